@@ -1,0 +1,45 @@
+# Everything needs only this checkout and python3 (3.11 or newer); what is installed goes into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check format bench clean help
+
+help: ## what can be made
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
+
+demo: .venv/.web ## load a search index over your Python's documentation, break it, repair it, search it
+	@$(BIN)/perco demo
+
+test: .venv/.dev ## tests, ruff, mypy
+	$(BIN)/ruff check perco tests bench
+	$(BIN)/ruff format --check perco tests bench
+	$(BIN)/mypy
+	$(BIN)/pytest -q
+
+check: test
+
+format: .venv/.dev ## let ruff rewrite the layout
+	$(BIN)/ruff check --fix perco tests bench
+	$(BIN)/ruff format perco tests bench
+
+bench: .venv/.dev ## the benchmarks, quick form
+	for name in overhead observers scanners; do $(BIN)/python -m bench $$name --quick || exit 1; done
+
+clean: ## remove what was installed and drawn
+	rm -rf .venv bench/out
+
+.venv/.python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "perco needs Python 3.11 or newer; try: make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	touch $@
+
+# The stamps make a second call quick; a changed pyproject installs again.
+.venv/.web: .venv/.python pyproject.toml
+	@echo "installing perco[web] into .venv (once) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[web]'
+	@touch $@
+
+.venv/.dev: .venv/.python pyproject.toml
+	@echo "installing perco[dev] into .venv (once) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ .venv/.web

@@ -1,0 +1,224 @@
+"""Every exception of perco, sorted by what the caller may do about it.
+
+    PercoError
+    ├── TransientError            nothing became visible: run the transaction again (`db.run` does)
+    │   ├── WriteConflict         another transaction committed, or is committing, a cell that this one writes
+    │   ├── RolledBack            somebody took this transaction for dead and rolled it back
+    │   └── CatalogueChanged      an observer was registered meanwhile (N10)
+    ├── CommitUnknown             it may have committed: ask `db.outcome(token)`, never simply run it again
+    ├── SnapshotTooOld            the versions of that moment were collected, or never noted
+    ├── StoreError                the store cannot do it now; nothing was done, data are safe
+    │   ├── StoreFull             no space left
+    │   ├── StoreLocked           another process owns the folder
+    │   ├── FormatUnknown         not a perco folder, or one of another version
+    │   ├── UnsuitableFolder      a file system that perco cannot trust, or no permission
+    │   ├── NeedsCheck            power went while writes were only in memory
+    │   └── Unavailable           the wait for it took longer than the caller allowed
+    ├── UsageError                the caller's mistake
+    │   ├── TransactionClosed     used after its end
+    │   ├── ReadOnly              a write through something that only reads
+    │   ├── TooLarge              over a limit; raised at `set`, not at commit
+    │   ├── SchemaMismatch        the schema in hand and the one in the store disagree
+    │   └── UsedAfterFork         a store does not survive os.fork()
+    ├── Corruption                stored bytes break an invariant: stop and run `perco check`
+    └── BackgroundFailure         a task of perco's own died; its cause is attached
+
+Each carries fields, and says in one sentence what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class PercoError(Exception):
+    """Base of everything that perco raises on purpose."""
+
+
+class PercoWarning(UserWarning):
+    """Something works, but not as safely as one may think."""
+
+
+# ------------------------------------------------------------------ run it again
+
+
+class TransientError(PercoError):
+    """Nothing became visible; the transaction may be run again from its beginning (T11)."""
+
+
+class WriteConflict(TransientError):
+    """Another transaction got to a cell first (T7).
+
+    Attributes: `cells`, a tuple of (table, key, column name); `other_ts`, the commit timestamp of the other
+    transaction, or its start timestamp while it is still undecided; `start_ts`, ours.
+    """
+
+    def __init__(self, cells: Sequence[tuple[str, object, str]], other_ts: int, start_ts: int) -> None:
+        self.cells, self.other_ts, self.start_ts = tuple(cells), other_ts, start_ts
+        where = ", ".join(f"{table}[{key!r}].{column}" for table, key, column in self.cells[:3])
+        super().__init__(
+            f"{where}: written by another transaction at {other_ts}, after this one began at {start_ts}; "
+            "nothing was written. Run it again (`db.run` and `db.attempts` do so by themselves)."
+        )
+
+
+class RolledBack(TransientError):
+    """A marker of T5 stands at this transaction's start timestamp."""
+
+    def __init__(self, start_ts: int) -> None:
+        self.start_ts = start_ts
+        super().__init__(
+            f"transaction {start_ts} was taken for dead and rolled back by another one; nothing was written. "
+            "Run it again."
+        )
+
+
+class CatalogueChanged(TransientError):
+    """The catalogue moved between this transaction's first write and its commit (N10)."""
+
+    def __init__(self, start_ts: int, version: int) -> None:
+        self.start_ts, self.version = start_ts, version
+        super().__init__(
+            f"transaction {start_ts} began to commit under an older catalogue than version {version}; "
+            "nothing was written. Run it again."
+        )
+
+
+# ------------------------------------------------------------------ ask
+
+
+class CommitUnknown(PercoError):
+    """The commit was sent and its outcome could not be learned (T4).
+
+    Attribute: `token`, a short str; `await db.outcome(token)` answers from any process.
+    """
+
+    def __init__(self, token: str, reason: str) -> None:
+        self.token, self.reason = token, reason
+        super().__init__(
+            f"transaction {token} may or may not have committed ({reason}). "
+            "Do not simply run it again: ask `await db.outcome(token)` first."
+        )
+
+
+class SnapshotTooOld(PercoError):
+    """A read below the watermark, or before the oldest note of the clock (T15, G5)."""
+
+    def __init__(self, asked: object, oldest: object) -> None:
+        self.asked, self.oldest = asked, oldest
+        super().__init__(f"no snapshot at {asked}: the oldest that can be read is {oldest}. Ask for a newer one.")
+
+
+# ------------------------------------------------------------------ the store
+
+
+class StoreError(PercoError):
+    """The store cannot do this now. What was acknowledged before is safe."""
+
+
+class StoreFull(StoreError):
+    """No space for a write; those callers failed and nobody else, reads go on (S4)."""
+
+    def __init__(self, path: str, detail: str) -> None:
+        self.path, self.detail = path, detail
+        super().__init__(
+            f"no space left for {path} ({detail}); this write was not made, nothing else is lost. "
+            "Free some space and run it again."
+        )
+
+
+class StoreLocked(StoreError):
+    """A folder has one writing process at a time."""
+
+    def __init__(self, path: str, pid: int | None, command: str) -> None:
+        self.path, self.pid, self.command = path, pid, command
+        super().__init__(
+            f"{path} is in use by process {pid or 'unknown'} ({command or 'unknown command'}). "
+            "End that process, or read beside it: perco.open(path, schema, readonly=True)."
+        )
+
+
+class FormatUnknown(StoreError):
+    """The folder is not one that this version of perco can read."""
+
+    def __init__(self, path: str, found: str, wanted: str) -> None:
+        self.path, self.found, self.wanted = path, found, wanted
+        super().__init__(f"{path}: found {found}, this version of perco reads {wanted}. Nothing was changed.")
+
+
+class UnsuitableFolder(StoreError):
+    """The folder cannot carry a store."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"{path}: {reason}")
+
+
+class NeedsCheck(StoreError):
+    """Writes that were only in memory may have been lost when the machine stopped (S2)."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(
+            f'{path} was written with durability="process" and not closed before the machine restarted: '
+            "its newest writes may be lost or torn. Run `perco check` on it, then open it with "
+            "accept_loss=True, or restore a copy."
+        )
+
+
+class Unavailable(StoreError):
+    """Nothing was done within the time that the caller allowed."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(f"{what}. Nothing was written; try again, or allow more time.")
+
+
+# ------------------------------------------------------------------ the caller
+
+
+class UsageError(PercoError):
+    """The caller's mistake; the message says what to write instead."""
+
+
+class TransactionClosed(UsageError):
+    """A transaction or snapshot was used after its end."""
+
+
+class ReadOnly(UsageError):
+    """A write through a snapshot, or into a store opened for reading."""
+
+
+class TooLarge(UsageError):
+    """Over one of perco's limits. Attributes: `what`, `size`, `limit` (bytes, or a count)."""
+
+    def __init__(self, what: str, size: int, limit: int, remedy: str) -> None:
+        self.what, self.size, self.limit = what, size, limit
+        super().__init__(f"{what}: {size} is over the limit of {limit}. {remedy}")
+
+
+class SchemaMismatch(UsageError):
+    """The schema in hand contradicts the catalogue in the store (N10)."""
+
+
+class UsedAfterFork(UsageError):
+    """LMDB environments do not survive a fork (S5)."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"{path} was opened before os.fork(); it cannot be used in the child. Open it after the fork.")
+
+
+# ------------------------------------------------------------------ ours
+
+
+class Corruption(PercoError):
+    """Stored bytes break an invariant."""
+
+    def __init__(self, where: str, what: str) -> None:
+        self.where, self.what = where, what
+        super().__init__(f"{where}: {what}. Stop writing to this store and run `perco check`.")
+
+
+class BackgroundFailure(PercoError):
+    """A background task of perco died; `__cause__` is what killed it."""

@@ -1,0 +1,142 @@
+"""The vocabulary of the row store: cells, checks and writes as data.
+
+A cell is (table, row, group, column, timestamp) -> value. `row` and `value` are bytes, `group` names a locality
+group, `column` is a small number (the catalogue gives columns their numbers), `timestamp` is at least 1.
+
+Nothing here knows what a lock is. What one row of a tablet can do atomically is *check, then write*; a `Mutation`
+asks it of one row, or of several rows of one tablet as a *group* (S1). Tuples, because every transaction builds a
+few dozen of them.
+
+S1  check-then-write of one row is atomic; mutations of one `apply` have verdicts of their own; the rows of one
+    mutation are a group: all or nothing, one verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+# The protocol's locality groups. Users' groups are called "data:" + their name.
+DATA: Final = "data"
+LOCK: Final = "lock"
+WRITE: Final = "write"
+ROLLBACK: Final = "rollback"
+NOTIFY: Final = "notify"
+PENDING: Final = "pending"  # weak notifications whose transaction is still undecided (N5)
+PROTOCOL_GROUPS: Final = (DATA, LOCK, WRITE, ROLLBACK, NOTIFY, PENDING)
+
+TS_MAX: Final = (1 << 53) - 1  # O3: Bigtable's cell timestamp is ours x 1000 and has 63 bits
+COLUMN_MAX: Final = (1 << 32) - 1
+ROW_BYTES_MAX: Final = 400  # LMDB's keys end at 511 bytes; the rest is the escape, the column, the timestamp
+VALUE_BYTES_MAX: Final = 8 << 20
+
+# A check: (ABSENT, group, column, from_ts, to_ts) "no cell of (group, column) within [from_ts, to_ts]",
+# or (PRESENT, group, column, ts, ts) "a cell at exactly ts".
+ABSENT: Final = 0
+PRESENT: Final = 1
+Check: TypeAlias = tuple[int, str, int, int, int]
+
+# A write: (group, column, ts, value) puts a cell; value None deletes the cell at exactly ts.
+Write: TypeAlias = tuple[str, int, int, "bytes | None"]
+
+# (row, checks, writes)
+RowMutation: TypeAlias = tuple[bytes, Sequence[Check], Sequence[Write]]
+
+
+class Mutation(NamedTuple):
+    """Check, then write, atomically, the rows of one tablet.
+
+    `floor_ts`, if given, is compared with the tablet's floor and refused below it (T13; raised by collection).
+    `reserve` says that the tablet's reserve of free pages may be used: for what frees space or frees others (S4).
+    """
+
+    table: str
+    rows: Sequence[RowMutation]
+    floor_ts: int | None = None
+    reserve: bool = False
+
+
+class Applied:
+    """Every check held and every write was made, durably if the store is."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "APPLIED"
+
+
+APPLIED: Final = Applied()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A check did not hold: `rows[row]`, its `checks[check]`. Nothing was written. check -1: below the floor."""
+
+    row: int
+    check: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The store could not write, and surely did not: `error` says why (S4)."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class NoReply:
+    """The mutation may or may not have been made (T4)."""
+
+    reason: str
+
+
+Verdict: TypeAlias = Applied | Refused | Failed | NoReply
+
+# What to read of a row: (group, column, from_ts, to_ts, n): the newest n cells within [from_ts, to_ts], newest first;
+# n below 0: the oldest -n cells, oldest first.
+Query: TypeAlias = tuple[str, int, int, int, int]
+ReadRequest: TypeAlias = tuple[str, bytes, Sequence[Query]]  # (table, row, queries)
+Cell: TypeAlias = tuple[int, bytes]  # (ts, value)
+RowCells: TypeAlias = list[list[Cell]]  # one list per query
+
+
+class ScanQuery(NamedTuple):
+    """What a scan reads of each row: of each column named, the newest `n` cells within [from_ts, to_ts].
+
+    `columns` None: every cell of the group in the row, as (column, ts, value), at most `n`.
+    """
+
+    group: str
+    columns: tuple[int, ...] | None
+    from_ts: int = 0
+    to_ts: int = TS_MAX
+    n: int = 1
+
+
+class ScanRequest(NamedTuple):
+    """One page of a scan over [start, stop) of a table, in key order (or against it); stop None: to the end.
+
+    A row is in the page if any query finds a cell in it. `rows_max` and `bytes_max` bound the page; `seeks_max`
+    bounds the work on rows that hold nothing, so that a page may be empty and yet not the last.
+    """
+
+    table: str
+    start: bytes
+    stop: bytes | None
+    queries: tuple[ScanQuery, ...]
+    reverse: bool = False
+    rows_max: int = 256
+    bytes_max: int = 1 << 20
+    seeks_max: int = 4096
+
+
+ScanCell: TypeAlias = tuple[int, int, bytes]  # (column, ts, value)
+ScanRow: TypeAlias = tuple[bytes, list[list[ScanCell]]]
+
+
+class ScanPage(NamedTuple):
+    """Rows in the scan's order; `next` is where to go on (the new start, or stop if reversed), None at the end."""
+
+    rows: list[ScanRow]
+    next: bytes | None

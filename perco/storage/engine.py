@@ -1,0 +1,116 @@
+"""What a tablet needs of an ordered store, and the engine that keeps it in memory.
+
+An engine holds one sorted map per locality group. A `View` is one consistent state of all of them, read with cursors
+that behave as LMDB's do; a `Batch` is a view that can write. Views are opened and dropped without an await in
+between (S3), so the memory engine needs no versions: nothing can change while one is open.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Protocol
+
+
+class Cursor(Protocol):
+    """A position in one group; the part of LMDB's cursor that we use."""
+
+    def set_range(self, key: bytes) -> bool: ...
+    def key(self) -> bytes: ...
+    def value(self) -> bytes: ...
+    def item(self) -> tuple[bytes, bytes]: ...
+    def next(self) -> bool: ...
+    def prev(self) -> bool: ...
+    def last(self) -> bool: ...
+
+
+class View(Protocol):
+    """One consistent state of all groups of a tablet."""
+
+    def cursor(self, group: str) -> Cursor: ...
+    def get(self, group: str, key: bytes) -> bytes | None: ...
+
+
+class Batch(View, Protocol):
+    """A view that sees its own writes, to be committed or dropped as a whole."""
+
+    def put(self, group: str, key: bytes, value: bytes) -> None: ...
+    def delete(self, group: str, key: bytes) -> None: ...
+
+
+class _Sorted:
+    """A sorted map. Insertion is O(n) of a memmove: fine for tests and caches of 10^5 keys, no more."""
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.values: dict[bytes, bytes] = {}
+
+
+class _MemoryCursor:
+    __slots__ = ("_at", "_group")
+
+    def __init__(self, group: _Sorted) -> None:
+        self._group, self._at = group, -1
+
+    def set_range(self, key: bytes) -> bool:
+        self._at = bisect_left(self._group.keys, key)
+        return self._at < len(self._group.keys)
+
+    def key(self) -> bytes:
+        return self._group.keys[self._at]
+
+    def value(self) -> bytes:
+        return self._group.values[self._group.keys[self._at]]
+
+    def item(self) -> tuple[bytes, bytes]:
+        key = self._group.keys[self._at]
+        return key, self._group.values[key]
+
+    def next(self) -> bool:
+        self._at += 1
+        return self._at < len(self._group.keys)
+
+    def prev(self) -> bool:
+        self._at -= 1
+        return self._at >= 0
+
+    def last(self) -> bool:
+        self._at = len(self._group.keys) - 1
+        return self._at >= 0
+
+
+class MemoryEngine:
+    """All groups of one tablet in memory; itself the view and the batch. What is put is visible at once."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _Sorted] = {}
+
+    def _group(self, name: str) -> _Sorted:
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = _Sorted()
+        return group
+
+    def cursor(self, group: str) -> Cursor:
+        return _MemoryCursor(self._group(group))
+
+    def get(self, group: str, key: bytes) -> bytes | None:
+        return self._group(group).values.get(key)
+
+    def put(self, group: str, key: bytes, value: bytes) -> None:
+        cells = self._group(group)
+        if key not in cells.values:
+            insort(cells.keys, key)
+        cells.values[key] = value
+
+    def delete(self, group: str, key: bytes) -> None:
+        cells = self._group(group)
+        if cells.values.pop(key, None) is not None:
+            del cells.keys[bisect_left(cells.keys, key)]
+
+    def entries(self, group: str) -> int:
+        return len(self._group(group).keys)
+
+    def groups(self) -> list[str]:
+        return sorted(self._groups)

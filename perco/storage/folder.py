@@ -1,0 +1,274 @@
+"""The folder of an embedded store: who owns it, which format it has, which tablets lie in it.
+
+    web/
+      perco-format        the format's version; another one is refused by name
+      owner               locked (flock) by the writing process while it has the store open; says who
+      unsynced            there only while a store with durability="process" is open: this boot's id
+      tablets/NAME-N/     one LMDB environment per tablet
+
+A folder has one writing process at a time; others may read beside it. The kernel lets go of the lock when the
+process ends, however it ends: that is what makes the next owner safe (O1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+import urllib.parse
+import warnings
+from pathlib import Path
+
+from perco.errors import FormatUnknown, NeedsCheck, PercoWarning, StoreLocked, UnsuitableFolder, UsageError
+
+FORMAT = "perco 1"
+_FORMAT_FILE = "perco-format"
+_OWNER_FILE = "owner"
+_UNSYNCED_FILE = "unsynced"
+_TABLETS = "tablets"
+
+# flock and shared maps do not hold between hosts there.
+_REMOTE = {
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "afs",
+    "ceph",
+    "glusterfs",
+    "9p",
+    "fuse.sshfs",
+    "lustre",
+    "gfs2",
+}
+_VOLATILE = {"tmpfs", "ramfs"}
+
+# Folders this process has open: LMDB forbids opening an environment twice in one process.
+_open_here: set[Path] = set()
+
+
+class Folder:
+    """A claimed folder. Use `Folder.claim` to own it, `Folder.beside` to read beside the owner."""
+
+    def __init__(self, path: Path, lock: int, *, readonly: bool, owner_alive: bool) -> None:
+        self.path, self.readonly, self.owner_alive = path, readonly, owner_alive
+        self._lock = lock
+        self._unsynced = False
+
+    @classmethod
+    def claim(cls, path: Path, *, durable: bool, accept_loss: bool) -> Folder:
+        """Own the folder, making it if there is none.
+
+        Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, UsageError.
+        """
+        path = path.absolute()
+        _check_file_system(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            known = _read_format(path)
+            lock = os.open(path / _OWNER_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise _locked(path) from error
+        try:
+            _claim_here(path)
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n{_boot_id()}\n{' '.join(sys.argv)[:200]}\n".encode(), 0)
+            if not known:
+                _write_durably(path / _FORMAT_FILE, FORMAT + "\n")
+            folder = cls(path, lock, readonly=False, owner_alive=False)
+            folder._check_unsynced(durable=durable, accept_loss=accept_loss)
+        except BaseException:
+            _open_here.discard(path)
+            os.close(lock)
+            raise
+        return folder
+
+    @classmethod
+    def beside(cls, path: Path) -> Folder:
+        """Read beside whoever owns the folder.
+
+        Raises: FormatUnknown, UnsuitableFolder, UsageError.
+        """
+        path = path.absolute()
+        if not path.is_dir():
+            raise UnsuitableFolder(str(path), "there is no such folder; a store is made by opening it for writing")
+        if not _read_format(path):
+            raise FormatUnknown(str(path), "no store", FORMAT)
+        _claim_here(path)
+        try:
+            lock = os.open(path / _OWNER_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            _open_here.discard(path)
+            raise _unusable(path, error) from error
+        try:
+            # A shared lock keeps a new owner out while we read without LMDB's reader table.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            alive = False
+        except BlockingIOError:
+            alive = True
+        writable = os.access(path / _TABLETS, os.W_OK)
+        if writable and not alive:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        if alive and not writable:
+            os.close(lock)
+            _open_here.discard(path)
+            raise UnsuitableFolder(
+                str(path),
+                f"process {owner(path)[0]} is writing to it, and reading beside a writer needs write permission "
+                "on LMDB's lock files. Run as the same user, or wait until it has ended.",
+            )
+        folder = cls(path, lock, readonly=True, owner_alive=alive)
+        folder.without_lock = not writable
+        return folder
+
+    without_lock = False  # a read-only folder without owner: LMDB's reader table cannot be written, nor is it needed
+
+    def owned_by_another(self) -> bool:
+        """Whether a writing process has the folder open at this moment (for one who reads beside it)."""
+        probe = os.open(self.path / _OWNER_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(probe)
+        return False
+
+    def _check_unsynced(self, *, durable: bool, accept_loss: bool) -> None:
+        marker = self.path / _UNSYNCED_FILE
+        if marker.exists() and marker.read_text().strip() != _boot_id() and not accept_loss:
+            raise NeedsCheck(str(self.path))
+        if durable:
+            marker.unlink(missing_ok=True)
+            _sync_folder(self.path)
+        else:
+            _write_durably(marker, _boot_id() + "\n")
+            self._unsynced = True
+
+    def tablet_path(self, table: str, number: int) -> Path:
+        """Where a tablet lies; a table's name may hold any character."""
+        return self.path / _TABLETS / f"{urllib.parse.quote(table, safe='')}-{number}"
+
+    def make_tablet_folder(self, table: str, number: int) -> Path:
+        path = self.tablet_path(table, number)
+        if not self.readonly:
+            path.mkdir(parents=True, exist_ok=True)
+            _sync_folder(path.parent)
+            _sync_folder(self.path)
+        return path
+
+    def release(self, *, clean: bool) -> None:
+        """Let go of the folder; `clean` says that everything has been synced."""
+        if self._lock < 0:
+            return
+        if clean and self._unsynced:
+            (self.path / _UNSYNCED_FILE).unlink(missing_ok=True)
+            _sync_folder(self.path)
+        os.close(self._lock)
+        self._lock = -1
+        _open_here.discard(self.path)
+
+
+def owner(path: Path) -> tuple[int | None, str]:
+    """(pid, command) of the process that owns or last owned the folder."""
+    try:
+        lines = (path / _OWNER_FILE).read_text(errors="replace").splitlines()
+    except OSError:
+        return None, ""
+    pid = int(lines[0]) if lines and lines[0].isdigit() else None
+    return pid, lines[2] if len(lines) > 2 else ""
+
+
+def _claim_here(path: Path) -> None:
+    if path in _open_here:
+        raise UsageError(f"{path} is already open in this process; share that Database instead of opening it again")
+    _open_here.add(path)
+
+
+def _locked(path: Path) -> StoreLocked:
+    pid, command = owner(path)
+    return StoreLocked(str(path), pid, command)
+
+
+def _unusable(path: Path, error: OSError) -> UnsuitableFolder:
+    return UnsuitableFolder(
+        str(path),
+        f"{error.strerror or error}. perco needs a folder that it may write to; "
+        "to read a store without writing use perco.open(path, schema, readonly=True).",
+    )
+
+
+def _read_format(path: Path) -> bool:
+    """Whether a store of our format is there; False: an empty folder, which may become one."""
+    try:
+        found = (path / _FORMAT_FILE).read_text(errors="replace").strip()
+    except FileNotFoundError:
+        strange = [name for name in os.listdir(path) if name != _OWNER_FILE] if path.is_dir() else []
+        if strange:
+            raise FormatUnknown(str(path), f"other files ({', '.join(sorted(strange)[:3])})", FORMAT) from None
+        return False
+    if found != FORMAT:
+        raise FormatUnknown(str(path), f"format {found!r}", FORMAT)
+    return True
+
+
+def _check_file_system(path: Path) -> None:
+    kind = file_system(path)
+    if kind in _REMOTE:
+        raise UnsuitableFolder(
+            str(path),
+            f"it lies on {kind}, where neither locks nor shared memory maps can be trusted between hosts. "
+            "Put the store on a local disk.",
+        )
+    if kind in _VOLATILE:
+        warnings.warn(
+            f"{path} lies on {kind}: what is written there does not survive power loss",
+            PercoWarning,
+            stacklevel=3,
+        )
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that `path` lies on, or would; "" where it cannot be told."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text()
+    except OSError:
+        return ""
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        point = left.split(" ")[4].encode().decode("unicode_escape")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, right.split(" ")[0]
+    return kind
+
+
+def _boot_id() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return "unknown"
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,114 @@
+"""Key bytes: (row, column, timestamp) in an order that LMDB's memcmp agrees with.
+
+    key = escaped row | column, 4 bytes big-endian | (2^64 - 1 - timestamp), 8 bytes big-endian
+
+so the cells of a table lie by row, in the rows' byte order, then by column, then newest first: "the newest version at
+or below S" is one seek.
+
+A row is made prefix-free by escaping. As long as it has few zero bytes (the rule)
+
+    0x00 -> 0x00 0xff          end of row -> 0x00 0x01
+
+and after the 32nd zero byte, so that 400 zero bytes still fit LMDB's 511, the rest goes in groups of eight bytes,
+padded with zeros, each followed by one byte: 0xff if more follows, else the number of bytes that count. The switch
+depends only on the bytes before it, so the order stays true.
+
+0x00 0x02 is reserved: "this row is longer than a key can be and goes on elsewhere".
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from perco.errors import Corruption
+from perco.storage.cells import ROW_BYTES_MAX
+
+_TAIL = struct.Struct(">IQ")
+_INVERT: Final = (1 << 64) - 1
+TAIL_BYTES: Final = _TAIL.size
+_END: Final = b"\x00\x01"
+_ESCAPED: Final = b"\x00\xff"
+_PLAIN_ZEROS: Final = 32
+_PAST: Final = b"\xff" * (TAIL_BYTES + 1)  # sorts after every cell of the row it is added to
+
+_pack = _TAIL.pack
+_unpack = _TAIL.unpack_from
+
+
+def escape(row: bytes) -> bytes:
+    """The prefix of all keys of `row`."""
+    if 0 not in row:
+        return row + _END
+    if row.count(0) < _PLAIN_ZEROS:
+        return row.replace(b"\x00", _ESCAPED) + _END
+    return _escape_dense(row)
+
+
+def _escape_dense(row: bytes) -> bytes:
+    at = -1
+    for _ in range(_PLAIN_ZEROS):
+        at = row.index(0, at + 1)
+    out = bytearray(row[: at + 1].replace(b"\x00", _ESCAPED))
+    rest = row[at + 1 :]
+    for i in range(0, max(len(rest), 1), 8):
+        piece = rest[i : i + 8]
+        out += piece.ljust(8, b"\x00")
+        out.append(0xFF if i + 8 < len(rest) else len(piece))
+    return bytes(out)
+
+
+def unescape(prefix: bytes) -> bytes:
+    """The row of a prefix made by `escape`."""
+    if prefix.count(0) == 1:
+        return prefix[:-2]
+    out = bytearray()
+    at = 0
+    for _ in range(_PLAIN_ZEROS):
+        nul = prefix.find(0, at)
+        if nul < 0 or nul + 1 >= len(prefix):
+            raise Corruption(f"key {prefix.hex()}", "the row has no end")
+        out += prefix[at:nul]
+        if prefix[nul + 1] == 0x01:
+            return bytes(out)
+        if prefix[nul + 1] != 0xFF:
+            raise Corruption(f"key {prefix.hex()}", "an unknown escape in the row")
+        out.append(0)
+        at = nul + 2
+    return bytes(out) + _ungroup(prefix, at)
+
+
+def _ungroup(prefix: bytes, at: int) -> bytes:
+    out = bytearray()
+    while True:
+        piece = prefix[at : at + 9]
+        if len(piece) < 9 or (piece[8] > 8 and piece[8] != 0xFF):
+            raise Corruption(f"key {prefix.hex()}", "a broken group in the row")
+        if piece[8] != 0xFF:
+            return bytes(out + piece[: piece[8]])
+        out += piece[:8]
+        at += 9
+
+
+def cell_key(prefix: bytes, column: int, ts: int) -> bytes:
+    """The key of one cell; `prefix` is `escape(row)`."""
+    return prefix + _pack(column, _INVERT - ts)
+
+
+def past_row(prefix: bytes) -> bytes:
+    """A key after every cell of the row and before every cell of the next."""
+    return prefix + _PAST
+
+
+def split_key(key: bytes) -> tuple[bytes, int, int]:
+    """(prefix, column, timestamp) of a cell's key."""
+    cut = len(key) - TAIL_BYTES
+    if cut < 2:
+        raise Corruption(f"key {key.hex()}", "too short for a cell")
+    column, inverted = _unpack(key, cut)
+    return key[:cut], column, _INVERT - inverted
+
+
+def longest_key() -> int:
+    """The longest key that a row within the limit can give; must stay within LMDB's 511."""
+    return len(cell_key(escape(b"\x00" * ROW_BYTES_MAX), 0, 1))

@@ -1,0 +1,237 @@
+"""One LMDB environment: a tablet's cells on disk.
+
+S2  By default a committed batch has been synced; what is not synced is not visible (LMDB's own order).
+S3  Views are short and never live across an await; LMDB's readers never wait for its writer.
+S4  Room is made before a batch is written: the file is allocated ahead, with a reserve on top that only mutations
+    marked `reserve` (rollback, roll-forward, collection) may go into. So a full disk is noticed before anything is
+    written, fails the ordinary mutations of that batch, and leaves room for those that let others go on.
+S5  Write transactions begin and end on one thread (the tablet's writer).
+S6  The map grows between transactions, on the thread that reads (`grow`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from perco.errors import Corruption, StoreFull, UnsuitableFolder
+from perco.storage.cells import Applied, Failed, Mutation, NoReply, RowCells, ScanPage, ScanRequest, Verdict
+from perco.storage.engine import Cursor
+from perco.storage.row import check_and_write, read_row, scan_rows
+
+_GROUPS_MAX = 128
+_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LmdbOptions:
+    """How a tablet's environment is opened.
+
+    Attributes:
+        sync: fsync every commit (S2). False survives the death of the process only.
+        map_bytes: the map to begin with; it grows by itself.
+        map_bytes_max: where growth ends and StoreFull begins.
+        reserve_bytes: kept allocated for rollback, roll-forward and collection when the disk is full (S4).
+        ahead_bytes: how far ahead of what is used the file is allocated.
+        readers_max: reader slots, over all processes.
+    """
+
+    sync: bool = True
+    map_bytes: int = 64 << 20
+    map_bytes_max: int = 1 << 40
+    reserve_bytes: int = 256 << 10
+    ahead_bytes: int = 1 << 20
+    readers_max: int = 256
+
+
+class MapTooSmall(Exception):
+    """A batch needed more of the map than was foreseen; nothing was written. Grow it and write again (S6)."""
+
+
+class _LmdbView:
+    """A transaction of LMDB as a `View` or `Batch`."""
+
+    __slots__ = ("_cursors", "_dbs", "_txn")
+
+    def __init__(self, txn: Any, dbs: dict[str, Any]) -> None:
+        self._txn, self._dbs = txn, dbs
+        self._cursors: dict[str, Any] = {}
+
+    def cursor(self, group: str) -> Cursor:
+        cursor = self._cursors.get(group)
+        if cursor is None:
+            cursor = self._cursors[group] = self._txn.cursor(self._dbs[group])
+        return cursor
+
+    def get(self, group: str, key: bytes) -> bytes | None:
+        return self._txn.get(key, None, self._dbs[group])
+
+    def put(self, group: str, key: bytes, value: bytes) -> None:
+        self._txn.put(key, value, db=self._dbs[group])
+
+    def delete(self, group: str, key: bytes) -> None:
+        self._txn.delete(key, b"", self._dbs[group])
+
+
+class LmdbEngine:
+    """One open environment. Reads on the loop's thread, `commit` on the writer's."""
+
+    def __init__(self, path: Path, groups: Sequence[str], options: LmdbOptions, *, readonly: bool, lock: bool) -> None:
+        self.path, self.options, self.readonly = path, options, readonly
+        data = path / "data.mdb"
+        used = data.stat().st_size if data.exists() else 0
+        self.map_bytes = max(options.map_bytes, 2 * used)
+        try:
+            self._env = lmdb.open(
+                str(path),
+                map_size=self.map_bytes,
+                readonly=readonly,
+                sync=options.sync,
+                metasync=options.sync,
+                lock=lock,
+                max_dbs=_GROUPS_MAX,
+                max_readers=options.readers_max,
+                readahead=False,
+                create=not readonly,
+            )
+        except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
+            raise Corruption(str(data), f"not a readable LMDB file: {error}") from error
+        except lmdb.Error as error:
+            raise UnsuitableFolder(str(path), f"LMDB cannot open it: {error}") from error
+        self._dbs: dict[str, Any] = {}
+        self._open_groups(groups)
+        self._page = int(self._env.stat()["psize"])
+        self._allocated = 0 if readonly else data.stat().st_size
+        self._data = -1 if readonly else os.open(data, os.O_RDWR | os.O_CLOEXEC)
+
+    def _open_groups(self, groups: Sequence[str]) -> None:
+        for group in groups:
+            try:
+                self._dbs[group] = self._env.open_db(group.encode(), create=not self.readonly)
+            except lmdb.NotFoundError:
+                continue  # a reader beside an owner that has not made this group yet: no cells there
+
+    # ------------------------------------------------------------ reading
+
+    def _begin(self) -> AbstractContextManager[Any]:
+        try:
+            return self._env.begin()
+        except lmdb.MapResizedError:  # another process, the owner, has grown the map (S6)
+            self._env.set_mapsize(0)
+            return self._env.begin()
+
+    def read(self, row: bytes, queries: Sequence[Any]) -> RowCells:
+        if self.readonly:
+            queries_here = [query for query in queries if query[0] in self._dbs]
+            if len(queries_here) < len(queries):
+                with self._begin() as txn:
+                    found = iter(read_row(_LmdbView(txn, self._dbs), row, queries_here))
+                    return [next(found) if query[0] in self._dbs else [] for query in queries]
+        with self._begin() as txn:
+            return read_row(_LmdbView(txn, self._dbs), row, queries)  # type: ignore[arg-type]
+
+    def scan(self, request: ScanRequest) -> ScanPage:
+        missing = [query for query in request.queries if query.group not in self._dbs]
+        if missing:
+            present = tuple(query for query in request.queries if query.group in self._dbs)
+            with self._begin() as txn:
+                page = scan_rows(_LmdbView(txn, self._dbs), request._replace(queries=present))
+            rows = []
+            for row, cells in page.rows:
+                found = iter(cells)
+                rows.append((row, [next(found) if query.group in self._dbs else [] for query in request.queries]))
+            return ScanPage(rows, page.next)
+        with self._begin() as txn:
+            return scan_rows(_LmdbView(txn, self._dbs), request)
+
+    def entries(self, group: str) -> int:
+        """How many cells the group holds: one page is read."""
+        if group not in self._dbs:
+            return 0
+        with self._begin() as txn:
+            return int(txn.stat(self._dbs[group])["entries"])
+
+    def used_bytes(self) -> int:
+        return int(self._env.info()["last_pgno"] + 1) * self._page
+
+    # ------------------------------------------------------------ writing (the writer's thread)
+
+    def commit(self, mutations: Sequence[Mutation], floor: int) -> list[Verdict]:
+        """Check and write a batch in one write transaction; each mutation gets a verdict of its own (S1, S4)."""
+        try:
+            with self._env.begin(write=True) as txn:
+                batch = _LmdbView(txn, self._dbs)
+                verdicts: list[Verdict] = [check_and_write(batch, mutation, floor) for mutation in mutations]
+                if not any(isinstance(verdict, Applied) for verdict in verdicts):
+                    txn.abort()
+            return verdicts
+        except lmdb.MapFullError as error:
+            raise MapTooSmall from error
+        except lmdb.Error as error:
+            return [self._failed(error)] * len(mutations)
+
+    def _failed(self, error: lmdb.Error) -> Verdict:
+        code = getattr(error, "code", None)
+        text = str(error)
+        if code in _FULL or isinstance(error, lmdb.DiskError) or "No space" in text or "too large" in text:
+            return Failed(StoreFull(str(self.path), text))
+        if isinstance(error, lmdb.BadValsizeError):
+            return Failed(error)
+        return NoReply(f"LMDB: {text}")
+
+    def make_room(self, need_bytes: int, *, reserve: bool) -> StoreFull | None:
+        """Allocate the file ahead of a batch that may need so many bytes; None: there is room (S4)."""
+        spare = 0 if reserve else self.options.reserve_bytes
+        wanted = self.used_bytes() + need_bytes + spare
+        if wanted <= self._allocated:
+            return None
+        size = wanted + max(self.options.ahead_bytes, wanted // 16)
+        for target in (size, wanted):
+            try:
+                os.posix_fallocate(self._data, self._allocated, target - self._allocated)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    return None  # a file system that cannot allocate ahead: the commit itself will tell
+                full = StoreFull(str(self.path), error.strerror or str(error))
+                continue
+            self._allocated = target
+            return None
+        return full
+
+    def has_map_for(self, need_bytes: int) -> bool:
+        return self.used_bytes() + need_bytes + self.options.reserve_bytes <= self.map_bytes
+
+    def grow(self, need_bytes: int) -> StoreFull | None:
+        """Grow the map; only while no transaction is open in this process (S6)."""
+        size = self.map_bytes
+        while size < self.used_bytes() + need_bytes + self.options.reserve_bytes or size == self.map_bytes:
+            size *= 2
+        if size > self.options.map_bytes_max:
+            return StoreFull(str(self.path), f"the map would grow over map_bytes_max={self.options.map_bytes_max}")
+        self._env.set_mapsize(size)
+        self.map_bytes = size
+        return None
+
+    def add_groups(self, groups: Sequence[str]) -> None:
+        """Make groups that the environment lacks. Writer's thread, between batches."""
+        self._open_groups([group for group in groups if group not in self._dbs])
+
+    def clear_dead_readers(self) -> int:
+        """Free the reader slots of processes that died, which would pin pages for good."""
+        return int(self._env.reader_check())
+
+    def sync(self) -> None:
+        self._env.sync(True)
+
+    def close(self) -> None:
+        if self._data >= 0:
+            os.close(self._data)
+            self._data = -1
+        self._env.close()

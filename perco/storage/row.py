@@ -1,0 +1,199 @@
+"""What a tablet does with cells, as pure functions over a view: check-then-write, read, scan.
+
+The same code runs over LMDB and over memory; it does no I/O of its own and knows nothing of transactions.
+
+S1  All checks of a mutation come before its first write, so a refused group has written nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from perco.storage.cells import (
+    ABSENT,
+    APPLIED,
+    Applied,
+    Cell,
+    Mutation,
+    Query,
+    Refused,
+    RowCells,
+    ScanCell,
+    ScanPage,
+    ScanQuery,
+    ScanRequest,
+    ScanRow,
+)
+from perco.storage.engine import Batch, Cursor, View
+from perco.storage.keys import TAIL_BYTES, escape, past_row, split_key, unescape
+
+_pack: Final = struct.Struct(">IQ").pack
+_INVERT: Final = (1 << 64) - 1
+
+
+def check_and_write(batch: Batch, mutation: Mutation, floor: int) -> Applied | Refused:
+    """Check every row of the mutation, then write every row of it (S1); below the floor: refused (T13)."""
+    if mutation.floor_ts is not None and mutation.floor_ts < floor:
+        return Refused(0, -1)
+    prefixes = []
+    for i, (row, checks, _) in enumerate(mutation.rows):
+        prefix = escape(row)
+        prefixes.append(prefix)
+        for j, (kind, group, column, low, high) in enumerate(checks):
+            first = prefix + _pack(column, _INVERT - high)
+            if low == high:
+                found = batch.get(group, first) is not None
+            else:
+                cursor = batch.cursor(group)
+                found = cursor.set_range(first) and cursor.key() <= prefix + _pack(column, _INVERT - low)
+            if found == (kind == ABSENT):
+                return Refused(i, j)
+    for prefix, (_, _, writes) in zip(prefixes, mutation.rows, strict=True):
+        for group, column, ts, value in writes:
+            if value is None:
+                batch.delete(group, prefix + _pack(column, _INVERT - ts))
+            else:
+                batch.put(group, prefix + _pack(column, _INVERT - ts), value)
+    return APPLIED
+
+
+def read_row(view: View, row: bytes, queries: tuple[Query, ...] | list[Query]) -> RowCells:
+    """The cells that each query asks of one row."""
+    prefix = escape(row)
+    out: RowCells = []
+    for group, column, low, high, n in queries:
+        cursor = view.cursor(group)
+        if n == 1:  # the hot path: the newest version at or below a timestamp is one seek
+            if cursor.set_range(prefix + _pack(column, _INVERT - high)):
+                key, value = cursor.item()
+                if key <= prefix + _pack(column, _INVERT - low):
+                    out.append([(_INVERT - int.from_bytes(key[-8:], "big"), value)])
+                    continue
+            out.append([])
+        else:
+            out.append(_versions(cursor, prefix, column, low, high, n))
+    return out
+
+
+def _versions(cursor: Cursor, prefix: bytes, column: int, low: int, high: int, n: int) -> list[Cell]:
+    newest = prefix + _pack(column, _INVERT - high)
+    oldest = prefix + _pack(column, _INVERT - low)
+    cells: list[Cell] = []
+    if n >= 0:
+        more = cursor.set_range(newest)
+        while more and len(cells) < n:
+            key, value = cursor.item()
+            if key > oldest:
+                break
+            cells.append((_INVERT - int.from_bytes(key[-8:], "big"), value))
+            more = cursor.next()
+        return cells
+    # Oldest first: from the last key at or below `oldest`, backwards.
+    more = cursor.set_range(oldest)
+    if not more:
+        more = cursor.last()
+    elif cursor.key() != oldest:
+        more = cursor.prev()
+    while more and len(cells) < -n:
+        key, value = cursor.item()
+        if key < newest or key > oldest:
+            break
+        cells.append((_INVERT - int.from_bytes(key[-8:], "big"), value))
+        more = cursor.prev()
+    return cells
+
+
+def scan_rows(view: View, request: ScanRequest) -> ScanPage:
+    """One page of a scan; see `ScanRequest`."""
+    walk = _Backward(view, request) if request.reverse else _Forward(view, request)
+    rows: list[ScanRow] = []
+    seeks = size = 0
+    while (prefix := walk.row()) is not None:
+        full = len(rows) >= request.rows_max or size >= request.bytes_max or seeks >= request.seeks_max
+        if full:
+            row = unescape(prefix)
+            return ScanPage(rows, row + b"\x00" if request.reverse else row)
+        cells = [_query(view, prefix, query) for query in request.queries]
+        if any(cells):
+            rows.append((unescape(prefix), cells))
+            size += sum(len(value) for found in cells for _, _, value in found)
+        seeks += 1 + sum(1 if query.columns is None else len(query.columns) for query in request.queries)
+        walk.leave(prefix)
+    return ScanPage(rows, None)
+
+
+def _query(view: View, prefix: bytes, query: ScanQuery) -> list[ScanCell]:
+    cursor = view.cursor(query.group)
+    out: list[ScanCell] = []
+    if query.columns is not None:
+        for column in query.columns:
+            for ts, value in _versions(cursor, prefix, column, query.from_ts, query.to_ts, query.n):
+                out.append((column, ts, value))
+        return out
+    more = cursor.set_range(prefix)
+    while more and len(out) < query.n:
+        key = cursor.key()
+        if not key.startswith(prefix):
+            break
+        _, column, ts = split_key(key)
+        if query.from_ts <= ts <= query.to_ts:
+            out.append((column, ts, cursor.value()))
+        more = cursor.next()
+    return out
+
+
+class _Forward:
+    """Walks the rows of several groups in key order: the next row is the smallest that any cursor stands on."""
+
+    def __init__(self, view: View, request: ScanRequest) -> None:
+        start = escape(request.start)
+        self._stop = None if request.stop is None else escape(request.stop)
+        groups = dict.fromkeys(query.group for query in request.queries)
+        self._at = {group: _key_at(view.cursor(group), start) for group in groups}
+        self._view = view
+
+    def row(self) -> bytes | None:
+        keys = [key for key in self._at.values() if key is not None]
+        if not keys:
+            return None
+        prefix = min(keys)[:-TAIL_BYTES]
+        return None if self._stop is not None and prefix >= self._stop else prefix
+
+    def leave(self, prefix: bytes) -> None:
+        for group, key in self._at.items():
+            if key is not None and key[:-TAIL_BYTES] == prefix:
+                self._at[group] = _key_at(self._view.cursor(group), past_row(prefix))
+
+
+class _Backward:
+    """The same against the key order: the next row is the largest before what was left."""
+
+    def __init__(self, view: View, request: ScanRequest) -> None:
+        self._start = escape(request.start)
+        stop = None if request.stop is None else escape(request.stop)
+        groups = dict.fromkeys(query.group for query in request.queries)
+        self._at = {group: _key_before(view.cursor(group), stop) for group in groups}
+        self._view = view
+
+    def row(self) -> bytes | None:
+        keys = [key for key in self._at.values() if key is not None]
+        if not keys:
+            return None
+        prefix = max(keys)[:-TAIL_BYTES]
+        return None if prefix < self._start else prefix
+
+    def leave(self, prefix: bytes) -> None:
+        for group, key in self._at.items():
+            if key is not None and key[:-TAIL_BYTES] == prefix:
+                self._at[group] = _key_before(self._view.cursor(group), prefix)
+
+
+def _key_at(cursor: Cursor, key: bytes) -> bytes | None:
+    return cursor.key() if cursor.set_range(key) else None
+
+
+def _key_before(cursor: Cursor, key: bytes | None) -> bytes | None:
+    if key is None or not cursor.set_range(key):
+        return cursor.key() if cursor.last() else None
+    return cursor.key() if cursor.prev() else None

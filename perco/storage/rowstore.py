@@ -1,0 +1,138 @@
+"""The seam. A row store offers `read`, `scan` and `apply`, each over many rows; it never learns what a lock is.
+
+    read(requests)    -> cells     newest (or oldest) n cells of columns within a timestamp range, one atomic
+                                   snapshot per row
+    scan(request)     -> page      the same over a key range, in key order, resumable
+    apply(mutations)  -> verdicts  per mutation: check, then write, atomically
+
+Everything above works over anything that keeps this contract; wrappers stack on it. `LocalRowStore` is the one over
+tablets in this process, of LMDB or of memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import trio
+
+from perco.errors import UsageError
+from perco.storage.call import Call
+from perco.storage.cells import Mutation, ReadRequest, RowCells, ScanPage, ScanRequest, Verdict
+from perco.storage.tablet import Tablet
+
+# A task that only ever meets data in memory gives way to others this often.
+_READS_PER_CHECKPOINT = 64
+
+
+class RowStore(Protocol):
+    """Atomic single rows, and nothing more.
+
+    Attribute `groups`: whether the rows of one mutation are all or nothing (S1). A store without groups is only ever
+    given mutations of one row.
+    """
+
+    groups: bool
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]: ...
+    async def scan(self, request: ScanRequest) -> ScanPage: ...
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]: ...
+    def locate(self, table: str, row: bytes) -> int:
+        """The tablet that holds a row, as a number: rows with the same number may form a group."""
+        ...
+
+    def bounds(self, table: str) -> list[bytes]:
+        """The first row of each tablet of a table, in order."""
+        ...
+
+
+class LocalRowStore:
+    """Tablets in this process."""
+
+    groups = True
+
+    def __init__(self) -> None:
+        self._tables: dict[str, list[Tablet]] = {}
+        self._starts: dict[str, list[bytes]] = {}
+        self._numbers: dict[int, int] = {}
+        self._reads = 0
+
+    def add_table(self, table: str, tablets: Iterable[Tablet]) -> None:
+        """Make a table known; its tablets cover all rows from the empty one on."""
+        ordered = sorted(tablets, key=lambda tablet: tablet.start)
+        assert ordered, f"table {table} has no tablet"
+        assert ordered[0].start == b"", f"no tablet of {table} holds its smallest rows"
+        for tablet in ordered:
+            self._numbers[id(tablet)] = len(self._numbers)
+        self._tables[table] = ordered
+        self._starts[table] = [tablet.start for tablet in ordered]
+
+    def tablets(self) -> list[Tablet]:
+        return [tablet for tablets in self._tables.values() for tablet in tablets]
+
+    def tables(self) -> list[str]:
+        return list(self._tables)
+
+    def _tablet(self, table: str, row: bytes) -> Tablet:
+        tablets = self._tables.get(table)
+        if tablets is None:
+            raise UsageError(f"there is no table {table!r} in this store; declare it in the schema")
+        if len(tablets) == 1:
+            return tablets[0]
+        return tablets[bisect_right(self._starts[table], row) - 1]
+
+    def locate(self, table: str, row: bytes) -> int:
+        return self._numbers[id(self._tablet(table, row))]
+
+    def bounds(self, table: str) -> list[bytes]:
+        return self._starts[table]
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        """Cells of rows; each row from one state of its tablet, taken after this call began."""
+        self._reads += 1
+        if self._reads >= _READS_PER_CHECKPOINT:
+            self._reads = 0
+            await trio.lowlevel.checkpoint()
+        return [self._tablet(table, row).read(row, queries) for table, row, queries in requests]
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        """A page of rows, from one state of one tablet; a page ends at its tablet's end."""
+        await trio.lowlevel.checkpoint()
+        tablets, starts = self._tables.get(request.table), self._starts.get(request.table)
+        if tablets is None or starts is None:
+            raise UsageError(f"there is no table {request.table!r} in this store; declare it in the schema")
+        if request.stop is not None and request.stop <= request.start:
+            return ScanPage([], None)
+        if request.reverse:
+            at = len(starts) - 1
+            if request.stop is not None:
+                at = max(bisect_right(starts, request.stop) - 1, 0)
+                if starts[at] == request.stop:  # the stop is not part of the range
+                    at -= 1
+            low = max(request.start, starts[at])
+            page = tablets[at].scan(request._replace(start=low))
+            ended = page.next is None and starts[at] > request.start
+            return ScanPage(page.rows, starts[at]) if ended else page
+        at = bisect_right(starts, request.start) - 1
+        end = starts[at + 1] if at + 1 < len(starts) else None
+        inside = end is None or (request.stop is not None and request.stop <= end)
+        page = tablets[at].scan(request if inside else request._replace(stop=end))
+        return ScanPage(page.rows, end) if page.next is None and not inside else page
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        """Verdicts in the order of the mutations. T10: cancelled before it was sent, or not at all."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        call = Call(trio.lowlevel.current_task(), len(mutations))
+        for index, mutation in enumerate(mutations):
+            self._tablet(mutation.table, mutation.rows[0][0]).submit(mutation, call, index)
+        if call.waiting:
+            await trio.lowlevel.wait_task_rescheduled(call.abort)
+        else:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        assert not call.waiting
+        return call.verdicts  # type: ignore[return-value]
+
+    async def aclose(self) -> None:
+        for tablet in self.tablets():
+            await tablet.aclose()

@@ -1,0 +1,335 @@
+"""A tablet: a contiguous row range of one table, with an engine of its own.
+
+`LmdbTablet` commits in groups: mutations of all tasks gather in a queue; one LMDB write transaction, and one fsync,
+serves all that had gathered when the writer became free, while the next batch fills up behind it. The queue is
+bounded by the tasks that wait (each waits for its own call), a batch by `BatchOptions`.
+
+The batch closes at the loop's next turn, so that all tasks that were just woken get into it; under load no timer is
+needed.
+
+S1, S4, S5, S6: see `cells.py` and `lmdb_engine.py`. T10: see `call.py`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from perco.errors import StoreFull
+from perco.storage.call import Call
+from perco.storage.cells import (
+    Applied,
+    Failed,
+    Mutation,
+    NoReply,
+    RowCells,
+    ScanPage,
+    ScanRequest,
+    Verdict,
+)
+from perco.storage.engine import MemoryEngine
+from perco.storage.lmdb_engine import LmdbEngine, MapTooSmall
+from perco.storage.row import check_and_write, read_row, scan_rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchOptions:
+    """How mutations gather.
+
+    Attributes:
+        mutations_max: mutations in one write transaction; 1 switches batching off.
+        bytes_max: bytes of values in one write transaction (one larger mutation still goes alone).
+    """
+
+    mutations_max: int = 4096
+    bytes_max: int = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TabletStatistics:
+    """Counts since the tablet was opened."""
+
+    table: str
+    start: bytes
+    batches: int
+    mutations: int
+    refused: int
+    failed: int
+    queued: int
+    used_bytes: int
+    map_bytes: int
+
+
+class Tablet(Protocol):
+    """What the row store needs of a tablet; reads are synchronous and short (S3)."""
+
+    table: str
+    start: bytes
+
+    def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells: ...
+    def scan(self, request: ScanRequest) -> ScanPage: ...
+    def submit(self, mutation: Mutation, call: Call, index: int) -> None: ...
+    def entries(self, group: str) -> int: ...
+    async def add_groups(self, groups: Sequence[str]) -> None: ...
+    def statistics(self) -> TabletStatistics: ...
+    async def aclose(self) -> None: ...
+
+
+class MemoryTablet:
+    """A tablet without a disk and without a thread: a mutation is applied when it is submitted."""
+
+    def __init__(self, table: str, start: bytes) -> None:
+        self.table, self.start = table, start
+        self.engine = MemoryEngine()
+        self._floor = 0
+        self._mutations = self._refused = 0
+
+    def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells:
+        return read_row(self.engine, row, queries)  # type: ignore[arg-type]
+
+    def scan(self, request: ScanRequest) -> ScanPage:
+        return scan_rows(self.engine, request)
+
+    def submit(self, mutation: Mutation, call: Call, index: int) -> None:
+        verdict = check_and_write(self.engine, mutation, self._floor)
+        self._mutations += 1
+        self._refused += not isinstance(verdict, Applied)
+        call.answer(index, verdict)
+
+    def entries(self, group: str) -> int:
+        return self.engine.entries(group)
+
+    async def add_groups(self, groups: Sequence[str]) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def statistics(self) -> TabletStatistics:
+        done = self._mutations
+        return TabletStatistics(self.table, self.start, done, done, self._refused, 0, 0, 0, 0)
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+# One entry of the queue: the mutation, who waits for it, and which of the caller's mutations it is.
+_Entry = tuple[Mutation, Call, int]
+# What the writer thread is handed: mutations, and what to do with the verdicts (on the writer's thread).
+_Work = tuple[Sequence[Mutation], Callable[[Sequence[Verdict]], None]]
+
+
+def _weight(mutation: Mutation) -> tuple[int, int]:
+    """(writes, bytes) of a mutation."""
+    writes = size = 0
+    for _, _, row_writes in mutation.rows:
+        writes += len(row_writes)
+        for write in row_writes:
+            if write[3] is not None:
+                size += len(write[3])
+    return writes, size
+
+
+class LmdbTablet:
+    """A tablet in an LMDB environment, written by a thread of its own."""
+
+    def __init__(self, table: str, start: bytes, engine: LmdbEngine, batch: BatchOptions) -> None:
+        self.table, self.start, self.engine, self.options = table, start, engine, batch
+        self._token = trio.lowlevel.current_trio_token()
+        self._queue: list[_Entry] = []
+        self._closing_soon = False  # the batch closes at the loop's next turn
+        self._writing = False
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._idle = trio.Event()
+        self._floor = 0
+        self._batches = self._mutations = self._refused = self._failures = 0
+
+    # ------------------------------------------------------------ reading (loop thread)
+
+    def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells:
+        return self.engine.read(row, queries)
+
+    def scan(self, request: ScanRequest) -> ScanPage:
+        return self.engine.scan(request)
+
+    def entries(self, group: str) -> int:
+        return self.engine.entries(group)
+
+    # ------------------------------------------------------------ writing (loop thread)
+
+    def submit(self, mutation: Mutation, call: Call, index: int) -> None:
+        """Queue a mutation; `call` is answered and woken when its batch has been committed."""
+        self._queue.append((mutation, call, index))
+        if not self._writing and not self._closing_soon:
+            self._closing_soon = True
+            self._token.run_sync_soon(self._close_batch)
+
+    def _close_batch(self) -> None:
+        self._closing_soon = False
+        batch = self._take()
+        if not batch:
+            self._idle.set()
+            return
+        self._writing = True
+        self._hand_over([entry[0] for entry in batch], lambda verdicts: self._post(batch, verdicts))
+
+    def _take(self) -> list[_Entry]:
+        """The next batch, bounded; cancelled calls leave the queue here (T10)."""
+        waiting, self._queue = self._queue, []
+        batch: list[_Entry] = []
+        size = 0
+        for at, entry in enumerate(waiting):
+            call = entry[1]
+            if call.dropped:
+                continue
+            size += _weight(entry[0])[1]
+            if batch and (len(batch) >= self.options.mutations_max or size > self.options.bytes_max):
+                self._queue = waiting[at:]
+                break
+            call.taken = True
+            batch.append(entry)
+        return batch
+
+    def _post(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
+        """Writer's thread: bring the verdicts to the loop; one hop per batch."""
+        try:
+            self._token.run_sync_soon(self._finish, batch, verdicts)
+        except trio.RunFinishedError:
+            self._writing = False  # the loop is gone and so is everybody who waited
+
+    def _finish(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
+        self._writing = False
+        self._batches += 1
+        self._mutations += len(batch)
+        for (_, call, index), verdict in zip(batch, verdicts, strict=True):
+            if not isinstance(verdict, Applied):
+                self._count(verdict)
+            call.verdicts[index] = verdict
+            call.waiting -= 1
+            if not call.waiting:
+                trio.lowlevel.reschedule(call.task)
+        # Whoever was just woken may come back before the batch closes.
+        self._closing_soon = True
+        self._token.run_sync_soon(self._close_batch)
+
+    def _count(self, verdict: Verdict) -> None:
+        if isinstance(verdict, Failed | NoReply):
+            self._failures += 1
+        else:
+            self._refused += 1
+
+    def submit_from_thread(self, mutations: Sequence[Mutation], done: Callable[[Sequence[Verdict]], None]) -> None:
+        """Apply mutations for a thread that is not the loop's; `done` is called on the writer's thread.
+
+        For the refresher of leases and locks, which must get through while the loop is held (L1).
+        """
+        self._hand_over(mutations, done)
+
+    def _hand_over(self, mutations: Sequence[Mutation], done: Callable[[Sequence[Verdict]], None]) -> None:
+        self._idle = trio.Event() if self._idle.is_set() else self._idle
+        if self._thread is None:
+            name = f"perco-writer-{self.table}"
+            self._thread = threading.Thread(target=self._write, name=name, daemon=True)
+            self._thread.start()
+        self._work.put((mutations, done))
+
+    # ------------------------------------------------------------ the writer's thread (S5)
+
+    def _write(self) -> None:
+        while (work := self._work.get()) is not None:
+            mutations, done = work
+            done(self._commit(mutations))
+
+    def _commit(self, mutations: Sequence[Mutation]) -> Sequence[Verdict]:
+        full = self._room_for(mutations, reserve=False)
+        if full is None:
+            return self._write_batch(mutations)
+        # S4: the disk is full. What frees space or frees others still goes, into the reserve.
+        verdicts: list[Verdict] = [Failed(full)] * len(mutations)
+        chosen = [i for i, mutation in enumerate(mutations) if mutation.reserve]
+        if chosen:
+            through = [mutations[i] for i in chosen]
+            if self._room_for(through, reserve=True) is None:
+                for i, verdict in zip(chosen, self._write_batch(through), strict=True):
+                    verdicts[i] = verdict
+        return verdicts
+
+    def _room_for(self, mutations: Sequence[Mutation], *, reserve: bool) -> StoreFull | None:
+        """Allocated file and map for a batch: every write may copy a page on its way down."""
+        need = 16 * 4096
+        for mutation in mutations:
+            writes, size = _weight(mutation)
+            need += size + (size >> 2) + 4096 * writes
+        if not self.engine.has_map_for(need):
+            full = self._grow(need)
+            if full is not None:
+                return full
+        return self.engine.make_room(need, reserve=reserve)
+
+    def _grow(self, need: int) -> StoreFull | None:
+        """Ask the reading thread to grow the map, and wait: nobody has a transaction open then (S6)."""
+        answer: queue.SimpleQueue[StoreFull | None] = queue.SimpleQueue()
+        self._token.run_sync_soon(lambda: answer.put(self.engine.grow(need)))
+        return answer.get()
+
+    def _write_batch(self, mutations: Sequence[Mutation]) -> Sequence[Verdict]:
+        try:
+            return self.engine.commit(mutations, self._floor)
+        except MapTooSmall:
+            full = self._grow(self.engine.map_bytes)
+            return self._write_batch(mutations) if full is None else [Failed(full)] * len(mutations)
+        except Exception as error:  # one mutation must not take its neighbours with it (S4)
+            if len(mutations) == 1:
+                return [Failed(error)]
+            return [self._write_batch([mutation])[0] for mutation in mutations]
+
+    # ------------------------------------------------------------ upkeep
+
+    async def add_groups(self, groups: Sequence[str]) -> None:
+        """Make locality groups that the environment lacks (a table got a new one)."""
+        await self._on_writer(lambda: self.engine.add_groups(groups))
+
+    async def _on_writer(self, action: Callable[[], None]) -> None:
+        """Run something on the writer's thread, between two batches."""
+        done = trio.Event()
+        failed: list[Exception] = []
+
+        def run(_: Sequence[Verdict]) -> None:
+            try:
+                action()
+            except Exception as error:
+                failed.append(error)
+            self._token.run_sync_soon(done.set)
+
+        self._hand_over([], run)
+        with trio.CancelScope(shield=True):
+            await done.wait()
+        if failed:
+            raise failed[0]
+
+    def statistics(self) -> TabletStatistics:
+        return TabletStatistics(
+            self.table,
+            self.start,
+            self._batches,
+            self._mutations,
+            self._refused,
+            self._failures,
+            len(self._queue),
+            self.engine.used_bytes(),
+            self.engine.map_bytes,
+        )
+
+    async def aclose(self) -> None:
+        """Commit what is queued, end the thread, close the environment."""
+        with trio.CancelScope(shield=True):
+            while self._queue or self._writing or self._closing_soon:
+                self._idle = trio.Event()
+                await self._idle.wait()
+            if self._thread is not None:
+                self._work.put(None)
+                await trio.to_thread.run_sync(self._thread.join)
+        self.engine.close()

@@ -1,0 +1,134 @@
+"""How transactions are written down as cells.
+
+    group      at          value
+    data       start_ts    the value, where it is too long to ride in the record; users' groups: data:NAME
+    lock       start_ts    Lock: an undecided (or not yet cleared) write of the transaction that began at start_ts
+    write      commit_ts   Record: "committed; the write was made by the transaction that began at start_ts"
+    rollback   start_ts    a marker: the transaction that began at start_ts will never commit (T5)
+    notify     commit_ts   one per observer: this change waits for that observer (N1, N11); its root cause (N9)
+    pending    start_ts    a signal whose transaction is undecided (N5)
+
+Column numbers: the catalogue numbers a table's columns from 1; a column is `number << 16` in the store, and the ack of
+observer `o` on it is the column `number << 16 | o` (N3): an ordinary transactional cell without data, next to the cell
+it acknowledges. A notify cell for observer `o` stands under the same number.
+
+N1  A lock holds all that a stranger needs to roll it forward: primary, kind, short value, observers; an ack's lock
+    also holds the notify cells that its commit removes (N2).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from perco.errors import Corruption
+
+SHORT_VALUE_BYTES: Final = 256  # rides in the lock and in the write record: one seek less for every read
+
+# What a lock or a record does to its cell.
+PUT: Final = 1  # the value is in the record
+PUT_DATA: Final = 2  # the value is in a data group, at start_ts; the record names the group
+DELETE: Final = 3
+ACK: Final = 4
+
+_RECORD: Final = struct.Struct(">BQ")
+_pack_record = _RECORD.pack
+RECORD_HEAD: Final = _RECORD.size
+
+
+def column_of(number: int) -> int:
+    """The store's column for a column of the catalogue."""
+    return number << 16
+
+
+def ack_of(column: int, observer: int) -> int:
+    """The store's column for the ack (and the notify cells) of an observer of `column`."""
+    return column | observer
+
+
+def observer_of(column: int) -> int:
+    return column & 0xFFFF
+
+
+def observed_column(column: int) -> int:
+    return column & ~0xFFFF
+
+
+class Record(NamedTuple):
+    """A committed write: kind, the transaction's start_ts, and the short value or the name of the data group."""
+
+    kind: int
+    start_ts: int
+    body: bytes
+
+
+def pack_record(kind: int, start_ts: int, body: bytes) -> bytes:
+    return _pack_record(kind, start_ts) + body
+
+
+def unpack_record(value: bytes) -> Record:
+    if len(value) < RECORD_HEAD or not PUT <= value[0] <= ACK:
+        raise Corruption("write group", f"not a write record: {value[:16].hex()}")
+    return Record(value[0], int.from_bytes(value[1:9], "big"), value[9:])
+
+
+class Cellref(NamedTuple):
+    """A cell of a table, without a version."""
+
+    table: str
+    row: bytes
+    column: int
+
+
+class Lock(NamedTuple):
+    """What a lock says (N1).
+
+    `body` as in Record. `observers`: numbers of the observers to notify when this is rolled forward. `covers`: the
+    timestamps of the notify cells that an ack's commit removes (N2). `root`, `depth`: where the change came from (N9);
+    root 0: from this transaction itself. `token`: the client's lease; `wall_ms`: oracle's wall time when it was
+    written or refreshed; both meaningful on the primary (L1).
+    """
+
+    kind: int
+    primary: Cellref
+    body: bytes
+    observers: tuple[int, ...]
+    covers: tuple[int, ...]
+    root: int
+    depth: int
+    token: str
+    wall_ms: int
+
+
+_packer = msgpack.Packer(use_bin_type=True)
+
+
+def pack_lock(lock: tuple[Any, ...]) -> bytes:
+    """Takes a Lock, or the same as a plain tuple (the hot path)."""
+    return _packer.pack(lock)  # type: ignore[no-any-return]
+
+
+def unpack_lock(value: bytes) -> Lock:
+    try:
+        kind, primary, body, observers, covers, root, depth, token, wall_ms = msgpack.unpackb(
+            value, use_list=False, max_bin_len=1 << 20
+        )
+        return Lock(kind, Cellref(*primary), body, observers, covers, root, depth, token, wall_ms)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise Corruption("lock group", f"not a lock: {value[:16].hex()}") from error
+
+
+_CAUSE: Final = struct.Struct(">QI")
+
+
+def pack_cause(root: int, depth: int) -> bytes:
+    """The value of a notify cell: the root cause's commit_ts and how many observers it went through (N9)."""
+    return _CAUSE.pack(root, depth)
+
+
+def unpack_cause(value: bytes) -> tuple[int, int]:
+    if len(value) != _CAUSE.size:
+        raise Corruption("notify group", f"not a cause: {value[:16].hex()}")
+    return _CAUSE.unpack(value)  # type: ignore[return-value]

@@ -1,0 +1,85 @@
+"""What a read at S sees, as a pure function of the cells found.
+
+    look(locks, writes, S) -> MISSING | Value | InData | Blocked
+
+T9  A read at S that meets a lock with start_ts <= S neither skips it nor returns around it: it is `Blocked` until it
+    knows what became of the lock's transaction. A lock above S cannot matter: that transaction's commit_ts will be
+    above S as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from perco.storage import LOCK, WRITE, Cell, Query
+from perco.txn.records import ACK, DELETE, PUT, PUT_DATA, unpack_record
+
+
+class Missing:
+    """No value: never written, or deleted. `commit_ts` 0: never written."""
+
+    __slots__ = ("commit_ts",)
+
+    def __init__(self, commit_ts: int = 0) -> None:
+        self.commit_ts = commit_ts
+
+    def __repr__(self) -> str:
+        return f"Missing({self.commit_ts})"
+
+
+class Value(NamedTuple):
+    commit_ts: int
+    value: bytes
+
+
+class InData(NamedTuple):
+    """The value lies in a data group at start_ts."""
+
+    commit_ts: int
+    start_ts: int
+    group: str
+
+
+class Blocked(NamedTuple):
+    """An undecided lock: (its start_ts, its packed Lock)."""
+
+    start_ts: int
+    lock: bytes
+
+
+Seen: TypeAlias = Missing | Value | InData | Blocked
+NEVER: Final = Missing()
+
+
+def queries_for(column: int, ts: int) -> tuple[Query, Query]:
+    """What to read of a row to see one of its cells at `ts`: locks first, newest write second."""
+    return (LOCK, column, 0, ts, 1), (WRITE, column, 0, ts, 1)
+
+
+def look(locks: Sequence[Cell], writes: Sequence[Cell], settled: int = -1) -> Seen:
+    """What is seen of one cell; `settled`: the start_ts of a lock whose fate is known and taken account of."""
+    if locks and locks[0][0] != settled:
+        return Blocked(*locks[0])  # T9
+    if not writes:
+        return NEVER
+    commit_ts, value = writes[0]
+    kind = value[0]
+    if kind == PUT:
+        return Value(commit_ts, value[9:])
+    return _look_further(commit_ts, value)
+
+
+def _look_further(commit_ts: int, value: bytes) -> Seen:
+    kind, start_ts, body = unpack_record(value)
+    if kind == PUT_DATA:
+        return InData(commit_ts, start_ts, body.decode())
+    if kind in (DELETE, ACK):
+        return Missing(commit_ts)
+    return Value(commit_ts, body)
+
+
+def data_query(seen: InData, column: int) -> Query:
+    return (seen.group, column, seen.start_ts, seen.start_ts, 1)
+
+
