@@ -65,13 +65,14 @@ class _LmdbView:
         self._cursors: dict[str, Any] = {}
 
     def cursor(self, group: str) -> Cursor:
-        cursor = self._cursors.get(group)
-        if cursor is None:
-            cursor = self._cursors[group] = self._txn.cursor(self._dbs[group])
-        return cursor
+        found: Cursor | None = self._cursors.get(group)
+        if found is None:
+            found = self._cursors[group] = self._txn.cursor(self._dbs[group])
+        return found
 
     def get(self, group: str, key: bytes) -> bytes | None:
-        return self._txn.get(key, None, self._dbs[group])
+        value: bytes | None = self._txn.get(key, None, self._dbs[group])
+        return value
 
     def put(self, group: str, key: bytes, value: bytes) -> None:
         self._txn.put(key, value, db=self._dbs[group])

@@ -74,7 +74,7 @@ class LocalRowStore:
     def tables(self) -> list[str]:
         return list(self._tables)
 
-    def _tablet(self, table: str, row: bytes) -> Tablet:
+    def tablet(self, table: str, row: bytes) -> Tablet:
         tablets = self._tables.get(table)
         if tablets is None:
             raise UsageError(f"there is no table {table!r} in this store; declare it in the schema")
@@ -83,7 +83,7 @@ class LocalRowStore:
         return tablets[bisect_right(self._starts[table], row) - 1]
 
     def locate(self, table: str, row: bytes) -> int:
-        return self._numbers[id(self._tablet(table, row))]
+        return self._numbers[id(self.tablet(table, row))]
 
     def bounds(self, table: str) -> list[bytes]:
         return self._starts[table]
@@ -94,7 +94,7 @@ class LocalRowStore:
         if self._reads >= _READS_PER_CHECKPOINT:
             self._reads = 0
             await trio.lowlevel.checkpoint()
-        return [self._tablet(table, row).read(row, queries) for table, row, queries in requests]
+        return [self.tablet(table, row).read(row, queries) for table, row, queries in requests]
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         """A page of rows, from one state of one tablet; a page ends at its tablet's end."""
@@ -125,7 +125,7 @@ class LocalRowStore:
         await trio.lowlevel.checkpoint_if_cancelled()
         call = Call(trio.lowlevel.current_task(), len(mutations))
         for index, mutation in enumerate(mutations):
-            self._tablet(mutation.table, mutation.rows[0][0]).submit(mutation, call, index)
+            self.tablet(mutation.table, mutation.rows[0][0]).submit(mutation, call, index)
         if call.waiting:
             await trio.lowlevel.wait_task_rescheduled(call.abort)
         else:

@@ -131,4 +131,5 @@ def pack_cause(root: int, depth: int) -> bytes:
 def unpack_cause(value: bytes) -> tuple[int, int]:
     if len(value) != _CAUSE.size:
         raise Corruption("notify group", f"not a cause: {value[:16].hex()}")
-    return _CAUSE.unpack(value)  # type: ignore[return-value]
+    root, depth = _CAUSE.unpack(value)
+    return root, depth

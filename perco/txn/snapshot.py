@@ -81,5 +81,3 @@ def _look_further(commit_ts: int, value: bytes) -> Seen:
 
 def data_query(seen: InData, column: int) -> Query:
     return (seen.group, column, seen.start_ts, seen.start_ts, 1)
-
-

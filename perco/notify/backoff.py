@@ -1,0 +1,66 @@
+"""When a run that failed may be tried again.
+
+N6  A failing observer neither loses its notification (the notify cell stays in the store) nor starves others: each
+    (row, observer) waits longer after each failure, and runs that failed before have a bounded share of the worker.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass
+
+_Key = tuple[str, bytes, int]  # table, row, ack column
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackoffOptions:
+    """Attributes:
+    first_s, max_s: the pause doubles from the first to the longest, with up to half of it random.
+    remembered_max: rows remembered; the oldest is forgotten first, and is then tried again sooner.
+    """
+
+    first_s: float = 0.1
+    max_s: float = 60.0
+    remembered_max: int = 100_000
+
+
+class Backoff:
+    """What failed, how often, and until when it waits. Times are the caller's monotonic clock."""
+
+    def __init__(self, options: BackoffOptions, rng: random.Random) -> None:
+        self._options, self._rng = options, rng
+        self._failed: dict[_Key, tuple[int, float]] = {}
+        self._due: list[float] = []
+
+    def attempts(self, key: _Key) -> int:
+        """How often it has failed."""
+        entry = self._failed.get(key)
+        return entry[0] if entry else 0
+
+    def waits(self, key: _Key, now: float) -> bool:
+        entry = self._failed.get(key)
+        return entry is not None and entry[1] > now
+
+    def failed(self, key: _Key, now: float) -> float:
+        """Count a failure; returns when to try again."""
+        attempts = self.attempts(key) + 1
+        pause = min(self._options.first_s * 2.0 ** min(attempts - 1, 30), self._options.max_s)
+        until = now + pause * self._rng.uniform(0.5, 1.0)
+        self._failed[key] = (attempts, until)
+        if len(self._failed) > self._options.remembered_max:
+            del self._failed[next(iter(self._failed))]
+        heapq.heappush(self._due, until)
+        return until
+
+    def succeeded(self, key: _Key) -> None:
+        self._failed.pop(key, None)
+
+    def next_due(self, now: float) -> float | None:
+        """The next moment at which something that waits may be tried again."""
+        while self._due and self._due[0] <= now:
+            heapq.heappop(self._due)
+        return self._due[0] if self._due else None
+
+    def __len__(self) -> int:
+        return len(self._failed)

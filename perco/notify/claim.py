@@ -1,0 +1,84 @@
+"""Does this row need this observer? Pure.
+
+N2  A run with start_ts T removes notify cells of its own observer only, only those it saw, only with timestamp <= T.
+N3  The ack is an ordinary cell whose newest record points at the start_ts of the run that committed it: *the pointer is
+    the ack*. Run if and only if the newest record of the observed cell is newer than the pointer. Both are read at T
+    under T9, and the ack is the run's primary: so at most one run commits per change.
+N4  Many writes may collapse into one run, which sees the newest.
+N9  The cause travels along: the earliest root of what is collapsed, so that nobody who waits for it is told too soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from perco.storage import LOCK, NOTIFY, WRITE, Cell, Query
+from perco.txn.records import ACK, unpack_cause, unpack_record
+from perco.txn.snapshot import Blocked
+
+COVERS_MAX: Final = 512  # notify cells that one run takes with it; what is left asks for another look
+
+
+def claim_queries(column: int, ack: int, ts: int) -> list[Query]:
+    """What to read of the row at the run's start_ts."""
+    return [
+        (NOTIFY, ack, 0, ts, COVERS_MAX),
+        (LOCK, ack, 0, ts, 1),
+        (WRITE, ack, 0, ts, 1),
+        (LOCK, column, 0, ts, 1),
+        (WRITE, column, 0, ts, 1),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The observer must run. `covers`: the notify cells that its commit removes; `collapsed`: changes beyond one."""
+
+    covers: tuple[int, ...]
+    root: int
+    depth: int
+    collapsed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """Every change seen was handled by an earlier run: only remove these notify cells."""
+
+    covers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InTheWay:
+    """A lock at or below start_ts on the ack, or else on the observed cell."""
+
+    ack: bool
+    lock: Blocked
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """There is nothing to do: somebody else has done it."""
+
+
+def decide(cells: Sequence[Sequence[Cell]], start_ts: int) -> Run | Handled | Gone | InTheWay:
+    """Run, tidy up, or nothing; InTheWay where a lock must be settled before one can tell (T9)."""
+    notified, ack_locks, acks, locks, writes = cells
+    if not notified:
+        return Gone()
+    if ack_locks or locks:
+        return InTheWay(ack=bool(ack_locks), lock=Blocked(*(ack_locks or locks)[0]))
+    covers = tuple(ts for ts, _ in notified)
+    assert all(ts <= start_ts for ts in covers), "N2"
+    pointer = 0
+    if acks:
+        record = unpack_record(acks[0][1])
+        assert record.kind == ACK
+        pointer = record.start_ts
+    newest = writes[0][0] if writes else 0
+    if newest <= pointer:
+        return Handled(covers)
+    causes = [unpack_cause(value) for _, value in notified]
+    fresh = sum(1 for ts in covers if ts > pointer)
+    return Run(covers, min(root for root, _ in causes), max(depth for _, depth in causes) + 1, max(fresh - 1, 0))

@@ -1,0 +1,371 @@
+"""`perco.open`: a store with its observers.
+
+N7  *Idle*: at one moment no notify cell and no lock of an observed cell existed anywhere. In one process a counter on
+    the loop tells: while no observed write, removal or recovery is under way (`Fates.observed` is 0) and no orphaned
+    lock is left (`Sweeper.clean`), no notify cell can appear, so one look at all tablets proves it.
+N10 Who registers an observer then puts notify cells for what is already there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any
+
+import trio
+
+from perco.errors import SchemaMismatch, Unavailable, UsageError
+from perco.notify.scanner import Scanner, ScannerCounters
+from perco.notify.worker import ObserverCounters, Worker, WorkerOptions
+from perco.storage import NOTIFY, TS_MAX, Failed, Mutation, ScanQuery, ScanRequest
+from perco.txn import catalogue as catalogues
+from perco.txn.beside import BesideDriver, BesideOracle
+from perco.txn.client import Client, Options
+from perco.txn.local import LocalStore
+from perco.txn.records import ack_of, column_of, observer_of, pack_cause, unpack_cause
+from perco.txn.schema import Schema
+from perco.txn.sweeper import Sweeper
+
+_LOOKS_APART_S = 0.02
+
+
+class Database(Client):
+    """An open store. Made by `perco.open`; use it inside that block only."""
+
+    def __init__(self, local: LocalStore, schema: Schema, options: Options) -> None:
+        super().__init__(local, schema, options)
+        self._looked = trio.Event()
+        self._worker: Worker | None = None
+        self.driver.quiet = self._look_again
+        self.sweeper = Sweeper(local.store, self.driver, self._look_again)
+
+    # ------------------------------------------------------------ observers
+
+    @asynccontextmanager
+    async def worker(
+        self, *, concurrency: int = 64, scanners: int = 4, options: WorkerOptions | None = None
+    ) -> AsyncIterator[WorkerHandle]:
+        """Run the schema's observers while the block lasts.
+
+        Args:
+            concurrency: observer runs in flight.
+            scanners: tasks that look for work.
+            options: all of the above and more in one.
+        """
+        self.usable(writing=True)
+        if self._worker is not None:
+            raise UsageError("this store already has a worker; raise its concurrency instead of adding another")
+        chosen = options or WorkerOptions(concurrency=concurrency, scanners=scanners)
+        if not 1 <= chosen.scanners <= chosen.concurrency:
+            raise UsageError("a worker has at least one scanner, and at least as many runs in flight as scanners")
+        worker = Worker(self, catalogues.registered(self.schema, self.catalogue), chosen)
+        handle = WorkerHandle(worker, [self._scanner(worker, i, chosen) for i in range(chosen.scanners)])
+        self._worker = worker
+        self.driver.notified = worker.wake_up
+        stops = [self.background.start(scanner.run, f"scanner-{scanner.number}") for scanner in handle.scanners]
+        try:
+            yield handle
+        finally:
+            for stop in stops:
+                stop()
+            with trio.CancelScope(shield=True):
+                for scanner in handle.scanners:
+                    await scanner.ended.wait()
+            self.driver.notified = lambda: None
+            self._worker = None
+
+    def _scanner(self, worker: Worker, number: int, options: WorkerOptions) -> Scanner:
+        slots = options.concurrency // options.scanners + (number < options.concurrency % options.scanners)
+        return Scanner(worker, number, slots, self._observed_tables)
+
+    def _observed_tables(self) -> list[str]:
+        return sorted({entry.table for entry in self.catalogue.observers.values()})
+
+    # ------------------------------------------------------------ waiting
+
+    def _look_again(self) -> None:
+        self._looked.set()
+
+    async def _next_look(self) -> None:
+        """Until something that was under way has ended; then not at once, lest waiting costs more than working."""
+        self._looked = trio.Event()
+        await self._looked.wait()
+        await trio.sleep(_LOOKS_APART_S)
+
+    def pending(self) -> int:
+        """How many notify cells stand now."""
+        tables = set(self._observed_tables())
+        return sum(tablet.entries(NOTIFY) for tablet in self.local.store.tablets() if tablet.table in tables)
+
+    def is_idle(self) -> bool:
+        """Whether nothing is left to observe, at this moment (N7)."""
+        return not self.fates.observed and self.sweeper.clean and not self.pending()
+
+    async def wait_idle(self, *, timeout: float | None = None) -> int:
+        """Until no change waits for an observer anywhere (N7). Returns how many are on the failed list: 0 here.
+
+        Raises: UsageError if nothing could ever run them; Unavailable past `timeout` seconds.
+        """
+        self.usable(writing=True)
+        with _deadline(timeout, "the store did not become idle"):
+            while not self.is_idle():
+                self.background.check()
+                await self._check_served()
+                await self._next_look()
+        await trio.lowlevel.checkpoint()
+        return 0
+
+    async def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
+        """Until every observer has run for all that was committed, from outside, at or before `ts` (N7, N9).
+
+        Raises: UsageError if nothing could ever run them; Unavailable past `timeout` seconds.
+        """
+        self.usable(writing=True)
+        with _deadline(timeout, f"not all that was committed up to {ts} has been observed"):
+            before = set(self.driver.inflight)
+            while True:
+                self.background.check()
+                under_way = self.fates.observed and not before.isdisjoint(self.driver.inflight)
+                if self.sweeper.clean and not under_way and await self._oldest_cause() > ts:
+                    return
+                await self._check_served()
+                if self.is_idle():
+                    return
+                await trio.sleep(_LOOKS_APART_S)
+
+    async def _check_served(self) -> None:
+        """Waiting without anybody who works would never end."""
+        if self.fates.observed or not self.sweeper.clean:
+            return
+        if self._worker is None:
+            raise UsageError(
+                f"{self.pending()} changes wait for observers and nothing runs them here; "
+                "wait inside `async with db.worker():`"
+            )
+        unserved = self.unserved()
+        if unserved:
+            waiting = {id for id, count in (await self.waiting()).items() if count}
+            if waiting and waiting <= unserved:
+                raise UsageError(
+                    f"changes wait for observers that this program does not have: {', '.join(sorted(waiting))}. "
+                    "Add them to the schema."
+                )
+
+    def unserved(self) -> set[str]:
+        """Ids of registered observers that this program's schema lacks (N10)."""
+        return set(self.catalogue.observers) - set(self.schema.observers)
+
+    async def _oldest_cause(self) -> int:
+        """The smallest root cause that any notify cell carries."""
+        oldest = TS_MAX
+        for table in self._observed_tables():
+            async for _, cells in self._notify_cells(table):
+                oldest = min([oldest, *(unpack_cause(value)[0] for _, _, value in cells)])
+        return oldest
+
+    async def _notify_cells(self, table: str) -> AsyncIterator[tuple[bytes, list[tuple[int, int, bytes]]]]:
+        start: bytes | None = b""
+        while start is not None:
+            page = await self.driver.store.scan(
+                ScanRequest(table, start, None, (ScanQuery(NOTIFY, None, 0, TS_MAX, 1 << 16),))
+            )
+            for row, [cells] in page.rows:
+                yield row, cells
+            start = page.next
+
+    async def waiting(self) -> dict[str, int]:
+        """How many changes wait for each observer, by id: one look over the notify cells."""
+        names = {entry.number: id for id, entry in self.catalogue.observers.items()}
+        counts = dict.fromkeys(self.catalogue.observers, 0)
+        for table in self._observed_tables():
+            async for _, cells in self._notify_cells(table):
+                for column, _, _ in cells:
+                    counts[names[observer_of(column)]] += 1
+        return counts
+
+    # ------------------------------------------------------------ the catalogue
+
+    async def declare(self) -> None:
+        """Record the schema, make what it needs, and notify new observers of what is there (N10)."""
+        self.catalogue = await catalogues.declare(self.driver.store, self.schema)
+        await self.local.adapt(self.catalogue)
+        self._take_over()
+        for id, entry in list(self.catalogue.observers.items()):
+            if not entry.ready:
+                await self._notify_existing(id)
+
+    def _take_over(self) -> None:
+        self.bounds.clear()
+        self.oracle.catalogue_version = self.catalogue.version
+
+    async def _notify_existing(self, id: str) -> None:
+        """Notify an observer of every value that is there; again after a crash half-way: the cells are the same."""
+        entry = self.catalogue.observers[id]
+        number = column_of(self.catalogue.tables[entry.table].columns[entry.column].number)
+        snap = await self.snapshot_at()
+        start: bytes | None = b""
+        while start is not None:
+            page = await self.driver.store.scan(
+                ScanRequest(entry.table, start, None, (ScanQuery("write", (number,), 0, snap.start_ts),))
+            )
+            mutations = []
+            for row, [cells] in page.rows:
+                [(_, commit_ts, _)] = cells
+                put = (NOTIFY, ack_of(number, entry.number), commit_ts, pack_cause(commit_ts, 0))
+                mutations.append(Mutation(entry.table, ((row, (), (put,)),)))
+            for verdict in await self.driver.store.apply(mutations) if mutations else []:
+                if isinstance(verdict, Failed):
+                    raise verdict.error
+            start = page.next
+        self.catalogue = await catalogues.change(self.driver.store, lambda c: c.made_ready(id))
+        self._take_over()
+        self.driver.notified()
+
+    # ------------------------------------------------------------ tasks
+
+    async def note_time(self) -> None:
+        """Note the clock while timestamps are drawn (O3)."""
+        while True:
+            await trio.sleep(self.config.oracle.note_period_s)
+            await self.oracle.note()
+
+    async def aclose(self) -> None:
+        """End what runs, write what is queued, let go of the folder."""
+        with trio.CancelScope(shield=True):
+            await self.heartbeat.aclose()
+            await self.background.aclose()
+            if not self.local.readonly:
+                await self.oracle.note()
+            await self.local.aclose()
+
+
+class WorkerHandle:
+    """A running worker: its statistics."""
+
+    def __init__(self, worker: Worker, scanners: list[Scanner]) -> None:
+        self._worker, self.scanners = worker, scanners
+
+    def statistics(self) -> dict[str, ObserverCounters]:
+        """What each observer did since the worker began, by id."""
+        return self._worker.statistics()
+
+    def scanner_statistics(self) -> list[ScannerCounters]:
+        return [scanner.counters for scanner in self.scanners]
+
+    def on_run(self, function: Callable[[str, Any, float], None]) -> None:
+        """Call a function after each committed run: (observer id, key, seconds)."""
+        self._worker.on_run = function
+
+
+class open:
+    """Open a store: `async with perco.open("folder/", schema) as db:`.
+
+    Args:
+        url: a folder, made if there is none, or "memory:".
+        schema: tables, columns and observers. May be left out when reading only: then the store's own is used.
+        options: see `Options`.
+        readonly: read beside whoever owns the folder.
+        accept_loss: open a store that refuses with NeedsCheck.
+
+    Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, SchemaMismatch, UsageError.
+
+    What the block raises comes out as it is; when a task of the store's own dies, the block is cancelled and
+    BackgroundFailure comes out.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        schema: Schema | None = None,
+        *,
+        options: Options | None = None,
+        readonly: bool = False,
+        accept_loss: bool = False,
+    ) -> None:
+        if schema is None and not readonly:
+            raise UsageError("perco.open needs a schema to write; to look at a store, open it with readonly=True")
+        self._url, self._schema, self._options = url, schema, options or Options()
+        self._readonly, self._accept_loss = readonly, accept_loss
+        self._db: Database | None = None
+        self._scope = trio.CancelScope()
+
+    async def __aenter__(self) -> Database:
+        options = self._options
+        local = LocalStore(
+            self._url,
+            durable=options.durability == "power",
+            readonly=self._readonly,
+            accept_loss=self._accept_loss,
+            lmdb=options.lmdb,
+            batch=options.batch,
+        )
+        try:
+            db = self._db = await self._prepare(local, options)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                if self._db is not None:
+                    await self._db.aclose()
+                else:
+                    await local.aclose()
+            raise
+        db.background.on_failure.append(self._scope.cancel)
+        self._scope.__enter__()
+        return db
+
+    async def _prepare(self, local: LocalStore, options: Options) -> Database:
+        if self._readonly:
+            return await _beside(local, self._schema, options)
+        assert self._schema is not None
+        db = self._db = Database(local, self._schema, options)
+        await db.oracle.start()
+        await db.declare()
+        db.background.start(db.sweeper.run, "sweeper")
+        db.background.start(db.note_time, "clock")
+        if local.threaded:
+            db.heartbeat.start()
+        return db
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        db = self._db
+        assert db is not None
+        failure = db.background.failure()
+        swallowed = False
+        try:
+            await db.aclose()
+        finally:
+            swallowed = bool(self._scope.__exit__(kind, error, trace))
+        if failure is not None and (error is None or swallowed):
+            raise failure
+        return swallowed
+
+
+async def _beside(local: LocalStore, schema: Schema | None, options: Options) -> Database:
+    """A database that only reads, from its owner's catalogue and notes."""
+    catalogue = await catalogues.load(local.store)
+    if schema is None:
+        schema = catalogues.schema_of(catalogue)
+    elif catalogue.declare(schema) is not catalogue:
+        raise SchemaMismatch("the store does not have all that the schema declares; open it once for writing")
+    await local.adapt(catalogue)
+    db = Database(local, schema, options)
+    db.catalogue = catalogue
+    db.oracle = BesideOracle(local, options.oracle, options.wall)
+    db.driver = BesideDriver(local, db.oracle, db.fates, options.commit, db.background.spawn, None)
+    db._take_over()
+    return db
+
+
+@contextlib.contextmanager
+def _deadline(timeout: float | None, what: str) -> Any:
+    if timeout is None:
+        yield
+        return
+    with trio.move_on_after(timeout) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise Unavailable(f"{what} within {timeout} s")

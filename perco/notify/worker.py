@@ -1,0 +1,213 @@
+"""Runs observers: one transaction per run, its ack the primary.
+
+N2  The mutation that commits the ack removes the notify cells that the run saw.
+N3  At most one run commits per change: the ack is read and written by the run's own transaction.
+N6  A failing observer keeps its notification, waits longer each time, and has a bounded share of the worker.
+N10 Notify cells of observers that this program does not have are left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import trio
+
+from perco.errors import CommitUnknown, StoreError, TransientError
+from perco.notify.backoff import Backoff, BackoffOptions
+from perco.notify.claim import Gone, Handled, InTheWay, Run, claim_queries, decide
+from perco.notify.rowlocks import RowLocks
+from perco.storage import NOTIFY, Mutation
+from perco.txn.client import Client
+from perco.txn.codecs import decoded
+from perco.txn.mutations import Intent
+from perco.txn.records import ACK, Cellref, observed_column, observer_of
+from perco.txn.schema import Change, Observer
+from perco.txn.snapshot import Value, look
+
+log = logging.getLogger("perco.observer")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerOptions:
+    """Attributes:
+    concurrency: runs in flight, over all scanners.
+    scanners: tasks that look for work, each with its share of the runs.
+    conflicts_max: conflicts that a run meets before it waits its turn again.
+    page_rows: rows of notify cells read at a time.
+    failing_share: the part of the runs that those which failed before may take.
+    """
+
+    concurrency: int = 64
+    scanners: int = 4
+    conflicts_max: int = 16
+    page_rows: int = 64
+    failing_share: float = 0.25
+    teleport: bool = True
+    row_locks: bool = True
+    backoff: BackoffOptions = field(default_factory=BackoffOptions)
+
+
+class _ObserverFailedError(Exception):
+    """The observer's function raised; `__cause__` is what."""
+
+
+@dataclass(slots=True)
+class ObserverCounters:
+    """What one observer did since the worker was started.
+
+    `runs`: begun; `commits`: acknowledged changes; `collapsed`: changes beyond one that a commit took with it (N4);
+    `conflicts`, `failures`: runs that did not commit; `running`: now; `seconds`: spent in its function.
+    """
+
+    runs: int = 0
+    commits: int = 0
+    collapsed: int = 0
+    conflicts: int = 0
+    failures: int = 0
+    running: int = 0
+    seconds: float = 0.0
+
+
+class Worker:
+    """The observers of one program on one store."""
+
+    def __init__(self, client: Client, observers: Mapping[int, Observer], options: WorkerOptions) -> None:
+        self.client, self.options = client, options
+        self.observers = dict(observers)
+        self.rows = RowLocks()
+        self.backoff = Backoff(options.backoff, client.random)
+        self.counters = {observer.id: ObserverCounters() for observer in observers.values()}
+        self.wake = trio.Event()
+        self.on_run: Callable[[str, Any, float], None] | None = None
+        self._failing = 0
+        self._failing_max = max(1, int(options.concurrency * options.failing_share))
+
+    def wake_up(self) -> None:
+        """There may be work: what was asleep looks again (N8)."""
+        self.wake.set()
+
+    def claimable(self, table: str, row: bytes, ack: int, now: float) -> bool:
+        """Whether this worker may run it now (N6, N10)."""
+        if observer_of(ack) not in self.observers:
+            return False
+        key = (table, row, ack)
+        if self.backoff.waits(key, now):
+            return False
+        return not self.backoff.attempts(key) or self._failing < self._failing_max
+
+    async def run_row(self, table: str, row: bytes, acks: list[int]) -> None:
+        """Run the observers that wait on a row, one after the other."""
+        for ack in acks:
+            key = (table, row, ack)
+            failing = self.backoff.attempts(key) > 0
+            self._failing += failing
+            observer = self.observers[observer_of(ack)]
+            counters = self.counters[observer.id]
+            counters.running += 1
+            try:
+                await self._run(observer, counters, table, row, ack)
+            finally:
+                self._failing -= failing
+                counters.running -= 1
+
+    async def _run(self, observer: Observer, counters: ObserverCounters, table: str, row: bytes, ack: int) -> None:
+        """Until it is acknowledged, handled by somebody else, or has to wait (N6)."""
+        key = (table, row, ack)
+        conflicts = 0
+        while True:
+            try:
+                done = await self._try(observer, counters, table, row, ack, conflicts)
+            except (TransientError, CommitUnknown):  # unknown: the ack says whether it has run (N3)
+                counters.conflicts += 1
+                conflicts += 1
+                if conflicts >= self.options.conflicts_max:
+                    self.backoff.failed(key, trio.current_time())
+                    return
+                await trio.sleep(self.client.config.retry.delay_s(conflicts, self.client.random))
+                continue
+            except StoreError as error:
+                log.warning("observer %s on %s: %s", observer.id, table, error)
+                self._failed(counters, key)
+                return
+            except _ObserverFailedError as failed:
+                log.error("observer %s failed on %s %r", observer.id, table, row, exc_info=failed.__cause__)
+                self._failed(counters, key)
+                return
+            if done:
+                self.backoff.succeeded(key)
+                return
+
+    def _failed(self, counters: ObserverCounters, key: tuple[str, bytes, int]) -> None:
+        counters.failures += 1
+        self.backoff.failed(key, trio.current_time())
+
+    async def _try(
+        self, observer: Observer, counters: ObserverCounters, table: str, row: bytes, ack: int, conflicts: int
+    ) -> bool:
+        """One run; whether there is nothing left to do for what was seen."""
+        client, driver = self.client, self.client.driver
+        txn = await client.begin()
+        start_ts, column = txn.start_ts, observed_column(ack)
+        [cells] = await driver.store.read([(table, row, claim_queries(column, ack, start_ts))])
+        verdict = decide(cells, start_ts)
+        match verdict:
+            case Gone():
+                txn.discard()
+                return True
+            case InTheWay(on_ack, lock):
+                txn.discard()
+                await driver.clear(Cellref(table, row, ack if on_ack else column), lock)
+                return False
+            case Handled(covers):
+                txn.discard()
+                await self._tidy(table, row, ack, covers)
+                return True
+        assert isinstance(verdict, Run)
+        seen = await driver.finish(table, row, column, start_ts, look(cells[3], cells[4]))
+        declared = observer.column
+        change = Change(
+            decoded(declared.table.key, row, f"key of {table!r}"),
+            decoded(declared.codec, seen.value, repr(declared)) if isinstance(seen, Value) else None,
+            seen.commit_ts,
+            1 + conflicts + self.backoff.attempts((table, row, ack)),
+            verdict.root,
+        )
+        txn._ack = Intent(table, row, ack, ACK, b"", (), verdict.covers)
+        txn._root, txn._depth = verdict.root, verdict.depth
+        counters.runs += 1
+        began = trio.current_time()
+        try:
+            try:
+                await observer.function(txn, change)
+            except (TransientError, CommitUnknown, StoreError):
+                raise
+            except Exception as error:  # the user's code: its failure is not ours (N6)
+                raise _ObserverFailedError from error
+            counters.seconds += trio.current_time() - began
+            await txn.commit()
+        finally:
+            txn.discard()
+        counters.commits += 1
+        counters.collapsed += verdict.collapsed
+        if client.config.on_event is not None:
+            client.config.on_event("ack")
+        if self.on_run is not None:
+            self.on_run(observer.id, change.key, trio.current_time() - began)
+        return True
+
+    async def _tidy(self, table: str, row: bytes, ack: int, covers: tuple[int, ...]) -> None:
+        """Remove notify cells of changes that an earlier run has seen (N2)."""
+        fates = self.client.fates
+        fates.observed += 1
+        try:
+            writes = tuple((NOTIFY, ack, ts, None) for ts in covers)
+            await self.client.driver.store.apply([Mutation(table, ((row, (), writes),), None, True)])
+        finally:
+            self.client.driver._observed_done(observed=True)
+
+    def statistics(self) -> dict[str, ObserverCounters]:
+        """By observer id."""
+        return {id: replace(counters) for id, counters in self.counters.items()}

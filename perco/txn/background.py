@@ -1,0 +1,103 @@
+"""Tasks that belong to an opened store, and end with it.
+
+They are trio system tasks, each in a cancel scope of its own: so they survive the cancellation of whoever happened to
+start them, the store joins them when it closes, and what one of them raises never comes wrapped in an ExceptionGroup
+out of the user's `async with`. One that dies of a bug makes the store unusable, with a PercoError that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from perco.errors import BackgroundFailure, TransactionClosed
+
+
+class Background:
+    """Loop thread only."""
+
+    def __init__(self) -> None:
+        self._scope: list[trio.CancelScope] = []
+        self._short = 0
+        self._long = 0
+        self._changed = trio.Event()
+        self._failure: BaseException | None = None
+        self._closed = False
+        self.on_failure: list[Callable[[], None]] = []
+
+    def spawn(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Something short, to be finished before the store closes: phase two, a rollback."""
+        self._short += 1
+        trio.lowlevel.spawn_system_task(self._run_short, action, name="perco-background")
+
+    async def _run_short(self, action: Callable[[], Awaitable[None]]) -> None:
+        try:
+            with trio.CancelScope(shield=True):
+                await action()
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._short -= 1
+            self._notify()
+
+    def start(self, loop: Callable[[], Awaitable[None]], name: str) -> Callable[[], None]:
+        """Something that runs until the store closes; returns what ends it earlier."""
+        scope = trio.CancelScope()
+        self._scope.append(scope)
+        self._long += 1
+        trio.lowlevel.spawn_system_task(self._run_long, scope, loop, name=f"perco-{name}")
+        return scope.cancel
+
+    async def _run_long(self, scope: trio.CancelScope, loop: Callable[[], Awaitable[None]]) -> None:
+        try:
+            with scope:
+                await loop()
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._scope.remove(scope)
+            self._long -= 1
+            self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+            for act in self.on_failure:
+                act()
+
+    def failure(self) -> BackgroundFailure | None:
+        """What killed a background task, if anything did."""
+        if self._failure is None:
+            return None
+        failure = BackgroundFailure(
+            f"a background task of the store died of {type(self._failure).__name__}: {self._failure}. "
+            "This is a bug in perco; what was committed is safe. Close the store and open it again."
+        )
+        failure.__cause__ = self._failure
+        return failure
+
+    def check(self) -> None:
+        if self._closed:
+            raise TransactionClosed("this store has been closed; use it inside `async with perco.open(...)` only")
+        failure = self.failure()
+        if failure is not None:
+            raise failure
+
+    @property
+    def crowd(self) -> int:
+        """Short tasks under way."""
+        return self._short
+
+    async def aclose(self) -> None:
+        """Finish what is short, end what is long. Not cancelled by the scope it is called in."""
+        self._closed = True
+        with trio.CancelScope(shield=True):
+            for scope in self._scope:
+                scope.cancel()
+            while self._short or self._long:
+                await self._changed.wait()

@@ -1,0 +1,73 @@
+"""Reading beside the process that owns a folder.
+
+A reader beside the owner can neither draw timestamps nor settle locks. It reads at the newest note of the clock (at
+most a second old while the owner writes), or, when there is no owner, at the oracle's durable bound: then nothing can
+commit any more.
+
+T9  It meets locks as everybody does. Decided: it answers from the lock (S4). Undecided and the owner alive: it waits.
+    Undecided and no owner: the transaction is dead and can never commit, so it is passed by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from perco.errors import UsageError
+from perco.txn.driver import Driver, _from_lock
+from perco.txn.local import LocalStore
+from perco.txn.oracle import Oracle, OracleOptions, durable_bound, newest_note
+from perco.txn.records import Cellref, unpack_lock
+from perco.txn.recovery import Recovery, primary_queries
+from perco.txn.snapshot import Blocked, Seen
+
+_POLL_S = 0.01
+
+
+class BesideOracle(Oracle):
+    """Gives the newest timestamp that a reader may use; issues none."""
+
+    def __init__(self, local: LocalStore, options: OracleOptions, wall: Callable[[], float]) -> None:
+        super().__init__(local.store, options, wall)
+        self._local = local
+        self._newest = 0
+
+    @property
+    def last(self) -> int:
+        return self._newest
+
+    async def draw(self) -> int:
+        if self._local.owner_alive:
+            note = await newest_note(self._store)
+            self._newest = note[0] if note else 0
+        else:
+            self._newest = await durable_bound(self._store)
+        return self._newest
+
+    async def note(self) -> None:
+        raise UsageError("a reader notes nothing")
+
+
+class BesideDriver(Driver):
+    """Reads without ever writing."""
+
+    def __init__(self, local: LocalStore, *args: Any) -> None:
+        super().__init__(local.store, *args)
+        self._local = local
+
+    async def _past(self, cell: Cellref, ts: int, blocked: Blocked) -> Seen:
+        start_ts = blocked.start_ts
+        lock = unpack_lock(blocked.lock)
+        owned = self._local.owner_alive  # asked before the primary is read: an owner that comes later finds it dead
+        queries = primary_queries(lock.primary, start_ts)
+        [cells] = await self.store.read([(lock.primary.table, lock.primary.row, queries)])
+        recovery = Recovery(start_ts, lock.primary, ())
+        recovery.asked(cells, alive=owned)
+        if recovery.fate is None and owned:
+            await trio.sleep(_POLL_S)
+            return await self._look_again(cell, ts, -1)
+        if recovery.fate and recovery.fate <= ts:
+            return _from_lock(lock, start_ts, recovery.fate)
+        return await self._look_again(cell, ts, start_ts)

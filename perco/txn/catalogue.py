@@ -1,0 +1,245 @@
+"""The catalogue: which tables, columns and observers a store has, as durable, versioned data of the store itself.
+
+Every client uses it: a loader that does not know the observers still notifies them, because the observers of a column
+are read from here and not from the program.
+
+N10  A version is a cell of the system table at timestamp = version; the newest counts. Declaring compares the
+     program's schema with it: a codec, key or group that differs is an error; what is new is added under the next
+     version, by check-then-write, so two programs cannot both add. Who registers an observer then puts notify cells
+     for what is already there (`database.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import msgpack
+
+from perco.errors import Corruption, SchemaMismatch, Unavailable
+from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, RowStore
+from perco.txn.codecs import codec_named
+from perco.txn.records import ack_of, column_of
+from perco.txn.schema import Column, Observer, Schema, Table
+
+SYSTEM_TABLE: Final = "_perco"
+_ROW: Final = b"catalogue"
+_COLUMNS_MAX: Final = 1 << 15
+_OBSERVERS_MAX: Final = (1 << 16) - 1  # the number of an observer has 16 bits of a cell's column
+_TRIES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnEntry:
+    """A column as the store knows it."""
+
+    number: int
+    codec: str
+    group: str  # the data group of its long values
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """A table as the store knows it; `splits`: the first rows of its tablets but the first."""
+
+    key: str
+    splits: tuple[bytes, ...]
+    columns: dict[str, ColumnEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverEntry:
+    """An observer as the store knows it.
+
+    `since`: the catalogue's version that registered it. `ready`: what was there before it has been notified (N10).
+    """
+
+    number: int
+    table: str
+    column: str
+    since: int
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """One version of the catalogue; an immutable value."""
+
+    version: int = 0
+    tables: dict[str, TableEntry] = field(default_factory=dict)
+    observers: dict[str, ObserverEntry] = field(default_factory=dict)
+
+    def groups(self, table: str) -> list[str]:
+        """The data groups that a table needs besides the protocol's."""
+        return sorted({column.group for column in self.tables[table].columns.values()} - {DATA})
+
+    def column_name(self, table: str, column: int) -> str:
+        """The name of a store's column, for people; acks and notify cells read as column@observer."""
+        entry = self.tables.get(table)
+        number, observer = column >> 16, column & 0xFFFF
+        name = next((name for name, c in entry.columns.items() if c.number == number), None) if entry else None
+        if not observer:
+            return name or f"#{number}"
+        by = next((id for id, o in self.observers.items() if o.number == observer), f"#{observer}")
+        return f"{name or f'#{number}'}@{by}"
+
+    def declare(self, schema: Schema) -> Catalogue:
+        """This catalogue with what the schema adds; itself if it adds nothing.
+
+        Raises: SchemaMismatch where the two contradict each other.
+        """
+        tables = dict(self.tables)
+        for table in schema.tables.values():
+            tables[table.name] = _merge_table(tables.get(table.name), table)
+        observers = dict(self.observers)
+        taken = {entry.number for entry in observers.values()}
+        for observer in schema.observers.values():
+            entry = observers.get(observer.id)
+            at = (observer.column.table.name, observer.column.name)
+            if entry is None:
+                number = max(taken, default=0) + 1
+                if number > _OBSERVERS_MAX:
+                    raise SchemaMismatch(f"no more than {_OBSERVERS_MAX} observers can be registered")
+                taken.add(number)
+                observers[observer.id] = ObserverEntry(number, *at, self.version + 1, not observer.existing)
+            elif (entry.table, entry.column) != at:
+                raise SchemaMismatch(
+                    f"observer {observer.id!r} is registered for {entry.table}.{entry.column}, the schema has it on "
+                    f"{at[0]}.{at[1]}. Give the new one an id of its own."
+                )
+        if tables == self.tables and observers == self.observers:
+            return self
+        return Catalogue(self.version + 1, tables, observers)
+
+    def made_ready(self, id: str) -> Catalogue:
+        """The next version, in which what was there before an observer has been notified (N10)."""
+        observers = {**self.observers, id: replace(self.observers[id], ready=True)}
+        return Catalogue(self.version + 1, self.tables, observers)
+
+    def pack(self) -> bytes:
+        tables = {
+            name: [t.key, list(t.splits), {n: [c.number, c.codec, c.group] for n, c in t.columns.items()}]
+            for name, t in self.tables.items()
+        }
+        observers = {id: [o.number, o.table, o.column, o.since, o.ready] for id, o in self.observers.items()}
+        return msgpack.packb([self.version, tables, observers])  # type: ignore[no-any-return]
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Catalogue:
+        try:
+            version, tables, observers = msgpack.unpackb(data)
+            return cls(
+                version,
+                {
+                    name: TableEntry(key, tuple(splits), {n: ColumnEntry(*c) for n, c in columns.items()})
+                    for name, (key, splits, columns) in tables.items()
+                },
+                {id: ObserverEntry(*entry) for id, entry in observers.items()},
+            )
+        except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+            raise Corruption("catalogue", f"does not read: {error}") from error
+
+
+def data_group(column: Column[Any, Any]) -> str:
+    return DATA if column.group is None else f"{DATA}:{column.group}"
+
+
+def _merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
+    if entry is None:
+        entry = TableEntry(table.key.name, table.splits, {})
+    elif entry.key != table.key.name:
+        raise SchemaMismatch(
+            f"table {table.name!r} has keys of {entry.key} in the store and of {table.key.name} in the schema. "
+            "Declare it as it was made, or use another name."
+        )
+    columns = dict(entry.columns)
+    for column in table.columns.values():
+        known = columns.get(column.name)
+        if known is None:
+            number = max((c.number for c in columns.values()), default=0) + 1
+            if number >= _COLUMNS_MAX:
+                raise SchemaMismatch(f"table {table.name!r} cannot have more than {_COLUMNS_MAX - 1} columns")
+            columns[column.name] = ColumnEntry(number, column.codec.name, data_group(column))
+        elif (known.codec, known.group) != (column.codec.name, data_group(column)):
+            raise SchemaMismatch(
+                f"column {column!r} is {known.codec} in group {known.group!r} in the store, and {column.codec.name} "
+                f"in group {data_group(column)!r} in the schema. Declare it as it was made, or use another name."
+            )
+    return entry if columns == entry.columns else replace(entry, columns=columns)
+
+
+async def load(store: RowStore) -> Catalogue:
+    """The newest version in the store; version 0 if there is none yet."""
+    [[cells]] = await store.read([(SYSTEM_TABLE, _ROW, [(DATA, 0, 1, TS_MAX, 1)])])
+    if not cells:
+        return Catalogue()
+    catalogue = Catalogue.unpack(cells[0][1])
+    if catalogue.version != cells[0][0]:
+        raise Corruption("catalogue", f"version {catalogue.version} stands at {cells[0][0]}")
+    return catalogue
+
+
+async def declare(store: RowStore, schema: Schema) -> Catalogue:
+    """Bring the store's catalogue up to the schema; returns what it is then.
+
+    Raises: SchemaMismatch, Unavailable.
+    """
+    return await change(store, lambda catalogue: catalogue.declare(schema))
+
+
+async def change(store: RowStore, step: Callable[[Catalogue], Catalogue]) -> Catalogue:
+    """Replace the newest version by the next one, unless somebody else did: then again on theirs (N10)."""
+    for _ in range(_TRIES):
+        before = await load(store)
+        after = step(before)
+        if after is before:
+            return before
+        assert after.version == before.version + 1
+        put = (DATA, 0, after.version, after.pack())
+        row = (_ROW, ((ABSENT, DATA, 0, after.version, TS_MAX),), (put,))
+        [verdict] = await store.apply([Mutation(SYSTEM_TABLE, (row,))])
+        if verdict is APPLIED:
+            return after
+        if isinstance(verdict, Failed):
+            raise verdict.error
+    raise Unavailable("the catalogue kept changing while the schema was declared")
+
+
+class Bound:
+    """A column as one store numbers it: what a transaction needs, looked up once."""
+
+    __slots__ = ("acks", "column", "declared", "group", "observers", "table")
+
+    def __init__(self, declared: Column[Any, Any], catalogue: Catalogue) -> None:
+        table = catalogue.tables[declared.table.name]
+        entry = table.columns[declared.name]
+        self.declared = declared
+        self.table = declared.table.name
+        self.column = column_of(entry.number)
+        self.group = entry.group
+        self.observers = observers_of(catalogue, declared.table.name, declared.name)
+        self.acks = tuple(ack_of(self.column, number) for number in self.observers)
+
+
+def observers_of(catalogue: Catalogue, table: str, column: str) -> tuple[int, ...]:
+    """Numbers of all observers of a column, in order (N1, N11)."""
+    found: Iterable[int] = (o.number for o in catalogue.observers.values() if (o.table, o.column) == (table, column))
+    return tuple(sorted(found))
+
+
+def schema_of(catalogue: Catalogue) -> Schema:
+    """A schema to read a store with, made from what is recorded in it; unknown codecs read as bytes."""
+    tables: list[Table[Any]] = []
+    for name, entry in catalogue.tables.items():
+        table: Table[Any] = Table(name, key=codec_named(entry.key))
+        for column, known in entry.columns.items():
+            group = known.group.partition(":")[2] or None
+            table.column(column, codec_named(known.codec), group=group)
+        tables.append(table)
+    return Schema(*tables)
+
+
+def registered(schema: Schema, catalogue: Catalogue) -> dict[int, Observer]:
+    """The schema's observers by their number in the store."""
+    return {catalogue.observers[id].number: observer for id, observer in schema.observers.items()}

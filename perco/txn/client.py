@@ -1,0 +1,372 @@
+"""A store opened for transactions: `run`, `attempts`, `transaction`, `snapshot`, `outcome`.
+
+T10 A deadline or a cancellation before the commit is sent means that it did not happen.
+T11 A retry runs the function again, with a new start_ts; the writes of a failed attempt are never replayed.
+T15 A snapshot at a past timestamp is checked against what was issued and what was kept.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import trio
+
+from perco.errors import CommitUnknown, ReadOnly, SchemaMismatch, TransientError, Unavailable, UsageError
+from perco.storage import BatchOptions, LmdbOptions, TabletStatistics
+from perco.txn.background import Background
+from perco.txn.catalogue import Bound, Catalogue
+from perco.txn.driver import CommitOptions, Counters, Driver, read_token
+from perco.txn.fates import Fates
+from perco.txn.heartbeat import Heartbeat, HeartbeatOptions, LoopStatistics
+from perco.txn.local import LocalStore
+from perco.txn.oracle import Oracle, OracleOptions
+from perco.txn.records import Cellref
+from perco.txn.schema import Column, Schema
+from perco.txn.transaction import Snapshot, Transaction
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryOptions:
+    """How a transaction that met a TransientError is run again.
+
+    Attributes:
+        attempts: how often at most, the first one included.
+        timeout_s: for all attempts together; None: no limit.
+        backoff_s, backoff_max_s: the wait before attempt n is random within backoff_s * 2^n, capped.
+    """
+
+    attempts: int = 64
+    timeout_s: float | None = None
+    backoff_s: float = 0.001
+    backoff_max_s: float = 0.5
+
+    def delay_s(self, failed: int, rng: random.Random) -> float:
+        """How long to wait after so many failed attempts."""
+        return rng.uniform(0, min(self.backoff_s * 2.0**failed, self.backoff_max_s))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransactionOptions:
+    """Limits of one transaction: `cells_max` cells, `bytes_max` bytes of values."""
+
+    cells_max: int = 100_000
+    bytes_max: int = 256 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """All that can be set for a store. Each part is a frozen dataclass of its component.
+
+    Attributes:
+        durability: "power": an acknowledged write survives power loss; "process": only the death of the process (S2).
+        wall: the machine's clock, seconds since 1970.
+        seed: of every random choice; None: from the system.
+        on_event: called on the loop with the name of each step of the store ("prewrite", "commit", "secondaries",
+            "recovery", "ack"): for tests that stop it anywhere, and for tracing.
+    """
+
+    durability: str = "power"
+    batch: BatchOptions = field(default_factory=BatchOptions)
+    lmdb: LmdbOptions = field(default_factory=LmdbOptions)
+    oracle: OracleOptions = field(default_factory=OracleOptions)
+    commit: CommitOptions = field(default_factory=CommitOptions)
+    retry: RetryOptions = field(default_factory=RetryOptions)
+    transaction: TransactionOptions = field(default_factory=TransactionOptions)
+    heartbeat: HeartbeatOptions = field(default_factory=HeartbeatOptions)
+    wall: Callable[[], float] = time.time
+    seed: int | None = None
+    on_event: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.durability not in ("power", "process"):
+            raise UsageError(f'durability is "power" or "process", not {self.durability!r}')
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a store did since it was opened."""
+
+    live_transactions: int
+    last_ts: int
+    catalogue_version: int
+    counters: Counters
+    tablets: tuple[TabletStatistics, ...]
+    loop: LoopStatistics
+
+
+class Client:
+    """Transactions over one opened store. Loop thread only; made by `perco.open`."""
+
+    def __init__(self, local: LocalStore, schema: Schema, options: Options) -> None:
+        self.local, self.schema, self.config = local, schema, options
+        self.bounds: dict[Column[Any, Any], Bound] = {}
+        self.catalogue = Catalogue()
+        self.fates = Fates()
+        self.random = random.Random(options.seed)
+        self.lease_token = f"{self.random.getrandbits(64):016x}"
+        self.oracle = Oracle(local.store, options.oracle, options.wall)
+        self.background = Background()
+        self.driver = Driver(
+            local.store, self.oracle, self.fates, options.commit, self.background.spawn, options.on_event
+        )
+        self.heartbeat = Heartbeat(options.heartbeat, local.store, self.driver, options.wall, self.lease_token)
+
+    # ------------------------------------------------------------ transactions
+
+    async def run(
+        self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run a function in a transaction and commit; again from its beginning on a TransientError (T11).
+
+        Returns what the function returned in the attempt that committed.
+        Raises: WriteConflict after the last attempt; Unavailable past the timeout; CommitUnknown; and whatever the
+        function raises, after discarding its writes.
+        """
+        return await self._run(self.config.retry, function, *args, **kwargs)
+
+    async def _run(
+        self,
+        retry: RetryOptions,
+        function: Callable[Concatenate[Transaction, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        if retry.timeout_s is None:
+            return await self._attempts(retry, function, *args, **kwargs)
+        with trio.move_on_after(retry.timeout_s):
+            return await self._attempts(retry, function, *args, **kwargs)
+        raise Unavailable(f"the transaction did not get through within {retry.timeout_s} s")
+
+    async def _attempts(
+        self,
+        retry: RetryOptions,
+        function: Callable[Concatenate[Transaction, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        failed = 0
+        while True:
+            txn = await self.begin()
+            try:
+                result = await function(txn, *args, **kwargs)
+                if txn.outcome == "open":
+                    await txn.commit()
+                return result
+            except TransientError:
+                failed += 1
+                if failed >= retry.attempts:
+                    raise
+            finally:
+                txn.discard()
+            await trio.sleep(retry.delay_s(failed, self.random))
+
+    def attempts(self) -> Attempts:
+        """The same without a function: `async for attempt in db.attempts(): async with attempt as txn: ...`."""
+        return Attempts(self, self.config.retry)
+
+    def options(self, *, attempts: int | None = None, timeout: float | None = None) -> Retrying:
+        """`run` and `attempts` with other limits: `db.options(attempts=5, timeout=2.0).run(...)`.
+
+        Args:
+            attempts: how often at most, the first one included.
+            timeout: seconds for all attempts together.
+        """
+        retry = self.config.retry
+        if attempts is not None:
+            if attempts < 1:
+                raise UsageError(f"attempts is {attempts}; at least one is needed")
+            retry = replace(retry, attempts=attempts)
+        if timeout is not None:
+            retry = replace(retry, timeout_s=timeout)
+        return Retrying(self, retry)
+
+    async def begin(self) -> Transaction:
+        """A transaction that the caller ends with `commit` or `discard`; prefer `transaction()` or `run`."""
+        self.usable(writing=True)
+        return Transaction(self, await self.oracle.draw())
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        """One try: commits at the end of the block; an exception discards it.
+
+        Afterwards `txn.commit_ts` and `txn.outcome` tell what came of it.
+        """
+        txn = await self.begin()
+        try:
+            yield txn
+            if txn.outcome == "open":
+                await txn.commit()
+        finally:
+            txn.discard()
+
+    @asynccontextmanager
+    async def snapshot(self, *, ts: int | None = None, at: datetime | None = None) -> AsyncIterator[Snapshot]:
+        """The store as of now, of a timestamp `ts`, or of a wall time `at` (aware datetime; `snap.wall` says which).
+
+        Raises: SnapshotTooOld, UsageError for a moment that has not come.
+        """
+        snap = await self.snapshot_at(ts=ts, at=at)
+        try:
+            yield snap
+        finally:
+            snap._open = False
+
+    async def snapshot_at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
+        self.usable(writing=False)
+        if ts is not None and at is not None:
+            raise UsageError("give either ts= or at=, not both")
+        if at is not None:
+            if at.tzinfo is None:
+                raise UsageError("at= needs an aware datetime: datetime.now(timezone.utc), or .astimezone()")
+            found, wall = await self.oracle.at(at.timestamp())
+            return Snapshot(self, found, wall)
+        if ts is not None:
+            if self.local.readonly:
+                await self.oracle.draw()
+            if not 1 <= ts <= self.oracle.last:
+                raise UsageError(f"there is no snapshot at {ts}: timestamps so far are 1 to {self.oracle.last}")
+            return Snapshot(self, ts)
+        return Snapshot(self, await self.oracle.draw())
+
+    async def outcome(self, token: str) -> int:
+        """What became of a transaction (T4): its commit_ts, or 0: it did not commit and never will.
+
+        Args:
+            token: from `CommitUnknown.token` or `txn.token`, of any process on this store.
+        """
+        self.usable(writing=True)
+        try:
+            start_ts, primary = read_token(token)
+        except ValueError as error:
+            raise UsageError(f"{token!r} is not a transaction's token") from error
+        if primary.table not in self.local.store.tables():
+            raise UsageError(f"{token!r} names table {primary.table!r}, which this store does not have")
+        return await self.driver.outcome(start_ts, primary)
+
+    # ------------------------------------------------------------ names
+
+    def bind(self, column: Column[Any, Any]) -> Bound:
+        """A column's numbers in this store; looked up once.
+
+        Raises: SchemaMismatch for a column that was not in the schema the store was opened with.
+        """
+        if self.schema.tables.get(column.table.name) is not column.table:
+            raise SchemaMismatch(f"{column!r} is not in the schema that this store was opened with")
+        entry = self.catalogue.tables[column.table.name]
+        if column.name not in entry.columns:
+            raise SchemaMismatch(f"{column!r} was declared after the store was opened; open it with the whole schema")
+        bound = self.bounds[column] = Bound(column, self.catalogue)
+        return bound
+
+    def name_of(self, cell: Cellref) -> tuple[str, Any, str]:
+        """(table, key, column) of a cell, for people."""
+        name = self.catalogue.column_name(cell.table, cell.column)
+        table = self.schema.tables.get(cell.table)
+        return cell.table, (table.key.decode(cell.row) if table else cell.row), name
+
+    def is_unknown(self, error: BaseException) -> bool:
+        return isinstance(error, CommitUnknown)
+
+    # ------------------------------------------------------------ state
+
+    def usable(self, *, writing: bool) -> None:
+        """Raises what keeps this store from being used: closed, failed, forked, read-only."""
+        self.background.check()
+        self.local.check()
+        if writing and self.local.readonly:
+            raise ReadOnly("this store was opened with readonly=True; open it without to write")
+
+    def statistics(self) -> Statistics:
+        """Counts since the store was opened."""
+        return Statistics(
+            self.fates.live(),
+            self.oracle.last,
+            self.catalogue.version,
+            replace(self.driver.counters),
+            tuple(tablet.statistics() for tablet in self.local.store.tablets()),
+            self.heartbeat.statistics(),
+        )
+
+
+class Retrying:
+    """`run` and `attempts` with limits of their own; from `db.options(...)`."""
+
+    def __init__(self, client: Client, retry: RetryOptions) -> None:
+        self._client, self._retry = client, retry
+
+    async def run(
+        self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As `Client.run`."""
+        return await self._client._run(self._retry, function, *args, **kwargs)
+
+    def attempts(self) -> Attempts:
+        """As `Client.attempts`."""
+        return Attempts(self._client, self._retry)
+
+
+class Attempts:
+    """Attempts of one transaction, until one commits.
+
+    async for attempt in db.attempts():
+        async with attempt as txn:
+            txn.set(...)
+    """
+
+    def __init__(self, client: Client, retry: RetryOptions) -> None:
+        self._client, self._retry = client, retry
+        self._failed = 0
+        self._done = False
+        self._deadline = trio.current_time() + retry.timeout_s if retry.timeout_s is not None else None
+
+    def __aiter__(self) -> Attempts:
+        return self
+
+    async def __anext__(self) -> Attempt:
+        if self._done:
+            raise StopAsyncIteration
+        if self._failed:
+            await trio.sleep(self._retry.delay_s(self._failed, self._client.random))
+        if self._deadline is not None and trio.current_time() > self._deadline:
+            raise Unavailable(f"the transaction did not get through within {self._retry.timeout_s} s")
+        return Attempt(self)
+
+
+class Attempt:
+    """One attempt: a context manager that gives the transaction, commits it, and swallows a TransientError if there
+    will be another attempt."""
+
+    def __init__(self, attempts: Attempts) -> None:
+        self._attempts = attempts
+        self._txn: Transaction | None = None
+
+    async def __aenter__(self) -> Transaction:
+        self._txn = await self._attempts._client.begin()
+        return self._txn
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        txn, attempts = self._txn, self._attempts
+        assert txn is not None
+        try:
+            if error is None:
+                if txn.outcome == "open":
+                    await txn.commit()
+                attempts._done = True
+                return False
+            raise error
+        except TransientError:
+            attempts._failed += 1
+            if attempts._failed >= attempts._retry.attempts:
+                raise
+            return True
+        finally:
+            txn.discard()

@@ -1,0 +1,199 @@
+"""Two-phase commit as a value: no I/O, no clock, no tasks.
+
+Ask `step` what to do next, tell the matching `..._told` method what came of it; `driver.py` does the doing.
+
+    PREWRITE --all held--> DRAW --drawn--> COMMIT --applied--> COMMITTED (then: `secondaries`)
+       |  '--refused--> BLOCKED              |  '--no reply, refused--> ASK --record--> COMMITTED
+       |                 |  '--retry--.      |                           '--marker----> RELEASE
+       '<----------------'------------'      '<---own lock still there---'
+       '--give_up--> RELEASE --> ABORTED
+
+A *part* is what goes in one mutation: the cells of a transaction that lie in one tablet, where the store has groups
+(S1), else those of one row. The primary is the first cell of the first part.
+
+T1  Committed if and only if the primary holds a write record that points at start_ts.
+T2  commit_ts is drawn after every prewrite is stored and acknowledged.
+T3  No secondary gets its record before the primary has it, except in one group with it.
+T4  A lost reply is never an abort: the primary is asked.
+T6  Asked twice, a step has the effect of once; the second answer may be a refusal, which is settled by asking.
+T12 The primary is chosen before the first prewrite and stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+from perco.storage import APPLIED, Failed, Mutation, NoReply, Refused, Verdict
+from perco.txn import mutations
+from perco.txn.mutations import Header, Intent
+
+
+class State(Enum):
+    PREWRITE = "prewrite"
+    BLOCKED = "blocked"
+    DRAW = "draw"
+    COMMIT = "commit"
+    ASK = "ask"
+    RELEASE = "release"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+_HELD: Final = 1
+_MAYBE: Final = 2  # sent, and we do not know
+
+# Which check of a prewrite refused it (T7, T13).
+FLOOR_CHECK: Final = -1
+WRITE_CHECK: Final = 0
+MARKER_CHECK: Final = 1
+LOCK_CHECK: Final = 2
+
+
+class Commit:
+    """The commit of one transaction."""
+
+    __slots__ = ("_again", "_parts", "_standing", "commit_ts", "failure", "header", "refusals", "state")
+
+    def __init__(self, header: Header, parts: Sequence[Sequence[Intent]]) -> None:
+        assert parts, "a transaction without writes has nothing to commit"
+        first = parts[0][0]
+        assert (first.table, first.row, first.column) == header.primary, "T12: the primary leads"
+        self.header = header
+        self._parts = parts
+        self._standing = [0] * len(parts)
+        self._again = [False] * len(parts)
+        self.state = State.PREWRITE
+        self.commit_ts = 0
+        self.refusals: list[tuple[int, Refused]] = []  # (part, which check of it)
+        self.failure: Exception | None = None  # why it was given up, if the store could not
+
+    # ------------------------------------------------------------ PREWRITE
+
+    def unheld(self) -> list[int]:
+        """The parts to prewrite now; they may go in parallel."""
+        return [i for i, standing in enumerate(self._standing) if standing != _HELD]
+
+    def prewrites(self) -> list[Mutation]:
+        """State PREWRITE: one mutation for each of `unheld()`."""
+        assert self.state is State.PREWRITE
+        out = []
+        for i in self.unheld():
+            self._again[i] = self._standing[i] == _MAYBE
+            out.append(mutations.prewrite(self.header, self._parts[i], again=self._again[i]))
+            self._standing[i] = _MAYBE
+        return out
+
+    def prewrites_told(self, verdicts: Sequence[Verdict]) -> None:
+        """What came of `prewrites()`, in its order."""
+        self.refusals = []
+        lost = False
+        for i, verdict in zip(self.unheld(), verdicts, strict=True):
+            if verdict is APPLIED:
+                self._standing[i] = _HELD
+            elif isinstance(verdict, Refused):
+                self._standing[i] = 0
+                self.refusals.append((i, verdict))
+            elif isinstance(verdict, Failed):
+                self._standing[i] = 0
+                self.failure = verdict.error
+            else:
+                lost = True  # T4: ask again; our own lock is then no conflict (T6)
+        if self.failure is not None:
+            self.state = State.RELEASE
+        elif self.refusals:
+            self.state = State.BLOCKED
+        elif not lost:
+            self.state = State.DRAW
+
+    def refused_cell(self, part: int, refused: Refused) -> tuple[Intent, int]:
+        """The cell whose check refused a part, and which: WRITE_CHECK, MARKER_CHECK, LOCK_CHECK or FLOOR_CHECK."""
+        if refused.check < 0:
+            return self._parts[part][0], FLOOR_CHECK
+        rows: dict[bytes, list[Intent]] = {}
+        for intent in self._parts[part]:
+            rows.setdefault(intent.row, []).append(intent)
+        cells = list(rows.values())[refused.row]
+        cell, check = divmod(refused.check, mutations.CHECKS_PER_CELL + self._again[part])
+        return cells[cell], min(check, LOCK_CHECK)
+
+    def retry(self) -> None:
+        """State BLOCKED: what was in the way has been settled; send again what was refused (T7)."""
+        assert self.state is State.BLOCKED
+        self.state = State.PREWRITE
+
+    def give_up(self) -> None:
+        """Before the primary's commit is sent: let go of everything (T7, T10)."""
+        assert self.state in (State.PREWRITE, State.BLOCKED, State.DRAW, State.COMMIT), self.state
+        self.state = State.RELEASE
+
+    # ------------------------------------------------------------ DRAW, COMMIT, ASK
+
+    def drawn(self, commit_ts: int) -> None:
+        """T2: drawn now that everything is held."""
+        assert self.state is State.DRAW
+        assert all(standing == _HELD for standing in self._standing), "T2: every prewrite was acknowledged"
+        assert commit_ts > self.header.start_ts
+        self.commit_ts = commit_ts
+        self.state = State.COMMIT
+
+    def primary_commit(self) -> Mutation:
+        """State COMMIT: the mutation that decides."""
+        assert self.state is State.COMMIT
+        return mutations.commit(self.header, self._parts[0], self.commit_ts)
+
+    def primary_told(self, verdict: Verdict) -> None:
+        if verdict is APPLIED:
+            self.state = State.COMMITTED
+        elif isinstance(verdict, Failed):
+            self.failure = verdict.error
+            self.state = State.RELEASE
+        else:
+            assert isinstance(verdict, Refused | NoReply)
+            self.state = State.ASK  # T4, T6: a refusal may be the echo of our own success
+
+    def asked(self, fate: int | None) -> None:
+        """State ASK: what the primary says: commit_ts, 0 for aborted, None for "our lock is still there"."""
+        assert self.state is State.ASK
+        if fate is None:
+            self.state = State.COMMIT
+        elif fate:
+            assert fate == self.commit_ts, "T1: only we commit with our commit_ts"
+            self.state = State.COMMITTED
+        else:
+            self._standing[0] = 0
+            self.state = State.RELEASE
+
+    def refresh(self, wall_ms: int) -> Mutation | None:
+        """The primary's lock with a newer wall time, if we hold it and it is still wanted (L1); any thread."""
+        if self.state not in (State.DRAW, State.COMMIT, State.BLOCKED, State.ASK) or self._standing[0] != _HELD:
+            return None
+        return mutations.refresh(self.header._replace(wall_ms=wall_ms), self._parts[0][0])
+
+    # ------------------------------------------------------------ RELEASE, COMMITTED
+
+    def releases(self) -> list[Mutation]:
+        """State RELEASE: first this one with the primary, if it is held (T5); then the others, in parallel."""
+        assert self.state is State.RELEASE
+        return [
+            mutations.release(self.header, part, marker=i == 0)
+            for i, part in enumerate(self._parts)
+            if self._standing[i]
+        ]
+
+    @property
+    def holds_any(self) -> bool:
+        return any(self._standing)
+
+    @property
+    def primary_held(self) -> bool:
+        return bool(self._standing[0])
+
+    def released(self) -> None:
+        self.state = State.ABORTED
+
+    def secondaries(self) -> list[Mutation]:
+        """State COMMITTED: phase two; nobody waits for it (S2)."""
+        assert self.state is State.COMMITTED, "T3: the primary first"
+        return [mutations.commit(self.header, part, self.commit_ts) for part in self._parts[1:]]

@@ -1,0 +1,422 @@
+"""Does what the pure cores decide: the only place where commit, recovery and reads meet the store.
+
+Commit:    `commit.py` says the next step, `Driver.commit` performs it, to its end.
+Recovery:  `recovery.py` likewise, `Driver.resolve`.
+Reading:   `snapshot.py` says what the cells mean; where a lock is in the way, `Driver.read` waits or resolves (T9).
+
+T2  Reads open their view after the reader's timestamp was drawn: every read here is a new call of the store.
+T7  Whoever holds locks never waits for others': it lets go of all of them, waits, and the function runs again.
+T8  ... and nobody touches a lock without the check that it is still there (`mutations.py`).
+T10 Cancelled before the primary's commit was sent: Cancelled, own locks go in the background. After: the call
+    completes and reports its outcome.
+L1  A lock whose owner is in the live set is waited for; any other is dead.
+S4  A reader that knows the outcome of a lock answers without settling it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from perco.errors import CatalogueChanged, CommitUnknown, Corruption, PercoError, RolledBack, StoreError, WriteConflict
+from perco.storage import APPLIED, LOCK, TS_MAX, WRITE, Failed, Mutation, NoReply, Query, ReadRequest, RowStore
+from perco.txn import commit as core
+from perco.txn.commit import Commit, State
+from perco.txn.fates import Fates
+from perco.txn.oracle import Oracle
+from perco.txn.records import PUT, PUT_DATA, Cellref, Lock, unpack_lock
+from perco.txn.recovery import Recovery, Step, primary_queries
+from perco.txn.snapshot import NEVER, Blocked, InData, Missing, Seen, Value, look
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the driver did since the store was opened; `Database.statistics` shows them."""
+
+    commits: int = 0
+    aborts: int = 0
+    conflicts: int = 0
+    lock_waits: int = 0
+    rolled_forward: int = 0
+    rolled_back: int = 0
+    unknown: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitOptions:
+    """Attributes:
+    commit_timeout_s: how long a commit whose reply was lost is asked after, before CommitUnknown (T4, T10).
+    """
+
+    commit_timeout_s: float = 30.0
+
+
+class Driver:
+    """Performs commits, recoveries and reads on one store. Loop thread only."""
+
+    def __init__(
+        self,
+        store: RowStore,
+        oracle: Oracle,
+        fates: Fates,
+        options: CommitOptions,
+        spawn: Callable[[Callable[[], Awaitable[None]]], None],
+        event: Callable[[str], None] | None,
+    ) -> None:
+        self.store, self.oracle, self.fates, self.options = store, oracle, fates, options
+        self.counters = Counters()
+        self.inflight: dict[int, Commit] = {}  # what the refresher of locks looks after (L1)
+        self.orphaned = trio.Event()  # set when locks were left behind: the sweeper has work
+        self._spawn = spawn
+        self._event = event
+        self.quiet: Callable[[], None] = lambda: None  # called when no observed write is under way (N7)
+        self.notified: Callable[[], None] = lambda: None  # called when notify cells have become visible (N8)
+
+    # ------------------------------------------------------------ commit
+
+    async def commit(self, commit: Commit, *, observed: bool, version: int) -> int:
+        """Drive a commit to its end; returns commit_ts.
+
+        Raises: WriteConflict, RolledBack, CatalogueChanged, StoreFull, CommitUnknown; trio.Cancelled only if it
+        surely did not and will not commit (T10).
+        """
+        start_ts = commit.header.start_ts
+        self.fates.begin(start_ts)
+        self.inflight[start_ts] = commit
+        if observed:
+            self.fates.observed += 1
+        try:
+            await self._until_decided(commit, version)
+        except BaseException as error:
+            if commit.state is State.COMMITTED:
+                raise  # a bug, not an abort: leave the records alone
+            if isinstance(error, CommitUnknown):
+                self.counters.unknown += 1
+                self._settled(start_ts, None, observed=observed)
+                self.orphaned.set()
+                raise
+            self.counters.aborts += 1
+            if commit.state is State.ABORTED:
+                self._settled(start_ts, 0, observed=observed)
+            else:
+                if commit.state is not State.RELEASE:
+                    commit.give_up()
+                self._spawn(lambda: self._release_later(commit, observed=observed))
+            raise
+        self.counters.commits += 1
+        if self._event is not None:
+            self._event("commit")
+        secondaries = commit.secondaries()
+        if secondaries:
+            if observed:
+                self.notified()
+            self.inflight.pop(start_ts, None)
+            self.fates.settle(start_ts, commit.commit_ts)
+            self._spawn(lambda: self._phase_two(secondaries, observed=observed))
+        else:
+            self._settled(start_ts, commit.commit_ts, observed=observed)
+        return commit.commit_ts
+
+    async def _until_decided(self, commit: Commit, version: int) -> None:
+        apply = self.store.apply
+        while True:
+            state = commit.state
+            if state is State.PREWRITE:
+                commit.prewrites_told(await apply(commit.prewrites()))
+                if self._event is not None:
+                    self._event("prewrite")
+            elif state is State.DRAW:
+                commit.drawn(await self.oracle.draw())
+                if self.oracle.catalogue_version != version:  # N10
+                    raise CatalogueChanged(commit.header.start_ts, self.oracle.catalogue_version)
+            elif state is State.COMMIT:
+                [verdict] = await apply([commit.primary_commit()])
+                commit.primary_told(verdict)
+            elif state is State.COMMITTED:
+                return
+            elif state is State.BLOCKED:
+                await self._unblock(commit)
+            elif state is State.ASK:
+                await self._ask_primary(commit)
+            elif state is State.RELEASE:
+                await self._release(commit)
+                if commit.failure is not None:
+                    raise commit.failure
+                raise RolledBack(commit.header.start_ts)
+            else:  # pragma: no cover
+                raise AssertionError(state)
+
+    async def _unblock(self, commit: Commit) -> None:
+        """A prewrite was refused: settle what can be settled and send again, or give up (T7)."""
+        start_ts = commit.header.start_ts
+        for part, refused in commit.refusals:
+            intent, check = commit.refused_cell(part, refused)
+            if check in (core.MARKER_CHECK, core.FLOOR_CHECK):
+                raise RolledBack(start_ts)
+            where = Cellref(intent.table, intent.row, intent.column)
+            queries: list[Query] = [
+                (LOCK, where.column, 0, TS_MAX, 1),
+                (WRITE, where.column, start_ts, TS_MAX, 1),
+            ]
+            [[locks, records]] = await self.store.read([(where.table, where.row, queries)])
+            if records:
+                self.counters.conflicts += 1
+                raise ConflictAt(where, records[0][0], start_ts)
+            if not locks or locks[0][0] == start_ts:
+                continue  # it went away meanwhile
+            await self._settle_foreign(commit, where, locks[0][0], locks[0][1])
+        commit.retry()
+
+    async def _settle_foreign(self, commit: Commit, where: Cellref, other_ts: int, packed: bytes) -> None:
+        if not self.fates.alive(other_ts):
+            fate = await self.resolve(where, other_ts, unpack_lock(packed))
+            if fate is not None:
+                return
+        self.counters.lock_waits += 1
+        if commit.holds_any:
+            # T7: two that wait while they hold would wait for ever.
+            commit.give_up()
+            await self._release(commit)
+            await self.fates.wait(other_ts)
+            self.counters.conflicts += 1
+            raise ConflictAt(where, other_ts, commit.header.start_ts)
+        await self.fates.wait(other_ts)
+
+    async def _ask_primary(self, commit: Commit) -> None:
+        """T4: a lost reply, or a refusal that may be the echo of our own success: read the primary."""
+        header = commit.header
+        token = make_token(header.start_ts, header.primary)
+        with trio.move_on_after(self.options.commit_timeout_s, shield=True):
+            while commit.state is State.ASK:
+                queries = primary_queries(header.primary, header.start_ts)
+                request: ReadRequest = (header.primary.table, header.primary.row, queries)
+                recovery = Recovery(header.start_ts, header.primary, ())
+                recovery.asked((await self.store.read([request]))[0], alive=False)
+                if recovery.step is Step.ROLL_PRIMARY:
+                    commit.asked(None)
+                    [verdict] = await self.store.apply([commit.primary_commit()])
+                    commit.primary_told(verdict)
+                elif recovery.fate is not None:
+                    commit.asked(recovery.fate)
+                else:  # our lock is gone without a trace: somebody must put the marker before we may call it aborted
+                    [verdict] = await self.store.apply([recovery.decision()])
+                    recovery.decided(verdict)
+                    if recovery.fate is not None:
+                        commit.asked(recovery.fate)
+            return
+        raise CommitUnknown(token, f"no answer within {self.options.commit_timeout_s} s")
+
+    async def _release(self, commit: Commit) -> None:
+        """Let go of what we hold, the primary first (T5). Completes although its scope is cancelled."""
+        with trio.CancelScope(shield=True):
+            releases = commit.releases()
+            if releases and commit.primary_held:
+                [verdict] = await self.store.apply(releases[:1])
+                if verdict is not APPLIED:
+                    await self._decide_own(commit)
+                releases = releases[1:]
+            if releases:
+                verdicts = await self.store.apply(releases)
+                if any(isinstance(verdict, Failed | NoReply) for verdict in verdicts):
+                    self.orphaned.set()
+            commit.released()
+
+    async def _decide_own(self, commit: Commit) -> None:
+        """Our release of the primary was refused or lost: make sure that it can never commit (T5)."""
+        header = commit.header
+        recovery = Recovery(header.start_ts, header.primary, ())
+        await self._decide(recovery, alive=False)
+        if recovery.failure is not None:
+            self.orphaned.set()  # full disk: the lock stays, dead, until there is space
+
+    async def _release_later(self, commit: Commit, *, observed: bool) -> None:
+        await self._release(commit)
+        self._settled(commit.header.start_ts, 0, observed=observed)
+
+    async def _phase_two(self, secondaries: Sequence[Mutation], *, observed: bool) -> None:
+        """Roll the secondaries forward; whoever meets their locks before that does it for us (T3, S2)."""
+        verdicts = await self.store.apply(secondaries)
+        if any(isinstance(verdict, Failed | NoReply) for verdict in verdicts):
+            self.orphaned.set()
+        if self._event is not None:
+            self._event("secondaries")
+        self._observed_done(observed=observed)
+
+    def _settled(self, start_ts: int, fate: int | None, *, observed: bool) -> None:
+        self.inflight.pop(start_ts, None)
+        self.fates.settle(start_ts, fate)
+        self._observed_done(observed=observed)
+
+    def _observed_done(self, *, observed: bool) -> None:
+        if observed:
+            self.fates.observed -= 1
+            self.notified()
+            if not self.fates.observed:
+                self.quiet()
+
+    # ------------------------------------------------------------ recovery
+
+    async def resolve(self, cell: Cellref, start_ts: int, lock: Lock) -> int | None:
+        """Settle a lock that stands in the way: its transaction's commit_ts, 0 for aborted, None: it lives.
+
+        Raises: StoreFull where the fate could not be decided for want of space.
+        """
+        recovery = Recovery(start_ts, lock.primary, [(cell, lock)])
+        self.fates.observed += 1  # N7: a roll-forward puts notify cells
+        try:
+            await self._decide(recovery, alive=self.fates.alive(start_ts))
+            if recovery.fate is None:
+                if recovery.failure is not None:
+                    raise recovery.failure
+                return None
+            self.fates.learn(start_ts, recovery.fate)
+            clearing = recovery.clearing()
+            if clearing:
+                recovery.cleared(await self.store.apply(clearing))
+            if recovery.failure is not None:
+                self.orphaned.set()  # S4: known, though not settled
+            elif recovery.fate:
+                self.counters.rolled_forward += 1
+            else:
+                self.counters.rolled_back += 1
+            if self._event is not None:
+                self._event("recovery")
+            return recovery.fate
+        finally:
+            self._observed_done(observed=True)
+
+    async def _decide(self, recovery: Recovery, *, alive: bool) -> None:
+        """Until the primary's fate is known, the owner lives, or the store cannot write."""
+        primary = recovery.primary
+        request: ReadRequest = (primary.table, primary.row, primary_queries(primary, recovery.start_ts))
+        while recovery.failure is None:
+            recovery.asked((await self.store.read([request]))[0], alive=alive)
+            if recovery.step not in (Step.ROLL_PRIMARY, Step.MARK):
+                return
+            [verdict] = await self.store.apply([recovery.decision()])
+            recovery.decided(verdict)
+            if recovery.fate is not None:
+                return
+
+    async def clear(self, cell: Cellref, blocked: Blocked) -> None:
+        """Wait until a lock's owner is done with it, or settle it.
+
+        Raises: StoreFull where that takes space which is not there.
+        """
+        if self.fates.alive(blocked.start_ts):
+            self.counters.lock_waits += 1
+            await self.fates.wait(blocked.start_ts)
+        await self.resolve(cell, blocked.start_ts, unpack_lock(blocked.lock))
+
+    # ------------------------------------------------------------ reading
+
+    async def read(self, table: str, row: bytes, column: int, ts: int) -> Value | Missing:
+        """One cell at `ts`; waits for or resolves what is in the way (T9)."""
+        [[locks, writes]] = await self.store.read(
+            ((table, row, ((LOCK, column, 0, ts, 1), (WRITE, column, 0, ts, 1))),)
+        )
+        if not locks:
+            if not writes:
+                return NEVER
+            commit_ts, record = writes[0]
+            if record[0] == PUT:
+                return Value(commit_ts, record[9:])
+        return await self.finish(table, row, column, ts, look(locks, writes))
+
+    async def finish(self, table: str, row: bytes, column: int, ts: int, seen: Seen) -> Value | Missing:
+        """Turn what was seen of a cell at `ts` into a value."""
+        while True:
+            if type(seen) is Value or type(seen) is Missing:
+                return seen
+            if type(seen) is InData:
+                return await self._data(table, row, column, seen)
+            assert type(seen) is Blocked
+            seen = await self._past(Cellref(table, row, column), ts, seen)
+
+    async def _past(self, cell: Cellref, ts: int, blocked: Blocked) -> Seen:
+        """T9: learn the fate of a lock at or below `ts`, then look again."""
+        start_ts = blocked.start_ts
+        fate = self.fates.known(start_ts)
+        lock = unpack_lock(blocked.lock)
+        if fate is None:
+            if self.fates.alive(start_ts):
+                self.counters.lock_waits += 1
+                await self.fates.wait(start_ts)
+            else:
+                try:
+                    fate = await self.resolve(cell, start_ts, lock)
+                except StoreError:
+                    fate = None  # S4: no space to decide it, but nobody can commit it either: its owner is gone
+                    self.orphaned.set()
+                    settled = start_ts
+                    return await self._look_again(cell, ts, settled)
+            fate = self.fates.known(start_ts) if fate is None else fate
+        if fate is not None and 0 < fate <= ts:
+            return _from_lock(lock, start_ts, fate)
+        return await self._look_again(cell, ts, start_ts if fate is not None else -1)
+
+    async def _look_again(self, cell: Cellref, ts: int, settled: int) -> Seen:
+        queries: list[Query] = [(LOCK, cell.column, 0, ts, 1), (WRITE, cell.column, 0, ts, 1)]
+        [[locks, writes]] = await self.store.read([(cell.table, cell.row, queries)])
+        return look(locks, writes, settled)
+
+    async def _data(self, table: str, row: bytes, column: int, seen: InData) -> Value:
+        query: Query = (seen.group, column, seen.start_ts, seen.start_ts, 1)
+        [[cells]] = await self.store.read([(table, row, [query])])
+        if not cells:
+            raise Corruption(f"{table} row {row!r}", f"the record at {seen.commit_ts} points at missing data")
+        return Value(seen.commit_ts, cells[0][1])
+
+    # ------------------------------------------------------------ asking
+
+    async def outcome(self, start_ts: int, primary: Cellref) -> int:
+        """commit_ts of a transaction, or 0: it did not and will not commit (T4)."""
+        while True:
+            known = self.fates.known(start_ts)
+            if known is not None:
+                return known
+            if self.fates.alive(start_ts):
+                await self.fates.wait(start_ts)
+                continue
+            recovery = Recovery(start_ts, primary, ())
+            await self._decide(recovery, alive=False)
+            if recovery.fate is None:
+                assert recovery.failure is not None
+                raise recovery.failure
+            self.fates.learn(start_ts, recovery.fate)
+            return recovery.fate
+
+
+class ConflictAt(PercoError):
+    """A WriteConflict before the cell has its names; the transaction knows them."""
+
+    def __init__(self, cell: Cellref, other_ts: int, start_ts: int) -> None:
+        self.cell, self.other_ts, self.start_ts = cell, other_ts, start_ts
+        super().__init__(cell)
+
+
+def conflict(found: ConflictAt, name: Callable[[Cellref], tuple[str, Any, str]]) -> WriteConflict:
+    return WriteConflict([name(found.cell)], found.other_ts, found.start_ts)
+
+
+def _from_lock(lock: Lock, start_ts: int, commit_ts: int) -> Seen:
+    """What a committed lock's record will say (S4)."""
+    if lock.kind == PUT:
+        return Value(commit_ts, lock.body)
+    if lock.kind == PUT_DATA:
+        return InData(commit_ts, start_ts, lock.body.decode())
+    return Missing(commit_ts)
+
+
+def make_token(start_ts: int, primary: Cellref) -> str:
+    """What `db.outcome` needs to ask from any process: a short str for a log."""
+    return f"{start_ts}/{primary.column}/{primary.table}/{primary.row.hex()}"
+
+
+def read_token(token: str) -> tuple[int, Cellref]:
+    start_ts, column, rest = token.split("/", 2)
+    table, row = rest.rsplit("/", 1)
+    return int(start_ts), Cellref(table, bytes.fromhex(row), int(column))

@@ -1,0 +1,65 @@
+"""Which transactions of this process live, and what became of the others.
+
+L1  In one process a transaction is alive if and only if its start_ts is in the live set: from before its first
+    prewrite until its fate is settled. When a store is opened the set is empty, so all its locks are dead.
+
+Whoever meets a live transaction's lock waits here, without polling. Fates of the last transactions are remembered, so
+that a reader that meets a lock which is about to be cleared need not ask.
+"""
+
+from __future__ import annotations
+
+import trio
+
+_REMEMBERED = 1 << 16
+
+
+class Fates:
+    """Loop thread only."""
+
+    __slots__ = ("_known", "_live", "observed")
+
+    def __init__(self) -> None:
+        self._live: dict[int, trio.Event | None] = {}
+        self._known: dict[int, int] = {}
+        # N7: transactions that have written observed cells, or are removing notify cells, and are not yet done with
+        # it: while this is 0, no notify cell can appear.
+        self.observed = 0
+
+    def begin(self, start_ts: int) -> None:
+        self._live[start_ts] = None
+
+    def alive(self, start_ts: int) -> bool:
+        return start_ts in self._live
+
+    def live(self) -> int:
+        return len(self._live)
+
+    def settle(self, start_ts: int, fate: int | None) -> None:
+        """`fate`: commit_ts, 0 for aborted, None for unknown. Wakes whoever waits."""
+        event = self._live.pop(start_ts, None)
+        if fate is not None:
+            self.learn(start_ts, fate)
+        if event is not None:
+            event.set()
+
+    def learn(self, start_ts: int, fate: int) -> None:
+        """A decided fate never changes; the oldest are forgotten."""
+        known = self._known
+        assert known.get(start_ts, fate) == fate, f"T1: {start_ts} has two fates: {known[start_ts]} and {fate}"
+        known[start_ts] = fate
+        if len(known) > _REMEMBERED:
+            del known[next(iter(known))]
+
+    def known(self, start_ts: int) -> int | None:
+        return self._known.get(start_ts)
+
+    async def wait(self, start_ts: int) -> None:
+        """Until the transaction is no longer alive."""
+        if start_ts not in self._live:
+            await trio.lowlevel.checkpoint()
+            return
+        event = self._live[start_ts]
+        if event is None:
+            event = self._live[start_ts] = trio.Event()
+        await event.wait()

@@ -1,0 +1,146 @@
+"""Opens the row store behind a URL: `memory:` or a folder of LMDB tablets."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from perco.errors import UsageError, UsedAfterFork
+from perco.storage import (
+    PROTOCOL_GROUPS,
+    BatchOptions,
+    Folder,
+    LmdbEngine,
+    LmdbOptions,
+    LmdbTablet,
+    LocalRowStore,
+    MemoryTablet,
+    Tablet,
+)
+from perco.txn.catalogue import SYSTEM_TABLE, Catalogue
+
+_stores: weakref.WeakSet[LocalStore] = weakref.WeakSet()
+
+
+class LocalStore:
+    """The row store of this process, and the folder it lies in, if any.
+
+    Attributes: `store`, the seam; `readonly`; `path`, None for memory.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        durable: bool,
+        readonly: bool,
+        accept_loss: bool,
+        lmdb: LmdbOptions,
+        batch: BatchOptions,
+    ) -> None:
+        self.store = LocalRowStore()
+        self.readonly = readonly
+        self._batch = batch
+        self._lmdb = replace(lmdb, sync=durable)
+        self._folder: Folder | None = None
+        self._groups: dict[str, set[str]] = {}
+        self._forked = False
+        self.path: Path | None = None
+        text = os.fspath(url)
+        if text == "memory:":
+            if readonly:
+                raise UsageError("a memory: store begins empty; there is nothing to read in it with readonly=True")
+        else:
+            self.path = _path_of(text)
+            if readonly:
+                self._folder = Folder.beside(self.path)
+            else:
+                self._folder = Folder.claim(self.path, durable=durable, accept_loss=accept_loss)
+        _stores.add(self)
+        try:
+            self._add(SYSTEM_TABLE, (), (), sync=True)
+        except BaseException:
+            self.abandon()
+            raise
+
+    @property
+    def threaded(self) -> bool:
+        """Whether writers run on threads: not for memory."""
+        return self._folder is not None
+
+    @property
+    def owner_alive(self) -> bool:
+        """For a store opened beside its owner: whether a process is writing to it now."""
+        return self._folder is not None and self.readonly and self._folder.owned_by_another()
+
+    def _add(self, table: str, splits: Sequence[bytes], groups: Sequence[str], *, sync: bool | None = None) -> None:
+        starts = [b"", *splits]
+        tablets: list[Tablet] = []
+        for number, start in enumerate(starts):
+            if self._folder is None:
+                tablets.append(MemoryTablet(table, start))
+                continue
+            path = self._folder.make_tablet_folder(table, number)
+            if self.readonly and not path.exists():
+                return  # the owner has declared it and not made it yet
+            options = self._lmdb if sync is None else replace(self._lmdb, sync=sync)
+            engine = LmdbEngine(
+                path, [*PROTOCOL_GROUPS, *groups], options, readonly=self.readonly, lock=not self._folder.without_lock
+            )
+            if not self.readonly:
+                engine.clear_dead_readers()
+            tablets.append(LmdbTablet(table, start, engine, self._batch))
+        self.store.add_table(table, tablets)
+        self._groups[table] = set(groups)
+
+    async def adapt(self, catalogue: Catalogue) -> None:
+        """Open, or make, the tablets and groups that a catalogue names."""
+        for name, entry in catalogue.tables.items():
+            groups = catalogue.groups(name)
+            if name not in self._groups:
+                self._add(name, entry.splits, groups)
+            elif missing := set(groups) - self._groups[name]:
+                for tablet in self.store.tablets():
+                    if tablet.table == name:
+                        await tablet.add_groups(sorted(missing))
+                self._groups[name] |= missing
+
+    def check(self) -> None:
+        """Raises UsedAfterFork in a child of the process that opened this."""
+        if self._forked:
+            raise UsedAfterFork(str(self.path))
+
+    async def aclose(self) -> None:
+        await self.store.aclose()
+        if self._folder is not None:
+            self._folder.release(clean=True)
+        _stores.discard(self)
+
+    def abandon(self) -> None:
+        """Let go of the folder after a failed opening."""
+        if self._folder is not None:
+            self._folder.release(clean=False)
+        _stores.discard(self)
+
+
+def _path_of(text: str) -> Path:
+    scheme, colon, _ = text.partition("://")
+    if colon and scheme.isalpha():
+        raise UsageError(f"{text!r}: this version opens a folder or memory:, not {scheme}://")
+    if text.startswith("unix:"):
+        raise UsageError(f"{text!r}: this version opens a folder or memory:, not unix:")
+    if not text:
+        raise UsageError("the path of the store is empty")
+    return Path(text).expanduser()
+
+
+def _after_fork() -> None:
+    for store in _stores:
+        if store.path is not None:
+            store._forked = True  # S5
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,204 @@
+"""Each step of the protocol as row mutations: which checks, then which writes. Pure; nothing is decided here.
+
+T5  (a) the primary's lock is there: check it, delete lock and data, put the marker. (b) it is not: check that there is
+    neither a lock nor a write record at or above start_ts, put the marker. (c) a secondary: check the lock, delete
+    lock and data.
+T7  A prewrite is refused by a write record at or above start_ts, by a marker at exactly start_ts, and by any lock
+    but its own.
+T8  Whoever commits, rolls forward, rolls back or refreshes does so under the check that the lock with that start_ts is
+    still there; the one exception is T5 (b).
+T13 What must not come late carries start_ts for the tablet's floor.
+N1  The mutation that replaces the lock of an observed cell by its record also puts a notify cell for each observer.
+N2  The mutation that commits an ack removes the notify cells that its run saw, at exactly their timestamps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from perco.storage import (
+    ABSENT,
+    LOCK,
+    NOTIFY,
+    PRESENT,
+    ROLLBACK,
+    TS_MAX,
+    WRITE,
+    Check,
+    Mutation,
+    Write,
+)
+from perco.txn.records import (
+    PUT_DATA,
+    Cellref,
+    Lock,
+    ack_of,
+    pack_cause,
+    pack_lock,
+    pack_record,
+)
+
+
+class Intent(NamedTuple):
+    """One cell that a transaction writes.
+
+    `body`: the short value, or the data group's name; `data`: the long value, to be put into that group.
+    """
+
+    table: str
+    row: bytes
+    column: int
+    kind: int
+    body: bytes = b""
+    observers: tuple[int, ...] = ()
+    covers: tuple[int, ...] = ()
+    data: bytes | None = None
+
+
+class Header(NamedTuple):
+    """What is the same in all locks of a transaction."""
+
+    start_ts: int
+    primary: Cellref
+    root: int
+    depth: int
+    token: str
+    wall_ms: int
+
+
+_Rows = dict[bytes, tuple[bytes, list[Check], list[Write]]]
+
+
+def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation:
+    """Lock every cell of a part. `again`: it may have been applied before, so our own lock is no conflict (T6)."""
+    start_ts = header.start_ts
+    rows: _Rows = {}
+    for _, row, column, kind, body, observers, covers, data in part:
+        entry = rows.get(row)
+        if entry is None:
+            entry = rows[row] = (row, [], [])
+        _, checks, writes = entry
+        checks.append((ABSENT, WRITE, column, start_ts, TS_MAX))  # T7
+        checks.append((ABSENT, ROLLBACK, column, start_ts, start_ts))
+        if again:
+            checks.append((ABSENT, LOCK, column, 0, start_ts - 1))
+            checks.append((ABSENT, LOCK, column, start_ts + 1, TS_MAX))
+        else:
+            checks.append((ABSENT, LOCK, column, 0, TS_MAX))
+        writes.append((LOCK, column, start_ts, _lock(header, kind, body, observers, covers)))
+        if data is not None:
+            writes.append((body.decode(), column, start_ts, data))
+    return Mutation(part[0].table, tuple(rows.values()), start_ts)
+
+
+def commit(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
+    """Replace every lock of a part by its write record (T8, N1, N2)."""
+    start_ts = header.start_ts
+    root = header.root or commit_ts
+    rows: _Rows = {}
+    for _, row, column, kind, body, observers, covers, _ in part:
+        entry = rows.get(row)
+        if entry is None:
+            entry = rows[row] = (row, [], [])
+        entry[1].append((PRESENT, LOCK, column, start_ts, start_ts))
+        _settle(entry[2], column, start_ts, commit_ts, kind, body, observers, covers, root, header.depth)
+    return Mutation(part[0].table, tuple(rows.values()), None, True)
+
+
+def roll_forward(cell: Cellref, start_ts: int, lock: Lock, commit_ts: int) -> Mutation:
+    """A stranger's `commit` of one cell: all that it needs is in the lock (N1)."""
+    writes: list[Write] = []
+    root = lock.root or commit_ts
+    column = cell.column
+    _settle(writes, column, start_ts, commit_ts, lock.kind, lock.body, lock.observers, lock.covers, root, lock.depth)
+    return _one(cell, [(PRESENT, LOCK, column, start_ts, start_ts)], writes)
+
+
+def _settle(
+    writes: list[Write],
+    column: int,
+    start_ts: int,
+    commit_ts: int,
+    kind: int,
+    body: bytes,
+    observers: tuple[int, ...],
+    covers: tuple[int, ...],
+    root: int,
+    depth: int,
+) -> None:
+    assert commit_ts > start_ts
+    writes.append((LOCK, column, start_ts, None))
+    writes.append((WRITE, column, commit_ts, pack_record(kind, start_ts, body)))
+    for observer in observers:
+        writes.append((NOTIFY, ack_of(column, observer), commit_ts, pack_cause(root, depth)))
+    for seen_ts in covers:
+        assert seen_ts <= start_ts, "N2: a run removes only what it saw"
+        writes.append((NOTIFY, column, seen_ts, None))
+
+
+def release(header: Header, part: Sequence[Intent], *, marker: bool) -> Mutation:
+    """Let go of a part whose locks we hold; T5 (a) with the marker where it has the primary, else (c)."""
+    start_ts = header.start_ts
+    rows: _Rows = {}
+    for _, row, column, kind, body, _, _, _ in part:
+        entry = rows.get(row)
+        if entry is None:
+            entry = rows[row] = (row, [], [])
+        entry[1].append((PRESENT, LOCK, column, start_ts, start_ts))
+        _clear(entry[2], column, start_ts, kind, body)
+        if marker and column == header.primary.column and row == header.primary.row:
+            entry[2].append((ROLLBACK, column, start_ts, b""))
+    return Mutation(part[0].table, tuple(rows.values()), None, True)
+
+
+def roll_back_primary(primary: Cellref, start_ts: int, lock: Lock) -> Mutation:
+    """T5 (a)."""
+    column = primary.column
+    writes: list[Write] = []
+    _clear(writes, column, start_ts, lock.kind, lock.body)
+    writes.append((ROLLBACK, column, start_ts, b""))
+    return _one(primary, [(PRESENT, LOCK, column, start_ts, start_ts)], writes)
+
+
+def put_marker(primary: Cellref, start_ts: int) -> Mutation:
+    """T5 (b): after this, a late prewrite of the primary is refused (T7)."""
+    column = primary.column
+    checks: list[Check] = [
+        (ABSENT, LOCK, column, start_ts, start_ts),
+        (ABSENT, WRITE, column, start_ts, TS_MAX),
+    ]
+    return _one(primary, checks, [(ROLLBACK, column, start_ts, b"")], floor_ts=start_ts)
+
+
+def roll_back_secondary(cell: Cellref, start_ts: int, lock: Lock) -> Mutation:
+    """T5 (c)."""
+    writes: list[Write] = []
+    _clear(writes, cell.column, start_ts, lock.kind, lock.body)
+    return _one(cell, [(PRESENT, LOCK, cell.column, start_ts, start_ts)], writes)
+
+
+def refresh(header: Header, primary: Intent) -> Mutation:
+    """Put the primary's lock again, with the header's newer wall time and all else kept (L1, T8)."""
+    cell = Cellref(primary.table, primary.row, primary.column)
+    start_ts, column = header.start_ts, cell.column
+    lock = _lock(header, primary.kind, primary.body, primary.observers, primary.covers)
+    return _one(cell, [(PRESENT, LOCK, column, start_ts, start_ts)], [(LOCK, column, start_ts, lock)])
+
+
+def _lock(header: Header, kind: int, body: bytes, observers: tuple[int, ...], covers: tuple[int, ...]) -> bytes:
+    _, primary, root, depth, token, wall_ms = header
+    return pack_lock((kind, primary, body, observers, covers, root, depth, token, wall_ms))
+
+
+def _clear(writes: list[Write], column: int, start_ts: int, kind: int, body: bytes) -> None:
+    writes.append((LOCK, column, start_ts, None))
+    if kind == PUT_DATA:
+        writes.append((body.decode(), column, start_ts, None))
+
+
+def _one(cell: Cellref, checks: list[Check], writes: list[Write], floor_ts: int | None = None) -> Mutation:
+    return Mutation(cell.table, ((cell.row, checks, writes),), floor_ts, True)
+
+
+CHECKS_PER_CELL: Final = 3  # of a first prewrite, in the order: write record, marker, lock

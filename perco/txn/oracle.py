@@ -1,0 +1,173 @@
+"""The timestamp oracle in this process: ranges made durable in the system table, notes that map wall time to it.
+
+Rows of the system table: `oracle` holds the bound (a cell at timestamp = bound), `clock` the notes (a cell at
+timestamp = last issued, its value the wall time in milliseconds).
+
+O1-O3: see `timestamps.py`. There is one oracle per folder because the folder has one owner: the kernel gives the
+folder's lock to the next process only when this one is gone.
+T15  `at=w` is the last note at or before w, never in the future and never before the oldest note.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from perco.errors import Corruption, SnapshotTooOld, UsageError
+from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, RowStore, Verdict
+from perco.txn.catalogue import SYSTEM_TABLE
+from perco.txn.timestamps import Timestamps, WallClock
+
+_BOUND_ROW: Final = b"oracle"
+_CLOCK_ROW: Final = b"clock"
+_WALL: Final = struct.Struct(">Q")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OracleOptions:
+    """Attributes:
+    range_size: timestamps per durable range; a restart skips what is left of one.
+    note_period_s: how often the clock is noted while timestamps are drawn: how exact `at=` is.
+    """
+
+    range_size: int = 100_000
+    note_period_s: float = 1.0
+
+
+class Oracle:
+    """Draws timestamps. One per store; loop thread only."""
+
+    def __init__(self, store: RowStore, options: OracleOptions, wall: Callable[[], float]) -> None:
+        self._store, self.options, self._wall = store, options, wall
+        self._timestamps = Timestamps(0)
+        self._clock = WallClock(0)
+        self._extending = trio.Lock()
+        self._noted = 0
+        self.catalogue_version = 0  # O4: told with every commit timestamp
+        self.ranges = 0
+
+    async def start(self) -> None:
+        """Go on above the durable bound (O1)."""
+        [[bound], [note]] = await self._store.read(
+            [
+                (SYSTEM_TABLE, _BOUND_ROW, [(DATA, 0, 1, TS_MAX, 1)]),
+                (SYSTEM_TABLE, _CLOCK_ROW, [(DATA, 0, 1, TS_MAX, 1)]),
+            ]
+        )
+        self._timestamps = Timestamps(bound[0][0] if bound else 0)
+        if note:
+            self._clock = WallClock(_wall_ms(note[0][1]))
+            self._noted = note[0][0]
+
+    @property
+    def last(self) -> int:
+        """The last timestamp handed out."""
+        return self._timestamps.last
+
+    async def draw(self) -> int:
+        """A new timestamp, drawn after this call was made (O2)."""
+        ts = self._timestamps.draw()
+        while not ts:
+            await self._extend()
+            ts = self._timestamps.draw()
+        return ts
+
+    async def _extend(self) -> None:
+        async with self._extending:
+            if self._timestamps.last < self._timestamps.bound:
+                return  # somebody else extended it while we waited
+            old = self._timestamps.bound
+            bound = self._timestamps.next_bound(self.options.range_size)
+            checks = [(ABSENT, DATA, 0, old + 1, TS_MAX)]
+            writes = [(DATA, 0, bound, b"")]
+            if old:
+                writes.append((DATA, 0, old, None))  # type: ignore[arg-type]
+            mutation = Mutation(SYSTEM_TABLE, ((_BOUND_ROW, checks, writes),))
+            with trio.CancelScope(shield=True):  # others wait for the same range
+                [verdict] = await self._store.apply([mutation])
+            if verdict is not APPLIED:
+                raise_for(verdict, "the oracle's range")
+            self._timestamps.extend(bound)  # O1: durable now
+            self.ranges += 1
+
+    # ------------------------------------------------------------ wall time
+
+    def wall_ms(self) -> int:
+        """The oracle's wall time in milliseconds; never goes back (O3, O4)."""
+        return self._clock.tell_ms(self._wall())
+
+    async def note(self) -> None:
+        """Note (last issued, now) durably, if any timestamp was issued since the last note (O3)."""
+        last = self._timestamps.last
+        if last == self._noted or not last:
+            return
+        wall_ms = self.wall_ms()
+        row = (_CLOCK_ROW, (), ((DATA, 0, last, _WALL.pack(wall_ms)),))
+        [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, (row,))])
+        if verdict is APPLIED:
+            self._noted = last
+
+    async def at(self, wall_s: float) -> tuple[int, float]:
+        """(timestamp, its wall time in seconds) of the last note at or before a wall time (O3, T15).
+
+        Raises: UsageError in the future, SnapshotTooOld before the oldest note.
+        """
+        if wall_s * 1000 > self.wall_ms():
+            raise UsageError("there is no snapshot in the future; ask for a time that has passed")
+        return await note_at(self._store, wall_s)
+
+
+async def note_at(store: RowStore, wall_s: float) -> tuple[int, float]:
+    """The last note at or before a wall time. A binary search: timestamps and wall times rise together."""
+    wanted = int(wall_s * 1000)
+    [[oldest], [newest]] = await store.read(
+        [
+            (SYSTEM_TABLE, _CLOCK_ROW, [(DATA, 0, 1, TS_MAX, -1)]),
+            (SYSTEM_TABLE, _CLOCK_ROW, [(DATA, 0, 1, TS_MAX, 1)]),
+        ]
+    )
+    if not oldest or _wall_ms(oldest[0][1]) > wanted:
+        raise SnapshotTooOld(f"{wall_s:.3f} (wall time)", _wall_ms(oldest[0][1]) / 1000 if oldest else "not noted yet")
+    best, high = oldest[0], newest[0]
+    if _wall_ms(high[1]) <= wanted:
+        return high[0], _wall_ms(high[1]) / 1000
+    low_ts, high_ts = best[0], high[0]  # note(low) <= wanted < note(high)
+    while high_ts - low_ts > 1:
+        middle = (low_ts + high_ts) // 2
+        [[found]] = await store.read([(SYSTEM_TABLE, _CLOCK_ROW, [(DATA, 0, low_ts + 1, middle, 1)])])
+        if not found:
+            low_ts = middle
+        elif _wall_ms(found[0][1]) <= wanted:
+            best, low_ts = found[0], middle
+        else:
+            high_ts = found[0][0]
+    return best[0], _wall_ms(best[1]) / 1000
+
+
+async def newest_note(store: RowStore) -> tuple[int, float] | None:
+    """The newest note: what a reader beside the owner can know of the present."""
+    [[cells]] = await store.read([(SYSTEM_TABLE, _CLOCK_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
+    return (cells[0][0], _wall_ms(cells[0][1]) / 1000) if cells else None
+
+
+async def durable_bound(store: RowStore) -> int:
+    """No timestamp above this was ever handed out."""
+    [[cells]] = await store.read([(SYSTEM_TABLE, _BOUND_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
+    return cells[0][0] if cells else 0
+
+
+def _wall_ms(value: bytes) -> int:
+    if len(value) != _WALL.size:
+        raise Corruption("clock", f"not a wall time: {value[:16].hex()}")
+    return int(_WALL.unpack(value)[0])
+
+
+def raise_for(verdict: Verdict, what: str) -> None:
+    """A verdict of the system table that should have been `APPLIED`."""
+    if isinstance(verdict, Failed):
+        raise verdict.error
+    raise Corruption(what, f"could not be written: {verdict}")

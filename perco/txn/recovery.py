@@ -1,0 +1,151 @@
+"""What became of a transaction, and what to do with a lock it left: as values, no I/O.
+
+    judge(primary's cells)  -> Committed(ts) | Aborted | Locked(lock) | Nothing
+
+    Recovery:  ASK --committed--> FORWARD --> SETTLED
+                |  --aborted----> BACK -----> SETTLED
+                |  --locked, alive--> WAIT
+                |  --locked, dead---> ROLL_PRIMARY --applied--> BACK       refused: ASK
+                '--nothing, dead----> MARK ---------applied--> BACK        refused: ASK
+
+T1  A write record on the primary that points at start_ts: committed. One at or above start_ts that does not: aborted,
+    for a later writer was let in (T7), which it never is past a lock.
+T4  A marker, or a later record: aborted. Our lock: not settled.
+T5  The primary first: (a) with its lock, (b) a marker without it. Only then the secondaries (c).
+T8  Each under the check that the lock is still there; refused: the primary is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+from perco.storage import APPLIED, LOCK, ROLLBACK, TS_MAX, WRITE, Cell, Failed, Mutation, NoReply, Query, Verdict
+from perco.txn import mutations
+from perco.txn.records import Cellref, Lock, unpack_lock, unpack_record
+
+
+class Committed(NamedTuple):
+    commit_ts: int
+
+
+class Aborted(NamedTuple):
+    pass
+
+
+class Locked(NamedTuple):
+    lock: Lock
+
+
+class Nothing(NamedTuple):
+    """No trace on the primary: it was never locked, or its prewrite is still on its way (T5 b)."""
+
+
+Judgement: TypeAlias = Committed | Aborted | Locked | Nothing
+
+
+def primary_queries(primary: Cellref, start_ts: int) -> list[Query]:
+    """What to read of the primary: its lock, its marker, and the oldest record at or above start_ts (T1)."""
+    return [
+        (LOCK, primary.column, start_ts, start_ts, 1),
+        (ROLLBACK, primary.column, start_ts, start_ts, 1),
+        (WRITE, primary.column, start_ts, TS_MAX, -1),
+    ]
+
+
+def judge(start_ts: int, cells: Sequence[Sequence[Cell]]) -> Judgement:
+    """What the primary's cells (in the order of `primary_queries`) say of the transaction."""
+    locks, markers, records = cells
+    if records:
+        commit_ts, value = records[0]
+        if unpack_record(value).start_ts == start_ts:
+            assert not markers, "T5: a marker never stands beside a commit"
+            return Committed(commit_ts)
+    if markers:
+        return Aborted()
+    if locks:
+        return Locked(unpack_lock(locks[0][1]))
+    return Aborted() if records else Nothing()
+
+
+class Step(Enum):
+    ASK = "ask"
+    WAIT = "wait"
+    ROLL_PRIMARY = "roll primary"
+    MARK = "mark"
+    FORWARD = "forward"
+    BACK = "back"
+    SETTLED = "settled"
+
+
+class Recovery:
+    """Settles the locks that one transaction left on some cells, after deciding its primary."""
+
+    def __init__(self, start_ts: int, primary: Cellref, found: Sequence[tuple[Cellref, Lock]]) -> None:
+        self.start_ts, self.primary = start_ts, primary
+        self._found = found
+        self._lock: Lock | None = None
+        self.commit_ts = 0
+        self.failure: Exception | None = None
+        self.step = Step.ASK
+
+    @property
+    def fate(self) -> int | None:
+        """commit_ts, 0 for aborted, None while undecided."""
+        if self.step in (Step.FORWARD, Step.BACK, Step.SETTLED):
+            return self.commit_ts
+        return None
+
+    def asked(self, cells: Sequence[Sequence[Cell]], *, alive: bool) -> None:
+        """State ASK: what the primary holds, and whether the transaction's client lives (L1, L2)."""
+        assert self.step in (Step.ASK, Step.WAIT)
+        match judge(self.start_ts, cells):
+            case Committed(commit_ts):
+                self.commit_ts = commit_ts
+                self.step = Step.FORWARD
+            case Aborted():
+                self.step = Step.BACK
+            case Locked(lock):
+                self._lock = lock
+                self.step = Step.WAIT if alive else Step.ROLL_PRIMARY
+            case Nothing():
+                self.step = Step.WAIT if alive else Step.MARK
+
+    def decision(self) -> Mutation:
+        """States ROLL_PRIMARY and MARK: the mutation that decides the transaction's fate (T5 a, b)."""
+        if self.step is Step.ROLL_PRIMARY:
+            assert self._lock is not None
+            return mutations.roll_back_primary(self.primary, self.start_ts, self._lock)
+        assert self.step is Step.MARK
+        return mutations.put_marker(self.primary, self.start_ts)
+
+    def decided(self, verdict: Verdict) -> None:
+        if verdict is APPLIED:
+            self.step = Step.BACK
+        elif isinstance(verdict, Failed):
+            self.failure = verdict.error
+            self.step = Step.ASK
+        else:
+            self.step = Step.ASK  # T5: refused, or nobody knows: read the primary again
+
+    def clearing(self) -> list[Mutation]:
+        """States FORWARD and BACK: settle the cells that were found; the primary is decided."""
+        assert self.step in (Step.FORWARD, Step.BACK)
+        out = []
+        for cell, lock in self._found:
+            assert lock.primary == self.primary
+            if self.step is Step.FORWARD:
+                out.append(mutations.roll_forward(cell, self.start_ts, lock, self.commit_ts))
+            elif cell != self.primary or self._lock is None:
+                out.append(mutations.roll_back_secondary(cell, self.start_ts, lock))
+        return out
+
+    def cleared(self, verdicts: Sequence[Verdict]) -> None:
+        """Refused means somebody else settled that cell meanwhile (T6, T8)."""
+        for verdict in verdicts:
+            if isinstance(verdict, Failed):
+                self.failure = verdict.error
+            elif isinstance(verdict, NoReply):
+                self.failure = TimeoutError(verdict.reason)
+        self.step = Step.SETTLED

@@ -1,0 +1,159 @@
+"""Tables, columns and observers, declared once in Python.
+
+    docs     = perco.Table("docs", key=perco.TEXT)
+    contents = docs.column("contents", perco.BYTES, group="raw")    # in a locality group of its own
+    rank     = docs.column("rank", perco.FLOAT64)
+    schema   = perco.Schema(docs)
+
+    @schema.observe(contents, id="parse")
+    async def parse(txn, change): ...
+
+A declaration is a plain value: it may be used with many stores. What a store knows of it (its number, its observers)
+is in the catalogue (`catalogue.py`), which compares the two when a store is opened (N10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from perco.errors import SchemaMismatch, TooLarge, UsageError
+from perco.storage import ROW_BYTES_MAX
+from perco.txn.codecs import BYTES, Codec
+
+if TYPE_CHECKING:
+    from perco.txn.transaction import Transaction
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_NAME_MAX = 64
+
+
+def _named(kind: str, name: str) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= _NAME_MAX or name.startswith("_"):
+        raise UsageError(f"a {kind}'s name is a str of 1 to {_NAME_MAX} characters that does not begin with '_'")
+    return name
+
+
+class Column(Generic[K, V]):
+    """A column of a table: typed by the table's key and its own codec. Made by `Table.column`."""
+
+    __slots__ = ("codec", "group", "name", "table")
+
+    def __init__(self, table: Table[K], name: str, codec: Codec[V], group: str | None) -> None:
+        self.table, self.name, self.codec, self.group = table, name, codec, group
+
+    def __repr__(self) -> str:
+        return f"{self.table.name}.{self.name}"
+
+
+class Table(Generic[K]):
+    """A table: rows in the byte order of their keys.
+
+    Args:
+        name: stored in the catalogue; at most 64 characters.
+        key: an ordered codec: BYTES, TEXT, INT64, Tuple(...).
+        splits: keys at which the table is cut into tablets when it is made: each has a writer of its own.
+    """
+
+    @overload
+    def __init__(self: Table[bytes], name: str, *, splits: Sequence[bytes] = ()) -> None: ...
+    @overload
+    def __init__(self, name: str, *, key: Codec[K], splits: Sequence[K] = ()) -> None: ...
+    def __init__(self, name: str, *, key: Codec[Any] = BYTES, splits: Sequence[Any] = ()) -> None:
+        self.name = _named("table", name)
+        if not key.ordered:
+            raise UsageError(f"table {name!r}: {key.name} does not keep order and cannot be a key")
+        self.key: Codec[K] = key
+        self.columns: dict[str, Column[K, Any]] = {}
+        self.splits = tuple(sorted({self.row(split) for split in splits} - {b""}))
+
+    def column(self, name: str, codec: Codec[V], *, group: str | None = None) -> Column[K, V]:
+        """Declare a column; `group` puts its long values into a locality group of their own."""
+        _named("column", name)
+        if name in self.columns:
+            raise UsageError(f"table {self.name!r} has two columns named {name!r}")
+        if group is not None:
+            _named("group", group)
+        column: Column[K, V] = Column(self, name, codec, group)
+        self.columns[name] = column
+        return column
+
+    def row(self, key: K) -> bytes:
+        """The row of a key.
+
+        Raises: TooLarge over 400 bytes; TypeError or ValueError for a key that the codec cannot take.
+        """
+        row = self.key.encode(key)
+        if len(row) > ROW_BYTES_MAX:
+            raise TooLarge(f"key of table {self.name!r}", len(row), ROW_BYTES_MAX, "Use a digest of it as the key.")
+        return row
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[K, V]):
+    """Why an observer runs.
+
+    Attributes:
+        key: of the changed row.
+        value: the newest at the run's snapshot; None if it was deleted. Many writes may collapse into one run (N4).
+        commit_ts: of the newest write.
+        attempt: 1 for the first run of this change, then 2 ... after conflicts and failures.
+        cause: commit timestamp of the transaction from outside that began the chain (N9).
+    """
+
+    key: K
+    value: V | None
+    commit_ts: int
+    attempt: int
+    cause: int
+
+
+ObserverFunction = Callable[["Transaction", "Change[K, V]"], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """A registered observer. `id` is stored: rename the function freely, never the id."""
+
+    id: str
+    column: Column[Any, Any]
+    function: Callable[[Transaction, Change[Any, Any]], Awaitable[None]]
+    existing: bool
+
+
+class Schema:
+    """The tables and observers that a program uses."""
+
+    def __init__(self, *tables: Table[Any]) -> None:
+        self.tables: dict[str, Table[Any]] = {}
+        for table in tables:
+            if table.name in self.tables:
+                raise UsageError(f"the schema has two tables named {table.name!r}")
+            self.tables[table.name] = table
+        self.observers: dict[str, Observer] = {}
+
+    def observe(
+        self, column: Column[K, V], *, id: str, existing: bool = True
+    ) -> Callable[[ObserverFunction[K, V]], ObserverFunction[K, V]]:
+        """Run a function, in a transaction, after each change of a column.
+
+        Several observers may observe one column; deletes count as changes; changes may collapse (N4). `id` is
+        stored. `existing`: when the observer is registered for the first time, run it also for what is already there.
+        """
+        _named("observer", id)
+        if id in self.observers:
+            raise UsageError(f"there are two observers with the id {id!r}")
+        if self.tables.get(column.table.name) is not column.table:
+            raise SchemaMismatch(f"observer {id!r}: table {column.table.name!r} is not in this schema")
+
+        def register(function: ObserverFunction[K, V]) -> ObserverFunction[K, V]:
+            self.observers[id] = Observer(id, column, function, existing)
+            return function
+
+        return register

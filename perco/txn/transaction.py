@@ -1,0 +1,472 @@
+"""What users hold: a snapshot to read, a transaction to read and write.
+
+All reads of a transaction see the store as of its start_ts, with its own writes on top; reads of one transaction may
+run concurrently. `set` and `delete` only note what to do: they never block, and limits are raised there, not at commit.
+`None` means absent.
+
+T9  Whatever a scan or a multi-get meets, it answers as point reads would, or waits; never a part.
+T12 The primary is an observer run's ack, else a cell in the tablet that holds most of the cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from perco.errors import TooLarge, TransactionClosed, UsageError
+from perco.storage import LOCK, VALUE_BYTES_MAX, WRITE, ReadRequest, ScanQuery, ScanRequest
+from perco.txn.catalogue import Bound
+from perco.txn.codecs import TupleCodec, decoded
+from perco.txn.commit import Commit
+from perco.txn.driver import ConflictAt, Driver, conflict, make_token
+from perco.txn.mutations import Header, Intent
+from perco.txn.records import DELETE, PUT, PUT_DATA, SHORT_VALUE_BYTES, Cellref
+from perco.txn.schema import Column, Table
+from perco.txn.snapshot import InData, Missing, Seen, Value, look
+
+if TYPE_CHECKING:
+    from perco.txn.client import Client
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_ROWS_PER_READ = 256
+_WHERE = tuple[str, bytes, int]
+
+
+class Row(Generic[K]):
+    """Some columns of one row at one moment: `row[column]` is the value, or None."""
+
+    __slots__ = ("_cells", "key")
+
+    def __init__(self, key: K, cells: dict[Column[K, Any], tuple[Any, int]]) -> None:
+        self.key = key
+        self._cells = cells
+
+    def __getitem__(self, column: Column[K, V]) -> V | None:
+        try:
+            value: V | None = self._cells[column][0]
+        except KeyError:
+            raise UsageError(f"{column!r} was not asked for; name it in `columns`") from None
+        return value
+
+    def commit_ts(self, column: Column[K, Any]) -> int:
+        """When the value was committed; 0 for a column that was never written, and for one's own writes."""
+        return self._cells[column][1]
+
+    def __contains__(self, column: object) -> bool:
+        """Whether the row has a value there."""
+        return column in self._cells and self._cells[column][0] is not None
+
+    def values(self) -> dict[str, Any]:
+        """Values by column name, absent ones left out."""
+        return {column.name: cell[0] for column, cell in self._cells.items() if cell[0] is not None}
+
+    def __repr__(self) -> str:
+        return f"Row({self.key!r}, {self.values()!r})"
+
+
+class Snapshot:
+    """The store as of one timestamp.
+
+    Attributes: `start_ts`, the timestamp; `wall`, for a snapshot `at=` a time: the wall time (seconds) of the note
+    that it stands on, else None.
+    """
+
+    def __init__(self, client: Client, start_ts: int, wall: float | None = None) -> None:
+        self._client = client
+        self._driver: Driver = client.driver
+        self._bounds = client.bounds
+        self.start_ts = start_ts
+        self.wall = wall
+        self._open = True
+        self._writes: dict[_WHERE, tuple[Bound, bytes | None]] = {}
+
+    # ------------------------------------------------------------ reading
+
+    async def get(self, column: Column[K, V], key: K) -> V | None:
+        """The value of a cell, or None.
+
+        Raises: TransactionClosed, TooLarge, Corruption; TypeError or ValueError for a key of the wrong kind.
+        """
+        if not self._open:
+            raise self._closed()
+        bound = self._bounds.get(column) or self._client.bind(column)
+        row = column.table.row(key)
+        if self._writes:
+            own = self._writes.get((bound.table, row, bound.column))
+            if own is not None:
+                return None if own[1] is None else column.codec.decode(own[1])
+        seen = await self._driver.read(bound.table, row, bound.column, self.start_ts)
+        if type(seen) is Missing:
+            return None
+        return decoded(column.codec, seen.value, repr(column))  # type: ignore[union-attr]
+
+    async def get_many(self, column: Column[K, V], keys: Iterable[K]) -> dict[K, V | None]:
+        """The values of many cells of a column, by key, in the order asked; None where absent."""
+        bound = self._usable(column)
+        wanted = {key: column.table.row(key) for key in keys}
+        seen = await self._see(bound.table, [(row, (bound.column,)) for row in wanted.values()])
+        out: dict[K, V | None] = {}
+        for key, row in wanted.items():
+            own = self._writes.get((bound.table, row, bound.column))
+            out[key] = self._value(column, own, seen[row, bound.column])[0]
+        return out
+
+    async def row(self, table: Table[K], key: K, columns: Sequence[Column[K, Any]] | None = None) -> Row[K]:
+        """Several columns of one row (all declared ones by default); absent values are None."""
+        columns = list(table.columns.values()) if columns is None else columns
+        bounds = self._of_table(table, columns)
+        row = table.row(key)
+        seen = await self._see(table.name, [(row, tuple(bound.column for bound in bounds))])
+        return self._assemble(key, row, columns, bounds, seen)
+
+    def scan(
+        self,
+        table: Table[K],
+        *,
+        start: K | None = None,
+        stop: K | None = None,
+        prefix: K | tuple[Any, ...] | None = None,
+        columns: Sequence[Column[K, Any]] | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Scan[K]:
+        """Rows in key order that have a value in any of the columns: `async for row in txn.scan(...)`.
+
+        Args:
+            start, stop: keys; from start on, up to but without stop.
+            prefix: keys that begin so: a str or bytes, or for tuple keys a tuple of the first parts.
+            columns: which to read; all declared ones by default.
+            limit: at most so many rows.
+            reverse: against the key order.
+
+        It may be left at any point: between two rows nothing is held.
+        """
+        columns = list(table.columns.values()) if columns is None else columns
+        bounds = self._of_table(table, columns)
+        low, high = _range(table, start, stop, prefix)
+        if limit is not None and limit < 0:
+            raise UsageError(f"limit is {limit}; it cannot be negative")
+        return Scan(self, table, columns, bounds, low, high, limit, reverse)
+
+    # ------------------------------------------------------------ inside
+
+    def _closed(self) -> TransactionClosed:
+        kind = type(self).__name__.lower()
+        return TransactionClosed(f"this {kind} has ended; use it inside its `async with` or function only")
+
+    def _usable(self, column: Column[Any, Any]) -> Bound:
+        if not self._open:
+            raise self._closed()
+        return self._bounds.get(column) or self._client.bind(column)
+
+    def _of_table(self, table: Table[K], columns: Sequence[Column[K, Any]]) -> list[Bound]:
+        if not columns:
+            raise UsageError(f"table {table.name!r}: no columns to read")
+        bounds = [self._usable(column) for column in columns]
+        for column in columns:
+            if column.table is not table:
+                raise UsageError(f"{column!r} is not a column of table {table.name!r}")
+        return bounds
+
+    async def _see(
+        self, table: str, wanted: Sequence[tuple[bytes, tuple[int, ...]]]
+    ) -> dict[tuple[bytes, int], Value | Missing]:
+        """Many cells of a table at start_ts."""
+        ts = self.start_ts
+        out: dict[tuple[bytes, int], Value | Missing] = {}
+        for at in range(0, len(wanted), _ROWS_PER_READ):
+            chunk = wanted[at : at + _ROWS_PER_READ]
+            requests: list[ReadRequest] = [
+                (table, row, [q for c in columns for q in ((LOCK, c, 0, ts, 1), (WRITE, c, 0, ts, 1))])
+                for row, columns in chunk
+            ]
+            found = await self._driver.store.read(requests)
+            seen: dict[tuple[bytes, int], Seen] = {}
+            for (row, columns), cells in zip(chunk, found, strict=True):
+                for i, column in enumerate(columns):
+                    seen[row, column] = look(cells[2 * i], cells[2 * i + 1])
+            out.update(await self._finish(table, seen))
+        return out
+
+    async def _finish(
+        self, table: str, seen: dict[tuple[bytes, int], Seen]
+    ) -> dict[tuple[bytes, int], Value | Missing]:
+        """Long values in one read; then whatever a lock is in the way of, one by one (T9)."""
+        out: dict[tuple[bytes, int], Value | Missing] = {}
+        long = [(where, s) for where, s in seen.items() if isinstance(s, InData)]
+        if long:
+            requests: list[ReadRequest] = [
+                (table, row, ((s.group, column, s.start_ts, s.start_ts, 1),)) for (row, column), s in long
+            ]
+            for (where, found), [cells] in zip(long, await self._driver.store.read(requests), strict=True):
+                if cells:
+                    out[where] = Value(found.commit_ts, cells[0][1])
+        for (row, column), s in seen.items():
+            if (row, column) not in out:
+                out[row, column] = await self._driver.finish(table, row, column, self.start_ts, s)
+        return out
+
+    def _value(
+        self, column: Column[Any, V], own: tuple[Bound, bytes | None] | None, seen: Value | Missing
+    ) -> tuple[V | None, int]:
+        if own is not None:
+            return (None if own[1] is None else column.codec.decode(own[1])), 0
+        if isinstance(seen, Missing):
+            return None, seen.commit_ts
+        return decoded(column.codec, seen.value, repr(column)), seen.commit_ts
+
+    def _assemble(
+        self,
+        key: K,
+        row: bytes,
+        columns: Sequence[Column[K, Any]],
+        bounds: Sequence[Bound],
+        seen: dict[tuple[bytes, int], Value | Missing],
+    ) -> Row[K]:
+        never = Missing()
+        cells: dict[Column[K, Any], tuple[Any, int]] = {}
+        for column, bound in zip(columns, bounds, strict=True):
+            own = self._writes.get((bound.table, row, bound.column)) if self._writes else None
+            cells[column] = self._value(column, own, seen.get((row, bound.column), never))
+        return Row(key, cells)
+
+
+class Transaction(Snapshot):
+    """Reads and writes that become visible together, or not at all.
+
+    Attributes: `commit_ts`, 0 until committed (and for one that wrote nothing); `outcome`: "open", "committed",
+    "aborted" or "unknown" (T10); `token`: what `db.outcome` takes, "" for one that never began to commit.
+    """
+
+    def __init__(self, client: Client, start_ts: int) -> None:
+        super().__init__(client, start_ts)
+        self.commit_ts = 0
+        self.outcome = "open"
+        self.token = ""
+        self._bytes = 0
+        self._ack: Intent | None = None  # an observer run's primary (N2)
+        self._root = self._depth = 0
+
+    def set(self, column: Column[K, V], key: K, value: V) -> None:
+        """Write a cell. Never blocks.
+
+        Raises: TooLarge over a limit; TypeError or ValueError for what the codec cannot take.
+        """
+        if value is None:
+            raise TypeError(f"None means absent; to remove a value use delete({column!r}, key)")
+        bound = self._usable(column)
+        data = column.codec.encode(value)
+        if len(data) > VALUE_BYTES_MAX:
+            raise TooLarge(f"value of {column!r}", len(data), VALUE_BYTES_MAX, "Keep it elsewhere, or in pieces.")
+        self._note(bound, column.table.row(key), data)
+
+    def delete(self, column: Column[K, Any], key: K) -> None:
+        """Remove a cell's value; observers of the column run. Never blocks."""
+        self._note(self._usable(column), column.table.row(key), None)
+
+    def _note(self, bound: Bound, row: bytes, data: bytes | None) -> None:
+        writes = self._writes
+        where = (bound.table, row, bound.column)
+        options = self._client.config.transaction
+        if len(writes) >= options.cells_max and where not in writes:
+            raise TooLarge("cells of one transaction", len(writes) + 1, options.cells_max, "Write it in parts.")
+        old = writes.get(where)
+        size = self._bytes + (len(data) if data else 0) - (len(old[1]) if old and old[1] else 0)
+        if size > options.bytes_max:
+            raise TooLarge("bytes written by one transaction", size, options.bytes_max, "Write it in parts.")
+        self._bytes = size
+        writes[where] = (bound, data)
+
+    # ------------------------------------------------------------ commit
+
+    def discard(self) -> None:
+        """End without a commit. Nothing was sent, so there is nothing to undo."""
+        if self._open:
+            self._open = False
+            self.outcome = "aborted"
+
+    async def commit(self) -> int:
+        """Commit; returns commit_ts, or 0 if nothing was written.
+
+        Raises: WriteConflict, RolledBack, CatalogueChanged (run it again), StoreFull, CommitUnknown.
+        """
+        if not self._open:
+            raise self._closed()
+        self._open = False
+        client = self._client
+        version = client.catalogue.version
+        intents = [_intent(where, write) for where, write in self._writes.items()]
+        if self._ack is not None:
+            intents.append(self._ack)
+        if not intents:
+            self.outcome = "committed"
+            return 0
+        parts = self._parts(intents)
+        first = parts[0][0]
+        primary = Cellref(first.table, first.row, first.column)
+        header = Header(self.start_ts, primary, self._root, self._depth, client.lease_token, client.oracle.wall_ms())
+        self.token = make_token(self.start_ts, primary)
+        self.outcome = "unknown"
+        observed = self._ack is not None or any(intent.observers for intent in intents)
+        commit = Commit(header, parts)
+        try:
+            self.commit_ts = await self._driver.commit(commit, observed=observed, version=version)
+        except ConflictAt as found:
+            self.outcome = "aborted"
+            raise conflict(found, client.name_of) from None
+        except BaseException as error:
+            self.outcome = "unknown" if client.is_unknown(error) else "aborted"
+            raise
+        self.outcome = "committed"
+        return self.commit_ts
+
+    def _parts(self, intents: list[Intent]) -> list[list[Intent]]:
+        """The cells by tablet (or by row, where the store has no groups), the primary's part first (T12)."""
+        if len(intents) == 1:
+            return [intents]
+        store = self._driver.store
+        parts: dict[object, list[Intent]] = {}
+        for intent in intents:
+            where = store.locate(intent.table, intent.row) if store.groups else (intent.table, intent.row)
+            parts.setdefault(where, []).append(intent)
+        ordered = sorted(parts.values(), key=len, reverse=True)
+        ack = self._ack
+        if ack is not None:
+            mine = next(i for i, part in enumerate(ordered) if part[-1] is ack)
+            ordered.insert(0, ordered.pop(mine))
+            ordered[0].insert(0, ordered[0].pop())
+        return ordered
+
+
+def _intent(where: _WHERE, write: tuple[Bound, bytes | None]) -> Intent:
+    table, row, column = where
+    bound, data = write
+    if data is None:
+        return Intent(table, row, column, DELETE, b"", bound.observers)
+    if len(data) <= SHORT_VALUE_BYTES:
+        return Intent(table, row, column, PUT, data, bound.observers)
+    return Intent(table, row, column, PUT_DATA, bound.group.encode(), bound.observers, (), data)
+
+
+def _range(table: Table[Any], start: Any, stop: Any, prefix: Any) -> tuple[bytes, bytes | None]:
+    """[low, high) of rows."""
+    low = b"" if start is None else table.row(start)
+    high = None if stop is None else table.row(stop)
+    if prefix is not None:
+        codec = table.key
+        begins = codec.part_prefix(prefix) if isinstance(codec, TupleCodec) else codec.encode(prefix)
+        if codec.name == "int64":
+            raise UsageError(f"table {table.name!r}: numbers have no prefix; use start and stop")
+        low = max(low, begins)
+        after = _after_prefix(begins)
+        high = after if high is None else high if after is None else min(high, after)
+    return low, high
+
+
+def _after_prefix(prefix: bytes) -> bytes | None:
+    """The smallest row after all that begin with `prefix`; None: there is none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+
+
+class Scan(Generic[K]):
+    """An asynchronous iterator over rows. A plain object: left half-way, there is nothing to close."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        table: Table[K],
+        columns: Sequence[Column[K, Any]],
+        bounds: Sequence[Bound],
+        low: bytes,
+        high: bytes | None,
+        limit: int | None,
+        reverse: bool,
+    ) -> None:
+        self._snapshot, self._table, self._columns, self._bounds = snapshot, table, columns, bounds
+        self._low, self._high, self._reverse = low, high, reverse
+        self._left = limit
+        self._ready: list[Row[K]] = []  # the rest of the page, the next row last
+        self._ended = limit == 0 or (high is not None and high <= low)
+
+    def __aiter__(self) -> Scan[K]:
+        return self
+
+    async def __anext__(self) -> Row[K]:
+        while not self._ready:
+            if self._ended:
+                raise StopAsyncIteration
+            self._ready = await self._page()
+        if self._left is not None:
+            self._left -= 1
+            self._ended |= self._left == 0
+            if self._ended and self._left == 0:
+                row = self._ready.pop()
+                self._ready = []
+                return row
+        return self._ready.pop()
+
+    async def all(self) -> list[Row[K]]:
+        """The rest of the rows as a list."""
+        return [row async for row in self]
+
+    async def _page(self) -> list[Row[K]]:
+        """The next rows, in reverse; moves the range on."""
+        snapshot = self._snapshot
+        if not snapshot._open:
+            raise snapshot._closed()
+        ts = snapshot.start_ts
+        columns = tuple(bound.column for bound in self._bounds)
+        request = ScanRequest(
+            self._table.name,
+            self._low,
+            self._high,
+            (ScanQuery(LOCK, columns, 0, ts), ScanQuery(WRITE, columns, 0, ts)),
+            self._reverse,
+            _ROWS_PER_READ if self._left is None else min(max(self._left, 16), _ROWS_PER_READ),
+        )
+        page = await snapshot._driver.store.scan(request)
+        seen: dict[tuple[bytes, int], Seen] = {}
+        for row, (locks, writes) in page.rows:
+            by_column = {column: ([], []) for column in columns}  # type: ignore[var-annotated]
+            for column, at, value in locks:
+                by_column[column][0].append((at, value))
+            for column, at, value in writes:
+                by_column[column][1].append((at, value))
+            for column, (l, w) in by_column.items():  # noqa: E741
+                seen[row, column] = look(l, w)
+        found = await snapshot._finish(self._table.name, seen)
+        rows = {row for row, _ in page.rows} | self._own_rows(page.next)
+        self._move(page.next)
+        out = []
+        for row in sorted(rows, reverse=not self._reverse):
+            key = decoded(self._table.key, row, f"key of table {self._table.name!r}")
+            got = snapshot._assemble(key, row, self._columns, self._bounds, found)
+            if any(column in got for column in self._columns):
+                out.append(got)
+        return out
+
+    def _own_rows(self, next_row: bytes | None) -> set[bytes]:
+        """Rows of the page's range that the transaction itself has written."""
+        writes = self._snapshot._writes
+        if not writes:
+            return set()
+        low, high = self._low, self._high
+        if next_row is not None:
+            low, high = (next_row, high) if self._reverse else (low, next_row)
+        columns = {bound.column for bound in self._bounds}
+        return {
+            row
+            for table, row, column in writes
+            if table == self._table.name and column in columns and low <= row and (high is None or row < high)
+        }
+
+    def _move(self, next_row: bytes | None) -> None:
+        if next_row is None:
+            self._ended = True
+        elif self._reverse:
+            self._high = next_row
+        else:
+            self._low = next_row

@@ -1,0 +1,538 @@
+"""What a crawl delivers for a URL, and what an index needs of it: title, text and links.
+
+Everything here is a pure function of its arguments, because the incremental index and the batch build that
+checks it must read a page in the same way.
+
+Markup is read as a stream of tags, in one pass, and never built into a tree. A tree builder that follows the
+HTML standard takes quadratic time on deep nesting and quadratic memory on formatting elements left open
+(250 KB of `<p><font color=..>` make more than a gigabyte of nodes), so one hostile page would stop a worker.
+Title, text, links and base need no tree; the tests hold this reader against a real HTML parser.
+"""
+
+import codecs
+import html
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+from urllib.parse import urljoin, urlsplit, urlunsplit
+
+import msgpack
+from w3lib.encoding import html_body_declared_encoding, http_content_type_encoding, read_bom, resolve_encoding
+from w3lib.url import canonicalize_url
+
+URL_BYTES_MAX = 400
+"""The longest canonical URL, in UTF-8: it is part of a row key, and keys are short."""
+
+URL_INPUT_CHARS_MAX = 8192
+"""A longer link is not even looked at; most of these are data: URLs that forgot their scheme."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The answer to a request for `url`, as a crawl delivers it."""
+
+    url: str
+    status: int = 200
+    content_type: str | None = None
+    charset: str | None = None
+    """From the headers: may be missing, unknown or wrong."""
+    body: bytes = b""
+    location: str | None = None
+    """Where a redirect leads; may be relative to `url`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParseLimits:
+    """How much of one page is taken; what is cut off is named in `Parsed.notes`."""
+
+    body_bytes_max: int = 4 * 1024 * 1024
+    text_chars_max: int = 100_000
+    title_chars_max: int = 300
+    anchor_chars_max: int = 200
+    """Of all the anchor texts that lead from the page to one target, joined."""
+    links_max: int = 2_000
+    """Distinct targets."""
+    hrefs_max: int = 20_000
+    """Link elements looked at, whether or not they lead to a new target."""
+    url_bytes_max: int = URL_BYTES_MAX
+
+
+DEFAULT_LIMITS = ParseLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a page says: the same page and limits always give the same value."""
+
+    title: str = ""
+    text: str = ""
+    links: tuple[tuple[str, str], ...] = ()
+    """(canonical target, anchor text), one per target, in the order of the page."""
+    notes: tuple[str, ...] = ()
+
+
+# --------------------------------------------------------------------------------------------- packing
+
+
+def pack(page: Page) -> bytes:
+    """The page as one msgpack map."""
+    return bytes(
+        msgpack.packb(
+            {
+                "url": page.url,
+                "status": page.status,
+                "content_type": page.content_type,
+                "charset": page.charset,
+                "body": page.body,
+                "location": page.location,
+            }
+        )
+    )
+
+
+def unpack(packed: bytes) -> Page:
+    """The page that `pack` was given; ValueError for anything else."""
+    try:
+        fields = msgpack.unpackb(packed)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ValueError(f"not a packed page: {error}") from error
+    return page_of(fields)
+
+
+_FIELD_TYPES: dict[str, tuple[type, ...]] = {
+    "url": (str,),
+    "status": (int,),
+    "content_type": (str, type(None)),
+    "charset": (str, type(None)),
+    "body": (bytes,),
+    "location": (str, type(None)),
+}
+
+
+def page_of(fields: object) -> Page:
+    """The page in an unpacked map; ValueError when it is not one."""
+    if not isinstance(fields, dict) or fields.keys() != _FIELD_TYPES.keys():
+        raise ValueError("not a packed page: the fields are not those of a page")
+    for name, types in _FIELD_TYPES.items():
+        if not isinstance(fields[name], types) or isinstance(fields[name], bool):
+            raise ValueError(f"not a packed page: {name} is {type(fields[name]).__name__}")
+    return Page(**fields)
+
+
+# --------------------------------------------------------------------------------------------- URLs
+
+_PORTS = {"http": ":80", "https": ":443"}
+_SCHEMES = frozenset({"http", "https", "file"})
+_HOST = re.compile(r"(?:[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
+# Already canonical: no query, no escapes, no dot segments. Saves the full treatment for most links.
+_PLAIN = re.compile(r"https?://[a-z0-9][a-z0-9-]{0,62}(?:\.[a-z0-9][a-z0-9-]{0,62})+/[A-Za-z0-9_~-][A-Za-z0-9._~/-]*")
+_CONTROLS = "".join(map(chr, range(33)))
+_NO_LINE_BREAKS = str.maketrans("", "", "\t\r\n")
+
+
+def canonical_url(url: str, base: str | None = None, bytes_max: int = URL_BYTES_MAX) -> str | None:
+    """One spelling for every way to write an http, https or file URL; None for what cannot be a row.
+
+    The fragment, the default port and any user name are dropped, the host is lower-case ASCII, dot segments
+    are resolved, escapes are normalised and query arguments sorted. None stands for other schemes, for
+    what is no URL, and for a URL of more than `bytes_max` bytes. It never raises.
+    """
+    if len(url) > URL_INPUT_CHARS_MAX:
+        return None
+    url = url.strip(_CONTROLS).translate(_NO_LINE_BREAKS)
+    try:
+        if base is not None:
+            url = urljoin(base, url)
+        canonical = url if _is_plain(url) else _canonical(url)
+    except ValueError:
+        # urllib and w3lib say so of bad ports, bad IPv6 and text that has no UTF-8 form.
+        return None
+    if canonical is None or len(canonical) > bytes_max:
+        return None
+    return canonical
+
+
+def _is_plain(url: str) -> bool:
+    return "/." not in url and _PLAIN.fullmatch(url) is not None
+
+
+@lru_cache(maxsize=4096)
+def _canonical(url: str) -> str | None:
+    scheme, rest, path, query, _ = urlsplit(canonicalize_url(url))
+    if scheme not in _SCHEMES or not path.startswith("/"):
+        return None
+    host = rest.rpartition("@")[2].removesuffix(_PORTS.get(scheme, ":"))
+    if scheme == "file":
+        if host not in ("", "localhost"):
+            return None
+        host = ""
+    elif _HOST.fullmatch(host) is None:
+        return None
+    canonical = urlunsplit((scheme, host, path, query, ""))
+    return canonical if canonical.isascii() and canonical.isprintable() else None
+
+
+# --------------------------------------------------------------------------------------------- kinds
+
+Kind = Literal["html", "text", "other"]
+
+_HTML_TYPES = frozenset({"text/html", "application/xhtml+xml"})
+_UNSAID_TYPES = frozenset({"", "*/*", "unknown/unknown", "application/unknown", "application/octet-stream"})
+_NOT_PROSE = frozenset({"text/css", "text/javascript", "text/ecmascript", "text/xml"})
+_SNIFFED_BYTES = 512
+_LOOKS_LIKE_HTML = re.compile(
+    rb"\s*(?:<!--.*?-->\s*|<\?xml[^>]*>\s*)*"
+    rb"<(?:!doctype\s+html|(?:html|head|title|meta|body|script|style|table|div|p|a|h1|br|b)(?=[\s/>]))",
+    re.IGNORECASE | re.DOTALL,
+)
+_BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
+
+
+def kind(page: Page) -> Kind:
+    """Whether the body is markup, plain text or neither: what the headers say, or how it begins."""
+    named = (page.content_type or "").partition(";")[0].strip().lower()
+    if named in _HTML_TYPES:
+        return "html"
+    if named.startswith("text/"):
+        return "other" if named in _NOT_PROSE else "text"
+    if named not in _UNSAID_TYPES:
+        return "other"
+    return _sniff(page.body[:_SNIFFED_BYTES], text_allowed=named != "application/octet-stream")
+
+
+def _sniff(head: bytes, text_allowed: bool) -> Kind:
+    encoding, mark = read_bom(head)
+    if encoding is not None and mark is not None:
+        head = head[len(mark) :].decode(encoding, "ignore").encode()
+    if _LOOKS_LIKE_HTML.match(head) is not None:
+        return "html"
+    return "text" if text_allowed and head and _BINARY.search(head) is None else "other"
+
+
+def is_redirect(page: Page) -> bool:
+    return 300 <= page.status < 400 and page.location is not None
+
+
+def indexable(page: Page) -> bool:
+    """Whether the page itself becomes a document; a redirect or an error does not."""
+    return 200 <= page.status < 300 and kind(page) != "other"
+
+
+# --------------------------------------------------------------------------------------------- charset
+
+# Python knows more codecs than these, among them ones that unpack archives or take quadratic time.
+_ENCODINGS = frozenset(
+    {"utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"}
+    | {f"iso8859-{part}" for part in range(1, 17)}
+    | {f"cp125{page}" for page in range(9)}
+    | {"ascii", "cp437", "cp850", "cp852", "cp866", "cp874", "koi8-r", "koi8-u", "mac-roman", "mac-cyrillic"}
+    | {"gb18030", "gbk", "gb2312", "hz", "big5", "big5hkscs", "euc_jp", "shift_jis", "cp932", "iso2022_jp"}
+    | {"euc_kr", "cp949", "tis-620"}
+)
+# What servers claim without having looked. Text that is valid UTF-8 is hardly ever one of these.
+_CARELESS = frozenset({"cp1252", "iso8859-1", "iso8859-15", "ascii"})
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,39}")
+
+
+def _known_encoding(label: str | None) -> str | None:
+    if label is None or _LABEL.fullmatch(label.strip("\"' ")) is None:
+        return None
+    name = resolve_encoding(label.strip("\"' "))
+    return name if name in _ENCODINGS else None
+
+
+def _candidates(page: Page, body: bytes, markup: bool) -> Iterator[str]:
+    """Encodings to try, the likeliest first."""
+    said = _known_encoding(page.charset) or _known_encoding(http_content_type_encoding(page.content_type))
+    if said is not None and (not said.startswith(("utf-16", "utf-32")) or b"\0" in body):
+        if said in _CARELESS:
+            yield "utf-8"
+        yield said
+    if markup:
+        declared = _known_encoding(html_body_declared_encoding(body))
+        # A declaration that could be read byte by byte cannot be in UTF-16.
+        if declared is not None and not declared.startswith(("utf-16", "utf-32")):
+            if declared in _CARELESS:
+                yield "utf-8"
+            yield declared
+    yield "utf-8"
+
+
+def _decode(page: Page, body: bytes, whole: bool, markup: bool) -> tuple[str, tuple[str, ...]]:
+    """The text of the body, and a note when that took a guess."""
+    encoding, mark = read_bom(body)
+    if encoding is not None and mark is not None:
+        return body[len(mark) :].decode(encoding, "replace"), ()
+    notes: tuple[str, ...] = ()
+    if page.charset is not None and _known_encoding(page.charset) is None:
+        notes = (f"charset {page.charset[:40]!r} is not known",)
+    first = None
+    for encoding in _candidates(page, body, markup):
+        first = first or encoding
+        try:
+            # A body that was cut may end inside a character.
+            return codecs.getincrementaldecoder(encoding)("strict").decode(body, whole), notes
+        except UnicodeDecodeError:
+            continue  # the next candidate may fit
+    likeliest = first or "utf-8"
+    return body.decode(likeliest, "replace"), (*notes, f"not all of the body is {likeliest}")
+
+
+# --------------------------------------------------------------------------------------------- markup
+
+# Every quantifier here is possessive, so that a match takes time in proportion to its length.
+# A quotation mark has a meaning only after "=".
+_REST_OF_TAG = r"""(?> [^>=]++ | =\s*+(?>"[^"]*+(?:"|\Z) | '[^']*+(?:'|\Z) | [^\s>"'][^\s>]*+ |) )*+"""
+# One construct that begins with "<": a comment, a tag, or what the standard calls a bogus comment.
+_CONSTRUCT = re.compile(
+    rf"""<(?:
+        (?P<comment>!--)
+      | (?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*+)(?P<attributes>{_REST_OF_TAG})(?P<close>>|\Z)
+      | (?P<bogus>[!?/])
+    )""",
+    re.VERBOSE | re.ASCII,
+)
+_ATTRIBUTE = re.compile(
+    r"""[\s/]*+ (?P<name>[^\s/>][^\s/>=]*+)
+        (?>\s*+=\s*+(?> "(?P<double>[^"]*+)(?:"|\Z) | '(?P<single>[^']*+)(?:'|\Z) | (?P<bare>[^\s>"'][^\s>]*+) |))?+
+    """,
+    re.VERBOSE | re.ASCII,
+)
+_REFERENCE = re.compile(r"&(?:#[0-9]{1,8};?|#[xX][0-9a-fA-F]{1,8};?|[a-zA-Z][a-zA-Z0-9]{1,31};)")
+_RAW_ELEMENTS = ("script", "style", "xmp", "iframe", "noembed", "noframes", "textarea", "title")
+_RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE | re.ASCII) for name in _RAW_ELEMENTS}
+_TEXT_IN_RAW = frozenset({"xmp", "textarea"})
+_WITH_ATTRIBUTES = ("a", "area", "base", "img")
+_INLINE = (
+    *("abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i"),
+    *("ins", "kbd", "label", "mark", "nobr", "q", "s", "samp", "small", "span", "strike", "strong", "sub"),
+    *("sup", "time", "tt", "u", "var", "wbr"),
+)
+# Text and the tags in it that say nothing, which is most of a page: taken in one step.
+_RUN = re.compile(
+    rf"""(?: [^<]++
+           | <(?!/?(?:{"|".join(_WITH_ATTRIBUTES + _RAW_ELEMENTS)})(?:[\s/>]|\Z)) /?[a-z]{_REST_OF_TAG}>
+           | <(?![a-z!?/]) )*+""",
+    re.VERBOSE | re.IGNORECASE | re.ASCII,
+)
+_TAG_NAME = re.compile(rf"</?([a-zA-Z][^\s/>]*+){_REST_OF_TAG}>", re.VERBOSE | re.ASCII)
+
+
+class _Gaps(dict[str, str]):
+    """What stands for a tag in the text, by its name. An inline tag is inside a word (<b>o</b>ne is one word),
+    any other ends it (one<td>two)."""
+
+    def __missing__(self, name: str) -> str:
+        return self.get(name.lower(), " ")
+
+
+_GAPS = _Gaps.fromkeys(_INLINE, "")
+# The rest follows from what is missing; these are only looked up faster.
+_GAPS.update(dict.fromkeys(("p", "br", "div", "table", "tr", "td", "ul", "li", "dl", "dt", "dd"), " "))
+
+
+def _words_of(run: str) -> str:
+    if "<" in run:
+        pieces = _TAG_NAME.split(run)
+        pieces[1::2] = map(_GAPS.__getitem__, pieces[1::2])
+        run = "".join(pieces)
+    return _unescape(run)
+
+
+def _unescape(raw: str) -> str:
+    if "&" not in raw:
+        return raw
+    return _REFERENCE.sub(lambda found: html.unescape(found[0]), raw)
+
+
+def _attributes(raw: str) -> dict[str, str]:
+    """Attribute values by lower-case name; as in a browser the first of a name counts."""
+    values: dict[str, str] = {}
+    for found in _ATTRIBUTE.finditer(raw):
+        value = found["double"] or found["single"] or found["bare"] or ""
+        values.setdefault(found["name"].lower(), _unescape(value))
+    return values
+
+
+def _tidy(text: str, chars_max: int) -> str:
+    """Single spaces, and no NUL: what stores text often ends it there."""
+    return " ".join(text.replace("\0", " ").split())[:chars_max].rstrip()
+
+
+@dataclass(slots=True)
+class _Reader:
+    """One pass over decoded markup."""
+
+    markup: str
+    hrefs_max: int
+    title: str | None = None
+    base: str | None = None
+    pieces: list[str] = field(default_factory=list)
+    hrefs: list[tuple[str, str]] = field(default_factory=list)
+    hrefs_cut: bool = False
+    _open_href: str | None = None
+    _open_since: int = 0
+
+    def read(self) -> None:
+        markup, position = self.markup, 0
+        while position < len(markup):
+            run = _RUN.match(markup, position)
+            if run is not None and run.end() > position:
+                position = run.end()
+                self.pieces.append(_words_of(run[0]))
+            found = _CONSTRUCT.match(markup, position)
+            position = len(markup) if found is None else self._construct(found)
+        self._close_link()
+
+    def _construct(self, found: re.Match[str]) -> int:
+        """Takes in one construct; returns where the next text begins."""
+        if found["comment"] is not None:
+            # From inside the opening: <!--> is a whole comment.
+            return self._after("-->", found.start() + 2)
+        if found["bogus"] is not None:
+            return self._after(">", found.end())
+        if not found["close"]:
+            return len(self.markup)
+        name = found["name"].lower()
+        if name != "a":
+            self.pieces.append(" ")
+        if found["end"]:
+            if name == "a":
+                self._close_link()
+        elif name in _WITH_ATTRIBUTES:
+            self._element(name, _attributes(found["attributes"]))
+        elif name in _RAW_END:
+            return self._raw(name, found.end())
+        return found.end()
+
+    def _after(self, closing: str, start: int) -> int:
+        at = self.markup.find(closing, start)
+        return len(self.markup) if at < 0 else at + len(closing)
+
+    def _raw(self, name: str, start: int) -> int:
+        """The content of an element that holds no markup. Its end tag is left to be read."""
+        found = _RAW_END[name].search(self.markup, start)
+        end = len(self.markup) if found is None else found.start()
+        if name == "title" and self.title is None:
+            self.title = _unescape(self.markup[start:end])
+        elif name in _TEXT_IN_RAW:
+            self.pieces.append(_unescape(self.markup[start:end]))
+        return end
+
+    def _element(self, name: str, attributes: dict[str, str]) -> None:
+        if name == "img":
+            self.pieces.append(f" {attributes.get('alt', '')} ")
+        elif name == "base":
+            if self.base is None:
+                self.base = attributes.get("href")
+        elif name == "area":
+            if "href" in attributes:
+                self._add(attributes["href"], attributes.get("alt", ""))
+        else:
+            self._close_link()
+            self._open_href = attributes.get("href")
+            self._open_since = len(self.pieces)
+
+    def _close_link(self) -> None:
+        if self._open_href is not None:
+            self._add(self._open_href, "".join(self.pieces[self._open_since :]))
+            self._open_href = None
+
+    def _add(self, href: str, anchor: str) -> None:
+        if len(self.hrefs) < self.hrefs_max:
+            self.hrefs.append((href, anchor))
+        else:
+            self.hrefs_cut = True
+
+
+# --------------------------------------------------------------------------------------------- parse
+
+
+def parse(page: Page, limits: ParseLimits = DEFAULT_LIMITS) -> Parsed:
+    """Title, text and links of a page. A redirect is one link without an anchor text; an error is nothing."""
+    if is_redirect(page):
+        return _parse_redirect(page, limits)
+    if not indexable(page):
+        return Parsed()
+    whole = len(page.body) <= limits.body_bytes_max
+    body = page.body if whole else page.body[: limits.body_bytes_max]
+    markup = kind(page) == "html"
+    decoded, notes = _decode(page, body, whole, markup)
+    if not whole:
+        notes = (f"body cut at {limits.body_bytes_max} bytes", *notes)
+    read = _parse_html if markup else _parse_text
+    parsed = read(page, decoded, limits)
+    return Parsed(parsed.title, parsed.text, parsed.links, notes + parsed.notes)
+
+
+def _parse_redirect(page: Page, limits: ParseLimits) -> Parsed:
+    target = canonical_url(page.location or "", page.url, limits.url_bytes_max)
+    if target is None:
+        return Parsed(notes=("the redirect leads to no URL that can be indexed",))
+    own = canonical_url(page.url, None, limits.url_bytes_max)
+    return Parsed(links=() if target == own else ((target, ""),))
+
+
+def _parse_text(page: Page, decoded: str, limits: ParseLimits) -> Parsed:
+    text, notes = _bounded_text(decoded, limits)
+    return Parsed(text=text, notes=notes)
+
+
+def _parse_html(page: Page, decoded: str, limits: ParseLimits) -> Parsed:
+    # All white space becomes single spaces in the end; this saves the costly way through the references.
+    reader = _Reader(decoded.replace("&nbsp;", " "), limits.hrefs_max)
+    reader.read()
+    text, notes = _bounded_text("".join(reader.pieces), limits)
+    links, link_notes = _links(page, reader, limits)
+    return Parsed(_tidy(reader.title or "", limits.title_chars_max), text, links, notes + link_notes)
+
+
+def _bounded_text(text: str, limits: ParseLimits) -> tuple[str, tuple[str, ...]]:
+    tidy = _tidy(text, len(text))
+    if len(tidy) <= limits.text_chars_max:
+        return tidy, ()
+    return tidy[: limits.text_chars_max].rstrip(), (f"text cut at {limits.text_chars_max} characters",)
+
+
+def _links(page: Page, reader: _Reader, limits: ParseLimits) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    resolve = _resolver(page, reader.base, limits)
+    own = canonical_url(page.url, None, limits.url_bytes_max)
+    anchors: dict[str, dict[str, None]] = {}
+    unusable = 0
+    cut = False
+    for href, anchor in reader.hrefs:
+        target = resolve(href)
+        if target is None:
+            unusable += 1
+        elif target != own:
+            if target not in anchors:
+                if len(anchors) == limits.links_max:
+                    cut = True
+                    break
+                anchors[target] = {}
+            anchors[target].setdefault(_tidy(anchor, limits.anchor_chars_max))
+    notes = []
+    if reader.hrefs_cut:
+        notes.append(f"link elements cut at {limits.hrefs_max}")
+    if cut:
+        notes.append(f"links cut at {limits.links_max}")
+    if unusable:
+        notes.append(f"{unusable} links skipped: not a URL that can be indexed")
+    joined = ((target, _tidy(" ".join(texts), limits.anchor_chars_max)) for target, texts in anchors.items())
+    return tuple(joined), tuple(notes)
+
+
+def _resolver(page: Page, base_href: str | None, limits: ParseLimits) -> Callable[[str], str | None]:
+    base = page.url
+    if base_href is not None:
+        base = canonical_url(base_href, page.url) or page.url
+    known: dict[str, str | None] = {}
+
+    def resolve(href: str) -> str | None:
+        if href not in known:
+            known[href] = canonical_url(href, base, limits.url_bytes_max)
+        return known[href]
+
+    return resolve

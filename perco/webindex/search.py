@@ -1,0 +1,315 @@
+"""A search index in one SQLite file: where the documents go that people search.
+
+The file is fed from outside, by an exporter that may die and start again at any point. So a row says which
+version of a document it is, and only a newer version replaces it: exporting the same rows twice, or old rows
+after new ones, changes nothing. A deletion is a version too, and stays behind as an empty row.
+
+Documents are kept as they were given, next to a full-text index (FTS5) that holds no copy of them.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from types import TracebackType
+from typing import Literal, Self
+
+import msgpack
+
+from perco.webindex.batch import Document, digest_in_order
+
+FORMAT = 1
+"""The version of the layout of the file, in its `user_version`."""
+
+VERSION_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How the file is written, and what counts in a search."""
+
+    synchronous: Literal["FULL", "NORMAL", "OFF"] = "FULL"
+    """FULL: an export that returned survives a power failure. NORMAL: it may be undone by one, whole."""
+    busy_seconds: float = 10.0
+    """How long to wait for another process that writes to the file."""
+    title_weight: float = 10.0
+    anchors_weight: float = 4.0
+    text_weight: float = 1.0
+    anchor_words_chars_max: int = 20_000
+    """Of the distinct texts of all links to a document: what is searched. All of them are kept."""
+    query_words_max: int = 32
+    snippet_words: int = 16
+    hits_max: int = 1_000
+
+
+DEFAULT_OPTIONS = SearchOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRow:
+    """What is to be known about a URL from this version on; None when its document is gone."""
+
+    url: str
+    version: int
+    document: Document | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A document that has all the words of a query; a higher score is better."""
+
+    url: str
+    title: str
+    snippet: str
+    score: float
+
+
+class SearchIndexError(Exception):
+    """The file is not a search index that this version can use."""
+
+
+class EmptyQueryError(ValueError):
+    """There is no word in the query."""
+
+
+# A document that is gone keeps its row, with a version and nothing else, and is in no view and no full text.
+_LAYOUT = """
+CREATE TABLE pages (
+    id INTEGER PRIMARY KEY,
+    url TEXT NOT NULL UNIQUE,
+    version INTEGER NOT NULL,
+    title TEXT,
+    anchors TEXT,
+    body TEXT,
+    links BLOB
+);
+CREATE VIEW documents AS SELECT * FROM pages WHERE title IS NOT NULL;
+CREATE VIRTUAL TABLE words USING fts5(
+    title, anchors, body,
+    content = 'documents', content_rowid = 'id', tokenize = 'porter unicode61 remove_diacritics 2'
+);
+"""
+_REPLACE = """
+INSERT INTO pages (url, version, title, anchors, body, links) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (url) DO UPDATE SET version = excluded.version, title = excluded.title,
+    anchors = excluded.anchors, body = excluded.body, links = excluded.links
+RETURNING id
+"""
+_FIND = """
+SELECT words.rowid, documents.url, documents.title, bm25(words, ?, ?, ?) AS score
+FROM words JOIN documents ON documents.id = words.rowid
+WHERE words MATCH ? ORDER BY score, documents.url LIMIT ?
+"""
+_SNIPPET = "SELECT snippet(words, 2, ?, ?, '…', ?) FROM words WHERE words MATCH ? AND rowid = ?"
+_DOCUMENTS_PER_READ = 500
+
+_Words = tuple[str, str, str]
+
+
+class SearchIndex:
+    """The index in the file at `path`, made if there is none. For use from one thread at a time."""
+
+    def __init__(self, path: str | PathLike[str], options: SearchOptions = DEFAULT_OPTIONS) -> None:
+        self._options = options
+        try:
+            self._db = sqlite3.connect(
+                fspath(path), timeout=options.busy_seconds, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            raise SearchIndexError(f"{fspath(path)}: {error}") from error
+        try:
+            self._prepare()
+        except sqlite3.Error as error:
+            self._db.close()
+            raise SearchIndexError(f"{fspath(path)} cannot be used as a search index: {error}") from error
+        except BaseException:
+            self._db.close()
+            raise
+
+    @classmethod
+    def in_memory(
+        cls,
+        documents: Mapping[str, Document] | Iterable[Document],
+        options: SearchOptions = DEFAULT_OPTIONS,
+    ) -> Self:
+        """An index of these documents that lives as long as the object: to search a state of the past."""
+        index = cls(":memory:", options)
+        plain = documents.values() if isinstance(documents, Mapping) else documents
+        index.export([ExportRow(document.url, 0, document) for document in plain])
+        return index
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute(f"PRAGMA synchronous = {self._options.synchronous}")
+        with self._transaction():
+            found = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if found == FORMAT:
+                return
+            if found != 0:
+                raise SearchIndexError(
+                    f"the search index has format {found}, and this version of perco knows only {FORMAT}: "
+                    "delete the file and export again"
+                )
+            if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise SearchIndexError("the file is an SQLite database, but not a search index")
+            for statement in _LAYOUT.split(";\n"):
+                self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version = {FORMAT}")
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ----------------------------------------------------------------------------------------- writing
+
+    def export(self, rows: Sequence[ExportRow]) -> int:
+        """Takes in the rows that are newer than what is there, all in one transaction; returns how many."""
+        for row in rows:
+            _check(row)
+        with self._transaction():
+            return sum(self._take(row) for row in rows)
+
+    def _take(self, row: ExportRow) -> bool:
+        found = self._db.execute(
+            "SELECT id, version, title, anchors, body FROM pages WHERE url = ?", (row.url,)
+        ).fetchone()
+        if found is not None and found[1] >= row.version:
+            return False
+        old = None if found is None or found[2] is None else _Old(found[0], (found[2], found[3], found[4]))
+        document = row.document
+        if document is None:
+            self._db.execute(_REPLACE, (row.url, row.version, None, None, None, None)).fetchall()
+            self._index(old, None, None)
+            return True
+        new = (document.title, self._anchor_words(document), document.text)
+        values = (row.url, row.version, *new, msgpack.packb(document.anchors))
+        ((number,),) = self._db.execute(_REPLACE, values).fetchall()
+        self._index(old, number, new)
+        return True
+
+    def _index(self, old: "_Old | None", number: int | None, new: _Words | None) -> None:
+        """Brings the full text from the old words to the new. It has no copy, so it must be told both."""
+        if old is not None and old.words == new:
+            return
+        if old is not None:
+            self._db.execute(
+                "INSERT INTO words (words, rowid, title, anchors, body) VALUES ('delete', ?, ?, ?, ?)",
+                (old.number, *old.words),
+            )
+        if new is not None:
+            self._db.execute("INSERT INTO words (rowid, title, anchors, body) VALUES (?, ?, ?, ?)", (number, *new))
+
+    def _anchor_words(self, document: Document) -> str:
+        """What the links say, each text once: a word is not better for being on every page."""
+        distinct = dict.fromkeys(text for _, text in document.anchors if text)
+        return "\n".join(distinct)[: self._options.anchor_words_chars_max]
+
+    # ----------------------------------------------------------------------------------------- reading
+
+    def search(self, query: str, limit: int = 10, marks: tuple[str, str] = ("[", "]")) -> list[Hit]:
+        """The best documents that have all the words of the query, the best first.
+
+        A query is words, nothing else: operators and quotes have no meaning. What is joined by punctuation,
+        as asyncio.Future is, must be found in that order. EmptyQueryError when there is no word in it. In a
+        snippet the words that were found stand between `marks`.
+        """
+        phrases = self._phrases(query)
+        options = self._options
+        weights = (options.title_weight, options.anchors_weight, options.text_weight)
+        wanted = max(0, min(limit, options.hits_max))
+        found = self._db.execute(_FIND, (*weights, phrases, wanted)).fetchall()
+        return [Hit(url, title, self._snippet(number, phrases, marks), -score) for number, url, title, score in found]
+
+    def _phrases(self, query: str) -> str:
+        """The query in the language of FTS5: every word quoted, so that none of it is taken for syntax."""
+        # Lone surrogates have no UTF-8 form, and a NUL would end the query.
+        clean = query.encode("utf-8", "replace").decode().replace("\0", " ").replace('"', " ")
+        words = [word for word in clean.split() if any(map(str.isalnum, word))]
+        if not words:
+            raise EmptyQueryError("type at least one word to search for")
+        return " ".join(f'"{word}"' for word in words[: self._options.query_words_max])
+
+    def _snippet(self, number: int, phrases: str, marks: tuple[str, str]) -> str:
+        row = self._db.execute(_SNIPPET, (*marks, self._options.snippet_words, phrases, number)).fetchone()
+        return str(row[0])
+
+    def get(self, url: str) -> Document | None:
+        row = self._db.execute("SELECT url, title, body, links FROM documents WHERE url = ?", (url,)).fetchone()
+        return None if row is None else _document(row)
+
+    def version(self, url: str) -> int | None:
+        """The version that was last taken in for the URL, be it a deletion; None if it was never heard of."""
+        row = self._db.execute("SELECT version FROM pages WHERE url = ?", (url,)).fetchone()
+        return None if row is None else int(row[0])
+
+    def count(self) -> int:
+        """The number of documents, without the deleted."""
+        return int(self._db.execute("SELECT count(*) FROM documents").fetchone()[0])
+
+    def documents(self) -> Iterator[Document]:
+        """All documents in the order of their URLs, read piece by piece."""
+        after = ""
+        while True:
+            rows = self._db.execute(
+                "SELECT url, title, body, links FROM documents WHERE url > ? ORDER BY url LIMIT ?",
+                (after, _DOCUMENTS_PER_READ),
+            ).fetchall()
+            yield from map(_document, rows)
+            if len(rows) < _DOCUMENTS_PER_READ:
+                return
+            after = rows[-1][0]
+
+    def digest(self) -> str:
+        """Equal to `batch.digest` of the same documents."""
+        return digest_in_order(self.documents())
+
+    def check(self) -> None:
+        """Reads all of the file; SearchIndexError when its parts do not fit together."""
+        try:
+            (found,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
+            self._db.execute("INSERT INTO words (words, rank) VALUES ('integrity-check', 1)")
+        except sqlite3.DatabaseError as error:
+            raise SearchIndexError(f"the search index is damaged: {error}") from error
+        if found != "ok":
+            raise SearchIndexError(f"the search index is damaged: {found}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Old:
+    number: int
+    words: _Words
+
+
+def _check(row: ExportRow) -> None:
+    if not row.url:
+        raise ValueError("a row needs a URL")
+    if not 0 <= row.version <= VERSION_MAX:
+        raise ValueError(f"{row.url}: version {row.version} is not in 0 .. {VERSION_MAX}")
+    if row.document is not None and row.document.url != row.url:
+        raise ValueError(f"the row of {row.url} holds the document of {row.document.url}")
+
+
+def _document(row: tuple[str, str, str, bytes]) -> Document:
+    url, title, text, links = row
+    return Document(url, title, text, tuple((source, anchor) for source, anchor in msgpack.unpackb(links)))
