@@ -38,6 +38,7 @@ class SearchOptions:
     text_weight: float = 1.0
     anchor_words_chars_max: int = 20_000
     """Of the distinct texts of all links to a document: what is searched. All of them are kept."""
+    query_chars_max: int = 1_000
     query_words_max: int = 32
     snippet_words: int = 16
     hits_max: int = 1_000
@@ -107,25 +108,29 @@ _DOCUMENTS_PER_READ = 500
 _Words = tuple[str, str, str]
 
 
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Errors of SQLite as errors of the index, with what they mean for the caller."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise SearchIndexError(f"{what}: {error}") from error
+
+
 class SearchIndex:
     """The index in the file at `path`, made if there is none. For use from one thread at a time."""
 
     def __init__(self, path: str | PathLike[str], options: SearchOptions = DEFAULT_OPTIONS) -> None:
         self._options = options
-        try:
+        with _told(f"{fspath(path)} cannot be used as a search index"):
             self._db = sqlite3.connect(
                 fspath(path), timeout=options.busy_seconds, isolation_level=None, check_same_thread=False
             )
-        except sqlite3.Error as error:
-            raise SearchIndexError(f"{fspath(path)}: {error}") from error
-        try:
-            self._prepare()
-        except sqlite3.Error as error:
-            self._db.close()
-            raise SearchIndexError(f"{fspath(path)} cannot be used as a search index: {error}") from error
-        except BaseException:
-            self._db.close()
-            raise
+            try:
+                self._prepare()
+            except BaseException:
+                self._db.close()
+                raise
 
     @classmethod
     def in_memory(
@@ -140,26 +145,33 @@ class SearchIndex:
         return index
 
     def _prepare(self) -> None:
+        new = self._is_new()
+        # Not before: it would change a file that is not ours.
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {self._options.synchronous}")
-        with self._transaction():
-            found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found == FORMAT:
-                return
-            if found != 0:
-                raise SearchIndexError(
-                    f"the search index has format {found}, and this version of perco knows only {FORMAT}: "
-                    "delete the file and export again"
-                )
-            if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                raise SearchIndexError("the file is an SQLite database, but not a search index")
-            for statement in _LAYOUT.split(";\n"):
-                self._db.execute(statement)
-            self._db.execute(f"PRAGMA user_version = {FORMAT}")
+        if new:
+            with self._transaction("IMMEDIATE"):
+                if self._is_new():
+                    for statement in _LAYOUT.split(";\n"):
+                        self._db.execute(statement)
+                    self._db.execute(f"PRAGMA user_version = {FORMAT}")
+
+    def _is_new(self) -> bool:
+        (found,) = self._db.execute("PRAGMA user_version").fetchone()
+        if found == FORMAT:
+            return False
+        if found != 0:
+            raise SearchIndexError(
+                f"the search index has format {found}, and this version of perco knows only {FORMAT}: "
+                "delete the file and export again"
+            )
+        if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise SearchIndexError("the file is an SQLite database, but not a search index")
+        return True
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
+    def _transaction(self, kind: Literal["IMMEDIATE", "DEFERRED"]) -> Iterator[None]:
+        self._db.execute(f"BEGIN {kind}")
         try:
             yield
         except BaseException:
@@ -187,7 +199,7 @@ class SearchIndex:
         """Takes in the rows that are newer than what is there, all in one transaction; returns how many."""
         for row in rows:
             _check(row)
-        with self._transaction():
+        with _told("the export failed"), self._transaction("IMMEDIATE"):
             return sum(self._take(row) for row in rows)
 
     def _take(self, row: ExportRow) -> bool:
@@ -244,7 +256,8 @@ class SearchIndex:
     def _phrases(self, query: str) -> str:
         """The query in the language of FTS5: every word quoted, so that none of it is taken for syntax."""
         # Lone surrogates have no UTF-8 form, and a NUL would end the query.
-        clean = query.encode("utf-8", "replace").decode().replace("\0", " ").replace('"', " ")
+        cut = query[: self._options.query_chars_max]
+        clean = cut.encode("utf-8", "replace").decode().replace("\0", " ").replace('"', " ")
         words = [word for word in clean.split() if any(map(str.isalnum, word))]
         if not words:
             raise EmptyQueryError("type at least one word to search for")
@@ -268,7 +281,7 @@ class SearchIndex:
         return int(self._db.execute("SELECT count(*) FROM documents").fetchone()[0])
 
     def documents(self) -> Iterator[Document]:
-        """All documents in the order of their URLs, read piece by piece."""
+        """All documents in the order of their URLs, read piece by piece: an export in between is seen."""
         after = ""
         while True:
             rows = self._db.execute(
@@ -282,15 +295,14 @@ class SearchIndex:
 
     def digest(self) -> str:
         """Equal to `batch.digest` of the same documents."""
-        return digest_in_order(self.documents())
+        with self._transaction("DEFERRED"):
+            return digest_in_order(self.documents())
 
     def check(self) -> None:
         """Reads all of the file; SearchIndexError when its parts do not fit together."""
-        try:
+        with _told("the search index is damaged"):
             (found,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
             self._db.execute("INSERT INTO words (words, rank) VALUES ('integrity-check', 1)")
-        except sqlite3.DatabaseError as error:
-            raise SearchIndexError(f"the search index is damaged: {error}") from error
         if found != "ok":
             raise SearchIndexError(f"the search index is damaged: {found}")
 
