@@ -330,18 +330,18 @@ class open:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    ) -> None:
         db = self._db
         assert db is not None
-        failure = db.background.failure()
         swallowed = False
         try:
             await db.aclose()
         finally:
-            swallowed = bool(self._scope.__exit__(kind, error, trace))
+            swallowed = bool(self._scope.__exit__(kind, error, trace)) and error is not None
+        failure = db.background.failure()
         if failure is not None and (error is None or swallowed):
             raise failure
-        return swallowed
+        assert not swallowed, "only a failure cancels the block"
 
 
 async def _beside(local: LocalStore, schema: Schema | None, options: Options) -> Database:

@@ -49,7 +49,8 @@ def random_row(first: bytes, last: bytes, rng: random.Random) -> bytes:
         common += 1
     low = int.from_bytes(first[common : common + 7].ljust(7, b"\x00"), "big")
     high = int.from_bytes(last[common : common + 7].ljust(7, b"\x00"), "big")
-    return first[:common] + rng.randint(low, high).to_bytes(7, "big")
+    row = first[:common] + rng.randint(low, high).to_bytes(7, "big")
+    return min(max(row, first), last)
 
 
 class Scanner:

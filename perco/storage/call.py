@@ -2,39 +2,60 @@
 
 A task is woken directly (`trio.lowlevel`): an Event per request would cost more than the request.
 
+A call may go on: what to send next is decided on the loop as soon as the verdicts are in, without waking the task in
+between. A transaction in one tablet needs its task only once.
+
 T10  A cancelled task first takes its mutations out of the queue: then they were never sent. Once any of them is in a
      closed batch, the task waits for the verdicts, whatever its scope says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import trio
 
-from perco.storage.cells import Verdict
+from perco.storage.cells import Mutation, Verdict
+
+Then = Callable[[Sequence[Verdict]], "Sequence[Mutation] | None"]
 
 
 class Call:
     """The verdicts of one `apply`, some of them still to come."""
 
-    __slots__ = ("dropped", "taken", "task", "verdicts", "waiting")
+    __slots__ = ("cancelled", "dropped", "taken", "task", "then", "verdicts", "waiting")
 
-    def __init__(self, task: trio.lowlevel.Task, mutations: int) -> None:
+    def __init__(self, task: trio.lowlevel.Task, mutations: int, then: Then | None = None) -> None:
         self.task = task
+        self.then = then
+        self.cancelled = False  # asked to stop while it could not
         self.verdicts: list[Verdict | None] = [None] * mutations
         self.waiting = mutations
         self.taken = False  # some mutation is in a closed batch
         self.dropped = False  # cancelled before any was
 
     def answer(self, index: int, verdict: Verdict) -> None:
-        """A mutation's verdict; the last one wakes the task. Loop thread only."""
+        """A mutation's verdict, for a task that does not wait yet. Loop thread only."""
         self.verdicts[index] = verdict
         self.waiting -= 1
 
-    def wake(self) -> None:
-        trio.lowlevel.reschedule(self.task)
+    def goes_on(self) -> Sequence[Mutation] | None:
+        """All verdicts are in: what to send next for the same task, or None: wake it."""
+        if self.then is None or self.cancelled:  # T10
+            return None
+        mutations = self.then(self.verdicts)  # type: ignore[arg-type]
+        if mutations is not None:
+            self.verdicts = [None] * len(mutations)
+            self.waiting = len(mutations)
+            self.taken = False
+        return mutations
+
+    def unwrap(self) -> None:
+        """Makes the call its own `outcome.Outcome`: one object less for every wake-up."""
 
     def abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
         if self.taken:
+            self.cancelled = True
             return trio.lowlevel.Abort.FAILED
         self.dropped = True
         return trio.lowlevel.Abort.SUCCEEDED

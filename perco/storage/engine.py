@@ -37,6 +37,38 @@ class Batch(View, Protocol):
     def delete(self, group: str, key: bytes) -> None: ...
 
 
+class MemoryBatch:
+    """What one mutation writes to a `MemoryEngine`, kept apart until it is complete, so that it is all or nothing.
+
+    Checks come before writes (S1), so it need not see its own.
+    """
+
+    __slots__ = ("_engine", "_writes")
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        self._engine = engine
+        self._writes: list[tuple[str, bytes, bytes | None]] = []
+
+    def cursor(self, group: str) -> Cursor:
+        return self._engine.cursor(group)
+
+    def get(self, group: str, key: bytes) -> bytes | None:
+        return self._engine.get(group, key)
+
+    def put(self, group: str, key: bytes, value: bytes) -> None:
+        self._writes.append((group, key, value))
+
+    def delete(self, group: str, key: bytes) -> None:
+        self._writes.append((group, key, None))
+
+    def commit(self) -> None:
+        for group, key, value in self._writes:
+            if value is None:
+                self._engine.delete(group, key)
+            else:
+                self._engine.put(group, key, value)
+
+
 class _Sorted:
     """A sorted map. Insertion is O(n) of a memmove: fine for tests and caches of 10^5 keys, no more."""
 

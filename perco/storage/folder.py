@@ -13,18 +13,21 @@ process ends, however it ends: that is what makes the next owner safe (O1).
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import re
 import sys
 import urllib.parse
 import warnings
 from pathlib import Path
 
-from perco.errors import FormatUnknown, NeedsCheck, PercoWarning, StoreLocked, UnsuitableFolder, UsageError
+from perco.errors import FormatUnknown, NeedsCheck, PercoWarning, StoreFull, StoreLocked, UnsuitableFolder, UsageError
 
 FORMAT = "perco 1"
 _FORMAT_FILE = "perco-format"
 _OWNER_FILE = "owner"
+_OWNER_BYTES = 1024
 _UNSYNCED_FILE = "unsynced"
 _TABLETS = "tablets"
 
@@ -61,14 +64,16 @@ class Folder:
     def claim(cls, path: Path, *, durable: bool, accept_loss: bool) -> Folder:
         """Own the folder, making it if there is none.
 
-        Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, UsageError.
+        Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, StoreFull, UsageError.
         """
         path = path.absolute()
         _check_file_system(path)
+        _refuse_if_open_here(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             known = _read_format(path)
-            lock = os.open(path / _OWNER_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # Readable for others who may read the store: they have to see its lock.
+            lock = os.open(path / _OWNER_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise _unusable(path, error) from error
         try:
@@ -77,16 +82,19 @@ class Folder:
             os.close(lock)
             raise _locked(path) from error
         try:
-            _claim_here(path)
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, f"{os.getpid()}\n{_boot_id()}\n{' '.join(sys.argv)[:200]}\n".encode(), 0)
+            _open_here.add(_identity(path))
+            # In place and of one length: taking over a store needs no space on a full disk.
+            record = f"{os.getpid()}\n{_boot_id()}\n{' '.join(sys.argv)[:200]}\n".encode(errors="replace")
+            os.pwrite(lock, record.ljust(_OWNER_BYTES, b"\n"), 0)
             if not known:
                 _write_durably(path / _FORMAT_FILE, FORMAT + "\n")
             folder = cls(path, lock, readonly=False, owner_alive=False)
             folder._check_unsynced(durable=durable, accept_loss=accept_loss)
-        except BaseException:
-            _open_here.discard(path)
+        except BaseException as error:
+            _open_here.discard(_identity(path))
             os.close(lock)
+            if isinstance(error, OSError):
+                raise _unusable(path, error) from error
             raise
         return folder
 
@@ -99,14 +107,16 @@ class Folder:
         path = path.absolute()
         if not path.is_dir():
             raise UnsuitableFolder(str(path), "there is no such folder; a store is made by opening it for writing")
-        if not _read_format(path):
-            raise FormatUnknown(str(path), "no store", FORMAT)
-        _claim_here(path)
+        _refuse_remote(path)
+        _refuse_if_open_here(path)
         try:
+            if not _read_format(path):
+                raise FormatUnknown(str(path), "no store", FORMAT)
             lock = os.open(path / _OWNER_FILE, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            _open_here.discard(path)
-            raise _unusable(path, error) from error
+            raise UnsuitableFolder(
+                str(path), f"{error.strerror or error}. To read a store one must be allowed to read all its files."
+            ) from error
         try:
             # A shared lock keeps a new owner out while we read without LMDB's reader table.
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -118,12 +128,12 @@ class Folder:
             fcntl.flock(lock, fcntl.LOCK_UN)
         if alive and not writable:
             os.close(lock)
-            _open_here.discard(path)
             raise UnsuitableFolder(
                 str(path),
                 f"process {owner(path)[0]} is writing to it, and reading beside a writer needs write permission "
                 "on LMDB's lock files. Run as the same user, or wait until it has ended.",
             )
+        _open_here.add(_identity(path))
         folder = cls(path, lock, readonly=True, owner_alive=alive)
         folder.without_lock = not writable
         return folder
@@ -146,11 +156,20 @@ class Folder:
         if marker.exists() and marker.read_text().strip() != _boot_id() and not accept_loss:
             raise NeedsCheck(str(self.path))
         if durable:
-            marker.unlink(missing_ok=True)
-            _sync_folder(self.path)
+            self._sync_tablets_and_unmark()
         else:
             _write_durably(marker, _boot_id() + "\n")
             self._unsynced = True
+
+    def _sync_tablets_and_unmark(self) -> None:
+        """The mark goes only after what it stands for is on disk (S2); the last owner may have been killed."""
+        marker = self.path / _UNSYNCED_FILE
+        if marker.exists():
+            for data in self.path.glob(f"{_TABLETS}/*/data.mdb"):
+                with open(data, "rb+") as file:
+                    os.fsync(file.fileno())
+            marker.unlink()
+            _sync_folder(self.path)
 
     def tablet_path(self, table: str, number: int) -> Path:
         """Where a tablet lies; a table's name may hold any character."""
@@ -165,15 +184,14 @@ class Folder:
         return path
 
     def release(self, *, clean: bool) -> None:
-        """Let go of the folder; `clean` says that everything has been synced."""
+        """Let go of the folder; `clean` says that its tablets have been closed after their last write."""
         if self._lock < 0:
             return
         if clean and self._unsynced:
-            (self.path / _UNSYNCED_FILE).unlink(missing_ok=True)
-            _sync_folder(self.path)
+            self._sync_tablets_and_unmark()
         os.close(self._lock)
         self._lock = -1
-        _open_here.discard(self.path)
+        _open_here.discard(_identity(self.path))
 
 
 def owner(path: Path) -> tuple[int | None, str]:
@@ -186,10 +204,14 @@ def owner(path: Path) -> tuple[int | None, str]:
     return pid, lines[2] if len(lines) > 2 else ""
 
 
-def _claim_here(path: Path) -> None:
-    if path in _open_here:
+def _identity(path: Path) -> Path:
+    """One name per folder, through whichever links it is reached."""
+    return Path(os.path.realpath(path))
+
+
+def _refuse_if_open_here(path: Path) -> None:
+    if _identity(path) in _open_here:
         raise UsageError(f"{path} is already open in this process; share that Database instead of opening it again")
-    _open_here.add(path)
 
 
 def _locked(path: Path) -> StoreLocked:
@@ -197,7 +219,9 @@ def _locked(path: Path) -> StoreLocked:
     return StoreLocked(str(path), pid, command)
 
 
-def _unusable(path: Path, error: OSError) -> UnsuitableFolder:
+def _unusable(path: Path, error: OSError) -> StoreFull | UnsuitableFolder:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(str(path), error.strerror or str(error))
     return UnsuitableFolder(
         str(path),
         f"{error.strerror or error}. perco needs a folder that it may write to; "
@@ -210,16 +234,18 @@ def _read_format(path: Path) -> bool:
     try:
         found = (path / _FORMAT_FILE).read_text(errors="replace").strip()
     except FileNotFoundError:
-        strange = [name for name in os.listdir(path) if name != _OWNER_FILE] if path.is_dir() else []
+        found = ""
+    if not found and not (path / _TABLETS).exists():  # new, or its maker was stopped before the format was on disk
+        strange = sorted(set(os.listdir(path)) - {_OWNER_FILE, _FORMAT_FILE}) if path.is_dir() else []
         if strange:
-            raise FormatUnknown(str(path), f"other files ({', '.join(sorted(strange)[:3])})", FORMAT) from None
+            raise FormatUnknown(str(path), f"other files ({', '.join(strange[:3])})", FORMAT)
         return False
     if found != FORMAT:
         raise FormatUnknown(str(path), f"format {found!r}", FORMAT)
     return True
 
 
-def _check_file_system(path: Path) -> None:
+def _refuse_remote(path: Path) -> str:
     kind = file_system(path)
     if kind in _REMOTE:
         raise UnsuitableFolder(
@@ -227,6 +253,11 @@ def _check_file_system(path: Path) -> None:
             f"it lies on {kind}, where neither locks nor shared memory maps can be trusted between hosts. "
             "Put the store on a local disk.",
         )
+    return kind
+
+
+def _check_file_system(path: Path) -> None:
+    kind = _refuse_remote(path)
     if kind in _VOLATILE:
         warnings.warn(
             f"{path} lies on {kind}: what is written there does not survive power loss",
@@ -237,19 +268,25 @@ def _check_file_system(path: Path) -> None:
 
 def file_system(path: Path) -> str:
     """The type of the file system that `path` lies on, or would; "" where it cannot be told."""
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text()
-    except OSError:
-        return ""
-    real = os.path.realpath(path)
-    best, kind = "", ""
-    for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        point = left.split(" ")[4].encode().decode("unicode_escape")
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, right.split(" ")[0]
+    real = os.fsencode(os.path.realpath(path))
+    best, kind = b"", ""
+    for line in _mount_table().splitlines():
+        left, _, right = line.partition(b" - ")
+        point = re.sub(rb"\\([0-7]{3})", _octal, left.split(b" ")[4])
+        inside = real == point or real.startswith(point.rstrip(b"/") + b"/")
+        if inside and len(point) >= len(best):  # a later mount on the same point hides the earlier one
+            best, kind = point, right.split(b" ")[0].decode()
     return kind
+
+
+def _mount_table() -> bytes:
+    with contextlib.suppress(OSError):
+        return Path("/proc/self/mountinfo").read_bytes()
+    return b""
+
+
+def _octal(escaped: re.Match[bytes]) -> bytes:
+    return bytes([int(escaped[1], 8)])
 
 
 def _boot_id() -> str:

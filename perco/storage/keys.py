@@ -59,9 +59,19 @@ def _escape_dense(row: bytes) -> bytes:
 
 
 def unescape(prefix: bytes) -> bytes:
-    """The row of a prefix made by `escape`."""
-    if prefix.count(0) == 1:
+    """The row of a prefix made by `escape`.
+
+    Raises: Corruption for bytes that `escape` never makes.
+    """
+    if prefix.count(0) == 1 and prefix.endswith(_END):
         return prefix[:-2]
+    row = _unescape_zeros(prefix)
+    if escape(row) != prefix:
+        raise Corruption(f"key {prefix.hex()}", "the row is not written as it should be")
+    return row
+
+
+def _unescape_zeros(prefix: bytes) -> bytes:
     out = bytearray()
     at = 0
     for _ in range(_PLAIN_ZEROS):
@@ -110,5 +120,11 @@ def split_key(key: bytes) -> tuple[bytes, int, int]:
 
 
 def longest_key() -> int:
-    """The longest key that a row within the limit can give; must stay within LMDB's 511."""
-    return len(cell_key(escape(b"\x00" * ROW_BYTES_MAX), 0, 1))
+    """The longest key that a row within the limit can give; must stay within LMDB's 511.
+
+    The longest has its 32nd zero where the bytes after it just do not fill their groups.
+    """
+    return max(
+        len(cell_key(escape(b"\x01" * ones + b"\x00" * (ROW_BYTES_MAX - ones)), 0, 1))
+        for ones in range(ROW_BYTES_MAX + 1)
+    )

@@ -21,12 +21,22 @@ from typing import Any
 
 import lmdb
 
-from perco.errors import Corruption, StoreFull, UnsuitableFolder
-from perco.storage.cells import Applied, Failed, Mutation, NoReply, RowCells, ScanPage, ScanRequest, Verdict
+from perco.errors import Corruption, StoreFull, UnsuitableFolder, UsageError
+from perco.storage.cells import (
+    PROTOCOL_GROUPS,
+    Applied,
+    Mutation,
+    NoReply,
+    RowCells,
+    ScanPage,
+    ScanRequest,
+    Verdict,
+)
 from perco.storage.engine import Cursor
 from perco.storage.row import check_and_write, read_row, scan_rows
 
 _GROUPS_MAX = 128
+_MAP_BYTES_MIN = 256 << 10  # the named databases of every group, made one by one
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
@@ -49,6 +59,11 @@ class LmdbOptions:
     reserve_bytes: int = 256 << 10
     ahead_bytes: int = 1 << 20
     readers_max: int = 256
+
+
+def _is_full(error: lmdb.Error) -> bool:
+    """LMDB gives an errno as text only."""
+    return isinstance(error, lmdb.DiskError) or any(os.strerror(code) in str(error) for code in _FULL)
 
 
 class MapTooSmall(Exception):
@@ -75,7 +90,7 @@ class _LmdbView:
         return value
 
     def put(self, group: str, key: bytes, value: bytes) -> None:
-        self._txn.put(key, value, db=self._dbs[group])
+        self._txn.put(key, value, True, True, False, self._dbs[group])
 
     def delete(self, group: str, key: bytes) -> None:
         self._txn.delete(key, b"", self._dbs[group])
@@ -88,7 +103,7 @@ class LmdbEngine:
         self.path, self.options, self.readonly = path, options, readonly
         data = path / "data.mdb"
         used = data.stat().st_size if data.exists() else 0
-        self.map_bytes = max(options.map_bytes, 2 * used)
+        self.map_bytes = max(options.map_bytes, min(2 * used, options.map_bytes_max), used, _MAP_BYTES_MIN)
         try:
             self._env = lmdb.open(
                 str(path),
@@ -115,21 +130,42 @@ class LmdbEngine:
     def _open_groups(self, groups: Sequence[str]) -> None:
         for group in groups:
             try:
-                self._dbs[group] = self._env.open_db(group.encode(), create=not self.readonly)
+                self._dbs[group] = self._open_group(group)
             except lmdb.NotFoundError:
                 continue  # a reader beside an owner that has not made this group yet: no cells there
+            except lmdb.DbsFullError as error:
+                raise UsageError(
+                    f"{self.path}: a table may have {_GROUPS_MAX - len(PROTOCOL_GROUPS)} locality groups of its own"
+                ) from error
+            except lmdb.Error as error:
+                if _is_full(error) or isinstance(error, lmdb.MapFullError):
+                    raise StoreFull(str(self.path), str(error)) from error
+                raise
+
+    def _open_group(self, group: str) -> Any:
+        try:
+            return self._env.open_db(group.encode(), create=not self.readonly)
+        except lmdb.MapResizedError:
+            self._adopt_map()
+            return self._env.open_db(group.encode(), create=not self.readonly)
 
     # ------------------------------------------------------------ reading
 
     def _begin(self) -> AbstractContextManager[Any]:
         try:
             return self._env.begin()
-        except lmdb.MapResizedError:  # another process, the owner, has grown the map (S6)
-            self._env.set_mapsize(0)
+        except lmdb.MapResizedError:
+            self._adopt_map()
             return self._env.begin()
+
+    def _adopt_map(self) -> None:
+        """Another process, the owner, has grown the map (S6)."""
+        self._env.set_mapsize(0)
+        self.map_bytes = int(self._env.info()["map_size"])
 
     def read(self, row: bytes, queries: Sequence[Any]) -> RowCells:
         if self.readonly:
+            self._open_groups([query[0] for query in queries if query[0] not in self._dbs])
             queries_here = [query for query in queries if query[0] in self._dbs]
             if len(queries_here) < len(queries):
                 with self._begin() as txn:
@@ -139,7 +175,10 @@ class LmdbEngine:
             return read_row(_LmdbView(txn, self._dbs), row, queries)  # type: ignore[arg-type]
 
     def scan(self, request: ScanRequest) -> ScanPage:
-        missing = [query for query in request.queries if query.group not in self._dbs]
+        missing = [query.group for query in request.queries if query.group not in self._dbs]
+        if missing and self.readonly:
+            self._open_groups(missing)
+            missing = [group for group in missing if group not in self._dbs]
         if missing:
             present = tuple(query for query in request.queries if query.group in self._dbs)
             with self._begin() as txn:
@@ -165,32 +204,31 @@ class LmdbEngine:
     # ------------------------------------------------------------ writing (the writer's thread)
 
     def commit(self, mutations: Sequence[Mutation], floor: int) -> list[Verdict]:
-        """Check and write a batch in one write transaction; each mutation gets a verdict of its own (S1, S4)."""
+        """Check and write a batch in one write transaction; each mutation gets a verdict of its own (S1, S4).
+
+        What it raises has left nothing written; the caller may try a smaller batch.
+        """
+        committing = False
         try:
             with self._env.begin(write=True) as txn:
                 batch = _LmdbView(txn, self._dbs)
                 verdicts: list[Verdict] = [check_and_write(batch, mutation, floor) for mutation in mutations]
+                committing = True
                 if not any(isinstance(verdict, Applied) for verdict in verdicts):
                     txn.abort()
             return verdicts
         except lmdb.MapFullError as error:
             raise MapTooSmall from error
         except lmdb.Error as error:
-            return [self._failed(error)] * len(mutations)
-
-    def _failed(self, error: lmdb.Error) -> Verdict:
-        code = getattr(error, "code", None)
-        text = str(error)
-        if code in _FULL or isinstance(error, lmdb.DiskError) or "No space" in text or "too large" in text:
-            return Failed(StoreFull(str(self.path), text))
-        if isinstance(error, lmdb.BadValsizeError):
-            return Failed(error)
-        return NoReply(f"LMDB: {text}")
+            if _is_full(error):
+                raise StoreFull(str(self.path), str(error)) from error
+            if not committing:
+                raise
+            return [NoReply(f"LMDB: {error}")] * len(mutations)
 
     def make_room(self, need_bytes: int, *, reserve: bool) -> StoreFull | None:
         """Allocate the file ahead of a batch that may need so many bytes; None: there is room (S4)."""
-        spare = 0 if reserve else self.options.reserve_bytes
-        wanted = self.used_bytes() + need_bytes + spare
+        wanted = self._wanted(need_bytes, reserve=reserve)
         if wanted <= self._allocated:
             return None
         size = wanted + max(self.options.ahead_bytes, wanted // 16)
@@ -206,15 +244,21 @@ class LmdbEngine:
             return None
         return full
 
-    def has_map_for(self, need_bytes: int) -> bool:
-        return self.used_bytes() + need_bytes + self.options.reserve_bytes <= self.map_bytes
+    def has_map_for(self, need_bytes: int, *, reserve: bool) -> bool:
+        """Whether the map has room for so many bytes, and for the reserve on top of them (S4)."""
+        return self._wanted(need_bytes, reserve=reserve) <= self.map_bytes
 
-    def grow(self, need_bytes: int) -> StoreFull | None:
-        """Grow the map; only while no transaction is open in this process (S6)."""
-        size = self.map_bytes
-        while size < self.used_bytes() + need_bytes + self.options.reserve_bytes or size == self.map_bytes:
+    def _wanted(self, need_bytes: int, *, reserve: bool) -> int:
+        return self.used_bytes() + need_bytes + (0 if reserve else self.options.reserve_bytes)
+
+    def grow(self, need_bytes: int, *, reserve: bool) -> StoreFull | None:
+        """Grow the map, twofold at least; only while no transaction is open in this process (S6)."""
+        wanted = self._wanted(need_bytes, reserve=reserve)
+        size = 2 * self.map_bytes
+        while size < wanted:
             size *= 2
-        if size > self.options.map_bytes_max:
+        size = min(size, self.options.map_bytes_max)
+        if size < wanted or size <= self.map_bytes:
             return StoreFull(str(self.path), f"the map would grow over map_bytes_max={self.options.map_bytes_max}")
         self._env.set_mapsize(size)
         self.map_bytes = size

@@ -26,7 +26,7 @@ from perco.storage.cells import (
     ScanRow,
 )
 from perco.storage.engine import Batch, Cursor, View
-from perco.storage.keys import TAIL_BYTES, escape, past_row, split_key, unescape
+from perco.storage.keys import TAIL_BYTES, cell_key, escape, past_row, split_key, unescape
 
 _pack: Final = struct.Struct(">IQ").pack
 _INVERT: Final = (1 << 64) - 1
@@ -137,9 +137,13 @@ def _query(view: View, prefix: bytes, query: ScanQuery) -> list[ScanCell]:
         if not key.startswith(prefix):
             break
         _, column, ts = split_key(key)
-        if query.from_ts <= ts <= query.to_ts:
+        if ts > query.to_ts:  # a seek past versions that nobody asked for, however many there are
+            more = cursor.set_range(cell_key(prefix, column, query.to_ts))
+        elif ts < query.from_ts:
+            more = cursor.set_range(cell_key(prefix, column, 0) + b"\xff")
+        else:
             out.append((column, ts, cursor.value()))
-        more = cursor.next()
+            more = cursor.next()
     return out
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 import trio
 
 from perco.errors import UsageError
-from perco.storage.call import Call
+from perco.storage.call import Call, Then
 from perco.storage.cells import Mutation, ReadRequest, RowCells, ScanPage, ScanRequest, Verdict
 from perco.storage.tablet import Tablet
 
@@ -57,6 +57,7 @@ class LocalRowStore:
         self._starts: dict[str, list[bytes]] = {}
         self._numbers: dict[int, int] = {}
         self._reads = 0
+        self._queues = False  # whether tablets queue what they are given, so that it can still be taken back
 
     def add_table(self, table: str, tablets: Iterable[Tablet]) -> None:
         """Make a table known; its tablets cover all rows from the empty one on."""
@@ -66,6 +67,7 @@ class LocalRowStore:
         for tablet in ordered:
             self._numbers[id(tablet)] = len(self._numbers)
         self._tables[table] = ordered
+        self._queues = all(tablet.queues for tablet in ordered)
         self._starts[table] = [tablet.start for tablet in ordered]
 
     def tablets(self) -> list[Tablet]:
@@ -81,6 +83,13 @@ class LocalRowStore:
         if len(tablets) == 1:
             return tablets[0]
         return tablets[bisect_right(self._starts[table], row) - 1]
+
+    def _tablet_of(self, mutation: Mutation) -> Tablet:
+        table, rows = mutation.table, mutation.rows
+        tablet = self.tablet(table, rows[0][0])
+        if len(rows) > 1 and any(self.tablet(table, row[0]) is not tablet for row in rows):
+            raise UsageError(f"the rows of one mutation lie in different tablets of {table!r}: see RowStore.locate")
+        return tablet
 
     def locate(self, table: str, row: bytes) -> int:
         return self._numbers[id(self.tablet(table, row))]
@@ -122,16 +131,29 @@ class LocalRowStore:
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
         """Verdicts in the order of the mutations. T10: cancelled before it was sent, or not at all."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        call = Call(trio.lowlevel.current_task(), len(mutations))
-        for index, mutation in enumerate(mutations):
-            self.tablet(mutation.table, mutation.rows[0][0]).submit(mutation, call, index)
+        return await self.apply_then(mutations, None)
+
+    async def apply_then(self, mutations: Sequence[Mutation], then: Then | None) -> list[Verdict]:
+        """As `apply`, and `then` may decide what to send next, on the loop, before the task is woken.
+
+        Returns the verdicts of what was sent last. Tablets that do not queue never call `then`.
+        """
+        if not self._queues:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        call = Call(trio.lowlevel.current_task(), len(mutations), then)
+        self.submit(mutations, call)
         if call.waiting:
-            await trio.lowlevel.wait_task_rescheduled(call.abort)
+            await trio.lowlevel.wait_task_rescheduled(call.abort)  # delivers a pending cancellation by itself
         else:
             await trio.lowlevel.cancel_shielded_checkpoint()
-        assert not call.waiting
         return call.verdicts  # type: ignore[return-value]
+
+    def submit(self, mutations: Sequence[Mutation], call: Call) -> None:
+        """Hand mutations to their tablets."""
+        # Every tablet is found before anything is submitted: an error here means that nothing was sent.
+        tablets = [self._tablet_of(mutation) for mutation in mutations]
+        for index, mutation in enumerate(mutations):
+            tablets[index].submit(mutation, call, index)
 
     async def aclose(self) -> None:
         for tablet in self.tablets():

@@ -23,16 +23,17 @@ import trio
 from perco.errors import StoreFull
 from perco.storage.call import Call
 from perco.storage.cells import (
-    Applied,
+    APPLIED,
     Failed,
     Mutation,
     NoReply,
+    Refused,
     RowCells,
     ScanPage,
     ScanRequest,
     Verdict,
 )
-from perco.storage.engine import MemoryEngine
+from perco.storage.engine import MemoryBatch, MemoryEngine
 from perco.storage.lmdb_engine import LmdbEngine, MapTooSmall
 from perco.storage.row import check_and_write, read_row, scan_rows
 
@@ -43,11 +44,11 @@ class BatchOptions:
 
     Attributes:
         mutations_max: mutations in one write transaction; 1 switches batching off.
-        bytes_max: bytes of values in one write transaction (one larger mutation still goes alone).
+        bytes_max: bytes of file that one write transaction may take (a larger mutation still goes alone).
     """
 
     mutations_max: int = 4096
-    bytes_max: int = 32 << 20
+    bytes_max: int = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Tablet(Protocol):
 
     table: str
     start: bytes
+    queues: bool
 
     def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells: ...
     def scan(self, request: ScanRequest) -> ScanPage: ...
@@ -83,11 +85,13 @@ class Tablet(Protocol):
 class MemoryTablet:
     """A tablet without a disk and without a thread: a mutation is applied when it is submitted."""
 
+    queues = False
+
     def __init__(self, table: str, start: bytes) -> None:
         self.table, self.start = table, start
         self.engine = MemoryEngine()
         self._floor = 0
-        self._mutations = self._refused = 0
+        self._mutations = self._refused = self._failures = 0
 
     def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells:
         return read_row(self.engine, row, queries)  # type: ignore[arg-type]
@@ -96,9 +100,16 @@ class MemoryTablet:
         return scan_rows(self.engine, request)
 
     def submit(self, mutation: Mutation, call: Call, index: int) -> None:
-        verdict = check_and_write(self.engine, mutation, self._floor)
+        batch = MemoryBatch(self.engine)
+        verdict: Verdict
+        try:
+            verdict = check_and_write(batch, mutation, self._floor)
+            batch.commit()
+        except Exception as error:  # as over LMDB: it fails by itself and has written nothing (S1, S4)
+            verdict = Failed(error)
         self._mutations += 1
-        self._refused += not isinstance(verdict, Applied)
+        self._refused += isinstance(verdict, Refused)
+        self._failures += isinstance(verdict, Failed)
         call.answer(index, verdict)
 
     def entries(self, group: str) -> int:
@@ -109,11 +120,13 @@ class MemoryTablet:
 
     def statistics(self) -> TabletStatistics:
         done = self._mutations
-        return TabletStatistics(self.table, self.start, done, done, self._refused, 0, 0, 0, 0)
+        return TabletStatistics(self.table, self.start, done, done, self._refused, self._failures, 0, 0, 0)
 
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
 
+
+Resubmit = Callable[[Sequence[Mutation], Call], None]
 
 # One entry of the queue: the mutation, who waits for it, and which of the caller's mutations it is.
 _Entry = tuple[Mutation, Call, int]
@@ -121,28 +134,35 @@ _Entry = tuple[Mutation, Call, int]
 _Work = tuple[Sequence[Mutation], Callable[[Sequence[Verdict]], None]]
 
 
-def _weight(mutation: Mutation) -> tuple[int, int]:
-    """(writes, bytes) of a mutation."""
-    writes = size = 0
-    for _, _, row_writes in mutation.rows:
-        writes += len(row_writes)
-        for write in row_writes:
-            if write[3] is not None:
-                size += len(write[3])
-    return writes, size
+def _room(mutation: Mutation) -> int:
+    """Bytes of file that a mutation may take: its values, and a page copied for every write on its way down."""
+    size = 0
+    for _, _, writes in mutation.rows:
+        size += 4096 * len(writes)
+        for write in writes:
+            value = write[3]
+            if value is not None and len(value) > 1024:
+                size += len(value) + (len(value) >> 2)
+    return size
 
 
 class LmdbTablet:
     """A tablet in an LMDB environment, written by a thread of its own."""
 
-    def __init__(self, table: str, start: bytes, engine: LmdbEngine, batch: BatchOptions) -> None:
+    queues = True
+
+    def __init__(
+        self, table: str, start: bytes, engine: LmdbEngine, batch: BatchOptions, resubmit: Resubmit
+    ) -> None:
         self.table, self.start, self.engine, self.options = table, start, engine, batch
+        self._resubmit = resubmit  # the row store's: what a call sends next may go to any tablet
         self._token = trio.lowlevel.current_trio_token()
         self._queue: list[_Entry] = []
         self._closing_soon = False  # the batch closes at the loop's next turn
         self._writing = False
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._idle = trio.Event()
         self._floor = 0
         self._batches = self._mutations = self._refused = self._failures = 0
@@ -185,7 +205,7 @@ class LmdbTablet:
             call = entry[1]
             if call.dropped:
                 continue
-            size += _weight(entry[0])[1]
+            size += _room(entry[0])
             if batch and (len(batch) >= self.options.mutations_max or size > self.options.bytes_max):
                 self._queue = waiting[at:]
                 break
@@ -201,17 +221,23 @@ class LmdbTablet:
             self._writing = False  # the loop is gone and so is everybody who waited
 
     def _finish(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
-        self._writing = False
         self._batches += 1
         self._mutations += len(batch)
+        reschedule = trio.lowlevel.reschedule
         for (_, call, index), verdict in zip(batch, verdicts, strict=True):
-            if not isinstance(verdict, Applied):
+            if verdict is not APPLIED:
                 self._count(verdict)
             call.verdicts[index] = verdict
             call.waiting -= 1
-            if not call.waiting:
-                trio.lowlevel.reschedule(call.task)
+            if call.waiting:
+                continue
+            more = None if call.then is None else call.goes_on()
+            if more is None:
+                reschedule(call.task, call)  # type: ignore[arg-type]
+            else:
+                self._resubmit(more, call)
         # Whoever was just woken may come back before the batch closes.
+        self._writing = False
         self._closing_soon = True
         self._token.run_sync_soon(self._close_batch)
 
@@ -229,11 +255,13 @@ class LmdbTablet:
         self._hand_over(mutations, done)
 
     def _hand_over(self, mutations: Sequence[Mutation], done: Callable[[Sequence[Verdict]], None]) -> None:
-        self._idle = trio.Event() if self._idle.is_set() else self._idle
         if self._thread is None:
-            name = f"perco-writer-{self.table}"
-            self._thread = threading.Thread(target=self._write, name=name, daemon=True)
-            self._thread.start()
+            with self._starting:  # the loop and the refresher may both be first (S5)
+                if self._thread is None:
+                    name = f"perco-writer-{self.table}"
+                    thread = threading.Thread(target=self._write, name=name, daemon=True)
+                    thread.start()
+                    self._thread = thread
         self._work.put((mutations, done))
 
     # ------------------------------------------------------------ the writer's thread (S5)
@@ -241,7 +269,12 @@ class LmdbTablet:
     def _write(self) -> None:
         while (work := self._work.get()) is not None:
             mutations, done = work
-            done(self._commit(mutations))
+            verdicts: Sequence[Verdict]
+            try:
+                verdicts = self._commit(mutations)
+            except Exception as error:  # whatever it was, the thread goes on and nobody waits forever
+                verdicts = [NoReply(f"{type(error).__name__}: {error}")] * len(mutations)
+            done(verdicts)
 
     def _commit(self, mutations: Sequence[Mutation]) -> Sequence[Verdict]:
         full = self._room_for(mutations, reserve=False)
@@ -250,36 +283,43 @@ class LmdbTablet:
         # S4: the disk is full. What frees space or frees others still goes, into the reserve.
         verdicts: list[Verdict] = [Failed(full)] * len(mutations)
         chosen = [i for i, mutation in enumerate(mutations) if mutation.reserve]
-        if chosen:
-            through = [mutations[i] for i in chosen]
-            if self._room_for(through, reserve=True) is None:
-                for i, verdict in zip(chosen, self._write_batch(through), strict=True):
-                    verdicts[i] = verdict
+        through = self._into_reserve([mutations[i] for i in chosen])
+        for i, verdict in zip(chosen, through, strict=True):
+            verdicts[i] = verdict
         return verdicts
+
+    def _into_reserve(self, mutations: Sequence[Mutation]) -> Sequence[Verdict]:
+        """Together if the reserve is large enough for that, else in smaller batches."""
+        if not mutations:
+            return []
+        full = self._room_for(mutations, reserve=True)
+        if full is None:
+            return self._write_batch(mutations)
+        if len(mutations) == 1:
+            return [Failed(full)]
+        half = len(mutations) // 2
+        return [*self._into_reserve(mutations[:half]), *self._into_reserve(mutations[half:])]
 
     def _room_for(self, mutations: Sequence[Mutation], *, reserve: bool) -> StoreFull | None:
         """Allocated file and map for a batch: every write may copy a page on its way down."""
-        need = 16 * 4096
-        for mutation in mutations:
-            writes, size = _weight(mutation)
-            need += size + (size >> 2) + 4096 * writes
-        if not self.engine.has_map_for(need):
-            full = self._grow(need)
+        need = 16 * 4096 + sum(map(_room, mutations))
+        if not self.engine.has_map_for(need, reserve=reserve):
+            full = self._grow(need, reserve=reserve)
             if full is not None:
                 return full
         return self.engine.make_room(need, reserve=reserve)
 
-    def _grow(self, need: int) -> StoreFull | None:
+    def _grow(self, need: int, *, reserve: bool) -> StoreFull | None:
         """Ask the reading thread to grow the map, and wait: nobody has a transaction open then (S6)."""
         answer: queue.SimpleQueue[StoreFull | None] = queue.SimpleQueue()
-        self._token.run_sync_soon(lambda: answer.put(self.engine.grow(need)))
+        self._token.run_sync_soon(lambda: answer.put(self.engine.grow(need, reserve=reserve)))
         return answer.get()
 
     def _write_batch(self, mutations: Sequence[Mutation]) -> Sequence[Verdict]:
         try:
             return self.engine.commit(mutations, self._floor)
         except MapTooSmall:
-            full = self._grow(self.engine.map_bytes)
+            full = self._grow(0, reserve=True)
             return self._write_batch(mutations) if full is None else [Failed(full)] * len(mutations)
         except Exception as error:  # one mutation must not take its neighbours with it (S4)
             if len(mutations) == 1:

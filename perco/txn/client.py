@@ -228,7 +228,9 @@ class Client:
             if at.tzinfo is None:
                 raise UsageError("at= needs an aware datetime: datetime.now(timezone.utc), or .astimezone()")
             found, wall = await self.oracle.at(at.timestamp())
-            return Snapshot(self, found, wall)
+            snap = Snapshot(self, found)
+            snap.wall = wall
+            return snap
         if ts is not None:
             if self.local.readonly:
                 await self.oracle.draw()

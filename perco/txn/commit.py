@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
+from perco.errors import Unavailable
 from perco.storage import APPLIED, Failed, Mutation, NoReply, Refused, Verdict
 from perco.txn import mutations
 from perco.txn.mutations import Header, Intent
@@ -43,6 +44,7 @@ class State(Enum):
 
 _HELD: Final = 1
 _MAYBE: Final = 2  # sent, and we do not know
+_LOST_MAX: Final = 16  # rounds without a reply, before it is given up
 
 # Which check of a prewrite refused it (T7, T13).
 FLOOR_CHECK: Final = -1
@@ -54,7 +56,19 @@ LOCK_CHECK: Final = 2
 class Commit:
     """The commit of one transaction."""
 
-    __slots__ = ("_again", "_parts", "_standing", "commit_ts", "failure", "header", "refusals", "state")
+    __slots__ = (
+        "_again",
+        "_lost",
+        "_parts",
+        "_sent",
+        "_standing",
+        "commit_ts",
+        "failure",
+        "header",
+        "maybe_sent",
+        "refusals",
+        "state",
+    )
 
     def __init__(self, header: Header, parts: Sequence[Sequence[Intent]]) -> None:
         assert parts, "a transaction without writes has nothing to commit"
@@ -64,32 +78,33 @@ class Commit:
         self._parts = parts
         self._standing = [0] * len(parts)
         self._again = [False] * len(parts)
+        self._sent: list[int] = []
         self.state = State.PREWRITE
         self.commit_ts = 0
         self.refusals: list[tuple[int, Refused]] = []  # (part, which check of it)
         self.failure: Exception | None = None  # why it was given up, if the store could not
+        self.maybe_sent = False  # a request to commit may have arrived (T4)
+        self._lost = 0  # rounds of prewrites in which a reply was lost
 
     # ------------------------------------------------------------ PREWRITE
 
-    def unheld(self) -> list[int]:
-        """The parts to prewrite now; they may go in parallel."""
-        return [i for i, standing in enumerate(self._standing) if standing != _HELD]
-
     def prewrites(self) -> list[Mutation]:
-        """State PREWRITE: one mutation for each of `unheld()`."""
+        """State PREWRITE: a mutation for each part that is not held; they may go in parallel."""
         assert self.state is State.PREWRITE
+        standing = self._standing
+        self._sent = sent = [i for i, stands in enumerate(standing) if stands != _HELD]
         out = []
-        for i in self.unheld():
-            self._again[i] = self._standing[i] == _MAYBE
-            out.append(mutations.prewrite(self.header, self._parts[i], again=self._again[i]))
-            self._standing[i] = _MAYBE
+        for i in sent:
+            again = self._again[i] = standing[i] == _MAYBE
+            out.append(mutations.prewrite(self.header, self._parts[i], again=again))
+            standing[i] = _MAYBE
         return out
 
     def prewrites_told(self, verdicts: Sequence[Verdict]) -> None:
         """What came of `prewrites()`, in its order."""
         self.refusals = []
         lost = False
-        for i, verdict in zip(self.unheld(), verdicts, strict=True):
+        for i, verdict in zip(self._sent, verdicts, strict=True):
             if verdict is APPLIED:
                 self._standing[i] = _HELD
             elif isinstance(verdict, Refused):
@@ -106,6 +121,11 @@ class Commit:
             self.state = State.BLOCKED
         elif not lost:
             self.state = State.DRAW
+        else:
+            self._lost += 1
+            if self._lost >= _LOST_MAX:
+                self.failure = Unavailable("the store does not answer")
+                self.state = State.RELEASE
 
     def refused_cell(self, part: int, refused: Refused) -> tuple[Intent, int]:
         """The cell whose check refused a part, and which: WRITE_CHECK, MARKER_CHECK, LOCK_CHECK or FLOOR_CHECK."""
@@ -117,6 +137,11 @@ class Commit:
         cells = list(rows.values())[refused.row]
         cell, check = divmod(refused.check, mutations.CHECKS_PER_CELL + self._again[part])
         return cells[cell], min(check, LOCK_CHECK)
+
+    def echoed(self, part: int) -> None:
+        """State BLOCKED: our own lock refused this part: the refusal echoes a success that was not told (T6)."""
+        assert self.state is State.BLOCKED
+        self._standing[part] = _MAYBE
 
     def retry(self) -> None:
         """State BLOCKED: what was in the way has been settled; send again what was refused (T7)."""
@@ -133,7 +158,7 @@ class Commit:
     def drawn(self, commit_ts: int) -> None:
         """T2: drawn now that everything is held."""
         assert self.state is State.DRAW
-        assert all(standing == _HELD for standing in self._standing), "T2: every prewrite was acknowledged"
+        assert self._standing.count(_HELD) == len(self._standing), "T2: every prewrite was acknowledged"
         assert commit_ts > self.header.start_ts
         self.commit_ts = commit_ts
         self.state = State.COMMIT
@@ -151,6 +176,7 @@ class Commit:
             self.state = State.RELEASE
         else:
             assert isinstance(verdict, Refused | NoReply)
+            self.maybe_sent = True
             self.state = State.ASK  # T4, T6: a refusal may be the echo of our own success
 
     def asked(self, fate: int | None) -> None:
@@ -193,7 +219,15 @@ class Commit:
     def released(self) -> None:
         self.state = State.ABORTED
 
+    def committed_after_all(self, fate: int) -> None:
+        """State RELEASE: a request to commit that was taken for lost had arrived (T4)."""
+        assert self.state is State.RELEASE
+        assert fate == self.commit_ts, "T1: only we commit with our commit_ts"
+        self.state = State.COMMITTED
+
     def secondaries(self) -> list[Mutation]:
         """State COMMITTED: phase two; nobody waits for it (S2)."""
         assert self.state is State.COMMITTED, "T3: the primary first"
+        if len(self._parts) == 1:
+            return []
         return [mutations.commit(self.header, part, self.commit_ts) for part in self._parts[1:]]

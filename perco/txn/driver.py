@@ -22,7 +22,20 @@ from typing import Any
 import trio
 
 from perco.errors import CatalogueChanged, CommitUnknown, Corruption, PercoError, RolledBack, StoreError, WriteConflict
-from perco.storage import APPLIED, LOCK, TS_MAX, WRITE, Failed, Mutation, NoReply, Query, ReadRequest, RowStore
+from perco.storage import (
+    APPLIED,
+    LOCK,
+    TS_MAX,
+    WRITE,
+    Failed,
+    LocalRowStore,
+    Mutation,
+    NoReply,
+    Query,
+    ReadRequest,
+    RowStore,
+    Verdict,
+)
 from perco.txn import commit as core
 from perco.txn.commit import Commit, State
 from perco.txn.fates import Fates
@@ -30,6 +43,8 @@ from perco.txn.oracle import Oracle
 from perco.txn.records import PUT, PUT_DATA, Cellref, Lock, unpack_lock
 from perco.txn.recovery import Recovery, Step, primary_queries
 from perco.txn.snapshot import NEVER, Blocked, InData, Missing, Seen, Value, look
+
+_ASK_PAUSE_MAX_S = 0.5  # between two questions to a primary that does not answer
 
 
 @dataclass(slots=True)
@@ -70,6 +85,7 @@ class Driver:
         self.counters = Counters()
         self.inflight: dict[int, Commit] = {}  # what the refresher of locks looks after (L1)
         self.orphaned = trio.Event()  # set when locks were left behind: the sweeper has work
+        self._apply_then = store.apply_then if isinstance(store, LocalRowStore) else None
         self._spawn = spawn
         self._event = event
         self.quiet: Callable[[], None] = lambda: None  # called when no observed write is under way (N7)
@@ -93,11 +109,14 @@ class Driver:
         except BaseException as error:
             if commit.state is State.COMMITTED:
                 raise  # a bug, not an abort: leave the records alone
-            if isinstance(error, CommitUnknown):
+            asking = commit.maybe_sent and commit.state in (State.ASK, State.COMMIT)
+            if isinstance(error, CommitUnknown) or asking:
                 self.counters.unknown += 1
                 self._settled(start_ts, None, observed=observed)
                 self.orphaned.set()
-                raise
+                if isinstance(error, CommitUnknown) or not isinstance(error, Exception):
+                    raise
+                raise CommitUnknown(make_token(start_ts, commit.header.primary), str(error)) from error
             self.counters.aborts += 1
             if commit.state is State.ABORTED:
                 self._settled(start_ts, 0, observed=observed)
@@ -125,9 +144,18 @@ class Driver:
         while True:
             state = commit.state
             if state is State.PREWRITE:
-                commit.prewrites_told(await apply(commit.prewrites()))
+                chain = _Chain(commit, self.oracle, version)
+                mutations = commit.prewrites()
+                if self._apply_then is not None and len(mutations) == 1:
+                    verdicts = await self._apply_then(mutations, chain)
+                else:
+                    verdicts = await apply(mutations)
+                if not chain.told:
+                    commit.prewrites_told(verdicts)
                 if self._event is not None:
                     self._event("prewrite")
+                if chain.sent:
+                    commit.primary_told(verdicts[0])
             elif state is State.DRAW:
                 commit.drawn(await self.oracle.draw())
                 if self.oracle.catalogue_version != version:  # N10
@@ -143,6 +171,8 @@ class Driver:
                 await self._ask_primary(commit)
             elif state is State.RELEASE:
                 await self._release(commit)
+                if commit.state is State.COMMITTED:
+                    return
                 if commit.failure is not None:
                     raise commit.failure
                 raise RolledBack(commit.header.start_ts)
@@ -152,6 +182,7 @@ class Driver:
     async def _unblock(self, commit: Commit) -> None:
         """A prewrite was refused: settle what can be settled and send again, or give up (T7)."""
         start_ts = commit.header.start_ts
+        foreign: list[tuple[Cellref, int, bytes]] = []
         for part, refused in commit.refusals:
             intent, check = commit.refused_cell(part, refused)
             if check in (core.MARKER_CHECK, core.FLOOR_CHECK):
@@ -165,9 +196,12 @@ class Driver:
             if records:
                 self.counters.conflicts += 1
                 raise ConflictAt(where, records[0][0], start_ts)
-            if not locks or locks[0][0] == start_ts:
-                continue  # it went away meanwhile
-            await self._settle_foreign(commit, where, locks[0][0], locks[0][1])
+            if locks and locks[0][0] == start_ts:
+                commit.echoed(part)
+            elif locks:  # else it went away meanwhile
+                foreign.append((where, *locks[0]))
+        for where, other_ts, packed in foreign:
+            await self._settle_foreign(commit, where, other_ts, packed)
         commit.retry()
 
     async def _settle_foreign(self, commit: Commit, where: Cellref, other_ts: int, packed: bytes) -> None:
@@ -180,6 +214,7 @@ class Driver:
             # T7: two that wait while they hold would wait for ever.
             commit.give_up()
             await self._release(commit)
+            self.fates.settle(commit.header.start_ts, 0)  # or it would wait for us, if we met its locks and it ours
             await self.fates.wait(other_ts)
             self.counters.conflicts += 1
             raise ConflictAt(where, other_ts, commit.header.start_ts)
@@ -190,7 +225,10 @@ class Driver:
         header = commit.header
         token = make_token(header.start_ts, header.primary)
         with trio.move_on_after(self.options.commit_timeout_s, shield=True):
+            pause_s = 0.0
             while commit.state is State.ASK:
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s + 0.001, _ASK_PAUSE_MAX_S)
                 queries = primary_queries(header.primary, header.start_ts)
                 request: ReadRequest = (header.primary.table, header.primary.row, queries)
                 recovery = Recovery(header.start_ts, header.primary, ())
@@ -215,8 +253,8 @@ class Driver:
             releases = commit.releases()
             if releases and commit.primary_held:
                 [verdict] = await self.store.apply(releases[:1])
-                if verdict is not APPLIED:
-                    await self._decide_own(commit)
+                if verdict is not APPLIED and await self._decide_own(commit):
+                    return
                 releases = releases[1:]
             if releases:
                 verdicts = await self.store.apply(releases)
@@ -224,13 +262,22 @@ class Driver:
                     self.orphaned.set()
             commit.released()
 
-    async def _decide_own(self, commit: Commit) -> None:
-        """Our release of the primary was refused or lost: make sure that it can never commit (T5)."""
+    async def _decide_own(self, commit: Commit) -> bool:
+        """Our release of the primary was refused or lost: make sure that it can never commit (T5).
+
+        Returns whether it has: a request to commit that was taken for lost had arrived (T4).
+        """
         header = commit.header
         recovery = Recovery(header.start_ts, header.primary, ())
         await self._decide(recovery, alive=False)
         if recovery.failure is not None:
             self.orphaned.set()  # full disk: the lock stays, dead, until there is space
+            if commit.maybe_sent:
+                raise CommitUnknown(make_token(header.start_ts, header.primary), str(recovery.failure))
+        elif recovery.fate:
+            commit.committed_after_all(recovery.fate)
+            return True
+        return False
 
     async def _release_later(self, commit: Commit, *, observed: bool) -> None:
         await self._release(commit)
@@ -388,6 +435,34 @@ class Driver:
                 raise recovery.failure
             self.fates.learn(start_ts, recovery.fate)
             return recovery.fate
+
+
+class _Chain:
+    """From the last prewrite's verdict straight to the primary's commit, while the task still sleeps.
+
+    T2 holds as ever: commit_ts is drawn when every prewrite has been acknowledged.
+    """
+
+    __slots__ = ("_commit", "_oracle", "_version", "sent", "told")
+
+    def __init__(self, commit: Commit, oracle: Oracle, version: int) -> None:
+        self._commit, self._oracle, self._version = commit, oracle, version
+        self.told = self.sent = False
+
+    def __call__(self, verdicts: Sequence[Verdict]) -> list[Mutation] | None:
+        if self.sent:
+            return None
+        commit, oracle = self._commit, self._oracle
+        commit.prewrites_told(verdicts)
+        self.told = True
+        if commit.state is not State.DRAW or oracle.catalogue_version != self._version:
+            return None
+        commit_ts = oracle.draw_nowait()
+        if not commit_ts:
+            return None
+        commit.drawn(commit_ts)
+        self.sent = True
+        return [commit.primary_commit()]
 
 
 class ConflictAt(PercoError):

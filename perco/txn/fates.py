@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import trio
 
-_REMEMBERED = 1 << 16
+_REMEMBERED = 1 << 15  # of the newest; as many of the generation before
 
 
 class Fates:
     """Loop thread only."""
 
-    __slots__ = ("_known", "_live", "observed")
+    __slots__ = ("_known", "_live", "_older", "observed")
 
     def __init__(self) -> None:
         self._live: dict[int, trio.Event | None] = {}
         self._known: dict[int, int] = {}
+        self._older: dict[int, int] = {}
         # N7: transactions that have written observed cells, or are removing notify cells, and are not yet done with
         # it: while this is 0, no notify cell can appear.
         self.observed = 0
@@ -46,13 +47,15 @@ class Fates:
     def learn(self, start_ts: int, fate: int) -> None:
         """A decided fate never changes; the oldest are forgotten."""
         known = self._known
-        assert known.get(start_ts, fate) == fate, f"T1: {start_ts} has two fates: {known[start_ts]} and {fate}"
+        before = self.known(start_ts)
+        assert before is None or before == fate, f"T1: {start_ts} has two fates: {before} and {fate}"
         known[start_ts] = fate
         if len(known) > _REMEMBERED:
-            del known[next(iter(known))]
+            self._older, self._known = known, {}
 
     def known(self, start_ts: int) -> int | None:
-        return self._known.get(start_ts)
+        found = self._known.get(start_ts)
+        return self._older.get(start_ts) if found is None else found
 
     async def wait(self, start_ts: int) -> None:
         """Until the transaction is no longer alive."""

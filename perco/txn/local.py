@@ -92,7 +92,7 @@ class LocalStore:
             )
             if not self.readonly:
                 engine.clear_dead_readers()
-            tablets.append(LmdbTablet(table, start, engine, self._batch))
+            tablets.append(LmdbTablet(table, start, engine, self._batch, self.store.submit))
         self.store.add_table(table, tablets)
         self._groups[table] = set(groups)
 

@@ -72,7 +72,7 @@ _Rows = dict[bytes, tuple[bytes, list[Check], list[Write]]]
 
 def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation:
     """Lock every cell of a part. `again`: it may have been applied before, so our own lock is no conflict (T6)."""
-    start_ts = header.start_ts
+    start_ts, primary, root, depth, token, wall_ms = header
     rows: _Rows = {}
     for _, row, column, kind, body, observers, covers, data in part:
         entry = rows.get(row)
@@ -86,50 +86,50 @@ def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation
             checks.append((ABSENT, LOCK, column, start_ts + 1, TS_MAX))
         else:
             checks.append((ABSENT, LOCK, column, 0, TS_MAX))
-        writes.append((LOCK, column, start_ts, _lock(header, kind, body, observers, covers)))
+        lock = pack_lock((kind, primary, body, observers, covers, root, depth, token, wall_ms))
+        writes.append((LOCK, column, start_ts, lock))
         if data is not None:
             writes.append((body.decode(), column, start_ts, data))
-    return Mutation(part[0].table, tuple(rows.values()), start_ts)
+    return Mutation(part[0].table, list(rows.values()), start_ts)
 
 
 def commit(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
     """Replace every lock of a part by its write record (T8, N1, N2)."""
     start_ts = header.start_ts
-    root = header.root or commit_ts
+    assert commit_ts > start_ts
+    root, depth = header.root or commit_ts, header.depth
     rows: _Rows = {}
     for _, row, column, kind, body, observers, covers, _ in part:
         entry = rows.get(row)
         if entry is None:
             entry = rows[row] = (row, [], [])
-        entry[1].append((PRESENT, LOCK, column, start_ts, start_ts))
-        _settle(entry[2], column, start_ts, commit_ts, kind, body, observers, covers, root, header.depth)
-    return Mutation(part[0].table, tuple(rows.values()), None, True)
+        _, checks, writes = entry
+        checks.append((PRESENT, LOCK, column, start_ts, start_ts))
+        writes.append((LOCK, column, start_ts, None))
+        writes.append((WRITE, column, commit_ts, pack_record(kind, start_ts, body)))
+        if observers or covers:
+            _notify(writes, column, start_ts, commit_ts, observers, covers, root, depth)
+    return Mutation(part[0].table, list(rows.values()), None, True)
 
 
 def roll_forward(cell: Cellref, start_ts: int, lock: Lock, commit_ts: int) -> Mutation:
     """A stranger's `commit` of one cell: all that it needs is in the lock (N1)."""
-    writes: list[Write] = []
-    root = lock.root or commit_ts
-    column = cell.column
-    _settle(writes, column, start_ts, commit_ts, lock.kind, lock.body, lock.observers, lock.covers, root, lock.depth)
-    return _one(cell, [(PRESENT, LOCK, column, start_ts, start_ts)], writes)
+    intent = Intent(cell.table, cell.row, cell.column, lock.kind, lock.body, lock.observers, lock.covers)
+    header = Header(start_ts, lock.primary, lock.root, lock.depth, lock.token, lock.wall_ms)
+    return commit(header, [intent], commit_ts)
 
 
-def _settle(
+def _notify(
     writes: list[Write],
     column: int,
     start_ts: int,
     commit_ts: int,
-    kind: int,
-    body: bytes,
     observers: tuple[int, ...],
     covers: tuple[int, ...],
     root: int,
     depth: int,
 ) -> None:
-    assert commit_ts > start_ts
-    writes.append((LOCK, column, start_ts, None))
-    writes.append((WRITE, column, commit_ts, pack_record(kind, start_ts, body)))
+    """Notify cells for the observers of a written cell (N1), or away with those that an ack covers (N2)."""
     for observer in observers:
         writes.append((NOTIFY, ack_of(column, observer), commit_ts, pack_cause(root, depth)))
     for seen_ts in covers:
@@ -181,14 +181,8 @@ def roll_back_secondary(cell: Cellref, start_ts: int, lock: Lock) -> Mutation:
 def refresh(header: Header, primary: Intent) -> Mutation:
     """Put the primary's lock again, with the header's newer wall time and all else kept (L1, T8)."""
     cell = Cellref(primary.table, primary.row, primary.column)
-    start_ts, column = header.start_ts, cell.column
-    lock = _lock(header, primary.kind, primary.body, primary.observers, primary.covers)
-    return _one(cell, [(PRESENT, LOCK, column, start_ts, start_ts)], [(LOCK, column, start_ts, lock)])
-
-
-def _lock(header: Header, kind: int, body: bytes, observers: tuple[int, ...], covers: tuple[int, ...]) -> bytes:
-    _, primary, root, depth, token, wall_ms = header
-    return pack_lock((kind, primary, body, observers, covers, root, depth, token, wall_ms))
+    put = prewrite(header, [primary], again=True).rows[0][2][0]
+    return _one(cell, [(PRESENT, LOCK, cell.column, header.start_ts, header.start_ts)], [put])
 
 
 def _clear(writes: list[Write], column: int, start_ts: int, kind: int, body: bytes) -> None:

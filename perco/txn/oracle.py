@@ -68,6 +68,10 @@ class Oracle:
         """The last timestamp handed out."""
         return self._timestamps.last
 
+    def draw_nowait(self) -> int:
+        """A new timestamp, or 0 if a range must be made durable first (O1)."""
+        return self._timestamps.draw()
+
     async def draw(self) -> int:
         """A new timestamp, drawn after this call was made (O2)."""
         ts = self._timestamps.draw()

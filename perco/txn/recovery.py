@@ -19,11 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
+from perco.errors import Unavailable
 from perco.storage import APPLIED, LOCK, ROLLBACK, TS_MAX, WRITE, Cell, Failed, Mutation, NoReply, Query, Verdict
 from perco.txn import mutations
 from perco.txn.records import Cellref, Lock, unpack_lock, unpack_record
+
+_LOST_MAX: Final = 16  # decisions without a reply, before it is given up
 
 
 class Committed(NamedTuple):
@@ -88,6 +91,7 @@ class Recovery:
         self._lock: Lock | None = None
         self.commit_ts = 0
         self.failure: Exception | None = None
+        self._lost = 0
         self.step = Step.ASK
 
     @property
@@ -127,6 +131,9 @@ class Recovery:
             self.failure = verdict.error
             self.step = Step.ASK
         else:
+            self._lost += isinstance(verdict, NoReply)
+            if self._lost >= _LOST_MAX:
+                self.failure = Unavailable("the store does not answer")
             self.step = Step.ASK  # T5: refused, or nobody knows: read the primary again
 
     def clearing(self) -> list[Mutation]:

@@ -73,13 +73,14 @@ class Snapshot:
     that it stands on, else None.
     """
 
-    def __init__(self, client: Client, start_ts: int, wall: float | None = None) -> None:
+    wall: float | None = None
+    _open = True
+
+    def __init__(self, client: Client, start_ts: int) -> None:
         self._client = client
         self._driver: Driver = client.driver
         self._bounds = client.bounds
         self.start_ts = start_ts
-        self.wall = wall
-        self._open = True
         self._writes: dict[_WHERE, tuple[Bound, bytes | None]] = {}
 
     # ------------------------------------------------------------ reading
@@ -237,17 +238,22 @@ class Transaction(Snapshot):
     """Reads and writes that become visible together, or not at all.
 
     Attributes: `commit_ts`, 0 until committed (and for one that wrote nothing); `outcome`: "open", "committed",
-    "aborted" or "unknown" (T10); `token`: what `db.outcome` takes, "" for one that never began to commit.
+    "aborted" or "unknown" (T10).
     """
 
-    def __init__(self, client: Client, start_ts: int) -> None:
-        super().__init__(client, start_ts)
-        self.commit_ts = 0
-        self.outcome = "open"
-        self.token = ""
-        self._bytes = 0
-        self._ack: Intent | None = None  # an observer run's primary (N2)
-        self._root = self._depth = 0
+    # Where a transaction begins; on the class, for most never get another value.
+    commit_ts = 0
+    outcome = "open"
+    _primary: Cellref | None = None
+    _version = 0  # of the catalogue that the first write was noted under (N10)
+    _bytes = 0
+    _ack: Intent | None = None  # an observer run's primary (N2)
+    _root = _depth = 0
+
+    @property
+    def token(self) -> str:
+        """What `db.outcome` takes, from any process; "" for a transaction that never began to commit."""
+        return "" if self._primary is None else make_token(self.start_ts, self._primary)
 
     def set(self, column: Column[K, V], key: K, value: V) -> None:
         """Write a cell. Never blocks.
@@ -268,6 +274,8 @@ class Transaction(Snapshot):
 
     def _note(self, bound: Bound, row: bytes, data: bytes | None) -> None:
         writes = self._writes
+        if not writes:
+            self._version = self._client.oracle.catalogue_version
         where = (bound.table, row, bound.column)
         options = self._client.config.transaction
         if len(writes) >= options.cells_max and where not in writes:
@@ -296,7 +304,6 @@ class Transaction(Snapshot):
             raise self._closed()
         self._open = False
         client = self._client
-        version = client.catalogue.version
         intents = [_intent(where, write) for where, write in self._writes.items()]
         if self._ack is not None:
             intents.append(self._ack)
@@ -307,12 +314,18 @@ class Transaction(Snapshot):
         first = parts[0][0]
         primary = Cellref(first.table, first.row, first.column)
         header = Header(self.start_ts, primary, self._root, self._depth, client.lease_token, client.oracle.wall_ms())
-        self.token = make_token(self.start_ts, primary)
+        self._primary = primary
         self.outcome = "unknown"
-        observed = self._ack is not None or any(intent.observers for intent in intents)
+        observed = self._ack is not None
+        for intent in intents:
+            if intent.observers:
+                observed = True
+                break
         commit = Commit(header, parts)
         try:
-            self.commit_ts = await self._driver.commit(commit, observed=observed, version=version)
+            self.commit_ts = await self._driver.commit(
+                commit, observed=observed, version=self._version or client.oracle.catalogue_version
+            )
         except ConflictAt as found:
             self.outcome = "aborted"
             raise conflict(found, client.name_of) from None

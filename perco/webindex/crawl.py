@@ -13,6 +13,7 @@ same bytes in every run: no addresses of objects, no paths of this machine, noth
 """
 
 import argparse
+import faulthandler
 import gzip
 import html
 import http.client
@@ -59,6 +60,8 @@ class CrawlLimits:
     """The rest of a longer body is left out, and that is noted."""
     module_seconds: float = 10.0
     """For the import of one module, and again for the making of each of its pages."""
+    patience: float = 3.0
+    """After this many times `module_seconds` a module that cannot be interrupted ends the crawl."""
     chunk_bytes: int = 64 * 1024
     """How much is read at a time from files that may hold anything."""
 
@@ -214,6 +217,7 @@ def write_crawl(records: Iterable[Found], out: BinaryIO, limit: int | None = Non
 _NOT_IMPORTED = frozenset({"__main__", "antigravity", "idlelib", "test", "this", "turtledemo"})
 _NOT_IMPORTED_PARTS = frozenset({"__main__", "conftest", "demo", "demos", "idle_test", "test", "tests"})
 _NOT_IMPORTED_WHY = "not imported: it holds tests or demos, or opens a window"
+_STDERR = 2
 _SHOWN_VALUES = (bool, int, float, complex, str, bytes, type(None))
 _SHOWN_VALUE_CHARS = 200
 _ADDRESS = re.compile(r"\s+at\s+0x[0-9A-Fa-f]+")
@@ -365,10 +369,7 @@ class _Documentation:
         Nothing that the documented code does is a reason to stop: it may print, hang or raise SystemExit.
         """
         try:
-            # Every time anew: a module may have put its own handler in place. The timer goes off again every
-            # second, in case a module catches even this.
-            signal.signal(signal.SIGALRM, _too_slow)
-            signal.setitimer(signal.ITIMER_REAL, self._limits.module_seconds, 1.0)
+            self._start_timer()
             with redirect_stdout(self._nowhere), redirect_stderr(self._nowhere), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return work()
@@ -378,7 +379,18 @@ class _Documentation:
             return Skipped(name, self._scrub(f"{type(error).__name__}: {error}"))
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            faulthandler.cancel_dump_traceback_later()
             os.chdir(self._cwd)
+
+    def _start_timer(self) -> None:
+        seconds = self._limits.module_seconds
+        # Every time anew: a module may have put its own handler in place.
+        signal.signal(signal.SIGALRM, _too_slow)
+        # And again from then on, for a module that catches it.
+        signal.setitimer(signal.ITIMER_REAL, seconds, min(seconds, 1.0))
+        # What goes on catching it, or never comes back from C, ends the process: the reader sees a crawl
+        # that died, and the traceback on the standard error says where.
+        faulthandler.dump_traceback_later(seconds * self._limits.patience, exit=True, file=_STDERR)
 
     def _load(self, name: str) -> _Loaded:
         module = importlib.import_module(name)
@@ -594,13 +606,12 @@ class _ArchiveFile:
 def archived_pages(path: Path, limits: CrawlLimits = DEFAULT_LIMITS) -> Iterator[Found]:
     """The responses and resources in a WARC file, in its order; of a damaged file the whole records before
     the damage."""
-    with open(path, "rb") as file:
-        archive = _ArchiveFile(file)
-        try:
-            for record in ArchiveIterator(archive, no_record_parse=True):
+    try:
+        with open(path, "rb") as file:
+            for record in ArchiveIterator(_ArchiveFile(file), no_record_parse=True):
                 yield from _archived(record, limits)
-        except (_Damaged, ArchiveLoadFailed, OSError) as error:
-            yield Skipped(path.name, f"the rest of the archive: {' '.join(str(error).split())}")
+    except (_Damaged, ArchiveLoadFailed, OSError) as error:
+        yield Skipped(path.name, f"the rest of the archive: {' '.join(str(error).split())}")
 
 
 def _archived(record: Any, limits: CrawlLimits) -> Iterator[Found]:
@@ -655,8 +666,15 @@ def _response(url: str, stream: Any, limits: CrawlLimits) -> Page:
         headers.get("Content-Type"),
         headers.get_content_charset(),
         _read_body(pieces, limits),
-        headers.get("Location"),
+        _as_sent(headers.get("Location")),
     )
+
+
+def _as_sent(value: str | None) -> str | None:
+    """Headers are read as Latin-1, but an address that is not ASCII is hardly ever that."""
+    if value is None or value.isascii():
+        return value
+    return value.encode("latin-1").decode("utf-8", "replace")
 
 
 def _read_body(pieces: Iterable[bytes], limits: CrawlLimits) -> bytes:
@@ -816,7 +834,7 @@ def _problem(args: argparse.Namespace) -> str | None:
     """What is wrong with the sources, said before anything is written."""
     for package in args.mine:
         top = package.partition(".")[0]
-        if not top.isidentifier() or importlib.util.find_spec(top) is None:
+        if not top.isidentifier() or top in _NOT_IMPORTED or importlib.util.find_spec(top) is None:
             return f"--mine expects the name of an installed package; there is none named {package!r}"
     for archive in args.warc:
         if not archive.is_file():
@@ -848,7 +866,8 @@ def _search_path_without_here() -> None:
     """`python -m` looks for modules in the current folder first, where a random.py would hide the library's.
     A package of the user's may well be there, so it comes last."""
     here = os.getcwd()
-    sys.path[:] = [*(entry for entry in sys.path if entry not in ("", here)), here]
+    others = [entry for entry in sys.path if entry not in ("", here)]
+    sys.path[:] = others if len(others) == len(sys.path) else [*others, here]
 
 
 def _take_output(name: str) -> BinaryIO:
@@ -876,16 +895,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--out: {error}")
     # A module may raise KeyboardInterrupt and is skipped for it; the user's own stops the crawl.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        _crawl(args, out)
+    except BrokenPipeError:
+        return 1
+    except OSError as error:
+        print(f"{parser.prog}: the crawl could not be written: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _crawl(args: argparse.Namespace, out: BinaryIO) -> None:
+    """Runs in an empty folder of its own, because some modules leave files where they are imported."""
     here = os.getcwd()
-    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
+    with out, tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
         os.chdir(folder)
         try:
             write_crawl(_sources(args, nowhere), out, args.limit)
-        except BrokenPipeError:
-            return 1
         finally:
             os.chdir(here)
-    return 0
 
 
 if __name__ == "__main__":

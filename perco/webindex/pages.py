@@ -167,7 +167,7 @@ def _canonical(url: str) -> str | None:
     if scheme == "file":
         if host not in ("", "localhost"):
             return None
-        host = ""
+        host, path = "", "/" + path.lstrip("/")
     elif _HOST.fullmatch(host) is None:
         return None
     canonical = urlunsplit((scheme, host, path, query, ""))
@@ -183,7 +183,7 @@ _UNSAID_TYPES = frozenset({"", "*/*", "unknown/unknown", "application/unknown", 
 _NOT_PROSE = frozenset({"text/css", "text/javascript", "text/ecmascript", "text/xml"})
 _SNIFFED_BYTES = 512
 _LOOKS_LIKE_HTML = re.compile(
-    rb"\s*(?:<!--.*?-->\s*|<\?xml[^>]*>\s*)*"
+    rb"\s*+(?><!--.*?-->\s*+|<\?xml[^>]*>\s*+)*+"
     rb"<(?:!doctype\s+html|(?:html|head|title|meta|body|script|style|table|div|p|a|h1|br|b)(?=[\s/>]))",
     re.IGNORECASE | re.DOTALL,
 )
@@ -224,13 +224,15 @@ def indexable(page: Page) -> bool:
 
 # Python knows more codecs than these, among them ones that unpack archives or take quadratic time.
 _ENCODINGS = frozenset(
-    {"utf-8", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"}
+    {"utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"}
     | {f"iso8859-{part}" for part in range(1, 17)}
     | {f"cp125{page}" for page in range(9)}
     | {"ascii", "cp437", "cp850", "cp852", "cp866", "cp874", "koi8-r", "koi8-u", "mac-roman", "mac-cyrillic"}
     | {"gb18030", "gbk", "gb2312", "hz", "big5", "big5hkscs", "euc_jp", "shift_jis", "cp932", "iso2022_jp"}
     | {"euc_kr", "cp949", "tis-620"}
 )
+# A body with a mark at its beginning is told by that; Python wants one for these names.
+_WITHOUT_MARK = {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}
 # What servers claim without having looked. Text that is valid UTF-8 is hardly ever one of these.
 _CARELESS = frozenset({"cp1252", "iso8859-1", "iso8859-15", "ascii"})
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,39}")
@@ -240,6 +242,7 @@ def _known_encoding(label: str | None) -> str | None:
     if label is None or _LABEL.fullmatch(label.strip("\"' ")) is None:
         return None
     name = resolve_encoding(label.strip("\"' "))
+    name = _WITHOUT_MARK.get(name or "", name)
     return name if name in _ENCODINGS else None
 
 
@@ -274,7 +277,7 @@ def _decode(page: Page, body: bytes, whole: bool, markup: bool) -> tuple[str, tu
         try:
             # A body that was cut may end inside a character.
             return codecs.getincrementaldecoder(encoding)("strict").decode(body, whole), notes
-        except UnicodeDecodeError:
+        except UnicodeError:
             continue  # the next candidate may fit
     likeliest = first or "utf-8"
     return body.decode(likeliest, "replace"), (*notes, f"not all of the body is {likeliest}")

@@ -1,0 +1,37 @@
+"""`python -m bench NAME [--quick] [--json FILE]`: one module per figure or comparison."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+from bench.harness import Run
+
+BENCHES = {
+    "overhead": "what transactions cost over bare LMDB (the paper's figure 8)",
+    "observers": "latency and throughput of a chain of three observers",
+    "scanners": "why scanners teleport, in virtual time (the paper's buses)",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="perco's benchmarks. Each prints a table and, as its last line, RESULT and JSON.",
+        epilog="\n".join(f"  {name:<11}{what}" for name, what in BENCHES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=list(BENCHES), metavar="NAME", help="one of those below")
+    parser.add_argument("--quick", action="store_true", help="three rounds of the judged cells only, within a minute")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
+    parser.add_argument(
+        "--folder", default=".", metavar="DIR", help="measure the disk that this folder lies on (default: here)"
+    )
+    arguments = parser.parse_args()
+    module = importlib.import_module(f"bench.{arguments.name}")
+    module.main(Run(arguments.name, arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""What every benchmark shares: where it runs, rounds, tables, figures, the RESULT line.
+
+Two things compared run in the same call, alternating; a cell's figure is the median of its rounds, with the least and
+the most. A baseline has a floor of its own, checked in the same run: if it misses it, ratios with it are void.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from perco.storage import file_system
+
+OUT = Path(__file__).parent / "out"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One figure over its rounds."""
+
+    rounds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+    def __str__(self) -> str:
+        return f"{_short(self.median)}  ({_short(min(self.rounds))} - {_short(max(self.rounds))})"
+
+
+def _short(value: float) -> str:
+    if value >= 1000:
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.3g}"
+
+
+@dataclass(slots=True)
+class Report:
+    """What a benchmark found."""
+
+    name: str
+    durability: str
+    ratios: dict[str, float | str] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    floors: dict[str, dict[str, Any]] = field(default_factory=dict)
+    bars: list[tuple[str, float, str, float]] = field(default_factory=list)  # what, value, "at least"/"at most", bar
+
+    def floor(self, what: str, value: float, least: float) -> bool:
+        """Whether a baseline is as good as it should be; if not, ratios with it are void."""
+        kept = value >= least
+        self.floors[what] = {"value": round(value, 3), "least": least, "kept": kept}
+        return kept
+
+    def ratio(self, what: str, value: float, *, valid: bool = True, at_least: float | None = None) -> None:
+        self.ratios[what] = round(value, 3) if valid else "void"
+        if at_least is not None and valid:
+            self.bars.append((what, value, "at least", at_least))
+
+
+class Run:
+    """One call of a benchmark: its arguments and where to put things."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        self.name = name
+        self.quick: bool = arguments.quick
+        self.json: Path | None = arguments.json
+        self.rounds = 3 if self.quick else 5
+        self.folder = Path(arguments.folder).absolute()
+        self.console = Console(highlight=False, width=110 if not sys.stdout.isatty() else None)
+
+    def say(self, text: str) -> None:
+        self.console.print(text)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """An empty folder on the disk that is measured."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".perco-bench-", dir=self.folder) as path:
+            yield Path(path)
+
+    def table(self, title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+        for i, name in enumerate(head):
+            table.add_column(name, justify="left" if i == 0 else "right")
+        for row in rows:
+            table.add_row(*(str(item) for item in row))
+        self.console.print(table)
+        self.console.print()
+
+    def machine(self, durability: str) -> dict[str, Any]:
+        """Prints and returns what the figures depend on."""
+        with self.scratch() as path:
+            syncs = fsyncs_per_second(path)
+        facts = {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "kernel": platform.release(),
+            "file system": file_system(self.folder) or "unknown",
+            "fsync/s": round(syncs),
+            "durability": durability,
+            "versions": {name: _version(name) for name in ("perco", "lmdb", "trio", "msgpack")},
+        }
+        self.say(", ".join(f"{name} {value}" for name, value in facts.items() if name != "versions"))
+        self.say(", ".join(f"{name} {value}" for name, value in facts["versions"].items()) + "\n")
+        return facts
+
+    def finish(self, report: Report, facts: Mapping[str, Any]) -> None:
+        """The bars, then the RESULT line."""
+        for what, value, how, bar in report.bars:
+            kept = value >= bar if how == "at least" else value <= bar
+            self.say(f"{'kept  ' if kept else 'MISSED'}  {what}: {value:.3g} ({how} {bar:g})")
+        for what, floor in report.floors.items():
+            self.say(f"{'kept  ' if floor['kept'] else 'VOID  '}  floor of the baseline: {what}")
+        result = {
+            "bench": report.name,
+            "ratios": report.ratios,
+            "figures": {name: round(value, 3) for name, value in report.figures.items()},
+            "floors": report.floors,
+            "durability": report.durability,
+            "cores": facts["cores"],
+            "fsync_per_s": facts["fsync/s"],
+            "file_system": facts["file system"],
+            "versions": {**facts["versions"], "python": facts["python"]},
+        }
+        if self.json is not None:
+            self.json.write_text(json.dumps(result, indent=2) + "\n")
+        print("RESULT " + json.dumps(result))
+
+    def figure(self, figure: Any, name: str) -> None:
+        """Save a matplotlib figure as PNG and SVG."""
+        OUT.mkdir(exist_ok=True)
+        for kind in ("png", "svg"):
+            figure.savefig(OUT / f"{name}.{kind}", dpi=130, bbox_inches="tight")
+        self.say(f"figure: bench/out/{name}.png and .svg")
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def fsyncs_per_second(folder: Path, seconds: float = 0.5) -> float:
+    """How often this disk can make 4 KiB durable."""
+    path = folder / "sync"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        done, began = 0, time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            os.pwrite(handle, b"x" * 4096, 4096 * (done % 64))
+            os.fdatasync(handle)
+            done += 1
+        return done / (time.perf_counter() - began)
+    finally:
+        os.close(handle)
+        path.unlink()
+
+
+def alternate(rounds: int, sides: Mapping[str, Any]) -> dict[str, Cell]:
+    """Run every side once a round, in turn (the order turns round each time); what they return, by name."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for i in range(rounds):
+        for name in list(sides) if i % 2 == 0 else list(reversed(list(sides))):
+            found[name].append(sides[name]())
+    return {name: Cell(tuple(values)) for name, values in found.items()}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of them lie."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

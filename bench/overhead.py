@@ -1,0 +1,231 @@
+"""What transactions cost over the bare row store: the paper's figure 8, on LMDB.
+
+The paper ran Percolator against bare Bigtable, batching off: reads 0.94 of it, writes 0.23.
+
+Here a *write* is a single-cell read-modify-write transaction, durable, at some number in flight, against bare LMDB that
+puts as many values per durable write transaction as are in flight: the best that anybody can do with LMDB. A *read* is
+`await txn.get`, against the awaited read of the row store under it, and that against bare LMDB's `begin; get`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import trio
+import trio.testing
+
+import perco
+from bench.harness import Cell, Report, Run, alternate
+from perco.storage import WRITE
+
+VALUE = b"x" * 100
+SECONDS = 1.5
+READS = 60_000
+PAPER_WRITE, PAPER_READ = 0.23, 0.94
+
+table = perco.Table("t")
+value = table.column("value", perco.BYTES)
+schema = perco.Schema(table)
+
+
+def bare_puts(folder: Path, per_transaction: int) -> float:
+    """Values per second that bare LMDB makes durable, so many per write transaction, at random rows."""
+    path = folder / f"bare-{random.getrandbits(32):x}"
+    env = lmdb.open(str(path), map_size=1 << 33)
+    done, began = 0, time.perf_counter()
+    while time.perf_counter() - began < SECONDS:
+        with env.begin(write=True) as txn:
+            for _ in range(per_transaction):
+                txn.put(random.randbytes(16), VALUE)
+        done += per_transaction
+    seconds = time.perf_counter() - began
+    env.close()
+    return done / seconds
+
+
+def bare_gets(env: lmdb.Environment, keys: list[bytes]) -> float:
+    """`begin; get` per second."""
+    began = time.perf_counter()
+    for i in range(READS):
+        with env.begin() as txn:
+            txn.get(keys[i % len(keys)])
+    return READS / (time.perf_counter() - began)
+
+
+def rate(folder: Path, in_flight: int, cells: int = 1, options: perco.Options | None = None) -> float:
+    """Transactions per second: each reads `cells` cells of random rows and writes them."""
+    return trio.run(_rate, folder / f"perco-{random.getrandbits(32):x}", in_flight, cells, options)
+
+
+async def _rate(path: Path, in_flight: int, cells: int, options: perco.Options | None) -> float:
+    async def modify(txn: perco.Transaction, keys: list[bytes]) -> None:
+        for key in keys:
+            await txn.get(value, key)
+            txn.set(value, key, VALUE)
+
+    done = 0
+
+    async def client() -> None:
+        nonlocal done
+        while time.perf_counter() - began < SECONDS:
+            await db.run(modify, [random.randbytes(16) for _ in range(cells)])
+            done += 1
+
+    async with perco.open(path, schema, options=options) as db:
+        await db.run(modify, [b"warm"])
+        began = time.perf_counter()
+        async with trio.open_nursery() as nursery:
+            for _ in range(in_flight):
+                nursery.start_soon(client)
+        return done / (time.perf_counter() - began)
+
+
+async def _reads(path: Path, rounds: int) -> dict[str, Cell]:
+    """Per second, in one store and on the same rows: txn.get, the row store's read, bare begin; get."""
+    keys = [random.randbytes(16) for _ in range(10_000)]
+    bare = lmdb.open(str(path.with_name("bare")), map_size=1 << 30)
+    with bare.begin(write=True) as write:
+        for key in keys:
+            write.put(key, VALUE)
+    found: dict[str, list[float]] = {"get": [], "raw": [], "bare": []}
+    async with perco.open(path, schema) as db:
+        async with db.transaction() as txn:
+            for key in keys:
+                txn.set(value, key, VALUE)
+        column, store = db.bind(value).column, db.driver.store
+        async with db.snapshot() as snap:
+            for _ in range(rounds):
+                began = time.perf_counter()
+                for i in range(READS):
+                    await snap.get(value, keys[i % len(keys)])
+                found["get"].append(READS / (time.perf_counter() - began))
+                began = time.perf_counter()
+                for i in range(READS):
+                    await store.read((("t", keys[i % len(keys)], ((WRITE, column, 0, snap.start_ts, 1),)),))
+                found["raw"].append(READS / (time.perf_counter() - began))
+                found["bare"].append(bare_gets(bare, keys))
+    bare.close()
+    return {name: Cell(tuple(values)) for name, values in found.items()}
+
+
+async def _bytes_in_flight(path: Path, in_flight: int) -> float:
+    """Python memory per transaction that waits for its commit, tasks included."""
+
+    async def one() -> None:
+        await db.run(modify, random.randbytes(16))
+
+    async def modify(txn: perco.Transaction, key: bytes) -> None:
+        await txn.get(value, key)
+        txn.set(value, key, VALUE)
+        await gate.wait()
+
+    async with perco.open(path, schema) as db:
+        gate = trio.Event()
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        async with trio.open_nursery() as nursery:
+            for _ in range(in_flight):
+                nursery.start_soon(one)
+            await trio.testing.wait_all_tasks_blocked()
+            used = tracemalloc.get_traced_memory()[0] - before
+            tracemalloc.stop()
+            gate.set()
+        return used / in_flight
+
+
+def main(run: Run) -> None:
+    report = Report("overhead", "power")
+    facts = run.machine("power (fsync before every answer)")
+    off = perco.Options(batch=perco.BatchOptions(mutations_max=1))
+    with run.scratch() as folder:
+        sides: dict[str, Callable[[], float]] = {}
+        for n in (1, 128) if run.quick else (1, 128, 1024):
+            sides[f"bare {n}"] = partial(bare_puts, folder, n)
+            sides[f"perco {n}"] = partial(rate, folder, n)
+        if not run.quick:
+            sides["perco 1, batching off"] = partial(rate, folder, 1, 1, off)
+            sides["perco 128, batching off"] = partial(rate, folder, 128, 1, off)
+            sides["perco 128, 2 rows"] = partial(rate, folder, 128, 2)
+            sides["perco 128, 10 rows"] = partial(rate, folder, 128, 10)
+        cells = alternate(run.rounds, sides)
+        reads = trio.run(_reads, folder / "reads", run.rounds)
+        report.figures["bytes_per_inflight"] = trio.run(_bytes_in_flight, folder / "memory", 2000)
+    _tell(run, report, cells, reads)
+    if not run.quick:
+        _draw(run, report)
+    run.finish(report, facts)
+
+
+def _tell(run: Run, report: Report, cells: dict[str, Cell], reads: dict[str, Cell]) -> None:
+    rows: list[tuple[Any, ...]] = []
+    for name, cell in cells.items():
+        if name.startswith("bare"):
+            rows.append((f"bare LMDB, {name[5:]} puts per write transaction", cell, ""))
+        else:
+            in_flight = name.split()[1].rstrip(",")
+            base = cells[f"bare {in_flight}"]
+            rows.append((f"{name} in flight" if "," not in name else name, cell, f"{cell.median / base.median:.2f}"))
+    run.table(
+        "durable writes: single-cell read-modify-write, per second", ("", "median (least - most)", "of bare"), rows
+    )
+    raw, bare, get = reads["raw"].median, reads["bare"].median, reads["get"].median
+    run.table(
+        "reads of one cell, per second",
+        ("", "median (least - most)", ""),
+        [
+            ("bare LMDB, begin; get", reads["bare"], ""),
+            ("await store.read(...)", reads["raw"], f"{raw / bare:.2f} of bare"),
+            ("await txn.get(...)", reads["get"], f"{get / raw:.2f} of the row store"),
+        ],
+    )
+    kept = report.floor(
+        "bare LMDB at 128 puts is 10x its rate at 1", cells["bare 128"].median / cells["bare 1"].median, 10
+    )
+    report.ratio(
+        "write_vs_bare_lmdb_128",
+        cells["perco 128"].median / cells["bare 128"].median,
+        valid=kept,
+        at_least=0.20,
+    )
+    report.ratio("read_vs_raw", get / raw, at_least=0.60)
+    report.ratio("raw_read_vs_bare", raw / bare, at_least=0.15)
+    report.ratio("read_vs_bare", get / bare)
+    for name, cell in cells.items():
+        side, _, rest = name.partition(" ")
+        key = "txn_per_s_" if side == "perco" else "bare_puts_per_s_"
+        report.figures[key + rest.replace(", ", "_").replace(" ", "_")] = cell.median
+    for name, cell in reads.items():
+        report.figures[f"{name}_reads_per_s"] = cell.median
+    run.say(f"memory per transaction in flight: {report.figures['bytes_per_inflight'] / 1024:.1f} KiB\n")
+
+
+def _draw(run: Run, report: Report) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(7, 3.6))
+    write, read = report.ratios["write_vs_bare_lmdb_128"], report.ratios["read_vs_raw"]
+    ours = [read if isinstance(read, float) else 0.0, write if isinstance(write, float) else 0.0]
+    for shift, heights, label, colour in (
+        (-0.2, [PAPER_READ, PAPER_WRITE], "paper: Percolator of bare Bigtable, batching off", "#b0b7c3"),
+        (0.2, ours, "perco of what lies under it, durable, 128 in flight", "#2563eb"),
+    ):
+        bars = axis.bar([i + shift for i in range(2)], heights, 0.38, label=label, color=colour)
+        axis.bar_label(bars, fmt="%.2f", padding=2)
+    axis.set_xticks([0, 1], ["read of a cell\n(paper: of Bigtable, perco: of the row store)", "write of a cell"])
+    axis.set_ylim(0, 1.25)
+    axis.set_ylabel("relative rate")
+    axis.set_title("What transactions cost (the paper's figure 8)", loc="left")
+    axis.legend(frameon=False, loc="upper right")
+    axis.spines[["top", "right"]].set_visible(False)
+    run.figure(figure, "overhead")
+    pyplot.close(figure)

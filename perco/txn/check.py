@@ -1,0 +1,921 @@
+"""Verifies stored data: does what lies in the tablets obey the protocol?
+
+`examine` and `unnotified` are pure: the cells of one row, and what the catalogue says of it, in; findings out.
+`check` reads a store page by page, asks the rows that others point at, and collects what they find.
+
+It may run inside the owner or beside it. A row is read from one state of its tablet, but two rows are not, and the
+catalogue and the oracle's bound move on. So whatever looks wrong is looked at again, with everything read afresh, and
+counts only if it still stands with the same cells.
+
+What is verified, under the invariant's number:
+
+T1  All records of a transaction have one commit timestamp; where a lock still names its primary, the primary has one.
+T2  start_ts < commit_ts; a record or lock of a long value has its data.
+T3  No record of a transaction whose primary is still locked, or that was rolled back (a marker stands somewhere).
+T5  No marker beside a lock or record of the same transaction; no data without lock or record (a warning).
+T7  One lock on a cell; no record above it; records of a cell do not overlap.
+T8  A committed cell is not locked by the same transaction. T12: all its locks name one primary.
+N1  Locks decode. A change of an observed column that no run has seen has its notify cell, else it is lost.
+N2  An ack's lock is its transaction's primary and covers nothing newer than itself. N3: acks point at the past.
+N9  Notify cells say what caused them. N10: columns and observers are in the catalogue.
+O1  Nothing is above the oracle's durable bound. O3: the clock's notes rise together.
+
+A lock whose transaction is decided is no error: phase two is on its way, or its client died and the next to meet it
+settles it. It is a note, "unsettled".
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+import trio
+
+from perco.errors import Corruption, UsageError
+from perco.storage import (
+    DATA,
+    LOCK,
+    NOTIFY,
+    ROLLBACK,
+    ROW_BYTES_MAX,
+    TS_MAX,
+    WRITE,
+    Query,
+    RowStore,
+    ScanCell,
+    ScanQuery,
+    ScanRequest,
+)
+from perco.storage.cells import COLUMN_MAX
+from perco.txn.catalogue import SYSTEM_TABLE, Catalogue, ColumnEntry, ObserverEntry, load
+from perco.txn.codecs import codec_named
+from perco.txn.oracle import durable_bound
+from perco.txn.records import (
+    ACK,
+    PUT,
+    PUT_DATA,
+    RECORD_HEAD,
+    Cellref,
+    Lock,
+    ack_of,
+    column_of,
+    observed_column,
+    observer_of,
+    unpack_cause,
+    unpack_lock,
+    unpack_record,
+)
+from perco.txn.recovery import Aborted, Committed, Judgement, Locked, Nothing, judge, primary_queries
+
+Severity = Literal["error", "warning", "note"]
+
+_GROUPS: Final = (LOCK, WRITE, ROLLBACK, NOTIFY)
+_POOL_MAX: Final = 256  # suspected losses kept for each observer that was registered without existing data
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that should not be so.
+
+    Attributes:
+        severity: "error": the protocol is broken; "warning": of no consequence for what is read, but nobody should
+            have left it; "note": a lock that is decided and not yet settled.
+        invariant: its number, as in the module's list.
+        where: the cell, as table[key].column.
+        what: one sentence.
+    """
+
+    severity: Severity
+    invariant: str
+    where: str
+    what: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckOptions:
+    """Attributes:
+    looks: how often something suspicious is looked at again before it is reported.
+    pause_s: between two of those looks.
+    findings_max: findings and notes that are kept; further ones are counted.
+    tracked_max: transactions remembered at a time; of more, an even sample of them is compared (T1, T3).
+    row_cells, data_cells: cells of a row and group that are read at once; a row with more is read in parts.
+    """
+
+    looks: int = 3
+    pause_s: float = 0.01
+    findings_max: int = 1000
+    tracked_max: int = 1_000_000
+    row_cells: int = 4096
+    data_cells: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What a check saw.
+
+    Attributes:
+        ts: what was committed at or before this timestamp has been covered.
+        findings: errors and warnings first; then notes.
+        dropped: findings beyond `CheckOptions.findings_max`, not looked at again.
+        tables, rows, cells, locks, records, markers, notifications: what was read. Waiting notifications are cells.
+        unsettled: locks whose transaction is decided.
+        again: rows that were looked at again.
+        sampled: every so many'th transaction was compared over all its cells (T1, T3); 1: all of them.
+        seconds: how long it took.
+    """
+
+    ts: int
+    findings: tuple[Finding, ...]
+    dropped: int
+    tables: int
+    rows: int
+    cells: int
+    locks: int
+    records: int
+    markers: int
+    notifications: int
+    unsettled: int
+    again: int
+    sampled: int
+    seconds: float
+
+    @property
+    def errors(self) -> int:
+        return sum(finding.severity == "error" for finding in self.findings) + self.dropped
+
+    @property
+    def warnings(self) -> int:
+        return sum(finding.severity == "warning" for finding in self.findings)
+
+    @property
+    def clean(self) -> bool:
+        """Neither errors nor warnings."""
+        return not self.errors and not self.warnings
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a check has come: told after every page. The same object every time."""
+
+    table: str = ""
+    tables: int = 0
+    rows: int = 0
+    cells: int = 0
+    locks: int = 0
+    records: int = 0
+    markers: int = 0
+    notifications: int = 0
+    unsettled: int = 0
+    again: int = 0
+
+
+# ------------------------------------------------------------------ one row, as values
+
+
+class Rec(NamedTuple):
+    """A write record without its value; `group`: of a long value's data, else ""."""
+
+    ts: int
+    kind: int
+    start_ts: int
+    group: str
+
+
+class Image:
+    """The cells of one row, decoded; values themselves are left out. All lists newest first."""
+
+    __slots__ = ("broken", "data", "locks", "markers", "notify", "records", "row", "table")
+
+    def __init__(self, table: str, row: bytes, cells: Mapping[str, Iterable[ScanCell]]) -> None:
+        self.table, self.row = table, row
+        self.locks: dict[int, list[tuple[int, Lock | None]]] = {}
+        self.records: dict[int, list[Rec]] = {}
+        self.markers: dict[int, set[int]] = {}
+        self.notify: dict[int, list[tuple[int, bytes]]] = {}
+        self.data: dict[str, dict[int, set[int]]] = {}
+        self.broken: dict[int, int] = {}  # column -> timestamp of a record that does not decode
+        for column, ts, value in cells[LOCK]:
+            self.locks.setdefault(column, []).append((ts, _lock(value)))
+        for column, ts, value in cells[WRITE]:
+            record = _record(ts, value)
+            if record is None:
+                self.broken[column] = ts
+            else:
+                self.records.setdefault(column, []).append(record)
+        for column, ts, _ in cells[ROLLBACK]:
+            self.markers.setdefault(column, set()).add(ts)
+        for column, ts, value in cells[NOTIFY]:
+            self.notify.setdefault(column, []).append((ts, value))
+        for group in cells.keys() - set(_GROUPS):
+            found = self.data[group] = {}
+            for column, ts, _ in cells[group]:
+                found.setdefault(column, set()).add(ts)
+
+    def columns(self) -> list[int]:
+        columns = {*self.locks, *self.records, *self.markers, *self.notify, *self.broken}
+        return sorted(columns.union(*self.data.values()))
+
+
+def _record(ts: int, value: bytes) -> Rec | None:
+    try:
+        kind, start_ts, body = unpack_record(value)
+        return Rec(ts, kind, start_ts, body.decode() if kind == PUT_DATA else "")
+    except (Corruption, ValueError):
+        return None
+
+
+def _lock(value: bytes) -> Lock | None:
+    """A lock with all its parts of the right kind, or None."""
+    try:
+        lock = unpack_lock(value)
+    except (Corruption, ValueError):
+        return None
+    kind, primary, body, observers, covers, root, depth, token, wall_ms = lock
+    numbers = (kind, primary.column, root, depth, wall_ms, *_tuple(observers), *_tuple(covers))
+    if not all(type(number) is int and 0 <= number <= TS_MAX for number in numbers):
+        return None
+    typed = (
+        type(observers) is tuple
+        and type(covers) is tuple
+        and type(body) is bytes
+        and type(token) is str
+        and type(primary.table) is str
+        and type(primary.row) is bytes
+    )
+    sized = typed and len(primary.row) <= ROW_BYTES_MAX and primary.column <= COLUMN_MAX and PUT <= kind <= ACK
+    if sized and kind == PUT_DATA and not body.isascii():
+        return None
+    return lock if sized else None
+
+
+def _tuple(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else ()
+
+
+class Book:
+    """What the catalogue and the oracle say: the context in which a row is examined."""
+
+    def __init__(self, catalogue: Catalogue, bound: int, replayed: frozenset[int]) -> None:
+        self.catalogue, self.bound = catalogue, bound
+        self.replayed = replayed  # observers that were registered with all that was there before
+        self.observers = {entry.number: (id, entry) for id, entry in catalogue.observers.items()}
+        self._columns = {
+            name: {column_of(column.number): (label, column) for label, column in table.columns.items()}
+            for name, table in catalogue.tables.items()
+        }
+        self._keys = {name: codec_named(table.key) for name, table in catalogue.tables.items()}
+        self._observed: dict[str, list[tuple[int, int]]] = {name: [] for name in catalogue.tables}
+        for observer in catalogue.observers.values():
+            column = catalogue.tables[observer.table].columns[observer.column]
+            self._observed[observer.table].append((column_of(column.number), observer.number))
+
+    def entry(self, table: str, column: int) -> ColumnEntry:
+        return self._columns[table][observed_column(column)][1]
+
+    def columns(self, table: str) -> list[int]:
+        """Every column that a row of the table may have, acks included."""
+        acks = [ack_of(column, number) for column, number in self.observed(table)]
+        return [*self._columns[table], *acks]
+
+    def observed(self, table: str) -> list[tuple[int, int]]:
+        """(column, observer's number) of all observers of a table."""
+        return self._observed[table]
+
+    def strange(self, table: str, column: int) -> str:
+        """Why there cannot be a cell of that column, or ""."""
+        found = self._columns[table].get(observed_column(column))
+        if found is None:
+            return f"a cell of column #{column >> 16}, which the catalogue does not have"
+        number = observer_of(column)
+        if not number:
+            return ""
+        if number not in self.observers:
+            return f"a cell for observer #{number}, which the catalogue does not have"
+        id, entry = self.observers[number]
+        if (entry.table, entry.column) != (table, found[0]):
+            return f"a cell for observer {id!r}, which observes {entry.table}.{entry.column}"
+        return ""
+
+    def where(self, table: str, row: bytes, column: int) -> str:
+        """table[key].column, for people."""
+        try:
+            key = repr(self._keys[table].decode(row)) if table in self._keys else repr(row)
+        except ValueError:
+            key = repr(row)
+        return f"{table}[{key}].{self.catalogue.column_name(table, column)}"
+
+
+# ------------------------------------------------------------------ one row, examined
+
+_Complaint = tuple[str, str]  # (invariant, what)
+
+
+def examine(image: Image, book: Book) -> Iterator[Finding]:
+    """What is wrong with a row by itself; of each cell the first thing."""
+    for column in image.columns():
+        for severity, (invariant, what) in _of_column(image, column, book):
+            yield Finding(severity, invariant, book.where(image.table, image.row, column), what)
+
+
+def _of_column(image: Image, column: int, book: Book) -> Iterator[tuple[Severity, _Complaint]]:
+    strange = book.strange(image.table, column)
+    if strange:
+        yield "error", ("N10", strange)
+        return
+    for complaint in (
+        *_of_locks(image, column, book),
+        *_of_records(image, column, book),
+        *_of_markers(image, column, book),
+        *_of_notify(image, column, book),
+    ):
+        yield "error", complaint
+    for complaint in (*_of_data(image, column), *_of_spurious(image, column, book)):
+        yield "warning", complaint
+
+
+def _of_locks(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
+    locks = image.locks.get(column, ())
+    if len(locks) > 1:
+        yield "T7", f"locked more than once, by transactions {_list(ts for ts, _ in locks)}"
+    for start_ts, lock in locks:
+        complaint = _of_lock(image, column, start_ts, lock, book)
+        if complaint is not None:
+            yield complaint
+
+
+def _of_lock(image: Image, column: int, start_ts: int, lock: Lock | None, book: Book) -> _Complaint | None:
+    if lock is None:
+        return "N1", f"the lock of transaction {start_ts} does not decode"
+    if start_ts > book.bound:
+        return "O1", f"the lock of transaction {start_ts} is above the oracle's bound"
+    if start_ts in image.markers.get(column, ()):
+        return "T5", f"the lock of transaction {start_ts} stands beside its rollback marker"
+    past = [record for record in image.records.get(column, ()) if record.ts >= start_ts]
+    for record in past:
+        if record.start_ts == start_ts:
+            return "T8", f"transaction {start_ts} committed at {record.ts} and its lock is still there"
+    if past:
+        return "T7", f"the record at {past[0].ts} was let in past the lock of transaction {start_ts}"
+    is_ack = bool(observer_of(column))
+    if (lock.kind == ACK) != is_ack:
+        return "N3", f"the lock of transaction {start_ts} is of kind {lock.kind}, not one for this column"
+    if is_ack and lock.primary != (image.table, image.row, column):
+        return "N2", f"the ack's lock of transaction {start_ts} is not its transaction's primary"
+    if any(ts > start_ts for ts in lock.covers):
+        return "N2", f"the ack's lock of transaction {start_ts} covers notifications that its run cannot have seen"
+    unknown = [number for number in lock.observers if book.strange(image.table, ack_of(column, number))]
+    if unknown:
+        return "N10", f"the lock of transaction {start_ts} notifies unknown observers #{_list(unknown)}"
+    if lock.kind == PUT_DATA:
+        return _of_group(image, column, start_ts, lock.body.decode(), f"the lock of transaction {start_ts}", book)
+    return None
+
+
+def _of_group(image: Image, column: int, start_ts: int, group: str, who: str, book: Book) -> _Complaint | None:
+    expected = book.entry(image.table, column).group
+    if group != expected:
+        return "T2", f"{who} names group {group!r}, and the column lies in {expected!r}"
+    if group in image.data and start_ts not in image.data[group].get(column, ()):
+        return "T2", f"{who} points at missing data, at {start_ts} in group {group!r}"
+    return None
+
+
+def _of_records(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
+    if column in image.broken:
+        yield "T1", f"the record at {image.broken[column]} does not decode"
+    records = image.records.get(column, [])
+    for at, record in enumerate(records):
+        older = records[at + 1] if at + 1 < len(records) else None
+        complaint = _of_record(image, column, record, older, book)
+        if complaint is not None:
+            yield complaint
+
+
+def _of_record(image: Image, column: int, record: Rec, older: Rec | None, book: Book) -> _Complaint | None:
+    ts, kind, start_ts, group = record
+    is_ack = bool(observer_of(column))
+    if (kind == ACK) != is_ack:
+        return "N3", f"the record at {ts} is of kind {kind}, not one for this column"
+    if is_ack and start_ts > book.bound:
+        return "N3", f"the ack at {ts} points at {start_ts}, in the future"
+    if start_ts >= ts:
+        return "T2", f"the record at {ts} points at transaction {start_ts}, which began no earlier"
+    if ts > book.bound:
+        return "O1", f"the record at {ts} is above the oracle's bound"
+    if start_ts in image.markers.get(column, ()):
+        return "T5", f"transaction {start_ts} committed at {ts} and was rolled back"
+    if older is not None and older.ts >= start_ts and older.start_ts != start_ts:
+        return "T7", f"transaction {start_ts}, committed at {ts}, overlaps the one that committed at {older.ts}"
+    if kind == PUT_DATA:
+        return _of_group(image, column, start_ts, group, f"the record at {ts}", book)
+    return None
+
+
+def _of_markers(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
+    for ts in sorted(image.markers.get(column, ())):
+        if ts > book.bound:
+            yield "O1", f"the rollback marker at {ts} is above the oracle's bound"
+
+
+def _of_data(image: Image, column: int) -> Iterator[_Complaint]:
+    """Long values that nothing points at."""
+    if column in image.broken:
+        return
+    wanted = {ts for ts, _ in image.locks.get(column, ())}
+    wanted |= {record.start_ts for record in image.records.get(column, ()) if record.kind == PUT_DATA}
+    for group, columns in sorted(image.data.items()):
+        for ts in sorted(columns.get(column, set()) - wanted):
+            yield "T5", f"data of transaction {ts} in group {group!r}, without a lock or record"
+
+
+def _of_notify(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
+    cells = image.notify.get(column, ())
+    if cells and not observer_of(column):
+        yield "N10", f"the notify cell at {cells[0][0]} is for no observer"
+        return
+    for ts, value in cells:
+        if ts > book.bound:
+            yield "O1", f"the notify cell at {ts} is above the oracle's bound"
+        elif not 0 < _root(value) <= ts:
+            yield "N9", f"the notify cell at {ts} does not say what caused it"
+
+
+def _of_spurious(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
+    """Notify cells whose change is not there. An older one may have been collected, the newest never is (G3)."""
+    observed = observed_column(column)
+    records = image.records.get(observed)
+    newest = records[0].ts if records else 0
+    if not observer_of(column) or observed in image.broken:
+        return
+    for ts, value in image.notify.get(column, ()):
+        if newest < ts <= book.bound and 0 < _root(value) <= ts:
+            yield "N1", f"the notify cell at {ts} is for a change that is not there"
+
+
+def _root(value: bytes) -> int:
+    try:
+        return unpack_cause(value)[0]
+    except Corruption:
+        return -1
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(str(number) for number in numbers)
+
+
+class Unnotified(NamedTuple):
+    """A change that observer `number` has not seen and is not told of."""
+
+    number: int
+    ts: int
+    finding: Finding
+
+
+def unnotified(image: Image, book: Book) -> Iterator[Unnotified]:
+    """N1: changes of observed columns that are newer than the ack's pointer, and have no notify cell.
+
+    Whether one of them is lost depends on when its observer was registered, see `Book.replayed`.
+    """
+    for column, number in book.observed(image.table):
+        records = image.records.get(column)
+        ack = ack_of(column, number)
+        id, entry = book.observers[number]
+        if not records or not entry.ready or column in image.broken or ack in image.broken:
+            continue
+        newest = records[0].ts
+        acks = image.records.get(ack)
+        pointer = acks[0].start_ts if acks else 0
+        running = any(start_ts >= newest for start_ts, _ in image.locks.get(ack, ()))
+        if newest > pointer and not running and not image.notify.get(ack) and newest <= book.bound:
+            what = f"lost notification: observer {id!r} has not seen the change at {newest} and is not told of it"
+            yield Unnotified(number, newest, Finding("error", "N1", book.where(image.table, image.row, column), what))
+
+
+# ------------------------------------------------------------------ a whole store
+
+
+async def check(
+    store: RowStore,
+    *,
+    ts: int = 0,
+    options: CheckOptions | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> CheckResult:
+    """Verify all that a store holds; reads only.
+
+    Args:
+        ts: what a reader may ask for now, to be named in the result: all that was committed at or before it is covered.
+        options: see `CheckOptions`.
+        progress: called after every page.
+
+    Raises: Corruption if not even the catalogue can be read.
+    """
+    return await _Check(store, options or CheckOptions(), progress or (lambda _: None)).run(ts)
+
+
+class _Sample(dict[int, tuple[int, Cellref]]):
+    """What is remembered of transactions: all of them, or, beyond a limit, every n'th by start_ts."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.every, self._limit = 1, limit
+
+    def note(self, number: int, other: int, cell: Cellref) -> int:
+        """Remember `other` for a number, unless something is; returns what is then."""
+        if number % self.every:
+            return other
+        found = self.setdefault(number, (other, cell))
+        if len(self) > self._limit:
+            self.every *= 2
+            for key in [key for key in self if key % self.every]:
+                del self[key]
+        return found[0]
+
+
+@dataclass(slots=True)
+class _Pool:
+    """An observer that was registered without what was there before: since when, at the latest, it has been told."""
+
+    since: int = TS_MAX
+    suspects: list[tuple[int, str, bytes]] = field(default_factory=list)  # a heap: the newest changes
+
+    def suspect(self, ts: int, table: str, row: bytes) -> None:
+        push = heapq.heappush if len(self.suspects) < _POOL_MAX else heapq.heappushpop
+        push(self.suspects, (ts, table, row))
+
+
+class _Check:
+    """One run over a store."""
+
+    def __init__(self, store: RowStore, options: CheckOptions, progress: Callable[[Progress], None]) -> None:
+        self._store, self._options, self._tell = store, options, progress
+        self._seen = Progress()
+        self._problems: list[Finding] = []
+        self._notes: list[Finding] = []
+        self._dropped = 0
+        self._groups: dict[str, tuple[str, ...]] = {}  # of each table, as they were when the check began
+        self._primaries: dict[int, tuple[Cellref, Cellref]] = {}  # start_ts -> its primary, and a lock that says so
+        self._rolled_back = _Sample(options.tracked_max)
+        self._starts = _Sample(options.tracked_max)
+        self._commits = _Sample(options.tracked_max)
+        self._pools: dict[int, _Pool] = {}
+        self._fates: dict[tuple[int, Cellref], Judgement | None] = {}
+        self._book = Book(Catalogue(), 0, frozenset())
+
+    async def run(self, ts: int) -> CheckResult:
+        began = trio.current_time()
+        await self._refresh()
+        for table in self._book.catalogue.tables:
+            try:
+                self._store.locate(table, b"")
+            except UsageError:
+                continue  # declared, and not made yet
+            self._groups[table] = (DATA, *self._book.catalogue.groups(table))
+        await self._system()
+        for table in self._groups:
+            await self._survey(table)
+        for table in self._groups:
+            await self._table(table)
+        await self._late_losses()
+        seen = self._seen
+        return CheckResult(
+            ts,
+            (*sorted(self._problems, key=lambda finding: finding.severity), *self._notes),
+            self._dropped,
+            seen.tables,
+            seen.rows,
+            seen.cells,
+            seen.locks,
+            seen.records,
+            seen.markers,
+            seen.notifications,
+            seen.unsettled,
+            seen.again,
+            max(self._starts.every, self._commits.every, self._rolled_back.every),
+            trio.current_time() - began,
+        )
+
+    async def _refresh(self) -> None:
+        """The catalogue and the bound as they are now."""
+        catalogue = await load(self._store)
+        bound = await durable_bound(self._store)
+        replayed = self._book.replayed
+        if catalogue.version != self._book.catalogue.version:
+            replayed = frozenset(
+                [entry.number for id, entry in catalogue.observers.items() if await self._was_replayed(id, entry)]
+            )
+        self._book = Book(catalogue, bound, replayed)
+
+    async def _was_replayed(self, id: str, entry: ObserverEntry) -> bool:
+        """Whether an observer was registered to run for what was there before: then it was not ready at first."""
+        query: Query = (DATA, 0, entry.since, entry.since, 1)
+        [[cells]] = await self._store.read([(SYSTEM_TABLE, b"catalogue", [query])])
+        try:
+            first = Catalogue.unpack(cells[0][1]).observers.get(id) if cells else None
+        except Corruption:
+            return False  # reported by `_system`
+        return first is not None and not first.ready
+
+    def _report(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            if len(self._problems) < self._options.findings_max:
+                self._problems.append(finding)
+            else:
+                self._dropped += 1
+
+    # ------------------------------------------------------------ reading
+
+    async def _pages(
+        self, table: str, queries: tuple[ScanQuery, ...]
+    ) -> AsyncIterator[list[tuple[bytes, list[list[ScanCell]]]]]:
+        """A table's rows, by the page. Where keys do not decode, a finding, and the rest is not read."""
+        start: bytes | None = b""
+        while start is not None:
+            try:
+                page = await self._store.scan(ScanRequest(table, start, None, queries))
+            except Corruption as error:
+                self._report([Finding("error", "S1", table, f"from {start!r} on it cannot be read: {error}")])
+                return
+            yield page.rows
+            start = page.next
+
+    async def _survey(self, table: str) -> None:
+        """Locks name primaries, markers name the dead: known before any record is read (T1, T3)."""
+        n = self._options.row_cells
+        queries = (ScanQuery(LOCK, None, 0, TS_MAX, n), ScanQuery(ROLLBACK, None, 0, TS_MAX, n))
+        async for rows in self._pages(table, queries):
+            for row, (locks, markers) in rows:
+                for column, start_ts, value in locks:
+                    lock = _lock(value)
+                    if lock is not None and len(self._primaries) < self._options.tracked_max:
+                        self._primaries.setdefault(start_ts, (lock.primary, Cellref(table, row, column)))
+                for column, start_ts, _ in markers:
+                    self._rolled_back.note(start_ts, 0, Cellref(table, row, column))
+
+    async def _table(self, table: str) -> None:
+        options, seen = self._options, self._seen
+        seen.table = table
+        limits = [(group, options.row_cells) for group in _GROUPS]
+        limits += [(group, options.data_cells) for group in self._groups[table]]
+        queries = tuple(ScanQuery(group, None, 0, TS_MAX, n) for group, n in limits)
+        async for rows in self._pages(table, queries):
+            self._fates.clear()  # what is asked from here on is newer than these rows
+            for row, found in rows:
+                cells = {group: part for (group, _), part in zip(limits, found, strict=True)}
+                if any(len(part) >= n for (_, n), part in zip(limits, found, strict=True)):
+                    here = {column for part in found for column, _, _ in part}
+                    cells = await self._whole(table, row, here)
+                await self._row(Image(table, row, cells), cells)
+            self._tell(seen)
+        seen.tables += 1
+
+    async def _whole(self, table: str, row: bytes, columns: Iterable[int]) -> dict[str, list[ScanCell]]:
+        """All cells of a row: the newest of every column from one state of it, older ones by and by."""
+        options = self._options
+        known = sorted({*columns, *self._book.columns(table)})
+        wanted = [(group, column, options.row_cells) for group in _GROUPS for column in known]
+        wanted += [(group, column, options.data_cells) for group in self._groups[table] for column in known]
+        queries: list[Query] = [(group, column, 0, TS_MAX, n) for group, column, n in wanted]
+        [found] = await self._store.read([(table, row, queries)])
+        out: dict[str, list[ScanCell]] = {group: [] for group in (*_GROUPS, *self._groups[table])}
+        for (group, column, n), newest in zip(wanted, found, strict=True):
+            cells = newest
+            while True:
+                out[group] += [(column, ts, _needed(group, value)) for ts, value in cells]
+                if len(cells) < n or not cells[-1][0]:
+                    break
+                older: Query = (group, column, 0, cells[-1][0] - 1, n)
+                [[cells]] = await self._store.read([(table, row, [older])])
+        return out
+
+    # ------------------------------------------------------------ rows
+
+    async def _row(self, image: Image, cells: Mapping[str, list[ScanCell]]) -> None:
+        seen = self._seen
+        seen.rows += 1
+        seen.cells += sum(map(len, cells.values()))
+        seen.locks += len(cells[LOCK])
+        seen.records += len(cells[WRITE])
+        seen.markers += len(cells[ROLLBACK])
+        seen.notifications += len(cells[NOTIFY])
+        await self._note_unsettled(image)
+        self._pool(image)
+        suspicions = await self._suspicions(image)
+        if not suspicions:
+            return
+        if len(self._problems) >= self._options.findings_max:
+            self._dropped += len(suspicions)
+            return
+        self._report(await self._standing(image.table, image.row, image.columns(), suspicions))
+
+    async def _standing(
+        self, table: str, row: bytes, columns: Iterable[int], suspicions: list[Finding], number: int = 0
+    ) -> list[Finding]:
+        """Those suspicions that still stand, with the same cells, whenever the row is looked at again."""
+        self._seen.again += 1
+        for look in range(self._options.looks):
+            if look:
+                await trio.sleep(self._options.pause_s)
+            await self._refresh()
+            self._fates.clear()
+            image = Image(table, row, await self._whole(table, row, columns))
+            still = set(await self._suspicions(image, number))
+            suspicions = [finding for finding in suspicions if finding in still]
+            if not suspicions:
+                break
+        return suspicions
+
+    async def _suspicions(self, image: Image, number: int = 0) -> list[Finding]:
+        """What looks wrong; `number`: an observer besides those that were replayed whose losses count."""
+        book, table, row = self._book, image.table, image.row
+        found = list(examine(image, book))
+        counted = {*book.replayed, number}
+        found += [loss.finding for loss in unnotified(image, book) if loss.number in counted]
+        for column, locks in image.locks.items():
+            for start_ts, lock in locks:
+                if lock is not None and not book.strange(table, column):
+                    found += await self._of_primary(Cellref(table, row, column), start_ts, lock)
+        for column, records in image.records.items():
+            for record in records:
+                found += await self._of_transaction(Cellref(table, row, column), record)
+        return found
+
+    # ------------------------------------------------------------ what other rows say
+
+    async def _judge(self, start_ts: int, primary: Cellref) -> Judgement | None:
+        """What the primary says of a transaction; None: it says nothing that can be understood."""
+        key = (start_ts, primary)
+        if key not in self._fates:
+            self._fates[key] = await self._ask(start_ts, primary)
+        return self._fates[key]
+
+    async def _ask(self, start_ts: int, primary: Cellref) -> Judgement | None:
+        if primary.table not in self._groups:
+            return None
+        [cells] = await self._store.read([(primary.table, primary.row, primary_queries(primary, start_ts))])
+        _, markers, records = cells
+        try:
+            if markers and records and unpack_record(records[0][1]).start_ts == start_ts:
+                return None  # T5: reported where it stands
+            return judge(start_ts, cells)
+        except (Corruption, ValueError):
+            return None
+
+    async def _note_unsettled(self, image: Image) -> None:
+        for column, locks in image.locks.items():
+            for start_ts, lock in locks:
+                if lock is None:
+                    continue
+                fate = await self._judge(start_ts, lock.primary)
+                if not isinstance(fate, Committed | Aborted):
+                    continue
+                self._seen.unsettled += 1
+                if len(self._notes) < self._options.findings_max:
+                    told = f"committed at {fate.commit_ts}" if isinstance(fate, Committed) else "rolled back"
+                    where = self._book.where(image.table, image.row, column)
+                    what = f"unsettled: transaction {start_ts} was {told}, and its lock is still there"
+                    self._notes.append(Finding("note", "T3", where, what))
+
+    def _error(self, invariant: str, cell: Cellref, what: str) -> list[Finding]:
+        return [Finding("error", invariant, self._book.where(*cell), what)]
+
+    async def _of_primary(self, cell: Cellref, start_ts: int, lock: Lock) -> list[Finding]:
+        """A lock against the primary that it names (T12)."""
+        primary = lock.primary
+        if primary.table not in self._book.catalogue.tables:
+            what = f"the lock of transaction {start_ts} names a primary in table {primary.table!r}, which is not there"
+            return self._error("N1", cell, what)
+        fate = await self._judge(start_ts, primary)
+        if isinstance(fate, Locked) and fate.lock.primary != primary:
+            what = f"the lock of transaction {start_ts} names {self._name(primary)} as primary, which names another"
+            return self._error("T12", cell, what)
+        return []
+
+    async def _of_transaction(self, cell: Cellref, record: Rec) -> list[Finding]:
+        """A record against all else that is known of its transaction (T1, T3)."""
+        ts, _, start_ts, _ = record
+        known = self._starts.note(start_ts, ts, cell)
+        if known != ts:
+            return self._error("T1", cell, f"transaction {start_ts} committed at {known} and at {ts}")
+        other = self._commits.note(ts, start_ts, cell)
+        if other != start_ts:
+            return self._error("O1", cell, f"transactions {other} and {start_ts} both committed at {ts}")
+        if start_ts in self._primaries and (what := await self._against_primary(cell, record)):
+            return self._error("T3", cell, what)
+        if start_ts in self._rolled_back:
+            marked = self._rolled_back[start_ts][1]
+            if marked != cell and await self._stands(ROLLBACK, marked, start_ts):
+                what = f"transaction {start_ts} committed at {ts}, and was rolled back: {self._name(marked)}"
+                return self._error("T3", cell, what)
+        return []
+
+    async def _against_primary(self, cell: Cellref, record: Rec) -> str:
+        """Why a record cannot be, by what its transaction's primary says; or ""."""
+        start_ts, ts = record.start_ts, record.ts
+        primary, said_by = self._primaries[start_ts]
+        if primary == cell:
+            return ""
+        if not await self._stands(LOCK, said_by, start_ts):
+            del self._primaries[start_ts]  # settled meanwhile; what the primary said may since be collected
+            return ""
+        fate = await self._judge(start_ts, primary)
+        name = self._name(primary)
+        match fate:
+            case Locked():
+                return f"transaction {start_ts} committed here at {ts}, and its primary {name} is still locked"
+            case Aborted():
+                return f"transaction {start_ts} committed here at {ts}, and its primary {name} was rolled back"
+            case Nothing():
+                return f"transaction {start_ts} committed here at {ts}, and its primary {name} has no record"
+            case Committed(commit_ts) if commit_ts != ts:
+                return f"transaction {start_ts} committed here at {ts}, and its primary {name} at {commit_ts}"
+            case _:
+                return ""
+
+    async def _stands(self, group: str, cell: Cellref, ts: int) -> bool:
+        query: Query = (group, cell.column, ts, ts, 1)
+        [[cells]] = await self._store.read([(cell.table, cell.row, [query])])
+        return bool(cells)
+
+    def _name(self, cell: Cellref) -> str:
+        return self._book.where(*cell)
+
+    # ------------------------------------------------------------ observers without a past (N1)
+
+    def _pool(self, image: Image) -> None:
+        """Nobody noted when an observer without `existing` was registered; its oldest trace tells enough."""
+        book = self._book
+        for _, number in book.observed(image.table):
+            if number not in book.replayed:
+                self._pools.setdefault(number, _Pool())
+        for column, records in image.records.items():
+            if observer_of(column) in self._pools:
+                pool = self._pools[observer_of(column)]
+                pool.since = min(pool.since, *(record.start_ts for record in records))
+        for column, cells in image.notify.items():
+            if observer_of(column) in self._pools:
+                pool = self._pools[observer_of(column)]
+                pool.since = min(pool.since, *(ts for ts, _ in cells))
+        for loss in unnotified(image, book):
+            if loss.number in self._pools:
+                self._pools[loss.number].suspect(loss.ts, image.table, image.row)
+
+    async def _late_losses(self) -> None:
+        for number, pool in self._pools.items():
+            for ts, table, row in sorted(pool.suspects):
+                if ts <= pool.since:
+                    continue
+                image = Image(table, row, await self._whole(table, row, ()))
+                losses = [loss.finding for loss in unnotified(image, self._book) if loss.number == number]
+                if losses:
+                    self._report(await self._standing(table, row, image.columns(), losses, number))
+
+    # ------------------------------------------------------------ the system table
+
+    async def _system(self) -> None:
+        """The catalogue's versions, and the clock's notes against the bound (O1, O3)."""
+        async for ts, value in self._versions(b"catalogue"):
+            try:
+                version = Catalogue.unpack(value).version
+            except Corruption as error:
+                self._report([Finding("error", "N10", "catalogue", f"version {ts}: {error.what}")])
+                continue
+            if version != ts:
+                self._report([Finding("error", "N10", "catalogue", f"version {version} stands at {ts}")])
+        newer = (TS_MAX, TS_MAX)
+        async for ts, value in self._versions(b"clock"):
+            wall_ms = int.from_bytes(value, "big")
+            if newer[0] == TS_MAX:
+                bound = await durable_bound(self._store)  # read after the note, so above it
+                if ts > bound:
+                    self._report([Finding("error", "O1", "clock", f"the note at {ts} is above the bound, {bound}")])
+            if len(value) != 8:
+                self._report([Finding("error", "O3", "clock", f"the note at {ts} is not a wall time")])
+                continue
+            if wall_ms > newer[1]:
+                what = f"the note at {ts} has a later wall time than the one at {newer[0]}"
+                self._report([Finding("error", "O3", "clock", what)])
+            newer = (ts, wall_ms)
+
+    async def _versions(self, row: bytes) -> AsyncIterator[tuple[int, bytes]]:
+        """Every version of a cell of the system table, newest first."""
+        high = TS_MAX
+        while True:
+            query: Query = (DATA, 0, 0, high, self._options.row_cells)
+            [[cells]] = await self._store.read([(SYSTEM_TABLE, row, [query])])
+            for cell in cells:
+                yield cell
+            if len(cells) < self._options.row_cells or not cells[-1][0]:
+                return
+            high = cells[-1][0] - 1
+
+
+def _needed(group: str, value: bytes) -> bytes:
+    """What the check needs of a value: a row read in parts may have a great many."""
+    if group in (LOCK, NOTIFY):
+        return value
+    if group == WRITE:
+        return value if value[:1] == bytes([PUT_DATA]) else value[:RECORD_HEAD]
+    return b""

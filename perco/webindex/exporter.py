@@ -1,0 +1,70 @@
+"""Hands documents to the search index, many at a time.
+
+Observers run by the dozen and each waits until its document is in SQLite for good. Whoever comes while a transaction
+of SQLite is being made durable goes with the next one: group commit again, on a thread, so that the loop turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from perco.webindex.search import ExportRow, SearchIndex
+
+_ROWS_MAX = 500  # in one transaction of SQLite
+
+
+class _Batch:
+    __slots__ = ("done", "error", "rows")
+
+    def __init__(self) -> None:
+        self.rows: list[ExportRow] = []
+        self.done = False
+        self.error: Exception | None = None
+
+
+class Exporter:
+    """Writes to one search index, once it is connected to it."""
+
+    def __init__(self, on_export: Callable[[int], None] | None = None) -> None:
+        self._index: SearchIndex | None = None
+        self._on_export = on_export
+        self._open = _Batch()
+        self._turn = trio.Lock()
+        self.rows = self.transactions = 0
+
+    def connect(self, index: SearchIndex) -> None:
+        """Where documents go from now on."""
+        self._index = index
+
+    async def put(self, row: ExportRow) -> None:
+        """Returns when the row is durable in the index.
+
+        Raises: SearchIndexError if SQLite could not take it; then it may be put again.
+        """
+        if self._index is None:
+            raise RuntimeError("connect the exporter to a search index before its observers run")
+        if len(self._open.rows) >= _ROWS_MAX:
+            self._open = _Batch()
+        batch = self._open
+        batch.rows.append(row)
+        async with self._turn:  # in the order of arrival: whoever gets it first writes for all of its batch
+            if not batch.done:
+                await self._write(self._index, batch)
+        if batch.error is not None:
+            raise batch.error
+
+    async def _write(self, index: SearchIndex, batch: _Batch) -> None:
+        if batch is self._open:
+            self._open = _Batch()
+        with trio.CancelScope(shield=True):  # the others of the batch wait for it
+            try:
+                await trio.to_thread.run_sync(index.export, batch.rows)
+            except Exception as error:
+                batch.error = error
+            batch.done = True
+        self.rows += len(batch.rows)
+        self.transactions += 1
+        if self._on_export is not None and batch.error is None:
+            self._on_export(len(batch.rows))

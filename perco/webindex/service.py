@@ -1,0 +1,191 @@
+"""The web index as a running program: a crawler process, loaders, observers, and what they are doing.
+
+The crawl streams: pages are loaded while the crawler still makes them, observers run while pages are still loaded, and
+the search index answers all the while.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+import perco
+from perco.webindex.crawl import DOCS_URL, CrawlDecoder, CrawlError, Done, Noted, Skipped
+from perco.webindex.exporter import Exporter
+from perco.webindex.index import WebIndex
+from perco.webindex.pages import Page, canonical_url
+from perco.webindex.search import SearchIndex
+
+SEARCH_FILE = "search.sqlite"
+_LOADERS = 48
+_PIPE_BYTES = 1 << 16
+_COMPLAINTS_MAX = 4096
+
+
+def search_path(store: Path) -> Path:
+    """Where the search index of a store lies."""
+    return store / SEARCH_FILE
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What a load has done so far."""
+
+    crawled: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    removed: int = 0
+    skipped: int = 0
+    notes: int = 0
+    done: bool = False
+    last_skip: str = ""
+
+
+@dataclass(slots=True)
+class Progress:
+    """One look at all stages, for people and for the parent process."""
+
+    load: dict[str, Any]
+    stages: dict[str, dict[str, Any]]
+    exported: int
+    searchable: int
+    idle: bool = False
+    recovered: int = 0
+    seconds: float = 0.0
+    held: list[str] = field(default_factory=list)
+
+
+class Service:
+    """An open web index whose observers run."""
+
+    def __init__(self, db: perco.Database, index: WebIndex, search: SearchIndex, worker: perco.WorkerHandle) -> None:
+        self.db, self.index, self.search, self.worker = db, index, search, worker
+        self.loaded = Loaded()
+        self._began = trio.current_time()
+
+    async def load(self, sources: Sequence[str]) -> Loaded:
+        """Crawl and load; pages of a finished crawl of the documentation that are no longer there are removed.
+
+        Args:
+            sources: arguments of `python -m perco.webindex.crawl`.
+
+        Raises: CrawlError when the crawler did not get to its end.
+        """
+        loaded = self.loaded = Loaded()
+        seen: set[str] = set()
+        send, receive = trio.open_memory_channel[Page](_LOADERS)
+        async with trio.open_nursery() as nursery:
+            for _ in range(_LOADERS):
+                nursery.start_soon(self._loader, receive.clone())
+            receive.close()
+            async with send:
+                await self._crawl(sources, send, seen)
+        if not sources and loaded.done:
+            await self._remove_vanished(seen)
+        return loaded
+
+    async def _crawl(self, sources: Sequence[str], send: trio.MemorySendChannel[Page], seen: set[str]) -> None:
+        command = [sys.executable, "-m", "perco.webindex.crawl", *sources]
+        complaints = bytearray()
+        async with trio.open_nursery() as nursery:
+            process = await trio.lowlevel.open_process(command, stdin=-3, stdout=-1, stderr=-1)
+            try:
+                assert process.stdout is not None
+                assert process.stderr is not None
+                nursery.start_soon(_collect, process.stderr, complaints)
+                decoder = CrawlDecoder()
+                while data := await process.stdout.receive_some(_PIPE_BYTES):
+                    for record in decoder.feed(data):
+                        await self._take(record, send, seen)
+                await process.wait()
+                if process.returncode:
+                    raise CrawlError(complaints.decode(errors="replace").strip() or f"exit code {process.returncode}")
+                decoder.finish()
+            finally:
+                if process.poll() is None:
+                    process.kill()
+
+    async def _take(self, record: Any, send: trio.MemorySendChannel[Page], seen: set[str]) -> None:
+        if isinstance(record, Page):
+            self.loaded.crawled += 1
+            url = canonical_url(record.url)
+            if url is None:
+                self.loaded.skipped += 1
+                return
+            seen.add(url)
+            await send.send(record)
+        elif isinstance(record, Skipped):
+            self.loaded.skipped += 1
+            self.loaded.last_skip = f"{record.name}: {record.why}"
+        elif isinstance(record, Noted):
+            self.loaded.notes += 1
+        elif isinstance(record, Done):
+            self.loaded.done = True
+
+    async def _loader(self, pages: trio.MemoryReceiveChannel[Page]) -> None:
+        async with pages:
+            async for page in pages:
+                if await self.db.run(self.index.load, page):
+                    self.loaded.changed += 1
+                else:
+                    self.loaded.unchanged += 1
+
+    async def _remove_vanished(self, seen: set[str]) -> None:
+        async with self.db.snapshot() as snap:
+            rows = snap.scan(self.index.pages, prefix=DOCS_URL, columns=[self.index.contents])
+            gone = [row.key async for row in rows if row.key not in seen]
+        for url in gone:
+            await self.db.run(self.index.remove, url)
+            self.loaded.removed += 1
+
+    async def progress(self) -> Progress:
+        """One look at everything."""
+        waiting = await self.db.waiting()
+        stages = {}
+        for id, counters in self.worker.statistics().items():
+            stages[id] = {**asdict(counters), "waiting": waiting.get(id, 0)}
+        return Progress(
+            asdict(self.loaded),
+            stages,
+            self.index.exporter.rows,
+            await trio.to_thread.run_sync(self._count),
+            self.db.is_idle(),
+            self.db.sweeper.settled,
+            trio.current_time() - self._began,
+            [f"{held.seconds:.2f} s in {held.where}" for held in self.db.statistics().loop.held],
+        )
+
+    def _count(self) -> int:
+        return self.search.count()
+
+
+async def _collect(stream: trio.abc.ReceiveStream, into: bytearray) -> None:
+    """Read a process's complaints to the end, keeping the last of them."""
+    while data := await stream.receive_some(_PIPE_BYTES):
+        into += data
+        del into[:-_COMPLAINTS_MAX]
+
+
+@asynccontextmanager
+async def serve(
+    store: Path,
+    *,
+    concurrency: int = 64,
+    options: perco.Options | None = None,
+    on_export: Callable[[int], None] | None = None,
+) -> AsyncIterator[Service]:
+    """Open a web index and run its observers while the block lasts."""
+    exporter = Exporter(on_export)
+    index = WebIndex(exporter)
+    async with perco.open(store, index.schema, options=options) as db:
+        # Only the owner of the folder writes the search index.
+        with SearchIndex(search_path(store)) as writing, SearchIndex(search_path(store)) as reading:
+            exporter.connect(writing)
+            async with db.worker(concurrency=concurrency, scanners=4) as worker:
+                yield Service(db, index, reading, worker)

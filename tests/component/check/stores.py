@@ -1,0 +1,112 @@
+"""A store with a bit of everything in it, and a way to write raw cells into it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from trio.testing import wait_all_tasks_blocked
+
+import perco
+from perco.storage import APPLIED, Mutation, Write
+from perco.txn.check import CheckOptions, CheckResult, check
+from perco.txn.mutations import Header, Intent, prewrite
+from perco.txn.records import PUT, Cellref, ack_of
+
+LONG = b"x" * 5000
+# Small enough that rows are read in parts and pages end everywhere.
+PARTS = CheckOptions(row_cells=2, data_cells=2, pause_s=0.0)
+
+
+class Docs:
+    """Three tablets; `contents` has a group of its own and an observer, `rank` has neither."""
+
+    def __init__(self, *, observe: bool = True, existing: bool = True) -> None:
+        self.docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
+        self.contents = self.docs.column("contents", perco.BYTES, group="raw")
+        self.rank = self.docs.column("rank", perco.INT64)
+        self.note = self.docs.column("note", perco.BYTES)
+        self.words = perco.Table("words", key=perco.Tuple(perco.TEXT, perco.INT64))
+        self.count = self.words.column("count", perco.INT64)
+        self.schema = perco.Schema(self.docs, self.words)
+        self.fails = False
+        if observe:
+            self.schema.observe(self.contents, id="parse", existing=existing)(self.parse)
+
+    async def parse(self, txn: perco.Transaction, change: perco.Change[str, bytes]) -> None:
+        if self.fails:
+            raise ValueError("asked to fail")
+        txn.set(self.rank, change.key, len(change.value or b""))
+        txn.set(self.count, (change.key, 1), 1)
+
+
+class Store:
+    """An open database and its raw cells."""
+
+    def __init__(self, db: perco.Database, docs: Docs) -> None:
+        self.db, self.docs = db, docs
+
+    def number(self, column: perco.Column[Any, Any]) -> int:
+        return self.db.bind(column).column
+
+    @property
+    def ack(self) -> int:
+        [number] = self.db.bind(self.docs.contents).observers
+        return ack_of(self.number(self.docs.contents), number)
+
+    async def plant(self, row: bytes, *writes: Write, table: str = "docs") -> None:
+        [verdict] = await self.db.driver.store.apply([Mutation(table, ((row, (), writes),))])
+        assert verdict is APPLIED
+
+    async def draw(self) -> int:
+        return await self.db.oracle.draw()
+
+    async def lock(self, start_ts: int, primary: tuple[bytes, int], *cells: tuple[bytes, int]) -> None:
+        """Prewrite cells of `docs` as a transaction would, and leave it at that."""
+        header = Header(start_ts, Cellref("docs", *primary), 0, 0, "token", 0)
+        for row, column in cells:
+            part = [Intent("docs", row, column, PUT, b"v")]
+            [verdict] = await self.db.driver.store.apply([prewrite(header, part, again=False)])
+            assert verdict is APPLIED
+
+    async def check(self, options: CheckOptions | None = None) -> CheckResult:
+        return await check(self.db.driver.store, ts=self.db.oracle.last, options=options or CheckOptions(pause_s=0.0))
+
+
+@asynccontextmanager
+async def opened(url: str | os.PathLike[str] = "memory:", docs: Docs | None = None) -> AsyncIterator[Store]:
+    docs = docs or Docs()
+    async with perco.open(url, docs.schema, options=perco.Options(seed=7)) as db:
+        await db.run(_nothing)
+        while not db.sweeper.clean:  # what a test leaves behind is nobody's business
+            await db._next_look()
+        yield Store(db, docs)
+
+
+async def _nothing(txn: perco.Transaction) -> None:
+    pass
+
+
+async def fill(store: Store) -> None:
+    """Short and long values, overwrites, deletes, several tablets, acks, and changes that still wait."""
+    db, docs = store.db, store.docs
+    for round in range(3):
+        async with db.transaction() as txn:
+            for key in ("a", "b", "k", "z"):
+                txn.set(docs.contents, key, LONG + bytes([round]))
+                txn.set(docs.note, key, bytes([round]))
+        await wait_all_tasks_blocked()  # phase two
+        async with db.transaction() as txn:
+            txn.set(docs.note, "b", LONG)
+            txn.delete(docs.note, "z")
+        await wait_all_tasks_blocked()
+        async with db.worker(concurrency=4, scanners=1):
+            await db.wait_idle()
+    async with db.transaction() as txn:
+        txn.delete(docs.contents, "k")
+    async with db.worker(concurrency=4, scanners=1):
+        await db.wait_idle()
+    async with db.transaction() as txn:
+        txn.set(docs.contents, "a", b"short and not parsed yet")

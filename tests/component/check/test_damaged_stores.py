@@ -1,0 +1,477 @@
+"""Each kind of damage gives its finding, and no other."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from perco.storage import DATA, LOCK, NOTIFY, ROLLBACK, TS_MAX, WRITE
+from perco.txn.catalogue import SYSTEM_TABLE
+from perco.txn.check import CheckOptions
+from perco.txn.mutations import Header, Intent, commit, prewrite
+from perco.txn.records import (
+    ACK,
+    DELETE,
+    PUT,
+    PUT_DATA,
+    Cellref,
+    pack_cause,
+    pack_lock,
+    pack_record,
+)
+from tests.component.check.stores import PARTS, Docs, Store, fill, opened
+
+
+async def found(store: Store, severity: str, invariant: str, what: str) -> None:
+    """Exactly one finding, however the rows are read."""
+    for options in (CheckOptions(pause_s=0.0), PARTS):
+        result = await store.check(options)
+        assert [(f.severity, f.invariant) for f in result.findings] == [(severity, invariant)], result.findings
+        assert what in result.findings[0].what
+        assert not result.clean
+        assert result.again, "it was looked at again"
+
+
+def lock(primary: tuple[bytes, int], kind: int = PUT, body: bytes = b"v", **other: object) -> bytes:
+    parts = {"observers": (), "covers": (), "root": 0, "depth": 0, "token": "t", "wall_ms": 0, **other}
+    return pack_lock((kind, ("docs", *primary), body, *parts.values()))
+
+
+# ------------------------------------------------------------------ locks
+
+
+async def test_a_lock_that_does_not_decode() -> None:  # N1
+    async with opened() as store:
+        await fill(store)
+        await store.plant(b"a", (LOCK, store.number(store.docs.rank), await store.draw(), b"no lock"))
+        await found(store, "error", "N1", "does not decode")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (9, ("docs", b"a", 1), b"", (), (), 0, 0, "t", 0),  # no such kind
+        (PUT, ("docs", "a", 1), b"", (), (), 0, 0, "t", 0),  # a row is bytes
+        (PUT, ("docs", b"a" * 600, 1), b"", (), (), 0, 0, "t", 0),  # longer than a row can be
+        (PUT, ("docs", b"a", 1), b"", (), ("x",), 0, 0, "t", 0),
+        (PUT_DATA, ("docs", b"a", 1), b"\xff", (), (), 0, 0, "t", 0),  # no name of a group
+        (PUT, ("docs", b"a"), b"", (), (), 0, 0, "t", 0),
+    ],
+)
+async def test_a_lock_whose_parts_make_no_sense(parts: tuple[object, ...]) -> None:  # N1
+    async with opened() as store:
+        await store.plant(b"a", (LOCK, store.number(store.docs.rank), await store.draw(), msgpack.packb(parts)))
+        await found(store, "error", "N1", "does not decode")
+
+
+async def test_two_locks_on_a_cell() -> None:  # T7
+    async with opened() as store:
+        rank = store.number(store.docs.rank)
+        first, second = await store.draw(), await store.draw()
+        await store.lock(first, (b"a", rank), (b"a", rank))
+        await store.plant(b"a", (LOCK, rank, second, lock((b"a", rank))))
+        await found(store, "error", "T7", f"by transactions {second}, {first}")
+
+
+async def test_a_lock_above_the_oracles_bound() -> None:  # O1
+    async with opened() as store:
+        rank = store.number(store.docs.rank)
+        await store.lock(10**9, (b"a", rank), (b"a", rank))
+        await found(store, "error", "O1", "above the oracle's bound")
+
+
+async def test_a_lock_beside_its_rollback_marker() -> None:  # T5
+    async with opened() as store:
+        rank, start_ts = store.number(store.docs.rank), await store.draw()
+        await store.lock(start_ts, (b"a", rank), (b"a", rank))
+        await store.plant(b"a", (ROLLBACK, rank, start_ts, b""))
+        result = await store.check()
+        assert [f.invariant for f in result.findings if f.severity == "error"] == ["T5"]
+
+
+async def test_a_lock_that_its_own_commit_left_behind() -> None:  # T8
+    async with opened() as store:
+        rank, start_ts = store.number(store.docs.rank), await store.draw()
+        await store.lock(start_ts, (b"a", rank), (b"a", rank))
+        await store.plant(b"a", (WRITE, rank, await store.draw(), pack_record(PUT, start_ts, b"v")))
+        result = await store.check()
+        assert [f.invariant for f in result.findings if f.severity == "error"] == ["T8"]
+
+
+async def test_a_record_that_was_let_in_past_a_lock() -> None:  # T7
+    async with opened() as store:
+        rank, start_ts = store.number(store.docs.rank), await store.draw()
+        await store.lock(start_ts, (b"z", rank), (b"a", rank))
+        other = await store.draw()
+        await store.plant(b"a", (WRITE, rank, await store.draw(), pack_record(PUT, other, b"v")))
+        await found(store, "error", "T7", f"past the lock of transaction {start_ts}")
+
+
+async def test_a_lock_of_a_long_value_without_its_data() -> None:  # T2
+    async with opened() as store:
+        contents, start_ts = store.number(store.docs.contents), await store.draw()
+        await store.plant(b"a", (LOCK, contents, start_ts, lock((b"a", contents), PUT_DATA, b"data:raw")))
+        await found(store, "error", "T2", "missing data")
+
+
+async def test_a_lock_that_names_anothers_group() -> None:  # T2
+    async with opened() as store:
+        rank, start_ts = store.number(store.docs.rank), await store.draw()
+        await store.plant(b"a", (LOCK, rank, start_ts, lock((b"a", rank), PUT_DATA, b"data:raw")))
+        await found(store, "error", "T2", "the column lies in 'data'")
+
+
+async def test_a_lock_whose_primary_names_another() -> None:  # T12
+    async with opened() as store:
+        rank, start_ts = store.number(store.docs.rank), await store.draw()
+        await store.plant(b"a", (LOCK, rank, start_ts, lock((b"z", rank))))
+        await store.plant(b"k", (LOCK, rank, start_ts, lock((b"a", rank))))
+        await found(store, "error", "T12", "names docs['a'].rank as primary, which names another")
+
+
+async def test_a_lock_whose_primary_is_in_no_table() -> None:  # N1
+    async with opened() as store:
+        rank, start_ts = store.number(store.docs.rank), await store.draw()
+        value = pack_lock((PUT, ("nowhere", b"a", rank), b"v", (), (), 0, 0, "t", 0))
+        await store.plant(b"a", (LOCK, rank, start_ts, value))
+        await found(store, "error", "N1", "'nowhere'")
+
+
+async def test_a_lock_that_notifies_unknown_observers() -> None:  # N10
+    async with opened() as store:
+        contents, start_ts = store.number(store.docs.contents), await store.draw()
+        await store.plant(b"a", (LOCK, contents, start_ts, lock((b"a", contents), observers=(1, 77))))
+        await found(store, "error", "N10", "unknown observers #77")
+
+
+async def test_an_acks_lock_that_is_not_its_transactions_primary() -> None:  # N2
+    async with opened() as store:
+        await fill(store)
+        value = lock((b"a", store.number(store.docs.rank)), ACK, b"")
+        await store.plant(b"b", (LOCK, store.ack, await store.draw(), value))
+        await found(store, "error", "N2", "not its transaction's primary")
+
+
+async def test_an_acks_lock_that_covers_what_its_run_cannot_have_seen() -> None:  # N2
+    async with opened() as store:
+        await fill(store)
+        start_ts = await store.draw()
+        value = lock((b"b", store.ack), ACK, b"", covers=(start_ts + 1,))
+        await store.plant(b"b", (LOCK, store.ack, start_ts, value))
+        await found(store, "error", "N2", "cannot have seen")
+
+
+async def test_a_lock_of_a_kind_that_the_column_cannot_have() -> None:  # N3
+    async with opened() as store:
+        rank, start_ts = store.number(store.docs.rank), await store.draw()
+        await store.plant(b"a", (LOCK, rank, start_ts, lock((b"a", rank), ACK, b"")))
+        await found(store, "error", "N3", "of kind 4")
+
+
+# ------------------------------------------------------------------ records
+
+
+async def test_a_record_that_does_not_decode() -> None:  # T1
+    async with opened() as store:
+        await fill(store)
+        await store.plant(b"a", (WRITE, store.number(store.docs.note), await store.draw(), b"?"))
+        await found(store, "error", "T1", "does not decode")
+
+
+async def test_a_record_of_a_kind_that_the_column_cannot_have() -> None:  # N3
+    async with opened() as store:
+        start_ts = await store.draw()
+        await store.plant(
+            b"a", (WRITE, store.number(store.docs.rank), await store.draw(), pack_record(ACK, start_ts, b""))
+        )
+        await found(store, "error", "N3", "of kind 4")
+
+
+async def test_a_record_that_began_after_its_commit() -> None:  # T2
+    async with opened() as store:
+        ts = await store.draw()
+        await store.plant(b"a", (WRITE, store.number(store.docs.rank), ts, pack_record(DELETE, ts + 1, b"")))
+        await found(store, "error", "T2", "began no earlier")
+
+
+async def test_a_record_above_the_oracles_bound() -> None:  # O1
+    async with opened() as store:
+        start_ts = await store.draw()
+        await store.plant(b"a", (WRITE, store.number(store.docs.rank), 10**9, pack_record(PUT, start_ts, b"v")))
+        await found(store, "error", "O1", "above the oracle's bound")
+
+
+async def test_a_record_beside_its_rollback_marker() -> None:  # T5
+    async with opened() as store:
+        rank, start_ts = store.number(store.docs.rank), await store.draw()
+        record = (WRITE, rank, await store.draw(), pack_record(PUT, start_ts, b"v"))
+        await store.plant(b"a", record, (ROLLBACK, rank, start_ts, b""))
+        await found(store, "error", "T5", "and was rolled back")
+
+
+async def test_records_of_a_cell_that_overlap() -> None:  # T7: a lost update
+    async with opened() as store:
+        rank = store.number(store.docs.rank)
+        first, second = await store.draw(), await store.draw()
+        for start_ts in (first, second):
+            await store.plant(b"a", (WRITE, rank, await store.draw(), pack_record(PUT, start_ts, b"v")))
+        await found(store, "error", "T7", f"transaction {second}")
+
+
+async def test_a_record_that_points_at_missing_data() -> None:  # T2
+    async with opened() as store:
+        await fill(store)
+        contents = store.number(store.docs.contents)
+        query = (WRITE, contents, 0, TS_MAX, 9)
+        [[records]] = await store.db.driver.store.read([("docs", b"b", [query])])
+        assert records[1][1][0] == PUT_DATA
+        start_ts = int.from_bytes(records[1][1][1:9], "big")
+        await store.plant(b"b", ("data:raw", contents, start_ts, None))
+        await found(store, "error", "T2", f"points at missing data, at {start_ts} in group 'data:raw'")
+
+
+async def test_a_record_that_names_anothers_group() -> None:  # T2
+    async with opened() as store:
+        rank, start_ts = store.number(store.docs.rank), await store.draw()
+        record = pack_record(PUT_DATA, start_ts, b"data:raw")
+        await store.plant(b"a", (WRITE, rank, await store.draw(), record))
+        await found(store, "error", "T2", "the column lies in 'data'")
+
+
+async def test_data_that_nothing_points_at() -> None:  # T5, of no consequence
+    async with opened() as store:
+        await fill(store)
+        await store.plant(b"b", ("data:raw", store.number(store.docs.contents), await store.draw(), b"x" * 300))
+        await found(store, "warning", "T5", "without a lock or record")
+
+
+async def test_a_marker_above_the_oracles_bound() -> None:  # O1
+    async with opened() as store:
+        await store.plant(b"a", (ROLLBACK, store.number(store.docs.rank), 10**9, b""))
+        await found(store, "error", "O1", "above the oracle's bound")
+
+
+async def test_cells_of_a_column_that_the_catalogue_does_not_have() -> None:  # N10
+    async with opened() as store:
+        await store.plant(b"a", (ROLLBACK, 99 << 16, 1, b""))
+        await found(store, "error", "N10", "column #99")
+
+
+# ------------------------------------------------------------------ whole transactions
+
+
+async def test_a_transaction_with_two_commit_timestamps() -> None:  # T1
+    async with opened() as store:
+        rank, start_ts = store.number(store.docs.rank), await store.draw()
+        for row in (b"a", b"z"):
+            await store.plant(row, (WRITE, rank, await store.draw(), pack_record(PUT, start_ts, b"v")))
+        await found(store, "error", "T1", f"transaction {start_ts} committed at")
+
+
+async def test_two_transactions_with_one_commit_timestamp() -> None:  # O1
+    async with opened() as store:
+        rank = store.number(store.docs.rank)
+        first, second, commit_ts = await store.draw(), await store.draw(), await store.draw()
+        await store.plant(b"a", (WRITE, rank, commit_ts, pack_record(PUT, first, b"v")))
+        await store.plant(b"z", (WRITE, rank, commit_ts, pack_record(PUT, second, b"v")))
+        await found(store, "error", "O1", f"both committed at {commit_ts}")
+
+
+async def test_a_secondary_that_committed_before_its_primary() -> None:  # T3
+    async with opened() as store:
+        rank = store.number(store.docs.rank)
+        header = Header(await store.draw(), Cellref("docs", b"k", rank), 0, 0, "t", 0)
+        commit_ts = await store.draw()
+        for row in (b"a", b"k", b"z"):
+            part = [Intent("docs", row, rank, PUT, b"v")]
+            await store.db.driver.store.apply([prewrite(header, part, again=False)])
+        await store.db.driver.store.apply([commit(header, [Intent("docs", b"a", rank, PUT, b"v")], commit_ts)])
+        await found(store, "error", "T3", "its primary docs['k'].rank is still locked")
+
+
+async def test_a_committed_secondary_whose_primary_has_no_record() -> None:  # T1, as another secondary's lock tells
+    async with opened() as store:
+        rank, start_ts = store.number(store.docs.rank), await store.draw()
+        await store.lock(start_ts, (b"k", rank), (b"z", rank))
+        await store.plant(b"a", (WRITE, rank, await store.draw(), pack_record(PUT, start_ts, b"v")))
+        await found(store, "error", "T3", "its primary docs['k'].rank has no record")
+
+
+async def test_a_committed_secondary_whose_primary_was_rolled_back() -> None:  # T3
+    async with opened() as store:
+        rank, start_ts = store.number(store.docs.rank), await store.draw()
+        await store.plant(b"k", (ROLLBACK, rank, start_ts, b""))
+        await store.plant(b"a", (WRITE, rank, await store.draw(), pack_record(PUT, start_ts, b"v")))
+        await found(store, "error", "T3", "was rolled back: docs['k'].rank")
+
+
+# ------------------------------------------------------------------ observers
+
+
+async def test_a_lost_notification() -> None:  # N1
+    async with opened() as store:
+        await fill(store)
+        [[cells]] = await store.db.driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
+        assert len(cells) == 1
+        await store.plant(b"a", (NOTIFY, store.ack, cells[0][0], None))
+        await found(
+            store, "error", "N1", f"lost notification: observer 'parse' has not seen the change at {cells[0][0]}"
+        )
+
+
+async def test_a_lost_notification_of_a_delete() -> None:  # N1
+    async with opened() as store:
+        await fill(store)
+        async with store.db.transaction() as txn:
+            txn.delete(store.docs.contents, "a")
+        [[cells]] = await store.db.driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
+        await store.plant(b"a", *((NOTIFY, store.ack, ts, None) for ts, _ in cells))
+        await found(store, "error", "N1", f"has not seen the change at {txn.commit_ts}")
+
+
+async def test_a_notification_that_a_run_is_just_acknowledging_is_not_lost() -> None:
+    async with opened() as store:
+        await fill(store)
+        [[cells]] = await store.db.driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
+        await store.plant(b"a", (NOTIFY, store.ack, cells[0][0], None))
+        await store.plant(b"a", (LOCK, store.ack, await store.draw(), lock((b"a", store.ack), ACK, b"")))
+        assert (await store.check()).findings == ()
+
+
+async def test_a_lost_notification_of_an_observer_that_was_registered_without_the_past() -> None:  # N1
+    async with opened(docs=Docs(observe=False)) as store:
+        docs = store.docs
+        async with store.db.transaction() as txn:
+            txn.set(docs.contents, "old", b"1")
+        docs.schema.observe(docs.contents, id="parse", existing=False)(docs.parse)
+        await store.db.declare()
+        async with store.db.transaction() as txn:
+            txn.set(docs.contents, "seen", b"1")
+        async with store.db.worker(concurrency=1, scanners=1):
+            await store.db.wait_idle()
+        async with store.db.transaction() as txn:
+            txn.set(docs.contents, "lost", b"1")
+        assert (await store.check()).findings == ()
+        await store.plant(b"lost", (NOTIFY, store.ack, txn.commit_ts, None))
+        await found(store, "error", "N1", f"has not seen the change at {txn.commit_ts}")
+
+
+async def test_an_ack_that_points_at_the_future() -> None:  # N3: it would swallow every change until then
+    async with opened() as store:
+        await fill(store)
+        await store.plant(b"b", (WRITE, store.ack, await store.draw(), pack_record(ACK, 10**9, b"")))
+        await found(store, "error", "N3", "in the future")
+
+
+async def test_a_notify_cell_that_does_not_say_why() -> None:  # N9
+    async with opened() as store:
+        await fill(store)
+        [[cells]] = await store.db.driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
+        await store.plant(b"a", (NOTIFY, store.ack, cells[0][0], b"?"))
+        await found(store, "error", "N9", "does not say what caused it")
+
+
+async def test_a_notify_cell_that_was_caused_by_what_came_later() -> None:  # N9
+    async with opened() as store:
+        await fill(store)
+        [[cells]] = await store.db.driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
+        await store.plant(b"a", (NOTIFY, store.ack, cells[0][0], pack_cause(cells[0][0] + 1, 0)))
+        await found(store, "error", "N9", "does not say what caused it")
+
+
+async def test_a_notify_cell_of_an_unknown_observer() -> None:  # N10
+    async with opened() as store:
+        contents, ts = store.number(store.docs.contents), await store.draw()
+        await store.plant(b"a", (NOTIFY, contents | 77, ts, pack_cause(ts, 0)))
+        await found(store, "error", "N10", "observer #77")
+
+
+async def test_a_notify_cell_of_an_observer_of_another_column() -> None:  # N10
+    async with opened() as store:
+        ts = await store.draw()
+        [number] = store.db.bind(store.docs.contents).observers
+        await store.plant(b"a", (NOTIFY, store.number(store.docs.rank) | number, ts, pack_cause(ts, 0)))
+        await found(store, "error", "N10", "'parse', which observes docs.contents")
+
+
+async def test_a_notify_cell_for_no_observer() -> None:  # N10
+    async with opened() as store:
+        ts = await store.draw()
+        await store.plant(b"a", (NOTIFY, store.number(store.docs.contents), ts, pack_cause(ts, 0)))
+        await found(store, "error", "N10", "for no observer")
+
+
+async def test_a_notify_cell_for_a_change_that_is_not_there() -> None:  # N1, of no consequence
+    async with opened() as store:
+        ts = await store.draw()
+        await store.plant(b"new", (NOTIFY, store.ack, ts, pack_cause(ts, 0)))
+        await found(store, "warning", "N1", "a change that is not there")
+
+
+async def test_a_notify_cell_above_the_oracles_bound() -> None:  # O1
+    async with opened() as store:
+        await store.plant(b"a", (NOTIFY, store.ack, 10**9, pack_cause(1, 0)))
+        await found(store, "error", "O1", "above the oracle's bound")
+
+
+# ------------------------------------------------------------------ the system table
+
+
+async def system_finding(store: Store, invariant: str, what: str) -> None:
+    [finding] = (await store.check()).findings
+    assert (finding.severity, finding.invariant) == ("error", invariant)
+    assert what in finding.what
+
+
+async def test_a_note_of_the_clock_above_the_bound() -> None:  # O1
+    async with opened() as store:
+        wall = store.db.oracle.wall_ms() + 10**6
+        await store.plant(b"clock", (DATA, 0, 10**9, wall.to_bytes(8, "big")), table=SYSTEM_TABLE)
+        await system_finding(store, "O1", "above the bound")
+
+
+async def test_notes_of_the_clock_that_go_back() -> None:  # O3
+    async with opened() as store:
+        await store.db.oracle.note()
+        ts = await store.draw()
+        await store.plant(b"clock", (DATA, 0, ts, (1).to_bytes(8, "big")), table=SYSTEM_TABLE)
+        await system_finding(store, "O3", "has a later wall time than the one at")
+
+
+async def test_a_note_of_the_clock_that_is_no_time() -> None:  # O3
+    async with opened() as store:
+        await store.plant(b"clock", (DATA, 0, 1, b"noon"), table=SYSTEM_TABLE)
+        await system_finding(store, "O3", "not a wall time")
+
+
+async def test_an_old_version_of_the_catalogue_that_does_not_read() -> None:  # N10
+    async with opened() as store:
+        async with store.db.transaction() as txn:
+            txn.set(store.docs.rank, "a", 1)
+        await store.plant(b"catalogue", (DATA, 0, 1, b"?"), table=SYSTEM_TABLE)
+        result = await store.check()
+        assert [finding.invariant for finding in result.findings] == ["N10"]
+
+
+# ------------------------------------------------------------------ limits
+
+
+async def test_findings_beyond_the_limit_are_counted() -> None:
+    async with opened() as store:
+        for number in range(5):
+            await store.plant(b"%d" % number, (ROLLBACK, 99 << 16, 1, b""))
+        result = await store.check(CheckOptions(findings_max=2, pause_s=0.0))
+    assert len(result.findings) == 2
+    assert result.dropped == 3
+    assert result.errors == 5
+
+
+async def test_beyond_the_limit_transactions_are_sampled() -> None:
+    async with opened() as store:
+        rank = store.number(store.docs.rank)
+        for number in range(40):
+            start_ts = await store.draw()
+            await store.plant(b"%d" % number, (WRITE, rank, await store.draw(), pack_record(PUT, start_ts, b"v")))
+        result = await store.check(CheckOptions(tracked_max=8, pause_s=0.0))
+    assert result.findings == ()
+    assert result.sampled >= 4

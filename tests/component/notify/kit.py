@@ -1,0 +1,256 @@
+"""What the tests of observers share: a schema, several clients on one store, and stores that stop or hold still."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import pytest
+import trio
+import trio.testing
+
+import perco
+from perco.notify.database import Database
+from perco.storage import LOCK, NOTIFY, TS_MAX, LocalRowStore, Mutation, RowCells, ScanPage, ScanQuery, ScanRequest
+from perco.storage.cells import ReadRequest, Verdict
+from perco.txn.local import LocalStore
+from perco.txn.records import Lock, observer_of, unpack_lock
+from perco.txn.schema import Schema
+
+T = TypeVar("T")
+
+OPTIONS = perco.Options(seed=4711)
+LONG_S = 3600.0  # of virtual time: whoever is still waiting then waits for ever
+
+
+class Web:
+    """A schema of one table in three tablets (rows below "h", below "p", and the rest) and one of counts.
+
+    Each test adds the observers it needs with `observe`.
+    """
+
+    def __init__(self) -> None:
+        self.docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
+        self.body = self.docs.column("body", perco.TEXT)
+        self.size = self.docs.column("size", perco.INT64)
+        self.note = self.docs.column("note", perco.TEXT)
+        self.counts = perco.Table("counts", key=perco.TEXT)
+        self.count = self.counts.column("count", perco.INT64)
+        self.schema = perco.Schema(self.docs, self.counts)
+
+    def observe(self, column: perco.Column[Any, Any], *, id: str, existing: bool = True) -> Callable[[Any], Any]:
+        return self.schema.observe(column, id=id, existing=existing)
+
+    async def add(self, txn: perco.Transaction, key: str, by: int = 1) -> None:
+        """Count something, in the transaction."""
+        txn.set(self.count, key, (await txn.get(self.count, key) or 0) + by)
+
+    def counting(self, column: perco.Column[Any, Any], *, id: str) -> list[perco.Change[Any, Any]]:
+        """An observer that counts its runs, in the store, under its id and key; returns the changes it was run for."""
+        seen: list[perco.Change[Any, Any]] = []
+
+        @self.observe(column, id=id)
+        async def count(txn: perco.Transaction, change: perco.Change[Any, Any]) -> None:
+            seen.append(change)
+            await self.add(txn, f"{id}/{change.key}")
+
+        return seen
+
+
+async def put(db: perco.Database, column: perco.Column[Any, Any], key: Any, value: Any) -> int:
+    """Write one cell in a transaction of its own; returns its commit_ts."""
+
+    async def write(txn: perco.Transaction) -> perco.Transaction:
+        if value is None:
+            txn.delete(column, key)
+        else:
+            txn.set(column, key, value)
+        return txn
+
+    return (await db.run(write)).commit_ts
+
+
+async def get(db: perco.Database, column: perco.Column[Any, Any], key: Any) -> Any:
+    async with db.snapshot() as snap:
+        return await snap.get(column, key)
+
+
+async def settle(db: perco.Database) -> None:
+    """`wait_idle`, but not for ever."""
+    await db.wait_idle(timeout=LONG_S)
+
+
+# ------------------------------------------------------------------ looking into a store
+
+
+def tablets_cells(store: LocalRowStore, group: str) -> Iterator[tuple[str, bytes, int, int, bytes]]:
+    """Every cell of a group at this moment: (table, row, column, ts, value)."""
+    for tablet in store.tablets():
+        query = ScanQuery(group, None, 0, TS_MAX, 1 << 20)
+        request = ScanRequest(tablet.table, tablet.start, None, (query,), False, 1 << 20, 1 << 30, 1 << 30)
+        for row, [cells] in tablet.scan(request).rows:
+            for column, ts, value in cells:
+                yield tablet.table, row, column, ts, value
+
+
+def notified(db: perco.Database, id: str | None = None) -> list[tuple[bytes, int]]:
+    """(row, ts) of the notify cells that stand now, of one observer or of all."""
+    number = db.catalogue.observers[id].number if id is not None else None
+    cells = tablets_cells(db.local.store, NOTIFY)
+    return [(row, ts) for _, row, column, ts, _ in cells if number in (None, observer_of(column))]
+
+
+def locks(db: perco.Database) -> list[tuple[bytes, Lock]]:
+    return [(row, unpack_lock(value)) for _, row, _, _, value in tablets_cells(db.local.store, LOCK)]
+
+
+def nothing_is_left(db: perco.Database) -> bool:
+    """No notify cell and no lock anywhere, at this moment."""
+    return not notified(db) and not locks(db)
+
+
+# ------------------------------------------------------------------ several clients on one store
+
+
+class _Beside:
+    """A store that is open already, as a further client sees it, perhaps through a wrapper."""
+
+    readonly = False
+    threaded = False
+
+    def __init__(self, local: LocalStore, store: Any) -> None:
+        self._local = local
+        self.store = store if store is not None else local.store
+
+    def check(self) -> None:
+        self._local.check()
+
+    async def adapt(self, catalogue: Any) -> None:
+        await self._local.adapt(catalogue)
+
+
+@asynccontextmanager
+async def client(
+    local: LocalStore,
+    schema: Schema,
+    *,
+    store: Any = None,
+    options: perco.Options = OPTIONS,
+    beside: Database | None = None,
+    sweeping: bool = True,
+) -> AsyncIterator[Database]:
+    """One more client on an open store, as another process would be; its end leaves the store open.
+
+    Args:
+        store: a wrapper round `local.store`, through which all that it does goes.
+        beside: a client that lives at the same time: they share an oracle, and nothing else.
+        sweeping: whether it settles what the dead left.
+    """
+    db = Database(_Beside(local, store), schema, options)  # type: ignore[arg-type]
+    if beside is not None:
+        db.oracle = db.driver.oracle = beside.oracle
+    else:
+        await db.oracle.start()
+    try:
+        await db.declare()
+        if sweeping:
+            db.background.start(db.sweeper.run, "sweeper")
+        yield db
+    finally:
+        await db.background.aclose()
+
+
+class StoppedError(Exception):
+    """The client has been dropped; nothing that it does reaches the store any more."""
+
+
+class StoppingStore:
+    """A row store that makes so many more mutations and then is gone: so ends a client that dies there.
+
+    A step is one mutation; `backwards`: those of one call are made in reverse, as tablets may.
+    """
+
+    groups = True
+
+    def __init__(self, inner: LocalRowStore, *, backwards: bool = False) -> None:
+        self._inner, self._backwards = inner, backwards
+        self.left: int | None = None
+        self.made = 0
+        self.stopped = trio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def _check(self) -> None:
+        if self.stopped.is_set():
+            raise StoppedError
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        self._check()
+        return await self._inner.read(requests)
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        self._check()
+        return await self._inner.scan(request)
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        verdicts: dict[int, Verdict] = {}
+        order = range(len(mutations))
+        for i in reversed(order) if self._backwards else order:
+            self._check()
+            if self.left == 0:
+                self.stopped.set()
+                raise StoppedError
+            [verdicts[i]] = await self._inner.apply([mutations[i]])
+            self.made += 1
+            if self.left is not None:
+                self.left -= 1
+        return [verdicts[i] for i in order]
+
+    def stop(self) -> None:
+        self.left = 0
+
+
+class HoldingStore:
+    """A row store that holds back the mutations that `holds` says, until `let_go` is called."""
+
+    groups = True
+
+    def __init__(self, inner: LocalRowStore, holds: Callable[[Mutation], bool]) -> None:
+        self._inner, self._holds = inner, holds
+        self._gate = trio.Event()
+        self.held = trio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        if not self._gate.is_set() and any(map(self._holds, mutations)):
+            self.held.set()
+            with trio.CancelScope(shield=True):
+                await self._gate.wait()
+        return await self._inner.apply(mutations)
+
+    def let_go(self) -> None:
+        self._gate.set()
+
+
+def writes_to(mutation: Mutation, group: str, row: str) -> bool:
+    """Whether a mutation puts a cell into a group of a row."""
+    return any(
+        at == row.encode() and write[0] == group and write[3] is not None
+        for at, _, writes in mutation.rows
+        for write in writes
+    )
+
+
+# ------------------------------------------------------------------ seeds
+
+
+def run_seeded(monkeypatch: pytest.MonkeyPatch, seed: int, main: Callable[[], Awaitable[T]]) -> T:
+    """`trio.run` in virtual time, with the order in which tasks run drawn from a seed."""
+    run = trio._core._run  # type: ignore[attr-defined]
+    monkeypatch.setattr(run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+    run._r.seed(seed)
+    return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

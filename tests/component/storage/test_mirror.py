@@ -1,0 +1,72 @@
+"""The same operations on memory, on LMDB and on a dict have the same answers."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import trio
+from hypothesis import given, settings, strategies as st
+
+from tests.component.storage.stores import TABLE, open_store
+from tests.core.storage.model import Model, mutations, queries, rows, scan_requests
+
+SPLITS = [b"\x00" * 32, b"a\x00"]
+FLOOR = 5
+
+
+def in_one_tablet():
+    """Rows of one mutation lie in one tablet (S1)."""
+    borders = [b"", *SPLITS, None]
+    parts = [
+        rows.filter(lambda row, low=low, high=high: row >= low and (high is None or row < high))
+        for low, high in zip(borders, borders[1:], strict=False)
+    ]
+    return st.sampled_from(parts).flatmap(mutations)
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("apply"), st.lists(in_one_tablet(), max_size=4)),
+        st.tuples(st.just("apply"), st.lists(in_one_tablet(), min_size=4, max_size=8)),
+        st.tuples(st.just("read"), st.lists(st.tuples(st.just(TABLE), rows, st.lists(queries(), max_size=3)), max_size=3)),
+        st.tuples(st.just("scan"), scan_requests()),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(operations)
+def test_memory_and_lmdb_answer_alike(history):  # S1 T13
+    with tempfile.TemporaryDirectory() as folder:
+        trio.run(compare, Path(folder), history)
+
+
+async def compare(folder: Path, history) -> None:
+    model = Model(FLOOR)
+    async with open_store("memory", folder, SPLITS) as memory, open_store("lmdb", folder, SPLITS) as lmdb:
+        for tablet in memory.tablets() + lmdb.tablets():
+            tablet._floor = FLOOR
+        for name, argument in history:
+            answers = [await getattr(store, name)(argument) for store in (memory, lmdb)]
+            assert answers[0] == answers[1]
+            if name == "apply":
+                assert answers[0] == [model.apply(mutation) for mutation in argument]
+            elif name == "read":
+                assert answers[0] == [model.read(row, asked) for _, row, asked in argument]
+            else:
+                wanted = model.scan(argument)
+                assert await drain(memory, argument) == await drain(lmdb, argument) == wanted
+
+
+async def drain(store, request):
+    """All pages of a scan."""
+    found = []
+    while True:
+        page = await store.scan(request)
+        found += page.rows
+        if page.next is None:
+            return found
+        request = request._replace(stop=page.next) if request.reverse else request._replace(start=page.next)

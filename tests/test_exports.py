@@ -1,0 +1,36 @@
+"""What `import perco` offers is meant, documented, and no trio type shows in it."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import perco
+
+PUBLIC = sorted(name for name in vars(perco) if not name.startswith("_") and not inspect.ismodule(getattr(perco, name)))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_says_what_it_is(name: str) -> None:
+    thing = getattr(perco, name)
+    if inspect.isclass(thing) or inspect.isfunction(thing):
+        assert inspect.getdoc(thing), f"perco.{name} has no docstring"
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if inspect.isclass(getattr(perco, name))])
+def test_no_trio_type_is_in_a_public_signature(name: str) -> None:
+    for method, function in inspect.getmembers(getattr(perco, name), inspect.isfunction):
+        if method.startswith("_") or not function.__module__.startswith("perco"):
+            continue
+        for parameter in inspect.signature(function).parameters.values():
+            assert "trio" not in str(parameter.annotation), f"perco.{name}.{method}({parameter})"
+        assert "trio" not in str(inspect.signature(function).return_annotation), f"perco.{name}.{method}"
+
+
+def test_errors_form_the_tree_that_the_module_draws() -> None:
+    drawn = perco.errors.__doc__ or ""
+    for name in PUBLIC:
+        thing = getattr(perco, name)
+        if inspect.isclass(thing) and issubclass(thing, perco.PercoError):
+            assert name in drawn, f"{name} is missing from the drawing in errors.py"

@@ -1,0 +1,107 @@
+"""Imports point down only; nothing below ever calls up."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import perco
+
+ROOT = Path(perco.__file__).parent
+
+# Low to high. A layer may import itself and what stands before it.
+LAYERS = ["errors", "storage", "txn", "notify", "webindex", "cli"]
+
+# Within a package a module may import those before it.
+ORDER = {
+    "storage": ["cells", "keys", "engine", "row", "call", "lmdb_engine", "tablet", "rowstore", "folder"],
+    "txn": [
+        *("records", "codecs", "snapshot", "mutations", "commit", "recovery", "timestamps", "fates", "schema"),
+        *("catalogue", "oracle", "driver", "local", "beside", "sweeper", "heartbeat", "background", "check"),
+        *("transaction", "client"),
+    ],
+    "notify": ["claim", "rowlocks", "backoff", "worker", "scanner", "database"],
+}
+
+# Who may import what from outside: the core stands on three packages.
+CORE = {"trio", "msgpack", "lmdb"}
+
+
+def modules() -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        yield path, ast.parse(path.read_text())
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Everything imported at run time, inside functions too; what is under TYPE_CHECKING is not."""
+    hidden = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in hidden:
+            continue
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "write imports out in full"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def test_imports_between_packages_only_point_down() -> None:
+    for path, tree in modules():
+        layer = layer_of(path)
+        if layer in {"__init__", "__main__"}:
+            continue  # the facade sees everything
+        for name in imports(tree):
+            parts = name.split(".")
+            if parts[0] != "perco" or len(parts) < 2 or parts[1] not in LAYERS:
+                # `import perco` is the facade: for those above the library, as for users.
+                assert parts[0] != "perco" or layer in {"webindex", "cli"}, f"{path} imports {name}"
+                continue
+            assert LAYERS.index(parts[1]) <= LAYERS.index(layer), f"{path} imports {name}"
+
+
+def test_imports_within_a_package_only_point_down() -> None:
+    for path, tree in modules():
+        layer = layer_of(path)
+        if layer not in ORDER or path.name == "__init__.py":
+            continue
+        order = ORDER[layer]
+        assert path.stem in order, f"give {path} a place in ORDER"
+        for name in imports(tree):
+            parts = name.split(".")
+            if parts[:2] == ["perco", layer] and len(parts) > 2 and parts[2] in order:
+                assert order.index(parts[2]) < order.index(path.stem), f"{path} imports {name}"
+
+
+def test_the_core_stands_on_trio_msgpack_and_lmdb_alone() -> None:
+    import sys
+
+    for path, tree in modules():
+        if layer_of(path) in {"webindex", "cli", "__main__"}:
+            continue
+        for name in imports(tree):
+            top = name.split(".")[0]
+            assert top in CORE | {"perco"} | set(sys.stdlib_module_names), f"{path} imports {name}"
+
+
+def test_only_storage_knows_lmdb() -> None:
+    for path, tree in modules():
+        for name in imports(tree):
+            assert name.split(".")[0] != "lmdb" or path.parent.name == "storage", f"{path} imports {name}"
+
+
+def test_storage_never_learns_what_a_lock_is() -> None:
+    # The one seam: rows of cells, checks and writes. Names of groups are the only trace of the protocol there.
+    for path, _ in modules():
+        if layer_of(path) == "storage" and path.name in {"row.py", "tablet.py", "lmdb_engine.py", "engine.py"}:
+            assert "LOCK" not in path.read_text(), path
