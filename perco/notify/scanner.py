@@ -72,14 +72,15 @@ class Scanner:
                 while True:
                     if self.worker.wake.is_set():
                         self.worker.wake = trio.Event()  # clear, then look, then sleep
-                    wake = self.worker.wake
+                    wake, began = self.worker.wake, trio.current_time()
                     if not await self._tour(nursery):
-                        await self._sleep(wake)
+                        await self._sleep(wake, began)
         finally:
             self.ended.set()
 
-    async def _sleep(self, wake: trio.Event) -> None:
-        due = self.worker.backoff.next_due(trio.current_time())
+    async def _sleep(self, wake: trio.Event, began: float) -> None:
+        """Until woken, or until something that waited when the tour began may be tried again (N6)."""
+        due = self.worker.backoff.next_due(began)
         with trio.move_on_at(float("inf") if due is None else due):
             await wake.wait()
 
@@ -151,6 +152,8 @@ class Scanner:
                 self.position = (place.table, row)
                 now = trio.current_time()
                 acks = list(dict.fromkeys(c for c, _, _ in cells))
+                if len(cells) == _CELLS_PER_ROW:  # one observer's cells may hide another's (N11)
+                    acks = await self._waiting(place.table, row)
                 acks = [ack for ack in acks if worker.claimable(place.table, row, ack, now)]
                 if not acks:
                     continue
@@ -162,18 +165,29 @@ class Scanner:
                     if worker.options.teleport and may_teleport:
                         return claimed, True
                 await self._slots.acquire()
-                if worker.options.row_locks and not worker.rows.take(place.table, row, me):
+                now = trio.current_time()  # others may have been faster while this one waited
+                acks = [ack for ack in acks if worker.claimable(place.table, row, ack, now)]
+                if not acks or (worker.options.row_locks and not worker.rows.take(place.table, row, me)):
                     self._slots.release()
                     continue
                 claimed += 1
                 self.counters.claims += 1
-                nursery.start_soon(self._run_row, place.table, row, acks)
+                failing = worker.begin_row(place.table, row, acks)
+                nursery.start_soon(self._run_row, place.table, row, acks, failing)
             start = page.next
         return claimed, False
 
-    async def _run_row(self, table: str, row: bytes, acks: list[int]) -> None:
+    async def _waiting(self, table: str, row: bytes) -> list[int]:
+        """The acks for which a row has notify cells."""
+        acks = self.worker.acks(table)
+        [found] = await self.worker.client.driver.store.read(
+            [(table, row, [(NOTIFY, ack, 0, TS_MAX, 1) for ack in acks])]
+        )
+        return [ack for ack, cells in zip(acks, found, strict=True) if cells]
+
+    async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
         try:
-            await self.worker.run_row(table, row, acks)
+            await self.worker.run_row(table, row, acks, failing=failing)
         finally:
             if self.worker.options.row_locks:
                 self.worker.rows.release(table, row)

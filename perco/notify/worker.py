@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from perco.errors import CommitUnknown, StoreError, TransientError
+from perco.errors import CommitUnknown, StoreError, TransientError, UsageError
 from perco.notify.backoff import Backoff, BackoffOptions
 from perco.notify.claim import Gone, Handled, InTheWay, Run, claim_queries, decide
 from perco.notify.rowlocks import RowLocks
@@ -23,9 +23,9 @@ from perco.storage import NOTIFY, Mutation
 from perco.txn.client import Client
 from perco.txn.codecs import decoded
 from perco.txn.mutations import Intent
-from perco.txn.records import ACK, Cellref, observed_column, observer_of
+from perco.txn.records import ACK, Cellref, ack_of, observed_column, observer_of
 from perco.txn.schema import Change, Observer
-from perco.txn.snapshot import Value, look
+from perco.txn.snapshot import Missing, Value, look
 
 log = logging.getLogger("perco.observer")
 
@@ -51,7 +51,15 @@ class WorkerOptions:
 
 
 class _ObserverFailedError(Exception):
-    """The observer's function raised; `__cause__` is what."""
+    """The observer's function, or a codec of its column, raised; `__cause__` is what."""
+
+
+def _change(observer: Observer, row: bytes, seen: Value | Missing, attempt: int, root: int) -> Change[Any, Any]:
+    column = observer.column
+    table = column.table
+    key = decoded(table.key, row, f"key of {table.name!r}")
+    value = decoded(column.codec, seen.value, repr(column)) if isinstance(seen, Value) else None
+    return Change(key, value, seen.commit_ts, attempt, root)
 
 
 @dataclass(slots=True)
@@ -98,20 +106,33 @@ class Worker:
             return False
         return not self.backoff.attempts(key) or self._failing < self._failing_max
 
-    async def run_row(self, table: str, row: bytes, acks: list[int]) -> None:
+    def acks(self, table: str) -> list[int]:
+        """All that this worker could run in a row of a table."""
+        return [
+            ack_of(self.client.bind(observer.column).column, number)
+            for number, observer in self.observers.items()
+            if observer.column.table.name == table
+        ]
+
+    def begin_row(self, table: str, row: bytes, acks: list[int]) -> bool:
+        """Whether one of these has failed before: then the row counts among the failing until `run_row` ends (N6)."""
+        failing = any(self.backoff.attempts((table, row, ack)) for ack in acks)
+        self._failing += failing
+        return failing
+
+    async def run_row(self, table: str, row: bytes, acks: list[int], *, failing: bool) -> None:
         """Run the observers that wait on a row, one after the other."""
-        for ack in acks:
-            key = (table, row, ack)
-            failing = self.backoff.attempts(key) > 0
-            self._failing += failing
-            observer = self.observers[observer_of(ack)]
-            counters = self.counters[observer.id]
-            counters.running += 1
-            try:
-                await self._run(observer, counters, table, row, ack)
-            finally:
-                self._failing -= failing
-                counters.running -= 1
+        try:
+            for ack in acks:
+                observer = self.observers[observer_of(ack)]
+                counters = self.counters[observer.id]
+                counters.running += 1
+                try:
+                    await self._run(observer, counters, table, row, ack)
+                finally:
+                    counters.running -= 1
+        finally:
+            self._failing -= failing
 
     async def _run(self, observer: Observer, counters: ObserverCounters, table: str, row: bytes, ack: int) -> None:
         """Until it is acknowledged, handled by somebody else, or has to wait (N6)."""
@@ -167,27 +188,24 @@ class Worker:
                 return True
         assert isinstance(verdict, Run)
         seen = await driver.finish(table, row, column, start_ts, look(cells[3], cells[4]))
-        declared = observer.column
-        change = Change(
-            decoded(declared.table.key, row, f"key of {table!r}"),
-            decoded(declared.codec, seen.value, repr(declared)) if isinstance(seen, Value) else None,
-            seen.commit_ts,
-            1 + conflicts + self.backoff.attempts((table, row, ack)),
-            verdict.root,
-        )
         txn._ack = Intent(table, row, ack, ACK, b"", (), verdict.covers)
         txn._root, txn._depth = verdict.root, verdict.depth
+        attempt = 1 + conflicts + self.backoff.attempts((table, row, ack))
         counters.runs += 1
         began = trio.current_time()
         try:
             try:
+                change = _change(observer, row, seen, attempt, verdict.root)
                 await observer.function(txn, change)
+                if txn.outcome == "aborted":
+                    raise UsageError("an observer may commit its transaction, but not discard it")
             except (TransientError, CommitUnknown, StoreError):
                 raise
             except Exception as error:  # the user's code: its failure is not ours (N6)
                 raise _ObserverFailedError from error
             counters.seconds += trio.current_time() - began
-            await txn.commit()
+            if txn.outcome == "open":
+                await txn.commit()
         finally:
             txn.discard()
         counters.commits += 1

@@ -204,6 +204,24 @@ def owner(path: Path) -> tuple[int | None, str]:
     return pid, lines[2] if len(lines) > 2 else ""
 
 
+def unsynced(path: Path) -> str:
+    """Whether a store's newest writes may be in memory only (S2): "", no; "since this boot": they are safe as long as
+    the machine runs; "before a restart": they may be lost or torn, and opening raises NeedsCheck."""
+    try:
+        boot = (path / _UNSYNCED_FILE).read_text().strip()
+    except OSError:
+        return ""
+    return "since this boot" if boot == _boot_id() else "before a restart"
+
+
+def accept(path: Path) -> None:
+    """Take a store as it is, after a check: its tablets are synced and the mark of S2 goes.
+
+    Raises: StoreLocked, FormatUnknown, UnsuitableFolder, UsageError.
+    """
+    Folder.claim(path, durable=True, accept_loss=True).release(clean=True)
+
+
 def _identity(path: Path) -> Path:
     """One name per folder, through whichever links it is reached."""
     return Path(os.path.realpath(path))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,11 +103,10 @@ class LmdbEngine:
         self.path, self.options, self.readonly = path, options, readonly
         data = path / "data.mdb"
         used = data.stat().st_size if data.exists() else 0
-        self.map_bytes = max(options.map_bytes, min(2 * used, options.map_bytes_max), used, _MAP_BYTES_MIN)
         try:
             self._env = lmdb.open(
                 str(path),
-                map_size=self.map_bytes,
+                map_size=max(min(max(options.map_bytes, 2 * used), options.map_bytes_max), _MAP_BYTES_MIN),
                 readonly=readonly,
                 sync=options.sync,
                 metasync=options.sync,
@@ -121,6 +120,7 @@ class LmdbEngine:
             raise Corruption(str(data), f"not a readable LMDB file: {error}") from error
         except lmdb.Error as error:
             raise UnsuitableFolder(str(path), f"LMDB cannot open it: {error}") from error
+        self.map_bytes = int(self._env.info()["map_size"])  # LMDB takes more if more is used
         self._dbs: dict[str, Any] = {}
         self._open_groups(groups)
         self._page = int(self._env.stat()["psize"])
@@ -203,7 +203,9 @@ class LmdbEngine:
 
     # ------------------------------------------------------------ writing (the writer's thread)
 
-    def commit(self, mutations: Sequence[Mutation], floor: int) -> list[Verdict]:
+    def commit(
+        self, mutations: Sequence[Mutation], floor: int, written: Callable[[], None] | None = None
+    ) -> list[Verdict]:
         """Check and write a batch in one write transaction; each mutation gets a verdict of its own (S1, S4).
 
         What it raises has left nothing written; the caller may try a smaller batch.
@@ -216,6 +218,8 @@ class LmdbEngine:
                 committing = True
                 if not any(isinstance(verdict, Applied) for verdict in verdicts):
                     txn.abort()
+                if written is not None:
+                    written()
             return verdicts
         except lmdb.MapFullError as error:
             raise MapTooSmall from error

@@ -131,7 +131,29 @@ Resubmit = Callable[[Sequence[Mutation], Call], None]
 # One entry of the queue: the mutation, who waits for it, and which of the caller's mutations it is.
 _Entry = tuple[Mutation, Call, int]
 # What the writer thread is handed: mutations, and what to do with the verdicts (on the writer's thread).
-_Work = tuple[Sequence[Mutation], Callable[[Sequence[Verdict]], None]]
+_Work = tuple[Sequence[Mutation], Callable[[Sequence[Verdict]], None], "_Written | None"]
+
+# py-lmdb lets go of the GIL at every call. While the writer puts a batch, the loop would take it each time, and two
+# threads that hand the GIL to and fro lose more time than the puts take. So the loop holds still until they are made,
+# but never longer than this; the commit that follows, which is the long part, needs no GIL.
+_HOLD_STILL_S = 0.005
+
+
+class _Written:
+    """Told once by the writer: the batch's cells are put, only the commit is left."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def wait(self) -> None:
+        self._lock.acquire(timeout=_HOLD_STILL_S)
+
+    def tell(self) -> None:
+        if self._lock.locked():
+            self._lock.release()
 
 
 def _room(mutation: Mutation) -> int:
@@ -151,9 +173,7 @@ class LmdbTablet:
 
     queues = True
 
-    def __init__(
-        self, table: str, start: bytes, engine: LmdbEngine, batch: BatchOptions, resubmit: Resubmit
-    ) -> None:
+    def __init__(self, table: str, start: bytes, engine: LmdbEngine, batch: BatchOptions, resubmit: Resubmit) -> None:
         self.table, self.start, self.engine, self.options = table, start, engine, batch
         self._resubmit = resubmit  # the row store's: what a call sends next may go to any tablet
         self._token = trio.lowlevel.current_trio_token()
@@ -194,7 +214,9 @@ class LmdbTablet:
             self._idle.set()
             return
         self._writing = True
-        self._hand_over([entry[0] for entry in batch], lambda verdicts: self._post(batch, verdicts))
+        written = _Written()
+        self._hand_over([entry[0] for entry in batch], lambda verdicts: self._post(batch, verdicts), written)
+        written.wait()
 
     def _take(self) -> list[_Entry]:
         """The next batch, bounded; cancelled calls leave the queue here (T10)."""
@@ -254,7 +276,12 @@ class LmdbTablet:
         """
         self._hand_over(mutations, done)
 
-    def _hand_over(self, mutations: Sequence[Mutation], done: Callable[[Sequence[Verdict]], None]) -> None:
+    def _hand_over(
+        self,
+        mutations: Sequence[Mutation],
+        done: Callable[[Sequence[Verdict]], None],
+        written: _Written | None = None,
+    ) -> None:
         if self._thread is None:
             with self._starting:  # the loop and the refresher may both be first (S5)
                 if self._thread is None:
@@ -262,24 +289,26 @@ class LmdbTablet:
                     thread = threading.Thread(target=self._write, name=name, daemon=True)
                     thread.start()
                     self._thread = thread
-        self._work.put((mutations, done))
+        self._work.put((mutations, done, written))
 
     # ------------------------------------------------------------ the writer's thread (S5)
 
     def _write(self) -> None:
         while (work := self._work.get()) is not None:
-            mutations, done = work
+            mutations, done, written = work
             verdicts: Sequence[Verdict]
             try:
-                verdicts = self._commit(mutations)
+                verdicts = self._commit(mutations, written)
             except Exception as error:  # whatever it was, the thread goes on and nobody waits forever
                 verdicts = [NoReply(f"{type(error).__name__}: {error}")] * len(mutations)
+            if written is not None:
+                written.tell()
             done(verdicts)
 
-    def _commit(self, mutations: Sequence[Mutation]) -> Sequence[Verdict]:
+    def _commit(self, mutations: Sequence[Mutation], written: _Written | None) -> Sequence[Verdict]:
         full = self._room_for(mutations, reserve=False)
         if full is None:
-            return self._write_batch(mutations)
+            return self._write_batch(mutations, written)
         # S4: the disk is full. What frees space or frees others still goes, into the reserve.
         verdicts: list[Verdict] = [Failed(full)] * len(mutations)
         chosen = [i for i, mutation in enumerate(mutations) if mutation.reserve]
@@ -294,7 +323,7 @@ class LmdbTablet:
             return []
         full = self._room_for(mutations, reserve=True)
         if full is None:
-            return self._write_batch(mutations)
+            return self._write_batch(mutations, None)
         if len(mutations) == 1:
             return [Failed(full)]
         half = len(mutations) // 2
@@ -315,16 +344,16 @@ class LmdbTablet:
         self._token.run_sync_soon(lambda: answer.put(self.engine.grow(need, reserve=reserve)))
         return answer.get()
 
-    def _write_batch(self, mutations: Sequence[Mutation]) -> Sequence[Verdict]:
+    def _write_batch(self, mutations: Sequence[Mutation], written: _Written | None) -> Sequence[Verdict]:
         try:
-            return self.engine.commit(mutations, self._floor)
+            return self.engine.commit(mutations, self._floor, written.tell if written is not None else None)
         except MapTooSmall:
             full = self._grow(0, reserve=True)
-            return self._write_batch(mutations) if full is None else [Failed(full)] * len(mutations)
+            return self._write_batch(mutations, written) if full is None else [Failed(full)] * len(mutations)
         except Exception as error:  # one mutation must not take its neighbours with it (S4)
             if len(mutations) == 1:
                 return [Failed(error)]
-            return [self._write_batch([mutation])[0] for mutation in mutations]
+            return [self._write_batch([mutation], None)[0] for mutation in mutations]
 
     # ------------------------------------------------------------ upkeep
 

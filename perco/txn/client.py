@@ -51,7 +51,7 @@ class RetryOptions:
 
     def delay_s(self, failed: int, rng: random.Random) -> float:
         """How long to wait after so many failed attempts."""
-        return rng.uniform(0, min(self.backoff_s * 2.0**failed, self.backoff_max_s))
+        return rng.uniform(0, min(self.backoff_s * 2.0 ** min(failed, 64), self.backoff_max_s))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +163,7 @@ class Client:
                 return result
             except TransientError:
                 failed += 1
-                if failed >= retry.attempts:
+                if failed >= retry.attempts or txn.outcome == "committed":  # by the function itself: not twice
                     raise
             finally:
                 txn.discard()
@@ -367,7 +367,7 @@ class Attempt:
             raise error
         except TransientError:
             attempts._failed += 1
-            if attempts._failed >= attempts._retry.attempts:
+            if attempts._failed >= attempts._retry.attempts or txn.outcome == "committed":
                 raise
             return True
         finally:

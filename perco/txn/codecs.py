@@ -80,7 +80,10 @@ _FLOAT64: Final = struct.Struct(">d")
 def _float64(value: float) -> bytes:
     if not isinstance(value, float | int) or isinstance(value, bool):
         raise TypeError(f"expected float, got {type(value).__name__}")
-    return _FLOAT64.pack(value)
+    try:
+        return _FLOAT64.pack(value)
+    except (OverflowError, struct.error) as error:
+        raise ValueError(str(error)) from error
 
 
 def _to_float64(data: bytes) -> float:
@@ -114,13 +117,16 @@ def _to_json(data: bytes) -> Any:
 
 
 def _msgpack(value: Any) -> bytes:
-    return msgpack.packb(value)  # type: ignore[no-any-return]
+    try:
+        return msgpack.packb(value)  # type: ignore[no-any-return]
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
 
 
 def _to_msgpack(data: bytes) -> Any:
     try:
         return msgpack.unpackb(data, use_list=False, strict_map_key=False)
-    except msgpack.UnpackException as error:
+    except (TypeError, msgpack.UnpackException) as error:  # TypeError: a map as the key of a map
         raise ValueError(str(error)) from error
 
 

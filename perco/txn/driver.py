@@ -40,7 +40,7 @@ from perco.txn import commit as core
 from perco.txn.commit import Commit, State
 from perco.txn.fates import Fates
 from perco.txn.oracle import Oracle
-from perco.txn.records import PUT, PUT_DATA, Cellref, Lock, unpack_lock
+from perco.txn.records import PUT, PUT_DATA, RECORD_HEAD, Cellref, Lock, unpack_lock
 from perco.txn.recovery import Recovery, Step, primary_queries
 from perco.txn.snapshot import NEVER, Blocked, InData, Missing, Seen, Value, look
 
@@ -144,7 +144,7 @@ class Driver:
         while True:
             state = commit.state
             if state is State.PREWRITE:
-                chain = _Chain(commit, self.oracle, version)
+                chain = _Chain(commit, self.oracle, version, self._event)
                 mutations = commit.prewrites()
                 if self._apply_then is not None and len(mutations) == 1:
                     verdicts = await self._apply_then(mutations, chain)
@@ -152,8 +152,8 @@ class Driver:
                     verdicts = await apply(mutations)
                 if not chain.told:
                     commit.prewrites_told(verdicts)
-                if self._event is not None:
-                    self._event("prewrite")
+                    if self._event is not None:
+                        self._event("prewrite")
                 if chain.sent:
                     commit.primary_told(verdicts[0])
             elif state is State.DRAW:
@@ -369,7 +369,7 @@ class Driver:
             if not writes:
                 return NEVER
             commit_ts, record = writes[0]
-            if record[0] == PUT:
+            if len(record) >= RECORD_HEAD and record[0] == PUT:
                 return Value(commit_ts, record[9:])
         return await self.finish(table, row, column, ts, look(locks, writes))
 
@@ -443,10 +443,10 @@ class _Chain:
     T2 holds as ever: commit_ts is drawn when every prewrite has been acknowledged.
     """
 
-    __slots__ = ("_commit", "_oracle", "_version", "sent", "told")
+    __slots__ = ("_commit", "_event", "_oracle", "_version", "sent", "told")
 
-    def __init__(self, commit: Commit, oracle: Oracle, version: int) -> None:
-        self._commit, self._oracle, self._version = commit, oracle, version
+    def __init__(self, commit: Commit, oracle: Oracle, version: int, event: Callable[[str], None] | None) -> None:
+        self._commit, self._oracle, self._version, self._event = commit, oracle, version, event
         self.told = self.sent = False
 
     def __call__(self, verdicts: Sequence[Verdict]) -> list[Mutation] | None:
@@ -455,6 +455,8 @@ class _Chain:
         commit, oracle = self._commit, self._oracle
         commit.prewrites_told(verdicts)
         self.told = True
+        if self._event is not None:
+            self._event("prewrite")
         if commit.state is not State.DRAW or oracle.catalogue_version != self._version:
             return None
         commit_ts = oracle.draw_nowait()

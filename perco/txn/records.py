@@ -115,9 +115,24 @@ def unpack_lock(value: bytes) -> Lock:
         kind, primary, body, observers, covers, root, depth, token, wall_ms = msgpack.unpackb(
             value, use_list=False, max_bin_len=1 << 20
         )
-        return Lock(kind, Cellref(*primary), body, observers, covers, root, depth, token, wall_ms)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        lock = Lock(kind, Cellref(*primary), body, observers, covers, root, depth, token, wall_ms)
+        if not _is_sound(lock):
+            raise ValueError("a field of another type")
+        return lock
+    except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise Corruption("lock group", f"not a lock: {value[:16].hex()}") from error
+
+
+def _is_sound(lock: Lock) -> bool:
+    kind, primary, body, observers, covers, root, depth, token, wall_ms = lock
+    if kind == PUT_DATA:
+        body.decode()  # the group's name
+    return (
+        [type(part) for part in primary] == [str, bytes, int]
+        and [type(part) for part in (body, observers, covers, token)] == [bytes, tuple, tuple, str]
+        and all(type(number) is int for number in (kind, *observers, *covers, root, depth, wall_ms))
+        and PUT <= kind <= ACK
+    )
 
 
 _CAUSE: Final = struct.Struct(">QI")

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+from perco.errors import Corruption
 from perco.storage import LOCK, WRITE, Cell, Query
-from perco.txn.records import ACK, DELETE, PUT, PUT_DATA, unpack_record
+from perco.txn.records import ACK, DELETE, PUT, PUT_DATA, RECORD_HEAD, unpack_record
 
 
 class Missing:
@@ -64,8 +65,7 @@ def look(locks: Sequence[Cell], writes: Sequence[Cell], settled: int = -1) -> Se
     if not writes:
         return NEVER
     commit_ts, value = writes[0]
-    kind = value[0]
-    if kind == PUT:
+    if len(value) >= RECORD_HEAD and value[0] == PUT:
         return Value(commit_ts, value[9:])
     return _look_further(commit_ts, value)
 
@@ -73,7 +73,10 @@ def look(locks: Sequence[Cell], writes: Sequence[Cell], settled: int = -1) -> Se
 def _look_further(commit_ts: int, value: bytes) -> Seen:
     kind, start_ts, body = unpack_record(value)
     if kind == PUT_DATA:
-        return InData(commit_ts, start_ts, body.decode())
+        try:
+            return InData(commit_ts, start_ts, body.decode())
+        except UnicodeDecodeError as error:
+            raise Corruption("write group", f"not the name of a data group: {body[:16].hex()}") from error
     if kind in (DELETE, ACK):
         return Missing(commit_ts)
     return Value(commit_ts, body)

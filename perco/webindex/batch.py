@@ -23,7 +23,13 @@ class Document:
     """(source URL, anchor text) of every page that links here, in the order of the sources."""
 
 
-def build(pages: Iterable[Page], limits: ParseLimits = DEFAULT_LIMITS) -> dict[str, Document]:
+ANCHORS_MAX = 200
+"""Of the links to a page, those of so many sources are kept: the first in the order of their URLs."""
+
+
+def build(
+    pages: Iterable[Page], limits: ParseLimits = DEFAULT_LIMITS, anchors_max: int = ANCHORS_MAX
+) -> dict[str, Document]:
     """The documents of these pages, in the order of their URLs. Of several pages with one URL the last counts;
     a page whose URL has no canonical form counts for nothing."""
     current: dict[str, Page] = {}
@@ -38,7 +44,7 @@ def build(pages: Iterable[Page], limits: ParseLimits = DEFAULT_LIMITS) -> dict[s
             if target in anchors:
                 anchors[target].append((source, anchor))
     return {
-        url: Document(url, found.title, found.text, tuple(anchors[url]))
+        url: Document(url, found.title, found.text, tuple(anchors[url][:anchors_max]))
         for url, found in parsed.items()
         if indexable(current[url])
     }

@@ -151,7 +151,7 @@ class CrawlDecoder:
         self._done: Done | None = None
         self._unpacker = msgpack.Unpacker(max_buffer_size=limits.record_bytes_max + limits.chunk_bytes)
 
-    def feed(self, data: bytes) -> Iterator[Record]:
+    def feed(self, data: bytes | bytearray) -> Iterator[Record]:
         """The records that these bytes complete."""
         view = memoryview(data)
         for start in range(0, len(data), self._limits.chunk_bytes):
@@ -257,6 +257,9 @@ class _Html(pydoc.HTMLDoc):
     pydoc prints what a name stands for as it is at that moment, be it the environment with its secrets.
     """
 
+    def __init__(self, scrub: Callable[[str], str]) -> None:
+        self._scrub = scrub
+
     def classlink(self, object: Any, modname: str) -> str:
         name, module = object.__name__, sys.modules.get(object.__module__)
         shown = pydoc.classname(object, modname)
@@ -282,19 +285,19 @@ class _Html(pydoc.HTMLDoc):
         return self.escape(text.expandtabs()).replace("\n", "<br>\n")
 
     def docother(self, object: Any, name: str | None = None, mod: str | None = None, *ignored: Any) -> str:
-        value = self.escape(_shown(object))
+        value = self.escape(self._shown(object))
         return f"<strong>{name}</strong> = {value}" if name else value
 
-
-def _shown(value: object) -> str:
-    if type(value) in _SHOWN_VALUES:
-        return pydoc.cram(repr(value), _SHOWN_VALUE_CHARS)
-    return f"<{type(value).__name__} object>"
+    def _shown(self, value: object) -> str:
+        if type(value) not in _SHOWN_VALUES:
+            return f"<{type(value).__name__} object>"
+        # Before it is shortened: half a path would not be known for one.
+        return pydoc.cram(self._scrub(repr(value)), _SHOWN_VALUE_CHARS)
 
 
 def _own_paths() -> list[tuple[str, str]]:
     """Folders of this machine that turn up in documentation, and what stands there instead."""
-    named = {
+    named = dict.fromkeys(sys.path, "site-packages") | {
         sysconfig.get_path("stdlib"): "lib/python",
         sysconfig.get_path("platstdlib"): "lib/python",
         sysconfig.get_path("purelib"): "site-packages",
@@ -342,8 +345,8 @@ class _Documentation:
     def __init__(self, limits: CrawlLimits, nowhere: TextIO) -> None:
         self._limits = limits
         self._nowhere = nowhere
-        self._html = _Html()
         self._scrub = _Scrubber(_own_paths())
+        self._html = _Html(self._scrub)
         self._names: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
         self._cwd = os.getcwd()
 
@@ -370,16 +373,22 @@ class _Documentation:
         """
         try:
             self._start_timer()
-            with redirect_stdout(self._nowhere), redirect_stderr(self._nowhere), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return work()
+            try:
+                with redirect_stdout(self._nowhere), redirect_stderr(self._nowhere), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    return work()
+            except _TooSlow:
+                raise
+            except BaseException as error:
+                # Still on the clock: the text of an exception is the module's doing too.
+                return Skipped(name, self._scrub(_reason(error)))
+            finally:
+                self._stop_timer()
         except _TooSlow:
+            # It may have come between the end of the work and the stop.
+            self._stop_timer()
             return Skipped(name, f"took longer than {self._limits.module_seconds:g} s")
-        except BaseException as error:
-            return Skipped(name, self._scrub(f"{type(error).__name__}: {error}"))
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            faulthandler.cancel_dump_traceback_later()
             os.chdir(self._cwd)
 
     def _start_timer(self) -> None:
@@ -391,6 +400,10 @@ class _Documentation:
         # What goes on catching it, or never comes back from C, ends the process: the reader sees a crawl
         # that died, and the traceback on the standard error says where.
         faulthandler.dump_traceback_later(seconds * self._limits.patience, exit=True, file=_STDERR)
+
+    def _stop_timer(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
 
     def _load(self, name: str) -> _Loaded:
         module = importlib.import_module(name)
@@ -421,7 +434,7 @@ class _Documentation:
         if loaded.below:
             below = [_link(f"{name}.{child}", child) for child in loaded.below]
             content.append(page.bigsection("Package Contents", "pkg-content", "<br>\n".join(below)))
-        for heading, kind, wanted in (("Classes", "index", inspect.isclass), ("Functions", "functions", _routine)):
+        for heading, kind, wanted in (("Classes", "index", inspect.isclass), ("Functions", "functions", _is_function)):
             listed = [self._listed(name, member, value) for member, value in loaded.members if wanted(value)]
             if listed:
                 content.append(page.bigsection(heading, kind, "\n".join(listed)))
@@ -466,20 +479,28 @@ class _Documentation:
         return functions, classes
 
 
-def _routine(value: object) -> bool:
+def _reason(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
+    except Exception:
+        # An exception that cannot even be printed.
+        return type(error).__name__
+
+
+def _is_function(value: object) -> bool:
     return not inspect.isclass(value)
 
 
 def _below(module: types.ModuleType) -> tuple[str, ...]:
     """The names of the modules in a package."""
-    path = getattr(module, "__path__", None)
+    path = vars(module).get("__path__")
     return () if path is None else tuple(sorted({found.name for found in pkgutil.iter_modules(path)}))
 
 
 def _members(module: types.ModuleType) -> tuple[tuple[tuple[str, Any], ...], tuple[Skipped, ...]]:
     """The public classes and functions of a module, by pydoc's rules: what `__all__` names, or else what was
     made in the module itself."""
-    exported = getattr(module, "__all__", None)
+    exported = vars(module).get("__all__")
     names = {str(name) for name in (vars(module) if exported is None else exported)}
     members, problems = [], []
     # A module below goes by its own name, also where a function has the same (unittest.main).
@@ -489,7 +510,7 @@ def _members(module: types.ModuleType) -> tuple[tuple[tuple[str, Any], ...], tup
         try:
             value = getattr(module, name)
         except Exception as error:
-            problems.append(Skipped(f"{module.__name__}.{name}", f"{type(error).__name__}: {error}"))
+            problems.append(Skipped(f"{module.__name__}.{name}", _reason(error)))
             continue
         if not inspect.isclass(value) and not inspect.isroutine(value):
             continue
@@ -500,11 +521,11 @@ def _members(module: types.ModuleType) -> tuple[tuple[tuple[str, Any], ...], tup
 
 
 def _data(module: types.ModuleType) -> list[tuple[str, Any]]:
-    exported = getattr(module, "__all__", None)
+    exported = vars(module).get("__all__")
     return sorted(
         (name, value)
         for name, value in vars(module).items()
-        if pydoc.isdata(value) and pydoc.visiblename(name, exported, module)
+        if not name.startswith("__") and pydoc.isdata(value) and pydoc.visiblename(name, exported, module)
     )
 
 
@@ -575,7 +596,11 @@ def _bounded(page: Page, limits: CrawlLimits) -> Iterator[Found]:
 
 
 class _Damaged(Exception):
-    """The archive ends or breaks where it should go on."""
+    """The archive ends or breaks where it should go on. What came before a mere end was whole."""
+
+    def __init__(self, why: str, end: bool = True) -> None:
+        super().__init__(why)
+        self.end = end
 
 
 class _ArchiveFile:
@@ -594,8 +619,10 @@ class _ArchiveFile:
         try:
             # read1 hands over what there is before it fails on what is missing.
             data = bytes(self._file.read1(size))
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise _Damaged(f"the gzip file is cut or damaged: {error}") from error
+        except EOFError as error:
+            raise _Damaged("the gzip file is cut") from error
+        except (zlib.error, gzip.BadGzipFile) as error:
+            raise _Damaged(f"the gzip file is damaged: {error}", end=False) from error
         self._offset += len(data)
         return data
 
@@ -606,47 +633,57 @@ class _ArchiveFile:
 def archived_pages(path: Path, limits: CrawlLimits = DEFAULT_LIMITS) -> Iterator[Found]:
     """The responses and resources in a WARC file, in its order; of a damaged file the whole records before
     the damage."""
+    # Held back until the next record can be read: only then is the checksum of its own compared.
+    held: list[Found] = []
+    why = None
     try:
         with open(path, "rb") as file:
             for record in ArchiveIterator(_ArchiveFile(file), no_record_parse=True):
-                yield from _archived(record, limits)
-    except (_Damaged, ArchiveLoadFailed, OSError) as error:
-        yield Skipped(path.name, f"the rest of the archive: {' '.join(str(error).split())}")
+                yield from held
+                held = []
+                held = list(_archived(record, limits))
+    except _Damaged as error:
+        held = held if error.end else []
+        why = str(error)
+    except (ArchiveLoadFailed, OSError) as error:
+        why = " ".join(str(error).split())
+    yield from held
+    if why is not None:
+        yield Skipped(path.name, f"the rest of the archive: {why}")
 
 
 def _archived(record: Any, limits: CrawlLimits) -> Iterator[Found]:
-    if record.rec_type not in ("response", "resource", "revisit"):
-        return
-    named = record.rec_headers.get_header("WARC-Target-URI") or "?"
-    if record.rec_type == "revisit":
-        yield Skipped(named, "a revisit record holds no page")
-        return
-    url = canonical_url(named)
-    if url is None:
-        yield Skipped(named[:200], "not a URL that can be indexed")
-        return
-    try:
-        page = _page_of_record(url, record, limits)
-    except (http.client.HTTPException, ValueError) as error:
-        yield Skipped(url, f"not an HTTP response: {type(error).__name__} {error}".rstrip())
-        return
-    yield from _bounded(page, limits)
-
-
-def _page_of_record(url: str, record: Any, limits: CrawlLimits) -> Page:
     stream = record.raw_stream
     if not hasattr(stream, "limit"):
         raise _Damaged("a record does not say how long it is")
-    if record.rec_type == "resource":
-        content_type = record.rec_headers.get_header("Content-Type")
-        page = Page(url, 200, content_type, None, _read_body(_pieces(stream, limits), limits))
-    else:
-        page = _response(url, stream, limits)
+    found = _page_of_record(record, limits)
     while stream.read(limits.chunk_bytes):
         pass
     if stream.limit > 0:
         raise _Damaged("the file ends inside a record")
-    return page
+    if isinstance(found, Page):
+        yield from _bounded(found, limits)
+    elif found is not None:
+        yield found
+
+
+def _page_of_record(record: Any, limits: CrawlLimits) -> Page | Skipped | None:
+    """None for a record that is about something else than a page."""
+    if record.rec_type not in ("response", "resource", "revisit"):
+        return None
+    named = record.rec_headers.get_header("WARC-Target-URI") or ""
+    url = canonical_url(named)
+    if url is None:
+        return Skipped(named[:_SHOWN_VALUE_CHARS], "not a URL that can be indexed")
+    if record.rec_type == "revisit":
+        return Skipped(url, "a revisit record holds no page")
+    if record.rec_type == "resource":
+        content_type = record.rec_headers.get_header("Content-Type")
+        return Page(url, 200, content_type, None, _read_body(_pieces(record.raw_stream, limits), limits))
+    try:
+        return _response(url, record.raw_stream, limits)
+    except (http.client.HTTPException, ValueError) as error:
+        return Skipped(url, f"not a response that can be read: {error}")
 
 
 def _response(url: str, stream: Any, limits: CrawlLimits) -> Page:
@@ -713,11 +750,16 @@ def _chunk_size(line: bytes) -> int | None:
     return None if found is None else int(found[1], 16)
 
 
+_TELLING_BYTES = 16
+
+
 def _inflated(pieces: Iterator[bytes], encoding: str, limits: CrawlLimits) -> Iterator[bytes]:
     """The pieces unpacked, none of them large however well they were packed."""
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise ValueError(f"content encoding {encoding!r} is not supported")
-    first = next(pieces, b"")
+    first = b""
+    while len(first) < _TELLING_BYTES and (piece := next(pieces, b"")):
+        first += piece
     packed = _decompressor(first)
     if packed is None:
         # Some archivers unpack the body and leave the header as it was.
@@ -735,7 +777,9 @@ def _inflated(pieces: Iterator[bytes], encoding: str, limits: CrawlLimits) -> It
 
 def _decompressor(first: bytes) -> Any:
     """For gzip, zlib or bare deflate, whichever the first piece turns out to be; None if it is none of them."""
-    for window in (zlib.MAX_WBITS | 16, zlib.MAX_WBITS, -zlib.MAX_WBITS):
+    if first.startswith(b"\x1f\x8b"):
+        return zlib.decompressobj(zlib.MAX_WBITS | 16)
+    for window in (zlib.MAX_WBITS, -zlib.MAX_WBITS):
         try:
             zlib.decompressobj(window).decompress(first, 64)
         except zlib.error:
@@ -768,6 +812,13 @@ def _restart_quietly() -> NoReturn:
     """The same command again, with an environment that is the same for everybody and without a display."""
     kept = {name: value for name, value in os.environ.items() if name in _KEPT_VARIABLES}
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept | _SET_VARIABLES)
+
+
+def _forget_environment() -> None:
+    """What was kept has done its work when Python has started; the home folder can be told in a text."""
+    home = os.path.expanduser("~")
+    os.environ.clear()
+    os.environ.update(_SET_VARIABLES | {"HOME": home, "PATH": os.defpath})
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -834,7 +885,7 @@ def _problem(args: argparse.Namespace) -> str | None:
     """What is wrong with the sources, said before anything is written."""
     for package in args.mine:
         top = package.partition(".")[0]
-        if not top.isidentifier() or top in _NOT_IMPORTED or importlib.util.find_spec(top) is None:
+        if not top.isidentifier() or (top not in _NOT_IMPORTED and importlib.util.find_spec(top) is None):
             return f"--mine expects the name of an installed package; there is none named {package!r}"
     for archive in args.warc:
         if not archive.is_file():
@@ -907,6 +958,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _crawl(args: argparse.Namespace, out: BinaryIO) -> None:
     """Runs in an empty folder of its own, because some modules leave files where they are imported."""
+    _forget_environment()
     here = os.getcwd()
     with out, tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
         os.chdir(folder)

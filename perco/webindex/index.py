@@ -6,10 +6,10 @@
 
 parse    a page changed: its title, text and links; links that are new, changed or gone are written as rows of `links`,
          whose key is (target, source): the inversion.
-gather   a link row changed: the target's anchors anew, from all link rows that point at it. Many changes of one target
+gather   a link row changed: the target's anchors anew, from all link rows that point at it. Many changes of a target
          come at once; the first run that sees them all does for the others, which find that they have been covered.
 export   a document changed: hand it to the search index, as of the run's snapshot. The snapshot's timestamp is the
-         row's version there, so an older one never replaces a newer one, and a repeated one changes nothing: effectively
+         row's version there, so an older one never replaces a newer one and a repeated one changes nothing: effectively
          once, whenever the process dies.
 
 `batch.build` makes the same documents from the same pages without any of this; the tests hold one against the other.
@@ -21,9 +21,9 @@ from dataclasses import replace
 from typing import Any
 
 import perco
-from perco.webindex.batch import Document, Limits, cut_anchors
+from perco.webindex.batch import ANCHORS_MAX, Document
 from perco.webindex.exporter import Exporter
-from perco.webindex.pages import Page, canonical_url, indexable, pack, parse, unpack
+from perco.webindex.pages import DEFAULT_LIMITS, Page, ParseLimits, canonical_url, indexable, pack, parse, unpack
 from perco.webindex.search import ExportRow
 
 
@@ -33,10 +33,16 @@ class WebIndex:
     Args:
         exporter: where documents go; None for programs that load or read and run no observers.
         limits: how much of a page is taken.
+        anchors_max: of how many pages that link to a page the texts are kept.
     """
 
-    def __init__(self, exporter: Exporter | None = None, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(
+        self,
+        exporter: Exporter | None = None,
+        limits: ParseLimits = DEFAULT_LIMITS,
+        anchors_max: int = ANCHORS_MAX,
+    ) -> None:
+        self.limits, self.anchors_max = limits, anchors_max
         self.pages = perco.Table("pages", key=perco.TEXT)
         self.contents = self.pages.column("contents", perco.BYTES, group="raw")
         self.docs = perco.Table("docs", key=perco.TEXT)
@@ -45,7 +51,9 @@ class WebIndex:
         self.anchors = self.docs.column("anchors", perco.MSGPACK)  # (as of, ((source, anchor text), ...))
         self.links = perco.Table("links", key=perco.Tuple(perco.TEXT, perco.TEXT))  # (target, source)
         self.anchor = self.links.column("anchor", perco.TEXT)
-        self.schema = perco.Schema(self.pages, self.docs, self.links)
+        self.crawls = perco.Table("crawls", key=perco.TEXT)
+        self.sources = self.crawls.column("sources", perco.JSON)  # arguments of the crawler
+        self.schema = perco.Schema(self.pages, self.docs, self.links, self.crawls)
         self.schema.observe(self.contents, id="parse")(self.parse)
         self.schema.observe(self.anchor, id="gather")(self.gather)
         self.exporter = exporter or Exporter()
@@ -80,7 +88,7 @@ class WebIndex:
             txn.delete(self.parsed, url)
         else:
             page = unpack(change.value)
-            found = parse(page, self.limits.parse)
+            found = parse(page, self.limits)
             links = dict(found.links)
             if indexable(page):
                 txn.set(self.parsed, url, (found.title, found.text))
@@ -100,7 +108,7 @@ class WebIndex:
         current = await txn.get(self.anchors, target)
         if current is not None and current[0] >= change.commit_ts:
             return  # a later run has seen this change
-        scan = txn.scan(self.links, prefix=(target,), columns=[self.anchor], limit=self.limits.anchors_max)
+        scan = txn.scan(self.links, prefix=(target,), columns=[self.anchor], limit=self.anchors_max)
         found = [(row.key[1], row[self.anchor]) async for row in scan]
         if found or current is not None:
             txn.set(self.anchors, target, (txn.start_ts, tuple(found)))
@@ -121,7 +129,8 @@ class WebIndex:
         parsed, anchors = row[self.parsed], row[self.anchors]
         if parsed is None:
             return None
-        return Document(row.key, *parsed, cut_anchors(anchors[1], self.limits) if anchors else ())
+        title, text = parsed
+        return Document(row.key, title, text, anchors[1] if anchors else ())
 
     async def documents(self, snap: perco.Snapshot) -> dict[str, Document]:
         """All documents of a snapshot, by URL."""

@@ -269,7 +269,7 @@ def _decode(page: Page, body: bytes, whole: bool, markup: bool) -> tuple[str, tu
     if encoding is not None and mark is not None:
         return body[len(mark) :].decode(encoding, "replace"), ()
     notes: tuple[str, ...] = ()
-    if page.charset is not None and _known_encoding(page.charset) is None:
+    if page.charset and _known_encoding(page.charset) is None:
         notes = (f"charset {page.charset[:40]!r} is not known",)
     first = None
     for encoding in _candidates(page, body, markup):
@@ -399,7 +399,7 @@ class _Reader:
         if not found["close"]:
             return len(self.markup)
         name = found["name"].lower()
-        if name != "a":
+        if name in _TEXT_IN_RAW:
             self.pieces.append(" ")
         if found["end"]:
             if name == "a":

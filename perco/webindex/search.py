@@ -174,10 +174,12 @@ class SearchIndex:
         self._db.execute(f"BEGIN {kind}")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            # On some errors SQLite has already rolled back.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     def close(self) -> None:
         self._db.close()
@@ -250,8 +252,12 @@ class SearchIndex:
         options = self._options
         weights = (options.title_weight, options.anchors_weight, options.text_weight)
         wanted = max(0, min(limit, options.hits_max))
-        found = self._db.execute(_FIND, (*weights, phrases, wanted)).fetchall()
-        return [Hit(url, title, self._snippet(number, phrases, marks), -score) for number, url, title, score in found]
+        # One transaction: the snippets are of what was found, whatever another process writes meanwhile.
+        with _told("the search failed"), self._transaction("DEFERRED"):
+            found = self._db.execute(_FIND, (*weights, phrases, wanted)).fetchall()
+            return [
+                Hit(url, title, self._snippet(number, phrases, marks), -score) for number, url, title, score in found
+            ]
 
     def _phrases(self, query: str) -> str:
         """The query in the language of FTS5: every word quoted, so that none of it is taken for syntax."""
@@ -295,7 +301,7 @@ class SearchIndex:
 
     def digest(self) -> str:
         """Equal to `batch.digest` of the same documents."""
-        with self._transaction("DEFERRED"):
+        with _told("the search index could not be read"), self._transaction("DEFERRED"):
             return digest_in_order(self.documents())
 
     def check(self) -> None:

@@ -90,6 +90,17 @@ class Service:
             await self._remove_vanished(seen)
         return loaded
 
+    async def remember_sources(self, sources: Sequence[str]) -> None:
+        """What `recrawl` will crawl."""
+        async for attempt in self.db.attempts():
+            async with attempt as txn:
+                txn.set(self.index.sources, "last", list(sources))
+
+    async def last_sources(self) -> list[str]:
+        """The sources of the last load; empty: the standard library."""
+        async with self.db.snapshot() as snap:
+            return list(await snap.get(self.index.sources, "last") or ())
+
     async def _crawl(self, sources: Sequence[str], send: trio.MemorySendChannel[Page], seen: set[str]) -> None:
         command = [sys.executable, "-m", "perco.webindex.crawl", *sources]
         complaints = bytearray()

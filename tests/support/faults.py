@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
 
 import trio
+import trio.testing
 
 from perco.errors import StoreFull
 from perco.storage import (
@@ -58,7 +59,8 @@ def kind_of(mutation: Mutation) -> str:
 class FaultyRowStore:
     """Every mutation is numbered from 0; `plan` says what becomes of it.
 
-    `before`, if given, is awaited before each mutation is made, one after the other: a place to stop.
+    `before`, if given, is awaited before each mutation is made, one after the other: a place to stop, and to be
+    cancelled: it was not sent. `after` likewise when it was made and not yet answered: no place to be cancelled (T10).
     Attributes: `fired`, how often each fault did; `late`, what is still to come; `log`, the kinds of all mutations.
     """
 
@@ -68,13 +70,15 @@ class FaultyRowStore:
         plan: Plan = lambda mutation, number: None,
         *,
         before: Callable[[Mutation], Awaitable[None]] | None = None,
+        after: Callable[[Mutation], Awaitable[None]] | None = None,
     ) -> None:
         self.groups = store.groups
-        self.plan, self.before = plan, before
+        self.plan, self.before, self.after = plan, before, after
         self.fired: Counter[Fault] = Counter()
         self.late: list[Mutation] = []
         self.log: list[str] = []
         self.deaf = False  # reads hang
+        self.read_error: Exception | None = None  # reads fail
         self.dead: Exception | None = None  # everything raises: the process is gone
         self._store = store
 
@@ -88,6 +92,8 @@ class FaultyRowStore:
         self._alive()
         if self.deaf:
             await trio.sleep_forever()
+        if self.read_error is not None:
+            raise self.read_error
         return await self._store.read(requests)
 
     async def scan(self, request: ScanRequest) -> ScanPage:
@@ -133,6 +139,8 @@ class FaultyRowStore:
     async def _make(self, mutation: Mutation) -> Verdict:
         with trio.CancelScope(shield=True):
             [verdict] = await self._store.apply([mutation])
+            if self.after is not None:
+                await self.after(mutation)
         return verdict
 
     def _alive(self) -> None:
@@ -175,3 +183,37 @@ def use(client: Client, store: FaultyRowStore) -> FaultyRowStore:
 
 def faulty(client: Client, plan: Plan = lambda mutation, number: None) -> FaultyRowStore:
     return use(client, FaultyRowStore(client.driver.store, plan))
+
+
+class Gate:
+    """As `before` or `after`: stops the first mutation of a kind until it is opened."""
+
+    def __init__(self, kind: str, *, skip: int = 0) -> None:
+        self._kind, self._skip = kind, skip
+        self._reached, self._opened = trio.Event(), trio.Event()
+
+    async def __call__(self, mutation: Mutation) -> None:
+        if kind_of(mutation) != self._kind or self._reached.is_set():
+            return
+        if self._skip:
+            self._skip -= 1
+            return
+        self._reached.set()
+        await self._opened.wait()
+
+    async def reached(self) -> None:
+        await self._reached.wait()
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+async def gated(client: Client, kind: str, *, skip: int = 0, made: bool = False) -> Gate:
+    """The client's next mutation of that kind waits at a gate; what is under way ends first.
+
+    `made`: the gate keeps its reply.
+    """
+    await trio.testing.wait_all_tasks_blocked()
+    gate = Gate(kind, skip=skip)
+    use(client, FaultyRowStore(client.driver.store, **{"after" if made else "before": gate}))  # type: ignore[arg-type]
+    return gate

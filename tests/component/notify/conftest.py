@@ -1,10 +1,14 @@
-"""Every test here runs in virtual time on the memory engine."""
+"""Every test here runs on the memory engine and in virtual time: it jumps ahead when all tasks wait."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 import trio.testing
 
 from tests.component.notify.kit import Web
@@ -15,11 +19,12 @@ def web() -> Web:
     return Web()
 
 
-@pytest.fixture(autouse=True)
-def virtual_time(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Asks for the autojump clock where the test is a coroutine function."""
-    import inspect
+def _in_virtual_time(*args: Any, clock: object = None, instruments: Sequence[Any] = ()) -> Any:
+    return trio.run(*args, clock=trio.testing.MockClock(autojump_threshold=0), instruments=instruments)
 
-    if inspect.iscoroutinefunction(request.function):
-        request.getfixturevalue("autojump_clock")
-    yield
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        here = Path(__file__).parent in item.path.parents
+        if here and inspect.iscoroutinefunction(getattr(item, "function", None)):
+            item.add_marker(pytest.mark.trio(run=_in_virtual_time))

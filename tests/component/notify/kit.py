@@ -15,13 +15,13 @@ from perco.notify.database import Database
 from perco.storage import LOCK, NOTIFY, TS_MAX, LocalRowStore, Mutation, RowCells, ScanPage, ScanQuery, ScanRequest
 from perco.storage.cells import ReadRequest, Verdict
 from perco.txn.local import LocalStore
-from perco.txn.records import Lock, observer_of, unpack_lock
+from perco.txn.records import ACK, Lock, observer_of, unpack_lock
 from perco.txn.schema import Schema
 
 T = TypeVar("T")
 
 OPTIONS = perco.Options(seed=4711)
-LONG_S = 3600.0  # of virtual time: whoever is still waiting then waits for ever
+LONG_S = 1000.0  # of virtual time: whoever is still waiting then waits for ever
 
 
 class Web:
@@ -81,6 +81,13 @@ async def settle(db: perco.Database) -> None:
     await db.wait_idle(timeout=LONG_S)
 
 
+async def until(condition: Callable[[], object], *, timeout: float = LONG_S) -> None:
+    """Until something holds, looked at again and again as virtual time goes by."""
+    with trio.fail_after(timeout):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.05)
+
+
 # ------------------------------------------------------------------ looking into a store
 
 
@@ -105,9 +112,14 @@ def locks(db: perco.Database) -> list[tuple[bytes, Lock]]:
     return [(row, unpack_lock(value)) for _, row, _, _, value in tablets_cells(db.local.store, LOCK)]
 
 
+def observed_locks(db: perco.Database) -> list[tuple[bytes, Lock]]:
+    """Locks of observed cells, and of acks."""
+    return [(row, lock) for row, lock in locks(db) if lock.observers or lock.kind == ACK]
+
+
 def nothing_is_left(db: perco.Database) -> bool:
-    """No notify cell and no lock anywhere, at this moment."""
-    return not notified(db) and not locks(db)
+    """No notify cell and no lock of an observed cell anywhere, at this moment (N7)."""
+    return not notified(db) and not observed_locks(db)
 
 
 # ------------------------------------------------------------------ several clients on one store
@@ -161,6 +173,18 @@ async def client(
         await db.background.aclose()
 
 
+def memory() -> LocalStore:
+    """An empty store without any client."""
+    return LocalStore(
+        "memory:",
+        durable=True,
+        readonly=False,
+        accept_loss=False,
+        lmdb=perco.LmdbOptions(),
+        batch=perco.BatchOptions(),
+    )
+
+
 class StoppedError(Exception):
     """The client has been dropped; nothing that it does reaches the store any more."""
 
@@ -200,16 +224,16 @@ class StoppingStore:
         for i in reversed(order) if self._backwards else order:
             self._check()
             if self.left == 0:
-                self.stopped.set()
+                self.stop()
                 raise StoppedError
-            [verdicts[i]] = await self._inner.apply([mutations[i]])
             self.made += 1
             if self.left is not None:
                 self.left -= 1
+            [verdicts[i]] = await self._inner.apply([mutations[i]])
         return [verdicts[i] for i in order]
 
     def stop(self) -> None:
-        self.left = 0
+        self.stopped.set()
 
 
 class HoldingStore:

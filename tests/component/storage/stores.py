@@ -25,7 +25,12 @@ UNSYNCED = LmdbOptions(sync=False)
 
 
 def lmdb_tablet(
-    store: LocalRowStore, engine: LmdbEngine, *, start: bytes = b"", batch: BatchOptions | None = None, table: str = TABLE
+    store: LocalRowStore,
+    engine: LmdbEngine,
+    *,
+    start: bytes = b"",
+    batch: BatchOptions | None = None,
+    table: str = TABLE,
 ) -> LmdbTablet:
     return LmdbTablet(table, start, engine, batch or BatchOptions(), store.submit)
 

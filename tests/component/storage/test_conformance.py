@@ -128,7 +128,7 @@ async def test_groups_columns_and_rows_are_apart(store):
 )
 async def test_rows_and_values_at_the_limits_come_back(store, row, value):
     await put_all(store, put(row, value, TS_MAX))
-    assert await store.read([newest(row)[:2] + ([("data", 1, *ALL, 1)],)]) == [[[(TS_MAX, value)]]]
+    assert await store.read([(TABLE, row, [("data", 1, *ALL, 1)])]) == [[[(TS_MAX, value)]]]
 
 
 async def test_no_mutations_no_verdicts(store):
@@ -316,7 +316,9 @@ async def test_a_scan_reads_versions_and_whole_groups(store):
     )
     queries = (ScanQuery("data", (2, 1), 0, 2, 2), ScanQuery("lock", None, 0, 4, 9), ScanQuery("write", None))
     page = await store.scan(ScanRequest(TABLE, b"", None, queries))
-    assert page == ScanPage([(b"a", [[(1, 2, b"2"), (1, 1, b"1")], [(7, 2, b"l"), (9, 2, b"m"), (9, 1, b"n")], []])], None)
+    assert page == ScanPage(
+        [(b"a", [[(1, 2, b"2"), (1, 1, b"1")], [(7, 2, b"l"), (9, 2, b"m"), (9, 1, b"n")], []])], None
+    )
 
 
 async def test_a_scan_goes_on_where_it_stopped_whatever_is_written_meanwhile(store):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import trio
@@ -20,7 +21,7 @@ def in_one_tablet():
     borders = [b"", *SPLITS, None]
     parts = [
         rows.filter(lambda row, low=low, high=high: row >= low and (high is None or row < high))
-        for low, high in zip(borders, borders[1:], strict=False)
+        for low, high in pairwise(borders)
     ]
     return st.sampled_from(parts).flatmap(mutations)
 
@@ -29,7 +30,9 @@ operations = st.lists(
     st.one_of(
         st.tuples(st.just("apply"), st.lists(in_one_tablet(), max_size=4)),
         st.tuples(st.just("apply"), st.lists(in_one_tablet(), min_size=4, max_size=8)),
-        st.tuples(st.just("read"), st.lists(st.tuples(st.just(TABLE), rows, st.lists(queries(), max_size=3)), max_size=3)),
+        st.tuples(
+            st.just("read"), st.lists(st.tuples(st.just(TABLE), rows, st.lists(queries(), max_size=3)), max_size=3)
+        ),
         st.tuples(st.just("scan"), scan_requests()),
     ),
     min_size=1,

@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from trio.testing import wait_all_tasks_blocked
+import trio
 
 from perco.storage import BatchOptions, LmdbEngine, LmdbOptions, LmdbTablet, LocalRowStore, Mutation, Verdict
 from tests.component.storage.stores import UNSYNCED, open_lmdb
 
 
 class GatedEngine(LmdbEngine):
-    """Attributes: `gate`, open to begin with; `threads`, where commits ran; `batches`, what was in each."""
+    """Attributes: `threads`, where commits ran; `batches`, what was in each; `made`, how many have ended."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.gate = threading.Event()
-        self.gate.set()
+        self._gate = threading.Event()
+        self._gate.set()
+        self._moved = threading.Condition()
+        self.made = 0
         self.threads: list[int] = []
         self.batches: list[Sequence[Mutation]] = []
 
-    def commit(self, mutations: Sequence[Mutation], floor: int) -> list[Verdict]:
-        self.threads.append(threading.get_ident())
-        self.batches.append(mutations)
-        self.gate.wait()
-        return super().commit(mutations, floor)
+    def commit(self, mutations: Sequence[Mutation], *args: Any) -> list[Verdict]:
+        with self._moved:
+            self.threads.append(threading.get_ident())
+            self.batches.append(mutations)
+            self._moved.notify_all()
+        self._gate.wait()
+        verdicts = super().commit(mutations, *args)
+        with self._moved:
+            self.made += 1
+            self._moved.notify_all()
+        return verdicts
+
+    async def wait_for(self, begun: int = 0, made: int = 0) -> None:
+        """Until so many commits have begun, or have been made."""
+
+        def wait() -> None:
+            with self._moved:
+                self._moved.wait_for(lambda: len(self.batches) >= begun and self.made >= made)
+
+        await trio.to_thread.run_sync(wait)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A commit that begins in here waits until the end of it."""
+        self._gate.clear()
+        try:
+            yield
+        finally:
+            self._gate.set()
 
 
 @asynccontextmanager
@@ -38,14 +64,14 @@ async def open_gated(
     async with open_lmdb(path, options, batch, GatedEngine) as (store, tablet):
         engine = tablet.engine
         assert isinstance(engine, GatedEngine)
-        try:
-            yield store, tablet, engine
-        finally:
-            engine.gate.set()
+        yield store, tablet, engine
 
 
-async def hold_writer(store: LocalRowStore, engine: GatedEngine, nursery: Any, mutation: Mutation) -> None:
-    """Closes the gate behind a batch of this one mutation: the writer has it and what comes now has to queue."""
-    engine.gate.clear()
-    nursery.start_soon(store.apply, [mutation])
-    await wait_all_tasks_blocked()
+@asynccontextmanager
+async def held_writer(store: LocalRowStore, engine: GatedEngine, mutation: Mutation) -> AsyncIterator[trio.Nursery]:
+    """While this is open the writer stands before the commit of this one mutation, and what comes has to queue."""
+    async with trio.open_nursery() as nursery:
+        with engine.held():
+            nursery.start_soon(store.apply, [mutation])
+            await engine.wait_for(begun=len(engine.batches) + 1)
+            yield nursery

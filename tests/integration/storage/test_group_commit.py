@@ -20,20 +20,18 @@ from tests.component.storage.stores import (
     put_all,
     value_of,
 )
-from tests.integration.storage.gate import GatedEngine, hold_writer, open_gated
+from tests.integration.storage.gate import GatedEngine, held_writer, open_gated
 
 # ------------------------------------------------------------ batches
 
 
 async def test_mutations_of_many_tasks_end_in_few_batches(tmp_path):
     async with open_gated(tmp_path) as (store, tablet, engine):
-        async with trio.open_nursery() as nursery:
-            await hold_writer(store, engine, nursery, put(b"first"))
+        async with held_writer(store, engine, put(b"first")) as nursery:
             for i in range(500):
                 nursery.start_soon(put_all, store, put(b"%d" % i))
             await wait_all_tasks_blocked()
             assert tablet.statistics().queued == 500
-            engine.gate.set()
         found = tablet.statistics()
         assert (found.batches, found.mutations, found.queued) == (2, 501, 0)
         assert tablet.entries("data") == 501
@@ -50,35 +48,31 @@ async def test_tasks_that_begin_together_share_the_first_batch(tmp_path):
 @pytest.mark.parametrize("mutations_max", [1, 10])
 async def test_a_batch_has_at_most_so_many_mutations(tmp_path, mutations_max):
     async with open_gated(tmp_path, BatchOptions(mutations_max=mutations_max)) as (store, _, engine):
-        async with trio.open_nursery() as nursery:
-            await hold_writer(store, engine, nursery, put(b"first"))
+        async with held_writer(store, engine, put(b"first")) as nursery:
             for i in range(100):
                 nursery.start_soon(put_all, store, put(b"%d" % i))
             await wait_all_tasks_blocked()
-            engine.gate.set()
         assert [len(batch) for batch in engine.batches] == [1] + [mutations_max] * (100 // mutations_max)
 
 
 async def test_a_batch_has_at_most_so_many_bytes_unless_one_mutation_has_more(tmp_path):
     small, large = b"v" * (1 << 20), b"v" * (5 << 20)
     async with open_gated(tmp_path, BatchOptions(bytes_max=3 << 20)) as (store, _, engine):
-        async with trio.open_nursery() as nursery:
-            await hold_writer(store, engine, nursery, put(b"first"))
-            nursery.start_soon(put_all, store, put(b"1", small), put(b"2", large), *[put(b"%d" % i, small) for i in (3, 4, 5)])
+        async with held_writer(store, engine, put(b"first")) as nursery:
+            nursery.start_soon(
+                put_all, store, put(b"1", small), put(b"2", large), *[put(b"%d" % i, small) for i in (3, 4, 5)]
+            )
             await wait_all_tasks_blocked()
-            engine.gate.set()
         sizes = [[len(mutation.rows[0][2][0][3]) for mutation in batch] for batch in engine.batches]
         assert sizes == [[0], [1 << 20], [5 << 20], [1 << 20] * 2, [1 << 20]]
 
 
 async def test_mutations_are_made_in_the_order_they_came(tmp_path):
     async with open_gated(tmp_path, BatchOptions(mutations_max=3)) as (store, _, engine):
-        async with trio.open_nursery() as nursery:
-            await hold_writer(store, engine, nursery, put(b"a", b"first"))
+        async with held_writer(store, engine, put(b"a", b"first")) as nursery:
             for i in range(10):
                 nursery.start_soon(put_all, store, put(b"a", b"%d" % i))
                 await wait_all_tasks_blocked()
-            engine.gate.set()
         values = [mutation.rows[0][2][0][3] for batch in engine.batches for mutation in batch]
         assert values == [b"first"] + [b"%d" % i for i in range(10)]
         assert await value_of(store, b"a") == b"9"
@@ -121,7 +115,9 @@ async def test_a_thread_gets_its_mutations_through_while_the_loop_is_held(tmp_pa
             verdicts.extend(found)
             done.set()
 
-        tablet.submit_from_thread([put(b"a", b"x"), Mutation(TABLE, [(b"a", [(PRESENT, "lock", 1, 1, 1)], [])])], receive)
+        tablet.submit_from_thread(
+            [put(b"a", b"x"), Mutation(TABLE, [(b"a", [(PRESENT, "lock", 1, 1, 1)], [])])], receive
+        )
         done.wait()  # the loop does not turn until then
         assert verdicts == [APPLIED, Refused(0, 0)]
         assert await value_of(store, b"a") == b"x"
@@ -139,8 +135,7 @@ async def test_one_that_raises_or_is_refused_does_not_hurt_its_neighbours(tmp_pa
     ]
     refused = Mutation(TABLE, [(b"e", [(PRESENT, "data", 1, 1, 1)], [("data", 1, 1, b"")])])
     async with open_gated(tmp_path) as (store, tablet, engine):
-        async with trio.open_nursery() as nursery:
-            await hold_writer(store, engine, nursery, put(b"first"))
+        async with held_writer(store, engine, put(b"first")) as nursery:
             for i in range(50):
                 nursery.start_soon(put_all, store, put(b"n%d" % i))
             found = []
@@ -151,7 +146,6 @@ async def test_one_that_raises_or_is_refused_does_not_hurt_its_neighbours(tmp_pa
             for mutation in [*odd, refused]:
                 nursery.start_soon(misbehave, mutation)
             await wait_all_tasks_blocked()
-            engine.gate.set()
         assert len(engine.batches[1]) == 55  # they were neighbours indeed
         assert [type(verdict) for verdict in found].count(Failed) == len(odd)
         assert found.count(Refused(0, 0)) == 1
@@ -183,8 +177,7 @@ async def test_a_writer_that_meets_what_it_did_not_foresee_answers_and_goes_on(t
 
 async def test_who_is_cancelled_while_queued_was_never_sent(tmp_path):  # T10
     async with open_gated(tmp_path) as (store, tablet, engine):
-        async with trio.open_nursery() as nursery:
-            await hold_writer(store, engine, nursery, put(b"first"))
+        async with held_writer(store, engine, put(b"first")) as nursery:
             with trio.CancelScope() as scope:
                 nursery.start_soon(put_all, store, put(b"neighbour"))
                 async with trio.open_nursery() as inner:
@@ -192,7 +185,6 @@ async def test_who_is_cancelled_while_queued_was_never_sent(tmp_path):  # T10
                     await wait_all_tasks_blocked()
                     scope.cancel()
             assert scope.cancelled_caught
-            engine.gate.set()
         assert [await value_of(store, row) for row in (b"a", b"b", b"neighbour")] == [None, None, b""]
         assert tablet.statistics().mutations == 2
         assert sum(map(len, engine.batches)) == 2
@@ -211,13 +203,12 @@ async def test_who_is_cancelled_once_taken_waits_and_sees_the_verdict(tmp_path):
     async with open_gated(tmp_path) as (store, _, engine):
         scope = trio.CancelScope()
         async with trio.open_nursery() as nursery:
-            engine.gate.clear()
-            nursery.start_soon(write, scope)
-            await wait_all_tasks_blocked()
-            scope.cancel()
-            await wait_all_tasks_blocked()
-            assert seen == []
-            engine.gate.set()
+            with engine.held():
+                nursery.start_soon(write, scope)
+                await engine.wait_for(begun=1)
+                scope.cancel()
+                await wait_all_tasks_blocked()
+                assert seen == []
         assert seen == [APPLIED, "went on"]
         assert scope.cancelled_caught
         assert await value_of(store, b"a") == b"x"
@@ -233,12 +224,11 @@ async def test_of_a_call_that_is_partly_taken_everything_is_sent(tmp_path):  # T
     async with open_gated(tmp_path, BatchOptions(mutations_max=1)) as (store, _, engine):
         scope = trio.CancelScope()
         async with trio.open_nursery() as nursery:
-            engine.gate.clear()
-            nursery.start_soon(write, scope)
-            await wait_all_tasks_blocked()
-            assert len(engine.batches) == 1
-            scope.cancel()
-            engine.gate.set()
+            with engine.held():
+                nursery.start_soon(write, scope)
+                await engine.wait_for(begun=1)
+                assert len(engine.batches) == 1
+                scope.cancel()
         assert verdicts == [APPLIED] * 3
         assert [await value_of(store, row) for row in (b"a", b"b", b"c")] == [b""] * 3
 
@@ -253,16 +243,50 @@ async def test_of_a_call_over_two_tablets_one_of_which_has_taken_its_part_everyt
             verdicts.extend(await store.apply([put(b"a"), put(b"b")]))
 
     scope = trio.CancelScope()
-    async with trio.open_nursery() as nursery:
-        await hold_writer(store, engines[1], nursery, put(b"bb"))
+    async with held_writer(store, engines[1], put(b"bb")) as nursery:
         nursery.start_soon(write, scope)
-        await wait_all_tasks_blocked()
+        await engines[0].wait_for(made=1)
         assert await value_of(store, b"a") == b""  # made, while b has to wait
         scope.cancel()
-        engines[1].gate.set()
     assert verdicts == [APPLIED, APPLIED]
     assert await value_of(store, b"b") == b""
     await store.aclose()
+
+
+# ------------------------------------------------------------ going on without waking the task
+
+
+async def test_a_call_may_send_more_once_its_verdicts_are_in(tmp_path):
+    steps = []
+
+    def then(verdicts):
+        steps.append(list(verdicts))
+        return [put(b"c"), put(b"d")] if len(steps) == 1 else None
+
+    refused = Mutation(TABLE, [(b"b", [(PRESENT, "data", 1, 1, 1)], [])])
+    async with open_lmdb(tmp_path) as (store, tablet):
+        assert await store.apply_then([put(b"a"), refused], then) == [APPLIED, APPLIED]
+        assert steps == [[APPLIED, Refused(0, 0)], [APPLIED, APPLIED]]
+        assert tablet.statistics().batches == 2
+
+
+async def test_who_is_cancelled_once_taken_sends_no_more(tmp_path):  # T10
+    verdicts, steps = [], []
+
+    async def write(scope):
+        with scope:
+            verdicts.extend(await store.apply_then([put(b"a")], steps.append))
+
+    async with open_gated(tmp_path) as (store, tablet, engine):
+        scope = trio.CancelScope()
+        async with trio.open_nursery() as nursery:
+            with engine.held():
+                nursery.start_soon(write, scope)
+                await engine.wait_for(begun=1)
+                scope.cancel()
+                await wait_all_tasks_blocked()
+        assert (verdicts, steps) == ([APPLIED], [])
+        assert tablet.statistics().mutations == 1
 
 
 # ------------------------------------------------------------ life of a tablet
@@ -274,13 +298,15 @@ async def test_closing_commits_what_is_queued_and_answers_it(tmp_path):
     async def write(i):
         verdicts.extend(await store.apply([put(b"%d" % i)]))
 
-    async with trio.open_nursery() as nursery:
-        async with open_gated(tmp_path) as (store, _, engine):
-            await hold_writer(store, engine, nursery, put(b"first"))
+    async with trio.open_nursery() as nursery, open_gated(tmp_path) as (store, _, engine):
+        with engine.held():
+            nursery.start_soon(store.apply, [put(b"first")])
+            await engine.wait_for(begun=1)
             for i in range(20):
                 nursery.start_soon(write, i)
             await wait_all_tasks_blocked()
-        assert verdicts == [APPLIED] * 20
+            assert verdicts == []
+    assert verdicts == [APPLIED] * 20
     async with open_lmdb(tmp_path) as (store, tablet):
         assert tablet.entries("data") == 21
 

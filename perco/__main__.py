@@ -1,0 +1,20 @@
+"""The command `perco`, or one sentence on how to get it."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    try:
+        from perco.cli import run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"typer", "rich"}:
+            raise
+        print("The command perco needs an extra: pip install 'perco[cli]'", file=sys.stderr)
+        raise SystemExit(2) from None
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""The command `perco`: its commands, options and help. Each command is one call into a module of its own.
+
+`perco.webindex.cli` adds commands of its own through `register(app)`, where the extra `web` is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Annotated
+
+import typer
+
+import perco
+from perco.cli import checking, reading, status as statuses, waiting, writing
+from perco.cli.reading import Range, When
+from perco.cli.screen import perform
+
+_WEB = ("selectolax", "w3lib", "warcio", "perco.webindex.cli")
+
+_HELP = """Look into a perco store, and write single cells.
+
+A store is a folder. All commands but `set` only read, and work beside the process that has the store open.
+
+\b
+Keys and values are written as their column wants them:
+  text     as it is                int64    a number
+  bytes    text, or hex:00ff       float64  a number
+  json     JSON                    bool     true or false
+  tuples   a JSON array: '["de", 7]'
+A key that begins with a minus goes after -- .
+
+With --json a command prints one JSON document (scan: one line for each row), with bytes as {"hex": "00ff"}.
+
+\b
+Exit codes:
+  0  fine
+  1  findings, or not found
+  2  wrong usage, or the store cannot be used
+
+\b
+Examples:
+  perco status web/
+  perco scan web/ docs --prefix http://a/ --columns rank --limit 10
+  perco get web/ docs http://a/ rank --at 2026-03-01T12:00
+  perco check web/
+"""
+
+app = typer.Typer(
+    name="perco",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder.")]
+TableName = Annotated[str, typer.Argument(metavar="TABLE", help="A table; status lists them.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The row's key.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="As of a wall time: 2026-03-01T12:00[+01:00].")]
+Ts = Annotated[int | None, typer.Option("--ts", metavar="N", help="As of a timestamp.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"perco {perco.__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=_HELP)
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def status(store: Store, json: Json = False) -> None:
+    """Who has a store open, what is in it, and what waits.
+
+    Shows the owning process, tables with their columns and tablets, how many cells each group holds, locks, and the
+    changes that wait for each observer.
+
+    \b
+    Examples:
+      perco status web/
+      perco status web/ --json | jq .waiting
+    """
+    perform(statuses.status, store, json=json)
+
+
+@app.command()
+def scan(
+    store: Store,
+    table: TableName,
+    prefix: Annotated[str | None, typer.Option(help="Keys that begin so; for tuples a JSON array of parts.")] = None,
+    start: Annotated[str | None, typer.Option(help="From this key on.")] = None,
+    stop: Annotated[str | None, typer.Option(help="Up to, but without, this key.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Which columns, separated by commas.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="At most so many rows.")] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Against the key order.")] = False,
+    at: At = None,
+    ts: Ts = None,
+    json: Json = False,
+) -> None:
+    """Rows of a table in key order, all as of one moment.
+
+    Long values are cut; --json prints them whole, one line of JSON for each row.
+
+    \b
+    Examples:
+      perco scan web/ docs --limit 20
+      perco scan web/ docs --prefix http://a/ --columns rank,title
+      perco scan web/ links --prefix '["http://a/"]' --json
+    """
+    names = [name.strip() for name in columns.split(",")] if columns else []
+    chosen = Range(prefix=prefix, start=start, stop=stop, columns=names, limit=limit, reverse=reverse)
+    perform(reading.scan, store, table, chosen, When(ts=ts, at=at), json=json)
+
+
+@app.command()
+def get(
+    store: Store,
+    table: TableName,
+    key: Key,
+    column: Annotated[str | None, typer.Argument(metavar="[COLUMN]", help="One column; all by default.")] = None,
+    versions: Annotated[bool, typer.Option("--versions", help="Every version, newest first.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The stored bytes of one column, and nothing else.")] = False,
+    at: At = None,
+    ts: Ts = None,
+    json: Json = False,
+) -> None:
+    """One cell, or all cells of a row.
+
+    With a COLUMN its value is printed, alone. Exits with 1 if there is no value.
+
+    \b
+    Examples:
+      perco get web/ docs http://a/
+      perco get web/ docs http://a/ rank
+      perco get web/ docs http://a/ rank --versions
+      perco get web/ docs http://a/ contents --raw > page.html
+    """
+    when = When(ts=ts, at=at)
+    if versions:
+        perform(reading.versions, store, table, key, column, when, json=json)
+    perform(reading.get, store, table, key, column, when, json=json, raw=raw)
+
+
+@app.command(name="set")
+def set_(
+    store: Store,
+    table: TableName,
+    key: Key,
+    column: Annotated[str, typer.Argument(metavar="COLUMN", help="The column.")],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="The new value.")],
+    json: Json = False,
+) -> None:
+    """Write one cell, in a transaction of its own.
+
+    No other process may have the store open. Observers of the column are notified: the store itself knows them, and
+    they run when a program that has them opens it.
+
+    \b
+    Examples:
+      perco set web/ docs http://a/ rank 0.5
+      perco set web/ docs http://a/ title 'A page'
+      perco set web/ docs http://a/ digest hex:00ff12
+    """
+    perform(writing.set_cell, store, table, key, column, value, json=json)
+
+
+@app.command()
+def wait(
+    store: Store,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Give up after so long, with exit code 1.")
+    ] = None,
+    until_ts: Annotated[
+        int | None, typer.Option("--until-ts", min=1, metavar="N", help="Only for what was caused at or before N.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Wait until all observers have run, in the process that has the store open.
+
+    Ends when no change waits anywhere. While others go on writing such a moment may never come: --until-ts waits only
+    for what was committed from outside up to a timestamp, and all that followed from it.
+
+    \b
+    Examples:
+      perco wait web/ --timeout 60
+      perco wait web/ --until-ts 4711
+    """
+    perform(waiting.wait, store, timeout, until_ts, json=json)
+
+
+@app.command()
+def check(
+    store: Store,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="If there are no errors, accept that the newest writes may be lost.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Verify all that is stored.
+
+    Reads every cell and reports what cannot be: records without data, commits without a primary, lost notifications
+    and more. Safe while another process writes: what looks wrong is looked at again before it counts. Locks of
+    transactions that are decided are notes, not errors: whoever meets them next settles them.
+
+    A store written with durability="process" refuses to open after the machine restarted. Check it; --accept then
+    makes it usable again.
+
+    \b
+    Examples:
+      perco check web/
+      perco check web/ --accept
+      perco check web/ --json | jq '.findings[]'
+    """
+    perform(checking.check_store, store, json=json, accepting=accept)
+
+
+def _register_others() -> None:
+    """Commands of the extra `web`, if it is there."""
+    if all(importlib.util.find_spec(name) for name in _WEB):
+        register = getattr(importlib.import_module("perco.webindex.cli"), "register", None)
+        if register is not None:
+            register(app)
+
+
+_register_others()
+
+
+def run() -> None:
+    """What the command `perco` does."""
+    app(prog_name="perco")

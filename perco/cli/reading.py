@@ -1,0 +1,188 @@
+"""`perco get` and `perco scan`: reading a store, beside its owner if it has one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import perco
+from perco.cli.screen import FINE, FOUND, complain, show_json, show_table
+from perco.cli.values import parse_key, parse_moment, parse_prefix, shown
+from perco.errors import UsageError
+from perco.storage import WRITE
+from perco.txn.codecs import decoded
+from perco.txn.records import DELETE, PUT_DATA, unpack_record
+
+_CELL_WIDTH = 60
+_BLOCK_ROWS = 100  # rows of a scan that are aligned with each other
+_VERSIONS_PER_READ = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class When:
+    """Which moment to read: the newest that can be seen, a timestamp, or a wall time."""
+
+    ts: int | None = None
+    at: str | None = None
+
+
+@asynccontextmanager
+async def snapshot(store: str, when: When) -> AsyncIterator[tuple[perco.Database, perco.Snapshot]]:
+    """A store opened for reading, and a snapshot of it."""
+    at = parse_moment(when.at) if when.at is not None else None
+    async with perco.open(store, readonly=True) as db, db.snapshot(ts=when.ts, at=at) as snap:
+        yield db, snap
+
+
+def table_named(db: perco.Database, name: str) -> perco.Table[Any]:
+    """A table of the store's own catalogue.
+
+    Raises: UsageError with the names that there are.
+    """
+    found = db.schema.tables.get(name)
+    if found is None:
+        raise UsageError(f"there is no table {name!r}; the store has: {', '.join(db.schema.tables) or 'none'}")
+    return found
+
+
+def column_named(table: perco.Table[Any], name: str) -> perco.Column[Any, Any]:
+    """Likewise a column."""
+    found = table.columns.get(name)
+    if found is None:
+        raise UsageError(f"table {table.name!r} has no column {name!r}; it has: {', '.join(table.columns) or 'none'}")
+    return found
+
+
+# ------------------------------------------------------------------ get
+
+
+async def get(store: str, table: str, key: str, column: str | None, when: When, *, json: bool, raw: bool) -> int:
+    """One cell, or all cells of a row."""
+    if raw and (column is None or json):
+        raise UsageError("--raw gives the bytes of one column: name it, and leave --json away")
+    async with snapshot(store, when) as (db, snap):
+        chosen = table_named(db, table)
+        columns = [column_named(chosen, column)] if column is not None else list(chosen.columns.values())
+        parsed = parse_key(chosen.key, key)
+        row = await snap.row(chosen, parsed, columns)
+        present = [column for column in columns if column in row]
+        if raw and present:
+            sys.stdout.buffer.write(present[0].codec.encode(row[present[0]]))
+        elif json:
+            values = {c.name: {"value": row[c], "commit_ts": row.commit_ts(c)} for c in present}
+            show_json({"table": table, "key": parsed, "ts": snap.start_ts, "columns": values})
+        elif column is not None and present:
+            print(shown(row[present[0]]))
+        elif present:
+            lines = [(c.name, row.commit_ts(c), shown(row[c], _CELL_WIDTH)) for c in present]
+            show_table(("column", "commit_ts", "value"), lines, numbers=["commit_ts"])
+    if not present:
+        complain(f"{table}[{parsed!r}] has no value" + (f" in {column}" if column else ""))
+    return FINE if present else FOUND
+
+
+async def versions(store: str, table: str, key: str, column: str | None, when: When, *, json: bool) -> int:
+    """Every version of a cell, newest first, or of all cells of a row."""
+    async with snapshot(store, when) as (db, snap):
+        chosen = table_named(db, table)
+        columns = [column_named(chosen, column)] if column is not None else list(chosen.columns.values())
+        parsed = parse_key(chosen.key, key)
+        found = [(c.name, version) for c in columns for version in await _versions(db, snap, c, parsed)]
+    if json:
+        by_column = {
+            name: [
+                {"commit_ts": ts, "deleted": True} if gone else {"commit_ts": ts, "value": value}
+                for ts, gone, value in cells
+            ]
+            for name, cells in ((name, [cell for _, cell in group]) for name, group in groupby(found, lambda f: f[0]))
+        }
+        show_json({"table": table, "key": parsed, "ts": snap.start_ts, "versions": by_column})
+    elif found:
+        lines = [(n, ts, "(deleted)" if gone else shown(value, _CELL_WIDTH)) for n, (ts, gone, value) in found]
+        show_table(("column", "commit_ts", "value"), lines, numbers=["commit_ts"])
+    if not found:
+        complain(f"{table}[{parsed!r}] was never written" + (f" in {column}" if column else ""))
+    return FINE if found else FOUND
+
+
+async def _versions(
+    db: perco.Database, snap: perco.Snapshot, column: perco.Column[Any, Any], key: Any
+) -> list[tuple[int, bool, Any]]:
+    """(commit_ts, deleted, value) up to the snapshot, newest first."""
+    bound, row = db.bind(column), column.table.row(key)
+    newest = await snap.row(column.table, key, [column])
+    out: list[tuple[int, bool, Any]] = []
+    high = snap.start_ts
+    while True:
+        query = (WRITE, bound.column, 0, high, _VERSIONS_PER_READ)
+        [[cells]] = await db.driver.store.read([(bound.table, row, [query])])
+        for ts, value in cells:
+            kind, start_ts, body = unpack_record(value)
+            if kind == PUT_DATA:
+                data = (body.decode(), bound.column, start_ts, start_ts, 1)
+                [[found]] = await db.driver.store.read([(bound.table, row, [data])])
+                if not found:
+                    raise perco.Corruption(f"{column!r} row {row!r}", f"the record at {ts} points at missing data")
+                body = found[0][1]
+            out.append((ts, kind == DELETE, None if kind == DELETE else decoded(column.codec, body, repr(column))))
+        if len(cells) < _VERSIONS_PER_READ:
+            break
+        high = cells[-1][0] - 1
+    committed = newest.commit_ts(column)
+    if committed and (not out or out[0][0] != committed):  # still a lock, though decided
+        out.insert(0, (committed, column not in newest, newest[column]))
+    return out
+
+
+# ------------------------------------------------------------------ scan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """What a scan covers, as written on the command line."""
+
+    prefix: str | None = None
+    start: str | None = None
+    stop: str | None = None
+    columns: Sequence[str] = ()
+    limit: int | None = None
+    reverse: bool = False
+
+
+async def scan(store: str, table: str, chosen: Range, when: When, *, json: bool) -> int:
+    """Rows in key order: aligned text, or a line of JSON for each."""
+    async with snapshot(store, when) as (db, snap):
+        here = table_named(db, table)
+        columns = [column_named(here, name) for name in chosen.columns] or list(here.columns.values())
+        if not columns:
+            return FINE
+        rows = snap.scan(
+            here,
+            start=None if chosen.start is None else parse_key(here.key, chosen.start),
+            stop=None if chosen.stop is None else parse_key(here.key, chosen.stop),
+            prefix=None if chosen.prefix is None else parse_prefix(here.key, chosen.prefix),
+            columns=columns,
+            limit=chosen.limit,
+            reverse=chosen.reverse,
+        )
+        block: list[list[str]] = []
+        async for row in rows:
+            if json:
+                show_json({"key": row.key, "values": row.values()})
+                continue
+            block.append([shown(row.key), *("" if c not in row else shown(row[c], _CELL_WIDTH) for c in columns)])
+            if len(block) == _BLOCK_ROWS:
+                _show_block(columns, block)
+                block = []
+        if block:
+            _show_block(columns, block)
+    return FINE
+
+
+def _show_block(columns: Sequence[perco.Column[Any, Any]], block: list[list[str]]) -> None:
+    numbers = [column.name for column in columns if column.codec.name in ("int64", "float64")]
+    show_table(("key", *(column.name for column in columns)), block, numbers=numbers)

@@ -1,0 +1,112 @@
+"""Where commands meet the terminal: tables, JSON, errors and exit codes.
+
+    0  fine            1  findings, or not found            2  wrong usage, or the store cannot be used
+
+On a terminal tables have coloured heads; elsewhere they are aligned text, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NoReturn, ParamSpec
+
+import lmdb
+import trio
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from perco.cli.values import plain
+from perco.errors import PercoError, StoreLocked
+
+P = ParamSpec("P")
+
+FINE: Final = 0
+FOUND: Final = 1
+FAILED: Final = 2
+
+
+def perform(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
+    """Run a command and end with the exit code that it returns; what it cannot do, in a sentence or two on stderr."""
+
+    async def run() -> int:
+        return await action(*args, **kwargs)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = _warn  # type: ignore[assignment]
+        try:
+            code = trio.run(run)
+        except StoreLocked as error:
+            _fail(
+                f"{error.path} is in use by process {error.pid or 'unknown'} ({error.command or 'unknown command'}). "
+                "End it first; status, get, scan, check and wait also work beside it."
+            )
+        except PercoError as error:
+            _fail(str(error))
+        except lmdb.Error as error:
+            _fail(f"The stored data cannot be read ({error}). Restore a copy of the store.")
+    raise typer.Exit(code)
+
+
+def _fail(message: str) -> NoReturn:
+    complain(message)
+    raise typer.Exit(FAILED)
+
+
+def complain(message: str) -> None:
+    """A line on stderr."""
+    print(f"perco: {message}", file=sys.stderr)
+
+
+def _warn(message: Warning | str, *_: Any) -> None:
+    complain(f"warning: {message}")
+
+
+def show_json(document: Any) -> None:
+    """One line of JSON; bytes as {"hex": ...}."""
+    print(json.dumps(plain(document), ensure_ascii=False, separators=(", ", ": ")))
+
+
+def show_table(head: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
+    """Rows under heads; `numbers`: the heads of columns that are aligned to the right."""
+    lines = [[str(cell) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in head:
+            table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
+        for line in lines:
+            table.add_row(*line)
+        Console(markup=False, highlight=False, emoji=False).print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
+    for line in [list(head), *lines]:
+        cells = zip(line, widths, head, strict=True)
+        print("  ".join(c.rjust(w) if name in numbers else c.ljust(w) for c, w, name in cells).rstrip())
+
+
+def show_fields(fields: Sequence[tuple[str, str]]) -> None:
+    """Names and values, one to a line."""
+    width = max(len(name) for name, _ in fields)
+    for name, value in fields:
+        print(f"{name.ljust(width)}  {value}")
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    amount, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def ago(seconds: float) -> str:
+    """How long ago, for people."""
+    if seconds < 120:
+        return f"{seconds:.1f} s ago"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min ago"
+    return f"{seconds / 3600:.1f} h ago" if seconds < 172800 else f"{seconds / 86400:.0f} days ago"

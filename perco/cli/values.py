@@ -1,0 +1,157 @@
+"""Keys, values and moments as text and as JSON.
+
+On the command line a key or value is written as its codec wants it:
+
+    text       as it is
+    bytes      as text, or hex:00ff
+    int64      a number
+    float64    a number
+    bool       true or false
+    json       JSON
+    msgpack    JSON
+    tuple      a JSON array of its parts; a part of bytes is a string, as above
+
+In JSON output bytes are {"hex": "00ff"}, so that they cannot be taken for text; floats that JSON does not have are
+{"float": "nan"}, and maps whose keys are not text {"pairs": [[key, value], ...]}.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime
+from typing import Any, Final
+
+from perco.errors import UsageError
+from perco.txn.codecs import Codec, TupleCodec
+
+_HEX: Final = "hex:"
+
+
+def parse_key(codec: Codec[Any], text: str) -> Any:
+    """A key from the command line.
+
+    Raises: UsageError.
+    """
+    if isinstance(codec, TupleCodec):
+        return _parts(codec, text, exact=True)
+    return parse_value(codec, text, "key")
+
+
+def parse_prefix(codec: Codec[Any], text: str) -> Any:
+    """What keys begin with: text, bytes, or a JSON array of the first parts of a tuple."""
+    if isinstance(codec, TupleCodec):
+        return _parts(codec, text, exact=False)
+    return parse_value(codec, text, "prefix")
+
+
+def _parts(codec: TupleCodec[Any], text: str, *, exact: bool) -> tuple[Any, ...]:
+    kinds = [part.name for part in codec.parts]
+    items = _json(text, "key")
+    if not isinstance(items, list) or len(items) > len(kinds) or (exact and len(items) < len(kinds)):
+        raise UsageError(f"the key {text!r} should be a JSON array of {len(kinds)} parts: {', '.join(kinds)}")
+    out: list[Any] = []
+    for part, item in zip(codec.parts, items, strict=False):
+        if type(item) is int and part.name == "int64":
+            out.append(item)
+        elif type(item) is str and part.name != "int64":
+            out.append(parse_value(part, item, "key"))
+        else:
+            raise UsageError(f"the key's part {item!r} should be {part.name}")
+    return tuple(out)
+
+
+def parse_value(codec: Codec[Any], text: str, what: str = "value") -> Any:
+    """A value from the command line.
+
+    Raises: UsageError.
+    """
+    try:
+        match codec.name:
+            case "text":
+                text.encode()
+                return text
+            case "int64":
+                return int(text)
+            case "float64":
+                return float(text)
+            case "bool":
+                return {"true": True, "false": False}[text]
+            case "json" | "msgpack":
+                return _json(text, what)
+            case _:
+                return _bytes(text)
+    except (ValueError, KeyError):
+        raise UsageError(f"the {what} {text!r} is not {_described(codec)}") from None
+
+
+def _described(codec: Codec[Any]) -> str:
+    return {"int64": "a whole number", "float64": "a number", "bool": "true or false", "text": "valid text"}.get(
+        codec.name, "bytes: write it as text, or as hex: and pairs of hexadecimal digits"
+    )
+
+
+def _bytes(text: str) -> bytes:
+    if text.startswith(_HEX):
+        return bytes.fromhex(text[len(_HEX) :])
+    return text.encode(errors="surrogateescape")  # as the shell gave them to us
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"the {what} {text!r} is not JSON: {error}") from None
+
+
+def parse_moment(text: str) -> datetime:
+    """A wall time in ISO form; without an offset, in the time zone of this machine.
+
+    Raises: UsageError.
+    """
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise UsageError(f"{text!r} is not a time: write it as 2026-03-01T12:00 or 2026-03-01T12:00:00+01:00") from None
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can say it; see the head of this module."""
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: plain(item) for key, item in value.items()}
+        return {"pairs": [[plain(key), plain(item)] for key, item in value.items()]}
+    return value
+
+
+def shown(value: Any, width: int = 0) -> str:
+    """A value for people, in one line; `width`: cut there, and say how long it is."""
+    if isinstance(value, bytes):
+        text = _shown_bytes(value)
+    elif isinstance(value, str):
+        text = value
+    else:
+        text = json.dumps(plain(value), ensure_ascii=False)
+    if not width:
+        return text
+    line = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text[: width + 1])
+    if len(text) <= width and len(line) <= width:
+        return line
+    size = f"{len(value)} bytes" if isinstance(value, bytes) else f"{len(text)} characters"
+    return f"{line[:width]}... ({size})"
+
+
+def _shown_bytes(value: bytes) -> str:
+    """As they may be typed: text where it is text, else hex."""
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return _HEX + value.hex()
+    readable = all(character.isprintable() or character in "\n\t" for character in text)
+    return text if readable and not text.startswith(_HEX) else _HEX + value.hex()

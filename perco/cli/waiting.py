@@ -1,0 +1,71 @@
+"""`perco wait`: until the process that owns a store has run all observers.
+
+N7  *Idle*: at one moment no notify cell and no lock of an observed cell stood anywhere. One look at several tablets can
+    miss what moves between them, so two looks in a row must find nothing and, unless waiting only for what was caused
+    up to a timestamp, no commit in between.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+
+import perco
+from perco.cli.looks import Look, look
+from perco.cli.screen import FINE, FOUND, complain, show_json
+
+_POLL_S: Final = 0.1
+_LOCKED: Final = "locked by transactions that are under way"
+
+
+async def wait(store: str, timeout: float | None, until_ts: int | None, *, json: bool) -> int:
+    """Until nothing waits, nobody could ever run it, or the time is up."""
+    seconds = float("inf") if timeout is None else timeout
+    async with perco.open(store, readonly=True) as db:
+        began = trio.current_time()
+        reason, last = "within the time allowed", None
+        with trio.move_on_after(seconds):
+            reason, last = await _until_idle(db, until_ts)
+        idle = not reason
+        if idle and last is None:
+            raise AssertionError("an idle store has been looked at")
+        if last is None:
+            last = await look(db, until_ts)
+        waited_s = round(trio.current_time() - began, 3)
+    if json:
+        show_json({"idle": idle, "waited_s": waited_s, "waiting": last.waiting, "locks": last.locks})
+    elif idle:
+        print("idle" if until_ts is None else f"nothing is left of what was caused up to {until_ts}")
+    if not idle:
+        complain(f"not idle {reason}: {describe(last)}")
+    return FINE if idle else FOUND
+
+
+async def _until_idle(db: perco.Database, until_ts: int | None) -> tuple[str, Look]:
+    """("" , the last look), or why it will never be."""
+    before: Look | None = None
+    told = ""
+    while True:
+        owned = db.local.owner_alive  # asked first: one that ends after this look has left what the next one finds
+        now = await look(db, until_ts)
+        if now.empty and before is not None and before.empty and _agree(before, now, until_ts):
+            return "", now
+        if not now.empty and not owned and not db.local.owner_alive:
+            return "and no process has the store open to run observers", now
+        if not now.empty and describe(now) != told:
+            told = describe(now)
+            complain(told)
+        before = now
+        await trio.sleep(_POLL_S)
+
+
+def _agree(before: Look, now: Look, until_ts: int | None) -> bool:
+    return before.version == now.version and (until_ts is not None or before.marks == now.marks)
+
+
+def describe(found: Look) -> str:
+    """What waits, in words."""
+    parts = [f"{count} for {id}" for id, count in found.waiting.items() if count]
+    words = f"{found.changes} changes wait ({', '.join(parts)})" if parts else "no change waits"
+    return words + (f", {found.locks} observed cells are {_LOCKED}" if found.locks else "")

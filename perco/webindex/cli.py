@@ -1,0 +1,296 @@
+"""The commands `perco web ...` and `perco demo`."""
+
+from __future__ import annotations
+
+import json as jsons
+import re
+import signal
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import trio
+import typer
+
+import perco
+from perco.cli.screen import FINE, FOUND, complain, perform, show_json
+from perco.webindex import demo as demos
+from perco.webindex.crawl import CrawlError
+from perco.webindex.index import WebIndex
+from perco.webindex.screen import Stages, console
+from perco.webindex.search import EmptyQueryError, Hit, SearchIndex, SearchIndexError
+from perco.webindex.service import Service, search_path, serve
+
+_LOOK_EVERY_S = 0.5
+
+web = typer.Typer(
+    name="web",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="A search index over web pages that observers keep up to date, change by change.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+Store = Annotated[Path, typer.Argument(metavar="STORE", help="The store's folder; made if there is none.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
+Mine = Annotated[list[str] | None, typer.Option("--mine", metavar="PACKAGE", help="Documentation of a package.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="DIR", help="Saved pages in a folder and below.")]
+Warc = Annotated[list[Path] | None, typer.Option("--warc", metavar="FILE", help="A web archive; may be repeated.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="At most so many.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `perco web` and `perco demo` to the command line."""
+    app.add_typer(web)
+    app.command("demo")(demo)
+
+
+def demo(
+    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where to build it.")] = Path("perco-demo"),
+    limit: Annotated[int | None, typer.Option("--limit", min=200, metavar="N", help="Stop after N pages.")] = None,
+) -> None:
+    """Build a search index over your Python's documentation; kill it, repair it, search it.
+
+    A minute or two. Everything it writes lies in DIR, which it makes anew.
+    """
+    perform(demos.run, folder, limit)
+
+
+@web.command()
+def load(
+    store: Store,
+    mine: Mine = None,
+    stdlib: Annotated[bool, typer.Option("--stdlib", help="The standard library too, with other sources.")] = False,
+    html: Html = None,
+    warc: Warc = None,
+    limit: Limit = None,
+    json: Json = False,
+) -> None:
+    """Crawl pages into a store, and run its observers until all of them are searchable.
+
+    Without a source: the documentation of the running Python's standard library.
+
+    \b
+    Examples:
+      perco web load docs/
+      perco web load docs/ --mine trio --mine rich
+      perco web load pages/ --html saved/ --warc crawl.warc.gz
+    """
+    sources = [option for name in mine or () for option in ("--mine", name)]
+    sources += ["--stdlib"] if stdlib else []
+    sources += ["--html", str(html.absolute())] if html else []
+    sources += [option for file in warc or () for option in ("--warc", str(file.absolute()))]
+    sources += ["--limit", str(limit)] if limit is not None else []
+    perform(_load, store, sources, json=json)
+
+
+@web.command()
+def recrawl(store: Store, json: Json = False) -> None:
+    """Crawl the same sources as the last load again: only what has changed is worked on."""
+    perform(_load, store, None, json=json)
+
+
+@web.command()
+def run(store: Store, json: Json = False) -> None:
+    """Run the observers of a store until interrupted."""
+    perform(_run, store, json=json)
+
+
+@web.command()
+def search(
+    store: Store,
+    words: Annotated[list[str], typer.Argument(metavar="WORDS...", help="What to look for; all of them must occur.")],
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, metavar="N", help="At most so many hits.")] = 10,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="TIME", help="As of then: 90s, 5m, 2h (ago), or 2026-03-01T12:00.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Search, beside a running load too.
+
+    With --at the index of that moment is made from the store's history.
+
+    \b
+    Examples:
+      perco web search docs/ asyncio future
+      perco web search docs/ asyncio future --at 1m
+    """
+    perform(_search, store, " ".join(words), limit, at, json=json)
+
+
+@web.command()
+def stats(store: Store, json: Json = False) -> None:
+    """Pages, documents, links, and what waits for each observer."""
+    perform(_stats, store, json=json)
+
+
+# ---------------------------------------------------------------- what they do
+
+
+async def _load(store: Path, sources: list[str] | None, *, json: bool) -> int:
+    try:
+        async with serve(store) as service:
+            if sources is None:
+                sources = await service.last_sources()
+            await service.remember_sources(sources)
+            with Stages() if not json else _JsonStages() as stages:
+                await _until_searchable(service, sources, stages)
+    except (CrawlError, SearchIndexError) as error:
+        complain(str(error))
+        return FOUND
+    return FINE
+
+
+async def _until_searchable(service: Service, sources: list[str], stages: Any) -> None:
+    """Load, then wait for the observers; the failure of the crawler comes out as itself."""
+    failed: list[CrawlError] = []
+
+    async def work() -> None:
+        try:
+            await service.load(sources)
+        except* CrawlError as group:
+            failed.append(_first(group))
+        await service.db.wait_idle()
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work)
+        while True:
+            stages.show(asdict(await service.progress()))
+            await trio.sleep(_LOOK_EVERY_S)
+    stages.show(asdict(await service.progress()))
+    if failed:
+        raise failed[0]
+
+
+def _first(group: BaseExceptionGroup[CrawlError]) -> CrawlError:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
+
+
+class _JsonStages:
+    """The stages as JSON lines."""
+
+    def __enter__(self) -> _JsonStages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def show(self, progress: dict[str, Any]) -> None:
+        print(jsons.dumps(progress), flush=True)
+
+
+async def _run(store: Path, *, json: bool) -> int:
+    async with serve(store) as service:
+        with (
+            Stages() if not json else _JsonStages() as stages,
+            trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
+        ):
+            async with trio.open_nursery() as nursery:
+
+                async def stop() -> None:
+                    async for _ in signals:
+                        nursery.cancel_scope.cancel()
+                        return
+
+                nursery.start_soon(stop)
+                while True:
+                    stages.show(asdict(await service.progress()))
+                    await trio.sleep(_LOOK_EVERY_S)
+    return FINE
+
+
+async def _search(store: Path, query: str, limit: int, at: str | None, *, json: bool) -> int:
+    began = time.perf_counter()
+    try:
+        when = None if at is None else moment(at)
+        if when is None:
+            if not search_path(store).exists():
+                complain(f"there is no search index in {store}; make one with: perco web load {store}")
+                return FOUND
+            with SearchIndex(search_path(store)) as index:
+                hits = index.search(query, limit)
+        else:
+            hits = await search_at(store, query, limit, when)
+    except (EmptyQueryError, SearchIndexError) as error:
+        complain(str(error))
+        return 2
+    if json:
+        for hit in hits:
+            show_json(asdict(hit))
+    else:
+        show_hits(hits, time.perf_counter() - began)
+    return FINE if hits else FOUND
+
+
+async def search_at(store: Path, query: str, limit: int, when: datetime) -> list[Hit]:
+    """Search the documents of a past moment: a consistent snapshot of the store, indexed in memory."""
+    index = WebIndex()
+    async with perco.open(store, index.schema, readonly=True) as db, db.snapshot(at=when) as snap:
+        documents = await index.documents(snap)
+    with SearchIndex.in_memory(documents) as past:
+        return past.search(query, limit)
+
+
+def show_hits(hits: list[Hit], seconds: float) -> None:
+    for hit in hits:
+        console.print(f"[bold]{_plain(hit.title)}[/bold]  {_plain(hit.url)}")
+        console.print(f"    {_plain(hit.snippet)}", style="dim")
+    console.print(f"{len(hits)} hits in {seconds * 1000:.0f} ms")
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", "\\[")
+
+
+def moment(text: str) -> datetime:
+    """A wall time: "90s", "5m", "2h", "1d" ago, or ISO 8601 (local, if it names no zone).
+
+    Raises: UsageError.
+    """
+    ago = re.fullmatch(r"(\d+)\s*([smhd])", text.strip())
+    if ago:
+        seconds = int(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[ago[2]]
+        return datetime.now(UTC) - timedelta(seconds=seconds)
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise perco.UsageError(f"{text!r} is not a time; write 90s, 5m, 2h, or 2026-03-01T12:00") from None
+
+
+async def _stats(store: Path, *, json: bool) -> int:
+    index = WebIndex()
+    async with perco.open(store, index.schema, readonly=True) as db:
+        counts = {}
+        async with db.snapshot() as snap:
+            for name, table, column in (
+                ("pages", index.pages, index.contents),
+                ("documents", index.docs, index.parsed),
+                ("links", index.links, index.anchor),
+            ):
+                counts[name] = await _count(snap, table, column)
+        waiting = await db.waiting()
+    path = search_path(store)
+    searchable = 0
+    if path.exists():
+        with SearchIndex(path) as search:
+            searchable = search.count()
+    found = {**counts, "searchable": searchable, "waiting": waiting}
+    if json:
+        show_json(found)
+    else:
+        for name, value in {**counts, "searchable": searchable}.items():
+            console.print(f"{name:<12}{value}")
+        for id, count in waiting.items():
+            console.print(f"{'waiting':<12}{count} for {id}")
+    return FINE
+
+
+async def _count(snap: perco.Snapshot, table: Any, column: Any) -> int:
+    count = 0
+    async for _ in snap.scan(table, columns=[column]):
+        count += 1
+    return count

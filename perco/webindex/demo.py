@@ -1,0 +1,277 @@
+"""`perco demo`: what perco is for, in a minute, on your own documentation, with nothing staged.
+
+The parent watches; the work is done by `perco web load` in a child, which is killed half-way, for real, and started
+again. Then: is the store in order, is the index what a batch build from the same pages gives, what does an edit cost?
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import sys
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import trio
+
+import perco
+from perco.txn.check import check
+from perco.webindex.batch import build, digest
+from perco.webindex.crawl import DOCS_URL
+from perco.webindex.index import WebIndex
+from perco.webindex.pages import Page, unpack
+from perco.webindex.screen import Stages, console, one_line
+from perco.webindex.search import Hit, SearchIndex
+from perco.webindex.service import search_path, serve
+
+_MARK = "perco-demo"  # a folder that this made: only such a one is made anew
+_QUERY = "asyncio future callback"
+_EDITED = DOCS_URL + "json.dumps"
+
+
+async def run(folder: Path, limit: int | None) -> int:
+    """All of it; returns the exit code."""
+    store = _fresh(folder)
+    _say(
+        f"1  A crawler makes pages of your Python's documentation; observers turn them into a search index in {folder}/."
+    )
+    began = time.monotonic()
+    await _first_life(store, limit, began)
+    _say("\n2  Its process was killed with SIGKILL, in full flight. What does the store look like?")
+    if not await _checked(store):
+        return 1
+    _say("\n3  The same command again. It takes up what was left: locks, notifications, exports.")
+    load_s = await _second_life(store, limit)
+    if not await _checked(store):
+        return 1
+    equal, batch_s, pages = await _compare(store)
+    await _edit(store, batch_s, pages, load_s)
+    await _past(store)
+    _say("\nTry next:")
+    for command in (
+        f"perco web search {store} context manager exit",
+        f"perco status {store}",
+        f"perco web load {folder}/mine --mine trio",
+    ):
+        console.print(f"  [bold]{command}[/bold]")
+    return 0 if equal else 1
+
+
+def _say(text: str) -> None:
+    console.print(text, style="bold" if text.lstrip()[:1].isdigit() else None)
+
+
+def _fresh(folder: Path) -> Path:
+    """An empty folder for the store; a folder with anything else in it is left alone."""
+    mark = folder / _MARK
+    if folder.exists() and any(folder.iterdir()) and not mark.exists():
+        raise perco.UsageError(f"{folder} holds other files; name another folder with --dir, or an empty one")
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    mark.write_text("made by `perco demo`, which makes this folder anew\n")
+    return folder / "store"
+
+
+# ---------------------------------------------------------------- the child
+
+
+class Child:
+    """`perco web load STORE --json`, and the last that it told of itself."""
+
+    def __init__(self, store: Path, limit: int | None) -> None:
+        self.command = [sys.executable, "-m", "perco", "web", "load", str(store), "--json"]
+        self.command += ["--limit", str(limit)] if limit is not None else []
+        self.progress: dict[str, Any] | None = None
+        self.told = trio.Event()
+        self._complaints = b""
+
+    async def run(self, task_status: trio.TaskStatus[trio.Process]) -> None:
+        """Until it ends, however it does."""
+        process = await trio.lowlevel.open_process(self.command, stdin=-3, stdout=-1, stderr=-1)
+        task_status.started(process)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._listen, process)
+                nursery.start_soon(self._complain, process)
+                await process.wait()
+        finally:
+            if process.poll() is None:
+                process.kill()
+        self._tell()
+        if process.returncode and process.returncode > 0:
+            raise perco.StoreError(f"perco web load failed: {self._complaints.decode(errors='replace').strip()}")
+
+    async def _listen(self, process: trio.Process) -> None:
+        assert process.stdout is not None
+        rest = b""
+        async for data in process.stdout:
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self.progress = json.loads(line)
+            if lines:
+                self._tell()
+
+    async def _complain(self, process: trio.Process) -> None:
+        assert process.stderr is not None
+        async for data in process.stderr:
+            self._complaints = (self._complaints + data)[-2000:]
+
+    def _tell(self) -> None:
+        self.told.set()
+        self.told = trio.Event()
+
+
+async def _first_life(store: Path, limit: int | None, began: float) -> None:
+    """Search while it loads, then kill it."""
+    child = Child(store, limit)
+    goal = 2500 if limit is None else limit // 2
+    with Stages() as stages:
+        async with trio.open_nursery() as nursery:
+            process = await nursery.start(child.run)
+            searched = False
+            while process.returncode is None:
+                await child.told.wait()
+                progress = child.progress
+                if progress is None:
+                    continue
+                stages.show(progress)
+                if not searched and progress["searchable"] >= min(300, goal // 4):
+                    searched = True
+                    _search_now(store, progress, began)
+                if searched and progress["load"]["crawled"] >= goal:
+                    process.kill()
+                    break
+    if child.progress is not None:
+        console.print(f"   killed at: {one_line(child.progress)}")
+
+
+def _search_now(store: Path, progress: dict[str, Any], began: float) -> None:
+    asked = time.perf_counter()
+    with SearchIndex(search_path(store)) as index:
+        hits = index.search(_QUERY, 3)
+    took_ms = (time.perf_counter() - asked) * 1000
+    console.print(
+        f"   {time.monotonic() - began:.1f} s after the start, with {progress['searchable']} of "
+        f'{progress["load"]["crawled"]} crawled pages searchable: "{_QUERY}" answered in {took_ms:.1f} ms'
+    )
+    _show(hits)
+
+
+def _show(hits: list[Hit]) -> None:
+    for hit in hits[:3]:
+        console.print(f"     {hit.title}  {hit.url}", style="dim", markup=False)
+    if not hits:
+        console.print("     (nothing yet)", style="dim")
+
+
+async def _second_life(store: Path, limit: int | None) -> float:
+    """Until all is searchable; returns its seconds."""
+    child = Child(store, limit)
+    with Stages() as stages:
+        async with trio.open_nursery() as nursery:
+            process = await nursery.start(child.run)
+            while process.returncode is None:
+                await child.told.wait()
+                if child.progress is not None:
+                    stages.show(child.progress)
+    progress = child.progress
+    assert progress is not None
+    load = progress["load"]
+    console.print(
+        f"   {load['unchanged']} pages were there already, {load['changed']} were new, {progress['recovered']} locks "
+        f"of the dead process were settled; {progress['searchable']} documents are searchable."
+    )
+    return float(progress["seconds"])
+
+
+# ---------------------------------------------------------------- proofs
+
+
+async def _checked(store: Path) -> bool:
+    async with perco.open(store, readonly=True) as db:
+        result = await check(db.driver.store, ts=await db.oracle.draw())
+    word = "clean" if result.clean else f"[red]{result.errors} errors, {result.warnings} warnings[/red]"
+    console.print(
+        f"   perco check: {word} ({result.cells} cells in {result.rows} rows, {result.locks} locks left behind, "
+        f"{result.notifications} changes waiting)"
+    )
+    return result.clean
+
+
+async def _compare(store: Path) -> tuple[bool, float, int]:
+    """The index against a batch build from the same pages; (equal, seconds of the batch, pages)."""
+    _say("\n4  Is it right? A plain batch function makes the same index from the same pages.")
+    index = WebIndex()
+    async with perco.open(store, index.schema, readonly=True) as db, db.snapshot() as snap:
+        pages = await index.all_pages(snap)
+    began = time.perf_counter()
+    documents = build(pages)
+    with SearchIndex.in_memory(documents):
+        batch_s = time.perf_counter() - began
+    wanted = digest(documents)
+    with SearchIndex(search_path(store)) as search:
+        found = search.digest()
+    if found == wanted:
+        console.print(f"   equal to a batch rebuild: {len(pages)} pages, sha256 {wanted[:16]}... for both")
+    else:
+        console.print(f"   [red]NOT equal to a batch rebuild: sha256 {found[:16]}..., batch {wanted[:16]}...[/red]")
+    return found == wanted, batch_s, len(pages)
+
+
+async def _edit(store: Path, batch_s: float, pages: int, load_s: float) -> None:
+    """One page changed: who ran, for which rows, and how long until it could be found."""
+    word = "zq" + secrets.token_hex(4)
+    _say(f'\n5  One page is edited: "{word}" is added to {_EDITED.removeprefix(DOCS_URL)}.')
+    runs: list[tuple[str, Any, float]] = []
+    async with serve(store) as service:
+        service.worker.on_run(lambda id, key, seconds: runs.append((id, key, seconds)))
+        async with service.db.snapshot() as snap:
+            url = _EDITED
+            packed = await snap.get(service.index.contents, url)
+            if packed is None:  # a crawl that was cut short: any page will do
+                first = await snap.scan(service.index.pages, columns=[service.index.contents], limit=1).all()
+                url, packed = first[0].key, first[0][service.index.contents]
+        assert packed is not None
+        page: Page = unpack(packed)
+        edited = replace(page, body=page.body.replace(b"</body>", f"<p>{word}</p></body>".encode(), 1))
+        if edited == page:
+            edited = replace(page, body=page.body + f"<p>{word}</p>".encode())
+        began = time.perf_counter()
+        await service.db.run(service.index.load, edited)
+        await service.db.wait_idle()
+        hits = service.search.search(word)
+        edit_ms = (time.perf_counter() - began) * 1000
+    for id, key, seconds in runs:
+        console.print(f"     {id:<15} {key}   {seconds * 1000:.1f} ms", style="dim", markup=False)
+    assert [hit.url for hit in hits] == [url], "the edit must be found, there and nowhere else"
+    console.print(f"   durable, observed and searchable after {edit_ms:.0f} ms")
+    batch_page_ms, load_page_ms = batch_s * 1000 / pages, load_s * 1000 / pages
+    console.print(
+        f"   Honestly: a plain batch rebuild of all {pages} pages takes {batch_s * 1000:.0f} ms. For one edit, perco "
+        f"is cheaper from about {max(edit_ms / batch_page_ms, 1):.0f} pages on; a rebuild is cheaper whenever "
+        f"more than about {min(100 * batch_page_ms / load_page_ms, 100):.0f} % of the pages change between two of them."
+    )
+
+
+async def _past(store: Path) -> None:
+    """History: the same search, a while ago."""
+    index = WebIndex()
+    async with perco.open(store, index.schema, readonly=True) as db:
+        now = datetime.now(UTC)
+        for ago_s in (60, 30, 10, 5, 2):
+            try:
+                async with db.snapshot(at=now - timedelta(seconds=ago_s)) as snap:
+                    documents = await index.documents(snap)
+            except perco.SnapshotTooOld:
+                continue
+            with SearchIndex.in_memory(documents) as past:
+                hits = past.search(_QUERY, 3)
+            moment = "a minute" if ago_s == 60 else f"{ago_s} seconds"
+            _say(f'\n6  "{_QUERY}" as of {moment} ago: {len(documents)} documents then, from the store\'s history.')
+            _show(hits)
+            return

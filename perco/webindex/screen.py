@@ -1,0 +1,79 @@
+"""The stages of a running web index on a terminal: a table that is drawn anew, or a line now and then in a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+_LINE_EVERY_S = 2.0
+
+console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def stages_table(progress: dict[str, Any], title: str = "") -> Table:
+    """In, out, waiting, conflicts, collapsed for the crawl and every observer."""
+    load, stages = progress["load"], progress["stages"]
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title or None, title_justify="left")
+    table.add_column("stage")
+    for name in ("in", "out", "waiting", "conflicts", "collapsed", "failed"):
+        table.add_column(name, justify="right")
+    loaded = load["changed"] + load["unchanged"]
+    table.add_row("crawl", "", str(load["crawled"]), "", "", "", str(load["skipped"]))
+    table.add_row("load", str(load["crawled"]), str(loaded), str(max(load["crawled"] - loaded, 0)), "", "", "")
+    for id, stage in stages.items():
+        done = stage["commits"] + stage["collapsed"]
+        table.add_row(
+            id,
+            str(done + stage["waiting"]),
+            str(stage["commits"]),
+            str(stage["waiting"]),
+            str(stage["conflicts"]),
+            str(stage["collapsed"]),
+            str(stage["failures"]),
+        )
+    table.add_row("searchable", "", str(progress["searchable"]), "", "", "", "")
+    return table
+
+
+def one_line(progress: dict[str, Any]) -> str:
+    """The same in a line."""
+    load, stages = progress["load"], progress["stages"]
+    waiting = sum(stage["waiting"] for stage in stages.values())
+    conflicts = sum(stage["conflicts"] for stage in stages.values())
+    runs = sum(stage["commits"] for stage in stages.values())
+    return (
+        f"{progress['seconds']:6.1f} s  crawled {load['crawled']}, loaded {load['changed'] + load['unchanged']}, "
+        f"observer runs {runs}, waiting {waiting}, conflicts {conflicts}, searchable {progress['searchable']}"
+    )
+
+
+class Stages:
+    """`with Stages() as stages: stages.show(progress)`."""
+
+    def __init__(self) -> None:
+        self._live = Live(console=console, refresh_per_second=4, transient=False) if console.is_terminal else None
+        self._told = 0.0
+
+    def __enter__(self) -> Stages:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def show(self, progress: dict[str, Any]) -> None:
+        if self._live is not None:
+            self._live.update(stages_table(progress))
+        elif time.monotonic() - self._told >= _LINE_EVERY_S:
+            self._told = time.monotonic()
+            console.print(one_line(progress))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()

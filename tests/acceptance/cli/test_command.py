@@ -1,0 +1,100 @@
+"""The command itself: help, versions, exit codes, and what it says without its extra."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+import perco
+from tests.acceptance.cli.stores import ROOT, run
+
+COMMANDS = ["status", "scan", "get", "set", "wait", "check"]
+
+
+async def test_version() -> None:
+    done = await run("--version")
+    assert (done.code, done.out) == (0, f"perco {perco.__version__}\n")
+
+
+async def test_help_teaches_with_examples() -> None:
+    done = await run("--help")
+    assert done.code == 0
+    assert "Examples:\n    perco status web/\n" in done.out
+    assert all(f"\n  {command} " in done.out for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_every_command_has_help_with_examples(command: str) -> None:
+    done = await run(command, "--help")
+    assert done.code == 0
+    assert f"Examples:\n    perco {command} " in done.out
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("status",), ("scan", "x"), ("nonsense",), ("status", "x", "--nonsense"), ("wait", "x", "--timeout", "-1")],
+)
+async def test_wrong_usage_is_exit_code_2(args: tuple[str, ...]) -> None:
+    done = await run(*args)
+    assert (done.code, done.out) == (2, "")
+    assert "Usage: perco" in done.err
+
+
+@pytest.mark.parametrize("command", [("status",), ("scan", "docs"), ("get", "docs", "a"), ("wait",), ("check",)])
+async def test_what_is_no_store_is_exit_code_2(command: tuple[str, ...], tmp_path: Path) -> None:
+    name, *rest = command
+    for path, complaint in (
+        (tmp_path / "nowhere", "there is no such folder"),
+        (tmp_path, "found no store"),
+        (Path("bigtable://a/b"), "opens a folder"),
+    ):
+        done = await run(name, str(path).replace(":/a", "://a"), *rest)
+        assert (done.code, done.out) == (2, "")
+        assert complaint in done.err
+        assert len(done.err.splitlines()) == 1
+
+
+async def test_a_moment_must_make_sense(store: Path) -> None:
+    for args, complaint in (
+        (("--at", "yesterday"), "write it as"),
+        (("--at", "1999-01-01"), "no snapshot at"),
+        (("--at", "2999-01-01"), "in the future"),
+        (("--ts", "999999999"), "no snapshot at 999999999"),
+        (("--ts", "1", "--at", "1999-01-01"), "not both"),
+    ):
+        done = await run("get", store, "docs", "a", "title", *args)
+        assert (done.code, done.out) == (2, "")
+        assert complaint in done.err
+
+
+async def test_a_store_of_another_format_is_named(store: Path) -> None:
+    (store / "perco-format").write_text("perco 99\n")
+    done = await run("status", store)
+    assert done.code == 2
+    assert "found format 'perco 99'" in done.err
+
+
+async def test_without_its_extra_the_command_says_what_to_install() -> None:
+    for missing in ("typer", "rich"):
+        program = f"import sys; sys.modules[{missing!r}] = None; from perco.__main__ import main; main()"
+        done = await trio.run_process(
+            [sys.executable, "-c", program], capture_stderr=True, capture_stdout=True, check=False, cwd=ROOT
+        )
+        assert done.returncode == 2
+        assert done.stderr == b"The command perco needs an extra: pip install 'perco[cli]'\n"
+
+
+async def test_another_missing_module_is_not_blamed_on_the_extra() -> None:
+    program = "import sys; sys.modules['lmdb'] = None; from perco.__main__ import main; main()"
+    done = await trio.run_process([sys.executable, "-c", program], capture_stderr=True, check=False, cwd=ROOT)
+    assert b"No module named 'lmdb'" in done.stderr or b"lmdb" in done.stderr
+    assert b"pip install" not in done.stderr
+
+
+async def test_the_library_does_not_need_the_command() -> None:
+    program = "import sys, perco; assert 'typer' not in sys.modules and 'rich' not in sys.modules"
+    done = await trio.run_process([sys.executable, "-c", program], cwd=ROOT)
+    assert done.returncode == 0

@@ -1,0 +1,222 @@
+"""`perco get`, `perco scan` and `perco status`, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.acceptance.cli.stores import ROOT, command, make, owned, run, started
+
+BOXES = set("│─┌┐└┘━┃╭╮╰╯")
+
+
+# ------------------------------------------------------------------ get
+
+
+async def test_get_prints_a_value_alone(store: Path) -> None:
+    assert (await run("get", store, "docs", "a", "title")).out == "second\n"
+    assert (await run("get", store, "docs", "a", "rank")).out == "0.25\n"
+    assert (await run("get", store, "docs", "a", "contents")).out == "hex:00ff\n"
+    assert (await run("get", store, "docs", "a", "tags")).out == '{"k": [1, null]}\n'
+
+
+async def test_get_prints_a_row_by_column(store: Path) -> None:
+    done = await run("get", store, "docs", "a")
+    lines = [line.split() for line in done.out.splitlines()]
+    assert lines[0] == ["column", "commit_ts", "value"]
+    assert [line[0] for line in lines[1:]] == ["contents", "rank", "size", "title", "tags"]
+    assert done.code == 0
+
+
+async def test_get_raw_gives_the_stored_bytes(store: Path) -> None:
+    done = await trio.run_process(
+        command("get", store, "docs", "a", "contents", "--raw"), capture_stdout=True, cwd=ROOT
+    )
+    assert done.stdout == b"\x00\xff"
+
+
+async def test_get_as_json_says_when_it_was_committed(store: Path) -> None:
+    found = json.loads((await run("get", store, "docs", "a", "--json")).out)
+    assert found["key"] == "a"
+    assert found["columns"]["contents"]["value"] == {"hex": "00ff"}
+    assert found["columns"]["size"]["value"] == 2
+    assert 0 < found["columns"]["rank"]["commit_ts"] < found["columns"]["title"]["commit_ts"] < found["ts"]
+
+
+@pytest.mark.parametrize("args", [("nobody",), ("b", "title"), ("a", "contents", "--ts", "1")])
+async def test_what_is_absent_is_exit_code_1(store: Path, args: tuple[str, ...]) -> None:
+    done = await run("get", store, "docs", *args)
+    assert (done.code, done.out) == (1, "")
+    assert "has no value" in done.err
+
+
+async def test_get_at_a_timestamp_sees_what_was_then(tmp_path: Path) -> None:
+    ts = await make(tmp_path / "s")
+    assert (await run("get", tmp_path / "s", "docs", "a", "title", "--ts", ts)).out == "first\n"
+    assert (await run("get", tmp_path / "s", "docs", "a", "title", "--ts", ts - 1)).code == 1
+
+
+async def test_get_at_a_wall_time(store: Path) -> None:
+    note = json.loads((await run("status", store, "--json")).out)["clock"]["wall"]
+    done = await run("get", store, "docs", "a", "title", "--at", note)
+    assert done.out == "second\n"
+
+
+async def test_versions_are_listed_newest_first(store: Path) -> None:
+    found = json.loads((await run("get", store, "docs", "a", "title", "--versions", "--json")).out)["versions"]["title"]
+    assert [version["value"] for version in found] == ["second", "first"]
+    assert found[0]["commit_ts"] > found[1]["commit_ts"]
+
+
+async def test_versions_tell_of_deletes_and_long_values(store: Path) -> None:
+    deleted = json.loads((await run("get", store, "docs", "b", "title", "--versions", "--json")).out)["versions"]
+    assert [version.get("deleted", False) for version in deleted["title"]] == [True, False]
+    long = (await run("get", store, "docs", "x", "title", "--versions")).out
+    assert "long long" in long
+    assert "(500 characters)" in long
+    assert "(deleted)" in (await run("get", store, "docs", "b", "--versions")).out
+
+
+async def test_versions_end_at_the_moment_asked_for(tmp_path: Path) -> None:
+    ts = await make(tmp_path / "s")
+    done = await run("get", tmp_path / "s", "docs", "a", "title", "--versions", "--json", "--ts", ts)
+    assert [version["value"] for version in json.loads(done.out)["versions"]["title"]] == ["first"]
+
+
+# ------------------------------------------------------------------ keys
+
+
+async def test_keys_of_every_kind(store: Path) -> None:
+    assert (await run("get", store, "numbers", "square", "7")).code == 2
+    assert (await run("get", store, "numbers", "7", "square")).out == "49\n"
+    assert (await run("get", store, "numbers", "--", "-3", "square")).out == "9\n"
+    assert (await run("get", store, "links", '["http://a/", 2]', "seen")).out == "false\n"
+    done = await run("get", store, "blobs", "hex:006b", "blob", "--json")
+    assert json.loads(done.out)["key"] == {"hex": "006b"}
+    assert json.loads(done.out)["columns"]["blob"]["value"] == {"pairs": [[1, {"hex": "ff"}]]}
+
+
+# ------------------------------------------------------------------ scan
+
+
+async def test_scan_prints_aligned_rows_in_key_order(store: Path) -> None:
+    done = await run("scan", store, "docs", "--columns", "rank,title")
+    head, *rows = done.out.splitlines()
+    assert head.split() == ["key", "rank", "title"]
+    assert [row.split()[0] for row in rows] == ["a", "x"]
+    assert len({row.index(word) for row, word in zip(rows, ("second", "long"), strict=True)}) == 1
+    assert "..." in rows[1]
+
+
+async def test_scan_as_json_is_a_line_for_each_row_with_whole_values(store: Path) -> None:
+    rows = [json.loads(line) for line in (await run("scan", store, "docs", "--json")).out.splitlines()]
+    assert [row["key"] for row in rows] == ["a", "x"]
+    assert rows[0]["values"]["contents"] == {"hex": "00ff"}
+    assert bytes.fromhex(rows[1]["values"]["contents"]["hex"]) == b"page " * 1000
+    assert rows[1]["values"]["size"] == 5000
+
+
+@pytest.mark.parametrize(
+    ("table", "args", "keys"),
+    [
+        ("numbers", (), [-3, 0, 7]),
+        ("numbers", ("--reverse",), [7, 0, -3]),
+        ("numbers", ("--reverse", "--limit", 1), [7]),
+        ("numbers", ("--start", 0), [0, 7]),
+        ("numbers", ("--stop", 7), [-3, 0]),
+        ("numbers", ("--start", 0, "--stop", 7), [0]),
+        ("numbers", ("--limit", 0), []),
+        ("links", ("--prefix", '["http://a/"]'), [["http://a/", 1], ["http://a/", 2]]),
+        ("links", ("--start", '["http://a/", 2]'), [["http://a/", 2], ["http://b/", 1]]),
+        ("docs", ("--prefix", "a"), ["a"]),
+        ("blobs", ("--prefix", "hex:00"), [{"hex": "006b"}]),
+    ],
+)
+async def test_scan_ranges(store: Path, table: str, args: tuple[object, ...], keys: list[object]) -> None:
+    done = await run("scan", store, table, *args, "--json")
+    assert [json.loads(line)["key"] for line in done.out.splitlines()] == keys
+    assert done.code == 0
+
+
+async def test_scan_as_of_a_timestamp(tmp_path: Path) -> None:
+    ts = await make(tmp_path / "s")
+    done = await run("scan", tmp_path / "s", "docs", "--columns", "title", "--ts", ts, "--json")
+    assert [json.loads(line) for line in done.out.splitlines()] == [{"key": "a", "values": {"title": "first"}}]
+
+
+async def test_a_reader_that_goes_away_is_no_error(store: Path) -> None:
+    async with started(command("scan", store, "docs", "--json")) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        await process.stdout.aclose()
+        assert b"Traceback" not in b"".join([part async for part in process.stderr])
+
+
+# ------------------------------------------------------------------ status
+
+
+async def test_status_says_what_is_there(store: Path) -> None:
+    done = await run("status", store)
+    assert "perco 1" in done.out
+    assert "nobody; last: process" in done.out
+    assert ["docs.contents", "bytes", "data:raw", "measure"] in [line.split() for line in done.out.splitlines()]
+    assert not BOXES & set(done.out), "no boxes in a pipe"
+    assert (done.code, done.err) == (0, "")
+
+
+async def test_status_as_json(store: Path) -> None:
+    found = json.loads((await run("status", store, "--json")).out)
+    assert found["owner"]["alive"] is False
+    assert found["durability"]["mark"] == ""
+    assert (found["locks"], found["waiting"]) == (0, 0)
+    assert found["observers"] == [{"id": "measure", "table": "docs", "column": "contents", "ready": True, "waiting": 0}]
+    tables = {table["name"]: table for table in found["tables"]}
+    assert list(tables) == ["docs", "links", "blobs", "numbers"]
+    assert tables["links"]["key"] == "tuple(text,int64)"
+    assert [tablet["start"] for tablet in tables["docs"]["tablets"]] == [None, "m"]
+    assert [tablet["entries"]["data:raw"] for tablet in tables["docs"]["tablets"]] == [0, 1]
+    assert tables["numbers"]["tablets"][0]["entries"]["write"] == 3
+    assert found["clock"]["ts"] <= found["clock"]["bound"]
+    assert found["clock"]["age_s"] >= 0
+
+
+async def test_status_beside_the_owner(store: Path) -> None:
+    async with owned(store) as owner:
+        await owner.tell("put new")
+        found = json.loads((await run("status", store, "--json")).out)
+        assert found["owner"]["alive"] is True
+        assert found["owner"]["pid"] == owner.pid
+        assert found["owner"]["heartbeat_age_s"] is not None
+        assert found["waiting"] == 1
+        assert found["observers"][0]["waiting"] == 1
+        shown = (await run("status", store)).out
+        assert f"process {owner.pid} (" in shown
+        assert "heartbeat" in shown
+
+
+async def test_reading_beside_the_owner_sees_what_it_noted(store: Path) -> None:
+    async with owned(store) as owner:
+        await owner.tell("put new")
+        assert (await run("get", store, "docs", "new", "contents")).out == "new\n"
+
+
+# ------------------------------------------------------------------ a terminal
+
+
+async def test_on_a_terminal_rows_are_whole_lines_too(store: Path) -> None:
+    master, slave = pty.openpty()
+    try:
+        await trio.run_process(command("scan", store, "docs", "--columns", "rank,title"), stdout=slave, cwd=ROOT)
+        os.set_blocking(master, False)
+        shown = os.read(master, 1 << 16).decode()
+    finally:
+        os.close(slave)
+        os.close(master)
+    assert "second" in shown
+    assert "\x1b[1m" in shown, "heads are bold"
+    assert not BOXES & set(shown)

@@ -1,0 +1,91 @@
+"""Keys and values as text, there and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+import perco
+from perco.cli.values import parse_key, parse_moment, parse_prefix, parse_value, plain, shown
+
+
+@pytest.mark.parametrize(
+    ("codec", "text", "value"),
+    [
+        (perco.TEXT, "a b", "a b"),
+        (perco.BYTES, "a", b"a"),
+        (perco.BYTES, "hex:00 FF", b"\x00\xff"),
+        (perco.BYTES, "\udcff", b"\xff"),  # a byte of the command line that is not UTF-8
+        (perco.INT64, "-7", -7),
+        (perco.FLOAT64, "inf", math.inf),
+        (perco.BOOL, "false", False),
+        (perco.JSON, "null", None),
+        (perco.MSGPACK, "[1]", [1]),
+        (perco.Codec("digest", bytes, bytes), "hex:01", b"\x01"),  # one that only the program knows
+    ],
+)
+def test_values(codec: perco.Codec[Any], text: str, value: object) -> None:
+    assert parse_value(codec, text) == value
+
+
+def test_tuple_keys_are_json_arrays() -> None:
+    codec = perco.Tuple(perco.TEXT, perco.INT64, perco.BYTES)
+    assert parse_key(codec, '["a", 1, "hex:00"]') == ("a", 1, b"\x00")
+    assert parse_prefix(codec, '["a", 1]') == ("a", 1)
+    for wrong in ('["a", 1]', '["a", 1, "b", 2]', '["a", "1", "b"]', '["a", true, "b"]', '"a"', "a", "[1, 1, 1]"):
+        with pytest.raises(perco.UsageError):
+            parse_key(codec, wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "document"),
+    [
+        (b"\x00", {"hex": "00"}),
+        ("text", "text"),
+        ((1, b"a"), [1, {"hex": "61"}]),
+        ({"k": (b"a",)}, {"k": [{"hex": "61"}]}),
+        ({1: 2}, {"pairs": [[1, 2]]}),
+        (math.nan, {"float": "nan"}),
+        (-math.inf, {"float": "-inf"}),
+        (1.5, 1.5),
+        (None, None),
+        (True, True),
+    ],
+)
+def test_json_says_every_value(value: object, document: object) -> None:
+    assert plain(value) == document
+    assert json.loads(json.dumps(plain(value), allow_nan=False)) == document
+
+
+@pytest.mark.parametrize(
+    ("value", "width", "text"),
+    [
+        ("plain", 0, "plain"),
+        ("a\nb", 0, "a\nb"),
+        ("a\nb", 10, "a\\nb"),
+        ("x" * 20, 5, "xxxxx... (20 characters)"),
+        (b"text", 10, "text"),
+        (b"hex:00", 0, "hex:6865783a3030"),
+        (b"\xff" * 20, 8, "hex:ffff... (20 bytes)"),
+        (b"a\x00", 0, "hex:6100"),
+        (12, 5, "12"),
+        ([1, None], 0, "[1, null]"),
+    ],
+)
+def test_values_for_people(value: object, width: int, text: str) -> None:
+    assert shown(value, width) == text
+
+
+@pytest.mark.parametrize("value", [b"", b"abc", b"\x00", b"hex:", bytes(range(256)), "ü".encode()])
+def test_bytes_that_are_shown_can_be_typed(value: bytes) -> None:
+    assert parse_value(perco.BYTES, shown(value)) == value
+
+
+def test_a_time_without_an_offset_is_of_this_machine() -> None:
+    assert parse_moment("2026-03-01T12:00").tzinfo is not None
+    assert parse_moment("2026-03-01T12:00:00+02:00").utctimetuple().tm_hour == 10
+    with pytest.raises(perco.UsageError):
+        parse_moment("soon")

@@ -1,0 +1,145 @@
+"""`perco set` and `perco wait`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import perco
+from tests.acceptance.cli.stores import Lines, command, contents, docs, owned, run, schema, started
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "shown"),
+    [
+        (("docs", "a", "title"), "Größe", "Größe"),
+        (("docs", "a", "rank"), "1e3", "1000.0"),
+        (("docs", "a", "size"), "12", "12"),
+        (("docs", "a", "tags"), '["x", {"y": null}]', '["x", {"y": null}]'),
+        (("docs", "a", "contents"), "as text", "as text"),
+        (("docs", "a", "contents"), "hex:00ff", "hex:00ff"),
+        (("docs", "a", "contents"), "hex:6865783a", "hex:6865783a"),  # text that would read as hex
+        (("links", '["u", 5]', "seen"), "true", "true"),
+        (("blobs", "k", "blob"), '{"a": 1}', '{"a": 1}'),
+        (("numbers", "12", "square"), "144", "144"),
+    ],
+)
+async def test_what_is_set_is_got(store: Path, where: tuple[str, ...], text: str, shown: str) -> None:
+    done = await run("set", store, *where, text)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("committed at ")
+    assert (await run("get", store, *where)).out == shown + "\n"
+
+
+async def test_observers_are_notified_because_the_store_knows_them(store: Path) -> None:  # N10
+    done = await run("set", store, "docs", "new", "contents", "12345")
+    assert "notified: measure" in done.out
+    assert (await run("check", store)).code == 0
+    async with perco.open(store, schema) as db:
+        assert db.pending() == 1
+        async with db.worker():
+            await db.wait_idle()
+        async with db.snapshot() as snap:
+            assert (await snap.row(docs, "new")).values() == {"contents": b"12345", "size": 5}
+
+
+async def test_set_as_json(store: Path) -> None:
+    found = json.loads((await run("set", store, "docs", "new", "contents", "x", "--json")).out)
+    assert found["commit_ts"] > 0
+    assert found["observers"] == ["measure"]
+    assert (found["table"], found["key"], found["column"]) == ("docs", "new", "contents")
+
+
+async def test_set_needs_the_store_for_itself(store: Path) -> None:
+    async with owned(store) as owner:
+        done = await run("set", store, "docs", "a", "title", "x")
+        assert done.code == 2
+        assert f"in use by process {owner.pid}" in done.err
+        assert "End it first" in done.err
+        assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (("docs", "a", "rank", "much"), "'much' is not a number"),
+        (("docs", "a", "size", "1.5"), "'1.5' is not a whole number"),
+        (("docs", "a", "tags", "{"), "is not JSON"),
+        (("docs", "a", "contents", "hex:0"), "pairs of hexadecimal digits"),
+        (("docs", "a", "nothing", "x"), "no column 'nothing'; it has: contents, rank, size, title, tags"),
+        (("nowhere", "a", "rank", "x"), "no table 'nowhere'; the store has: docs, links, blobs, numbers"),
+        (("links", "a", "seen", "true"), "is not JSON"),
+        (("links", '["a"]', "seen", "true"), "a JSON array of 2 parts: text, int64"),
+        (("links", '["a", "b"]', "seen", "true"), "should be int64"),
+        (("links", '["a", 1]', "seen", "yes"), "true or false"),
+        (("numbers", "x", "square", "1"), "the key 'x' is not a whole number"),
+        (("numbers", "1", "square", "9" * 30), "does not fit 64 bits"),
+        (("docs", "k" * 401, "title", "x"), "over the limit of 400"),
+    ],
+)
+async def test_what_cannot_be_written_is_said_in_a_line(store: Path, args: tuple[str, ...], complaint: str) -> None:
+    done = await run("set", store, *args)
+    assert (done.code, done.out) == (2, "")
+    assert complaint in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+# ------------------------------------------------------------------ wait
+
+
+async def test_an_idle_store_is_idle_with_or_without_an_owner(store: Path) -> None:
+    assert (await run("wait", store)).out == "idle\n"
+    async with owned(store):
+        assert (await run("wait", store)).out == "idle\n"
+
+
+async def test_wait_lasts_until_the_owner_has_run_its_observers(store: Path) -> None:
+    async with owned(store) as owner:
+        await owner.tell("put new")
+        async with started(command("wait", store, "--json")) as process:
+            assert "1 changes wait (1 for measure)" in await Lines(process.stderr).next()
+            await owner.tell("work")
+            found = json.loads(await Lines(process.stdout).next())
+            assert await process.wait() == 0
+        assert (found["idle"], found["waiting"], found["locks"]) == (True, {"measure": 0}, 0)
+        done = await run("get", store, "docs", "new", "size", "--json")
+        assert done.code in (0, 1), "the owner notes its clock once a second"
+
+
+async def test_wait_gives_up_after_its_timeout(store: Path) -> None:
+    async with owned(store) as owner:
+        await owner.tell("put new")
+        done = await run("wait", store, "--timeout", "0.3")
+    assert done.code == 1
+    assert "not idle within the time allowed: 1 changes wait" in done.err
+
+
+async def test_wait_does_not_wait_for_nobody(store: Path) -> None:
+    await run("set", store, "docs", "new", "contents", "x")
+    done = await run("wait", store, "--json")
+    assert done.code == 1
+    assert "no process has the store open" in done.err
+    assert json.loads(done.out)["waiting"] == {"measure": 1}
+
+
+async def test_wait_until_a_timestamp_passes_by_what_came_later(store: Path) -> None:
+    async with owned(store) as owner:
+        ts = int(await owner.tell("put new"))
+        assert (await run("wait", store, "--until-ts", ts - 1)).code == 0
+        assert (await run("wait", store, "--until-ts", ts, "--timeout", "0.3")).code == 1
+        await owner.tell("work")
+        assert (await run("wait", store, "--until-ts", ts)).code == 0
+
+
+async def test_wait_until_a_timestamp_while_others_go_on_writing(store: Path) -> None:
+    async with owned(store) as owner:
+        await owner.tell("work")
+        ts = int(await owner.tell("put new"))
+        await owner.tell("write")
+        assert (await run("wait", store, "--until-ts", ts)).code == 0
+
+
+def test_the_column_of_these_tests_is_observed() -> None:
+    assert schema.observers["measure"].column is contents

@@ -1,0 +1,56 @@
+"""The web index as a process that can be killed at any store event.
+
+    python -m tests.acceptance.web.child STORE CHANGES EVENTS GO
+
+After each event it writes the event's name to EVENTS and waits for a byte from GO: so whoever reads knows exactly where
+it stands when it kills it. CHANGES is a msgpack list of pages and deleted URLs, in order.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import msgpack
+import trio
+
+import perco
+from perco.webindex.pages import unpack
+from perco.webindex.service import serve
+
+
+async def main(store: Path, changes: Path, events: int, go: int) -> None:
+    def event(name: str) -> None:
+        os.write(events, name.encode() + b"\n")
+        os.read(go, 1)
+
+    options = perco.Options(on_event=event)
+    async with serve(store, options=options, on_export=lambda _: event("export")) as service:
+        lock = trio.CapacityLimiter(8)
+
+        async def apply(change: bytes | str) -> None:
+            async with lock:
+                if isinstance(change, str):
+                    await service.db.run(service.index.remove, change)
+                else:
+                    await service.db.run(service.index.load, unpack(change))
+
+        # Changes of one URL keep their order; others go side by side.
+        by_url: dict[str, list[bytes | str]] = {}
+        for change in msgpack.unpackb(changes.read_bytes()):
+            by_url.setdefault(change if isinstance(change, str) else unpack(change).url, []).append(change)
+
+        async def one_url(ordered: list[bytes | str]) -> None:
+            for change in ordered:
+                await apply(change)
+
+        async with trio.open_nursery() as nursery:
+            for ordered in by_url.values():
+                nursery.start_soon(one_url, ordered)
+        await service.db.wait_idle()
+    os.write(events, b"done\n")
+
+
+if __name__ == "__main__":
+    trio.run(main, Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

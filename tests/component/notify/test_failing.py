@@ -1,0 +1,378 @@
+"""An observer that fails keeps its notification, waits longer each time, and takes nothing from the others."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+import perco
+from perco.notify import scanner as scanners
+from perco.storage import NOTIFY, ScanPage, ScanRequest
+from tests.component.notify.kit import (
+    LONG_S,
+    OPTIONS,
+    HoldingStore,
+    Web,
+    client,
+    get,
+    memory,
+    nothing_is_left,
+    notified,
+    put,
+    run_seeded,
+    settle,
+    until,
+)
+
+Txn = perco.Transaction
+Change = perco.Change[Any, Any]
+
+
+class Failing:
+    """An observer that fails so often for each key, and then counts."""
+
+    def __init__(self, web: Web, times: int, *, id: str = "failing") -> None:
+        self.began: list[float] = []
+        self.attempts: list[int] = []
+        self.values: list[Any] = []
+        failed: Counter[str] = Counter()
+
+        @web.observe(web.body, id=id)
+        async def observe(txn: Txn, change: Change) -> None:
+            self.began.append(trio.current_time())
+            self.attempts.append(change.attempt)
+            self.values.append(change.value)
+            txn.set(web.note, change.key, "by a failed run" if failed[change.key] < times else "at last")
+            if failed[change.key] < times:
+                failed[change.key] += 1
+                raise ZeroDivisionError(f"failure {failed[change.key]}")
+            await web.add(txn, f"runs/{change.key}")
+
+
+async def test_it_is_run_again_later_and_later_until_it_succeeds(web: Web) -> None:  # N6
+    failing = Failing(web, 6)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        backoff = perco.BackoffOptions(first_s=1.0, max_s=10.0)
+        async with db.worker(options=perco.WorkerOptions(backoff=backoff)) as worker:
+            commit_ts = await put(db, web.body, "a", "hello")
+            await until(lambda: len(failing.began) == 3)
+            assert notified(db) == [(b"a", commit_ts)], "the notification stays"
+            assert await get(db, web.note, "a") is None, "what a failed run wrote is not there"
+            assert not db.is_idle()
+            await settle(db)
+            pauses = [later - earlier for earlier, later in zip(failing.began, failing.began[1:], strict=False)]
+            for pause, longest in zip(pauses, [1, 2, 4, 8, 10, 10], strict=True):
+                assert longest / 2 <= pause <= longest + 0.01
+            assert failing.attempts == [1, 2, 3, 4, 5, 6, 7]
+            assert await get(db, web.note, "a") == "at last"
+            assert await get(db, web.count, "runs/a") == 1
+            counted = worker.statistics()["failing"]
+            assert (counted.runs, counted.failures, counted.commits, counted.running) == (7, 6, 1, 0)
+            assert nothing_is_left(db)
+
+
+async def test_after_a_success_its_failures_are_forgotten(web: Web) -> None:  # N6
+    failing = Failing(web, 4)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        await put(db, web.body, "a", "hello")
+        await settle(db)
+        await put(db, web.body, "a", "again")
+        await settle(db)
+        assert failing.attempts == [1, 2, 3, 4, 5, 1]
+
+
+async def test_what_failed_is_told_with_its_traceback(web: Web, caplog: pytest.LogCaptureFixture) -> None:  # N6
+    Failing(web, 1)
+    with caplog.at_level(logging.WARNING, logger="perco.observer"):
+        async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+            await put(db, web.body, "a", "hello")
+            await settle(db)
+    [record] = caplog.records
+    assert "failing" in record.getMessage()
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
+async def test_one_that_fails_for_ever_holds_nobody_up(web: Web) -> None:  # N6, N11
+    """Every row fails in one observer; the other one handles them all, old and new."""
+    Failing(web, 10**9)
+    seen = web.counting(web.body, id="count")
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        for n in range(50):
+            await put(db, web.body, f"{n:02}", "hello")
+        async with db.worker(concurrency=4, scanners=2):
+            await until(lambda: len(seen) == 50)
+            for n in range(50):
+                await put(db, web.body, f"{n:02}", "again")
+            await until(lambda: len(seen) == 100)
+            assert notified(db, "count") == []
+            assert len(notified(db, "failing")) == 100
+            with pytest.raises(perco.Unavailable):
+                await db.wait_idle(timeout=10.0)
+
+
+async def test_a_newer_change_does_not_shorten_the_wait_and_is_seen(web: Web) -> None:  # N4, N6
+    failing = Failing(web, 1)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        backoff = perco.BackoffOptions(first_s=100.0)
+        async with db.worker(options=perco.WorkerOptions(backoff=backoff)) as worker:
+            await put(db, web.body, "a", "old")
+            await until(lambda: worker.statistics()["failing"].failures)
+            await put(db, web.body, "a", "new")
+            await settle(db)
+            assert failing.values == ["old", "new"]
+            assert failing.began[1] - failing.began[0] >= 50.0
+            assert worker.statistics()["failing"].collapsed == 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_those_that_failed_have_a_bounded_share(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """N6. Twenty rows fail once, and then hang: never more than the share of the worker hangs with them."""
+
+    async def main() -> None:
+        web = Web()
+        running: Counter[str] = Counter()
+        most: Counter[str] = Counter()
+        failed: set[str] = set()
+        go_on = {"bad": trio.Event(), "long": trio.Event()}
+
+        @web.observe(web.body, id="some")
+        async def some(txn: Txn, change: Change) -> None:
+            kind = change.key.rstrip("0123456789")
+            if kind == "bad" and change.key not in failed:
+                failed.add(change.key)
+                raise ZeroDivisionError
+            running[kind] += 1
+            most[kind] = max(most[kind], running[kind])
+            if kind in go_on:
+                await go_on[kind].wait()
+            running[kind] -= 1
+            await web.add(txn, kind)
+
+        async def load(kind: str) -> None:
+            async with db.transaction() as txn:
+                for n in range(20):
+                    txn.set(web.body, f"{kind}{n:02}", "hello")
+
+        few = perco.WorkerOptions(
+            concurrency=8, scanners=2, failing_share=0.25, backoff=perco.BackoffOptions(first_s=100.0)
+        )
+        async with perco.open("memory:", web.schema, options=perco.Options(seed=seed)) as db, db.worker(options=few):
+            await load("bad")
+            await until(lambda: len(failed) == 20)
+            await load("long")
+            await until(lambda: running["long"] == 8)
+            await trio.sleep(LONG_S)  # the worker is full, and all that failed are due
+            go_on["long"].set()
+            await until(lambda: running["bad"] >= 2)
+            await load("good")
+            await until(lambda: not any(row.startswith(b"good") for row, _ in notified(db)))
+            assert most["bad"] == 2
+            go_on["bad"].set()
+            await settle(db)
+            assert [await get(db, web.count, kind) for kind in ("bad", "long", "good")] == [20] * 3
+
+    run_seeded(monkeypatch, seed, main)
+
+
+async def test_too_many_conflicts_wait_their_turn_and_get_through(web: Web) -> None:  # N6, T7
+    """A run that meets conflict after conflict gives its place away, and is not forgotten."""
+    fights = 5
+
+    @web.observe(web.body, id="loser")
+    async def loser(txn: Txn, change: Change) -> None:
+        nonlocal fights
+        mine = await txn.get(web.count, "hot") or 0
+        if fights:
+            fights -= 1
+            await put(db, web.count, "hot", 1000 + fights)
+        txn.set(web.count, "hot", mine + 1)
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        impatient = perco.WorkerOptions(conflicts_max=2, backoff=perco.BackoffOptions(first_s=10.0))
+        async with db.worker(options=impatient) as worker:
+            began = trio.current_time()
+            await put(db, web.body, "a", "hello")
+            await settle(db)
+            counted = worker.statistics()["loser"]
+            assert (counted.conflicts, counted.commits, counted.failures) == (5, 1, 0)
+            assert await get(db, web.count, "hot") == 1001
+            assert trio.current_time() - began > 5.0, "twice it gave its place away"
+
+
+# ---------------------------------------------------------------- not to be forgotten
+
+
+class ClockJumpsStore(HoldingStore):
+    """A tour over this store takes its time: the clock jumps at its last scan."""
+
+    jump_s = 0.0
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        page = await self._inner.scan(request)
+        if self.jump_s and request.table == "docs" and request.stop is None and request.rows_max != 1:
+            await trio.sleep(self.jump_s)
+            self.jump_s = 0.0
+        return page
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_becomes_due_while_the_scanner_looks_elsewhere_is_run(  # N6, N8
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        web = Web()
+        failing = Failing(web, 1)
+        options = perco.Options(seed=seed)
+        async with client(memory(), web.schema, sweeping=False) as first:
+            store = ClockJumpsStore(first.local.store, lambda _: False)
+            async with client(first.local, web.schema, store=store, options=options) as db:
+                await settle(db)
+                backoff = perco.BackoffOptions(first_s=10.0)
+                one = perco.WorkerOptions(scanners=1, backoff=backoff)
+                async with db.worker(options=one) as worker:
+                    await put(db, web.body, "a", "hello")
+                    await until(lambda: worker.statistics()["failing"].failures)
+                    await trio.sleep(1.0)
+                    store.jump_s = 100.0
+                    db.driver.notified()  # a tour that passes the row by, for it waits; and ends when it is due
+                    await settle(db)
+                    assert store.jump_s == 0.0
+                    assert failing.attempts == [1, 2]
+
+    run_seeded(monkeypatch, seed, main)
+
+
+async def test_many_cells_of_one_observer_do_not_hide_anothers(  # N6, N10, N11
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row may hold more notify cells of an observer that fails than a scanner looks at."""
+    monkeypatch.setattr(scanners, "_CELLS_PER_ROW", 4)
+    Failing(web, 10**9, id="first")
+    seen = web.counting(web.body, id="second")
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        for n in range(10):
+            await put(db, web.body, "a", str(n))
+        async with db.worker():
+            await until(lambda: seen)
+            assert seen[0].value == "9"
+            await until(lambda: not notified(db, "second"))
+            assert len(notified(db, "first")) == 10
+
+
+# ---------------------------------------------------------------- strange observers
+
+
+def picky(data: bytes) -> str:
+    if data == b"bad":
+        raise KeyError("a codec's own mistake")
+    if data == b"worse":
+        raise ValueError("not what it wrote")
+    return data.decode()
+
+
+PICKY = perco.Codec("picky", str.encode, picky)
+
+
+@pytest.mark.parametrize("value", ["bad", "worse"])
+async def test_a_value_that_cannot_be_decoded_is_a_failure_of_its_observer(value: str) -> None:  # N6
+    docs = perco.Table("docs", key=perco.TEXT)
+    body = docs.column("body", PICKY)
+    schema = perco.Schema(docs)
+    seen = []
+
+    @schema.observe(body, id="read")
+    async def read(txn: Txn, change: Change) -> None:
+        seen.append(change.key)
+
+    async with perco.open("memory:", schema, options=OPTIONS) as db, db.worker() as worker:
+        await put(db, body, "a", value)
+        await until(lambda: worker.statistics()["read"].failures)
+        await put(db, body, "b", "good")
+        await until(lambda: seen == ["b"])
+        assert [row for row, _ in notified(db)] == [b"a"]
+        await put(db, body, "a", "mended")
+        await settle(db)
+        assert seen == ["b", "a"]
+
+
+async def test_an_observer_may_commit_by_itself(web: Web) -> None:  # N2: its ack is in that commit
+    @web.observe(web.body, id="eager")
+    async def eager(txn: Txn, change: Change) -> None:
+        txn.set(web.size, change.key, len(change.value))
+        await txn.commit()
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker() as worker:
+        await put(db, web.body, "a", "hello")
+        await settle(db)
+        assert await get(db, web.size, "a") == 5
+        assert worker.statistics()["eager"].commits == 1
+
+
+async def test_an_observer_that_discards_its_transaction_has_failed(web: Web) -> None:  # N6
+    """There is no ack: it must not be taken for done, nor run in a circle."""
+    runs = 0
+
+    @web.observe(web.body, id="shy")
+    async def shy(txn: Txn, change: Change) -> None:
+        nonlocal runs
+        runs += 1
+        if runs < 3:
+            txn.discard()
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker() as worker:
+        await put(db, web.body, "a", "hello")
+        await settle(db)
+        counted = worker.statistics()["shy"]
+        assert (counted.failures, counted.commits, runs) == (2, 1, 3)
+
+
+async def test_an_observer_that_meets_a_transient_error_of_its_own_runs_again(web: Web) -> None:  # N6
+    runs = 0
+
+    @web.observe(web.body, id="nested")
+    async def nested(txn: Txn, change: Change) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise perco.RolledBack(1)
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker() as worker:
+        await put(db, web.body, "a", "hello")
+        await settle(db)
+        counted = worker.statistics()["nested"]
+        assert (counted.conflicts, counted.failures, counted.commits) == (1, 0, 1)
+
+
+async def test_a_full_store_is_waited_out(web: Web) -> None:  # N6, S4
+    runs = 0
+
+    @web.observe(web.body, id="full")
+    async def full(txn: Txn, change: Change) -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise perco.StoreFull("somewhere", "no pages")
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker() as worker:
+        await put(db, web.body, "a", "hello")
+        await settle(db)
+        counted = worker.statistics()["full"]
+        assert (counted.failures, counted.commits, runs) == (1, 1, 2)
+
+
+async def test_notify_cells_stay_where_the_worker_never_gets_through(web: Web) -> None:  # N6
+    Failing(web, 10**9)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        async with db.worker():
+            await put(db, web.body, "a", "hello")
+            await trio.sleep(10_000.0)
+        async with db.worker():
+            await trio.sleep(10_000.0)
+        tablets = [tablet for tablet in db.local.store.tablets() if tablet.table == "docs"]
+        assert sum(tablet.entries(NOTIFY) for tablet in tablets) == 1

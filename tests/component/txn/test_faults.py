@@ -1,0 +1,294 @@
+"""The driver over a store that loses, delays and repeats: what it tells is what happened."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import trio
+import trio.testing
+
+import perco
+from tests.support import bank
+from tests.support.faults import Fault, FaultyRowStore, at, faulty, on, use
+from tests.support.machines import CrashedError, Machine
+
+SOURCE, TARGET = bank.ACCOUNTS[0], bank.ACCOUNTS[9]
+PARTS = {True: 6, False: 12}  # of a transaction that writes every account
+STEPS = {groups: 2 * parts for groups, parts in PARTS.items()}
+ALL = [(groups, n) for groups in (True, False) for n in range(STEPS[groups])]
+
+
+@pytest.fixture(params=[True, False], ids=["groups", "rows"])
+def groups(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+async def opened(groups: bool) -> Machine:
+    machine = Machine(bank.SCHEMA, groups=groups)
+    async with machine.opened() as db:
+        await db.run(bank.opening)
+    return machine
+
+
+async def intact(machine: Machine, *, moved: bool | None) -> None:
+    """Nothing is locked, and the money is all there: some of it moved, or not."""
+    async with machine.opened() as db, db.snapshot() as snap:
+        assert await bank.total_by_get(snap) == await bank.total_by_scan(snap) == bank.TOTAL
+        assert await bank.total_by_scan(snap, reverse=True) == bank.TOTAL
+        if moved is not None:
+            assert (await snap.get(*SOURCE) != bank.OPENING) == moved
+    assert not machine.locks()
+
+
+# ------------------------------------------------------------ crash at every step, on the driver
+
+
+@pytest.mark.parametrize(("groups", "number"), ALL)
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("by", ["read", "write", "scan", "sweeper"])
+async def test_a_crash_at_any_step_is_recovered_by_whoever_comes(
+    groups: bool, number: int, made: bool, by: str
+) -> None:  # T1 T3 T5 T7 T9
+    machine = await opened(groups)
+    async with machine.crashing(number, made=made) as (db, store):
+        with contextlib.suppress(CrashedError, perco.CommitUnknown):
+            await db.run(bank.scatter, SOURCE, 55)
+        await trio.testing.wait_all_tasks_blocked()
+        assert store.dead or (number, made) == (STEPS[groups] - 1, True), "it never came so far"
+        sent = store.log
+    moved = (number, made) >= (PARTS[groups], True)
+    assert sent[: PARTS[groups]] == ["prewrite"] * min(len(sent), PARTS[groups])
+    async with machine.opened() as db:
+        match by:
+            case "read":
+                async with db.snapshot() as snap:
+                    assert await bank.total_by_get(snap) == bank.TOTAL
+            case "scan":
+                async with db.snapshot() as snap:
+                    assert await bank.total_by_scan(snap, reverse=made) == bank.TOTAL
+            case "write":
+                async with db.transaction() as txn:  # reads nothing: it meets the locks when it writes
+                    for column, name in bank.ACCOUNTS:
+                        txn.set(column, name, 7)
+                async with db.snapshot() as snap:
+                    assert await bank.total_by_get(snap) == 7 * len(bank.ACCOUNTS)
+                await trio.testing.wait_all_tasks_blocked()
+                assert not machine.locks()
+                return
+    await machine.swept()
+    await intact(machine, moved=moved)
+
+
+@pytest.mark.parametrize("number", range(STEPS[True]))
+async def test_all_that_a_dead_client_sent_may_come_again(number: int) -> None:  # T5 T6 T7
+    """After its locks were settled every message of it arrives once more; then again, backwards."""
+    machine = await opened(True)
+    async with machine.crashing(number, made=True) as (db, store):
+        store.plan = lambda mutation, n: Fault.REPEAT
+        with contextlib.suppress(CrashedError, perco.CommitUnknown):
+            await db.run(bank.scatter, SOURCE, 55)
+        await trio.testing.wait_all_tasks_blocked()
+        await machine.swept()
+        again = [*store.late, *reversed(store.late)]
+        assert len(again) == 2 * (number + 1)
+        for mutation in again:
+            await machine.store.apply([mutation])
+    await machine.swept()
+    await intact(machine, moved=number >= PARTS[True])
+
+
+# ------------------------------------------------------------ one fault
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.DELAY, Fault.REPEAT])
+@pytest.mark.parametrize(("groups", "number"), ALL)
+async def test_a_lost_reply_at_any_step_is_not_an_abort(groups: bool, number: int, fault: Fault) -> None:  # T4 T6
+    machine = await opened(groups)
+    async with machine.opened(sweeper=True) as db:
+        store = faulty(db, at(number, fault))
+        async with db.transaction() as txn:
+            await bank.scatter(txn, SOURCE, 55)
+        assert txn.outcome == "committed"
+        await trio.testing.wait_all_tasks_blocked()
+        assert store.fired[fault] == 1
+        assert await store.deliver_late() == (fault in (Fault.DELAY, Fault.REPEAT))
+    await machine.swept()
+    await intact(machine, moved=True)
+
+
+@pytest.mark.parametrize(("groups", "number"), [(g, n) for g, n in ALL if n <= PARTS[g]])
+async def test_a_store_that_cannot_write_aborts(groups: bool, number: int) -> None:  # S4
+    """Prewrite or primary: StoreFull, nothing moved, no lock left."""
+    machine = await opened(groups)
+    async with machine.opened() as db:
+        store = faulty(db, at(number, Fault.FAIL))
+        with pytest.raises(perco.StoreFull):
+            async with db.transaction() as txn:
+                await bank.scatter(txn, SOURCE, 55)
+        assert store.fired[Fault.FAIL] == 1
+        assert txn.outcome == "aborted"
+        assert await db.outcome(txn.token) == 0
+        await trio.testing.wait_all_tasks_blocked()
+        assert not machine.locks()
+    await intact(machine, moved=False)
+
+
+async def test_a_secondary_that_cannot_be_written_is_still_read(groups: bool) -> None:  # S4 T9
+    """Committed is committed: readers answer from the lock until there is space again."""
+    machine = await opened(groups)
+    async with machine.opened() as db:
+        full = True
+        store = faulty(db, lambda mutation, n: Fault.FAIL if full and n > PARTS[groups] else None)
+        async with db.transaction() as txn:
+            await bank.scatter(txn, SOURCE, 55)
+        await trio.testing.wait_all_tasks_blocked()
+        async with db.snapshot() as snap:
+            assert await bank.total_by_get(snap) == await bank.total_by_scan(snap) == bank.TOTAL
+            assert await snap.get(*SOURCE) == bank.OPENING - 55
+        assert store.fired[Fault.FAIL] >= PARTS[groups] - 1
+        assert machine.locks()
+        full = False
+    await machine.swept()
+    await intact(machine, moved=True)
+
+
+async def test_a_dead_lock_that_cannot_be_settled_is_read_past(groups: bool) -> None:  # S4 T9
+    machine = await opened(groups)
+    async with machine.crashing(PARTS[groups] - 1, made=True) as (db, _):
+        with pytest.raises(CrashedError):
+            await db.run(bank.scatter, SOURCE, 55)
+        await trio.testing.wait_all_tasks_blocked()
+    assert machine.locks() == len(bank.ACCOUNTS)
+    async with machine.opened() as db:
+        store = faulty(db, on(["rollback", "marker"], Fault.FAIL, times=1000))
+        async with db.snapshot() as snap:
+            assert await bank.total_by_get(snap) == await bank.total_by_scan(snap) == bank.TOTAL
+        assert store.fired[Fault.FAIL]
+        with pytest.raises(perco.StoreFull):  # a writer cannot get past
+            await db.options(attempts=1).run(bank.move, SOURCE, TARGET, 1)
+    await machine.swept()
+    await intact(machine, moved=False)
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.DELAY, Fault.REPEAT])
+@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("committed", [False, True])
+async def test_a_lost_reply_during_recovery(
+    autojump_clock: trio.testing.MockClock, groups: bool, committed: bool, number: int, fault: Fault
+) -> None:  # T5 T6 T8
+    machine = await crashed_before_or_after_the_commit(groups, committed)
+    async with machine.opened() as db:
+        store = faulty(db, at(number, fault))
+        db.background.start(db.sweeper.run, "sweeper")
+        while not db.sweeper.clean:  # noqa: ASYNC110
+            await trio.sleep(1)
+        assert store.fired[fault] == 1
+        await store.deliver_late()
+    await machine.swept()
+    await intact(machine, moved=committed)
+
+
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("number", range(9))
+@pytest.mark.parametrize("committed", [False, True])
+async def test_a_recovery_that_crashes_is_recovered(groups: bool, committed: bool, number: int, made: bool) -> None:
+    """T5 T6 T8: at every step of the sweeper."""
+    machine = await crashed_before_or_after_the_commit(groups, committed)
+    before = machine.locks()
+    async with machine.crashing(number, made=made) as (db, store):
+        with pytest.raises(CrashedError):
+            await db.sweeper._sweep()
+        assert len(store.log) == number + made
+    assert machine.locks() == before - number - made
+    await machine.swept()
+    await intact(machine, moved=committed)
+
+
+async def crashed_before_or_after_the_commit(groups: bool, committed: bool) -> Machine:
+    machine = await opened(groups)
+    async with machine.crashing(PARTS[groups] - (not committed), made=True) as (db, _):
+        with contextlib.nullcontext() if committed else pytest.raises(CrashedError):
+            await db.run(bank.scatter, SOURCE, 55)
+        await trio.testing.wait_all_tasks_blocked()
+    assert machine.locks() == len(bank.ACCOUNTS) - committed * (2 if groups else 1)
+    return machine
+
+
+# ------------------------------------------------------------ many faults
+
+
+async def test_a_request_to_commit_that_comes_late_after_all(groups: bool) -> None:  # T4
+    """It was taken for lost; sent again the store was full; meanwhile the first had arrived: committed."""
+    machine = await opened(groups)
+    async with machine.opened() as db:
+        store: FaultyRowStore
+
+        def plan(mutation: object, number: int) -> Fault | None:
+            return {PARTS[groups]: Fault.DELAY, PARTS[groups] + 1: Fault.FAIL}.get(number)
+
+        async def before(mutation: object) -> None:
+            if len(store.log) == PARTS[groups] + 2:  # now it would let go
+                assert await store.deliver_late() == 1
+
+        store = use(db, FaultyRowStore(db.driver.store, plan, before=before))
+        async with db.transaction() as txn:
+            await bank.scatter(txn, SOURCE, 55)
+        assert store.fired == {Fault.DELAY: 1, Fault.FAIL: 1}
+        assert txn.outcome == "committed"
+        await trio.testing.wait_all_tasks_blocked()
+    await intact(machine, moved=True)
+
+
+async def test_a_store_that_never_answers_prewrites(autojump_clock: trio.testing.MockClock, groups: bool) -> None:
+    """Bounded: it is an error of the store, and nothing was written."""
+    machine = await opened(groups)
+    async with machine.opened() as db:
+        store = faulty(db, lambda mutation, n: Fault.LOSE_REQUEST)
+        with trio.fail_after(3600), pytest.raises(perco.Unavailable):
+            async with db.transaction() as txn:
+                await bank.scatter(txn, SOURCE, 55)
+        assert txn.outcome == "aborted"
+        assert store.fired[Fault.LOSE_REQUEST] > PARTS[groups]
+    await machine.swept()
+    await intact(machine, moved=False)
+
+
+async def test_a_store_that_never_answers_the_commit(autojump_clock: trio.testing.MockClock, groups: bool) -> None:
+    """T4: until commit_timeout, then CommitUnknown; asking later tells."""
+    machine = await opened(groups)
+    async with machine.opened(perco.Options(commit=perco.CommitOptions(commit_timeout_s=7))) as db:
+        store = faulty(db, on("commit", Fault.LOSE_REQUEST, times=1 << 30))
+        began = trio.current_time()
+        with pytest.raises(perco.CommitUnknown) as caught:
+            async with db.transaction() as txn:
+                await bank.scatter(txn, SOURCE, 55)
+        assert trio.current_time() - began == pytest.approx(7)
+        assert store.fired[Fault.LOSE_REQUEST] > 3
+        assert caught.value.token == txn.token
+        assert txn.outcome == "unknown"
+        assert await db.outcome(txn.token) == 0
+    await machine.swept()
+    await intact(machine, moved=False)
+
+
+async def test_reads_that_fail_while_asking_leave_the_outcome_open(groups: bool) -> None:  # T4
+    machine = await opened(groups)
+    async with machine.opened() as db:
+        store = faulty(db)
+
+        async def before(mutation: object) -> None:
+            if len(store.log) == PARTS[groups]:
+                store.plan = at(PARTS[groups], Fault.LOSE_REPLY)
+                store.read_error = OSError("the disk is gone")
+
+        store.before = before
+        with pytest.raises(perco.CommitUnknown) as caught:
+            async with db.transaction() as txn:
+                await bank.scatter(txn, SOURCE, 55)
+        assert isinstance(caught.value.__cause__, OSError)
+        assert txn.outcome == "unknown"
+        store.read_error = None
+        assert await db.outcome(txn.token) > txn.start_ts
+    await machine.swept()
+    await intact(machine, moved=True)

@@ -1,0 +1,180 @@
+"""Keys and values as bytes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+import perco
+from perco import BOOL, BYTES, FLOAT64, INT64, JSON, MSGPACK, TEXT, Codec, Corruption, Tuple, UsageError
+from perco.txn.codecs import codec_named, decoded
+
+int64 = st.integers(-(1 << 63), (1 << 63) - 1)
+ORDERED: dict[str, tuple[Codec[Any], st.SearchStrategy[Any]]] = {
+    "bytes": (BYTES, st.binary(max_size=40)),
+    "text": (TEXT, st.text(max_size=20)),
+    "int64": (INT64, int64),
+    "tuple(text,int64)": (Tuple(TEXT, INT64), st.tuples(st.text(max_size=8), int64)),
+    "tuple(bytes,bytes,bytes)": (
+        Tuple(BYTES, BYTES, BYTES),
+        st.tuples(*[st.binary(max_size=4) | st.lists(st.sampled_from([0, 1, 255])).map(bytes)] * 3),
+    ),
+    "tuple(int64,text)": (Tuple(INT64, TEXT), st.tuples(st.integers(-3, 3), st.text(alphabet="\0\1a", max_size=3))),
+}
+plain = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False) | st.text()
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+msgpack_values = st.recursive(
+    plain | st.binary(),
+    lambda inner: st.lists(inner, max_size=4).map(tuple) | st.dictionaries(st.text() | st.integers(0, 9), inner),
+    max_leaves=8,
+)
+OTHERS: dict[str, tuple[Codec[Any], st.SearchStrategy[Any]]] = {
+    "float64": (FLOAT64, st.floats(allow_nan=False)),
+    "bool": (BOOL, st.booleans()),
+    "json": (JSON, json_values),
+    "msgpack": (MSGPACK, msgpack_values),
+}
+ALL = ORDERED | OTHERS
+
+
+@pytest.mark.parametrize("name", list(ALL))
+@given(data=st.data())
+def test_a_value_comes_back(name: str, data: st.DataObject) -> None:
+    codec, values = ALL[name]
+    value = data.draw(values)
+    encoded = codec.encode(value)
+    assert type(encoded) is bytes
+    back = codec.decode(encoded)
+    assert back == value
+    assert type(back) is type(value)
+
+
+@pytest.mark.parametrize("name", list(ORDERED))
+@given(data=st.data())
+def test_keys_sort_as_their_bytes(name: str, data: st.DataObject) -> None:
+    codec, values = ORDERED[name]
+    one, two = data.draw(values), data.draw(values)
+    assert (one < two) == (codec.encode(one) < codec.encode(two))
+    assert (one == two) == (codec.encode(one) == codec.encode(two))
+
+
+@given(st.tuples(st.text(max_size=4), int64), st.tuples(st.text(max_size=4), int64))
+def test_a_tuples_prefix_is_that_of_all_that_begin_alike(one: tuple[str, int], two: tuple[str, int]) -> None:
+    codec = Tuple(TEXT, INT64)
+    assert codec.encode(one).startswith(codec.part_prefix(one[:1]))
+    assert codec.encode(two).startswith(codec.part_prefix(one[:1])) == (one[0] == two[0])
+    assert codec.part_prefix(()) == b""
+    assert codec.part_prefix(one) == codec.encode(one)
+
+
+@pytest.mark.parametrize("name", list(ALL))
+@given(data=st.binary(max_size=24))
+def test_any_stored_bytes_are_a_value_or_corruption(name: str, data: bytes) -> None:
+    codec, _ = ALL[name]
+    try:
+        decoded(codec, data, "docs.rank")
+    except Corruption as error:
+        assert error.where == "docs.rank"  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("codec", "data"),
+    [
+        (TEXT, b"\xff"),
+        (INT64, b"123"),
+        (FLOAT64, b"123456789"),
+        (BOOL, b"\x02"),
+        (BOOL, b""),
+        (JSON, b"{"),
+        (MSGPACK, b"\x81"),
+        (MSGPACK, b"\x81\x80\xc0"),  # a map as the key of a map
+        (MSGPACK, b"\xc1"),
+        (MSGPACK, b"\x01\x01"),
+        (Tuple(TEXT, INT64), b"a\x00\x01"),
+        (Tuple(TEXT, TEXT), b"a\x00\x01b\x00\x02"),
+        (Tuple(TEXT, TEXT), b"a\x00\x01b\x00\x01c"),
+    ],
+)
+def test_what_does_not_decode_is_corruption(codec: Codec[Any], data: bytes) -> None:
+    with pytest.raises(Corruption, match=r"docs\.rank"):
+        decoded(codec, data, "docs.rank")
+
+
+@pytest.mark.parametrize(
+    ("codec", "value"),
+    [
+        (BYTES, "text"),
+        (BYTES, 1),
+        (TEXT, b"bytes"),
+        (TEXT, None),
+        (TEXT, "\ud800"),
+        (INT64, 1.0),
+        (INT64, True),
+        (INT64, 1 << 63),
+        (INT64, -(1 << 63) - 1),
+        (INT64, "1"),
+        (FLOAT64, "1"),
+        (FLOAT64, True),
+        (FLOAT64, 10**400),
+        (BOOL, 1),
+        (JSON, {1, 2}),
+        (JSON, math.nan),
+        (JSON, b"bytes"),
+        (MSGPACK, {1, 2}),
+        (MSGPACK, 1 << 70),
+        (MSGPACK, object()),
+        (Tuple(TEXT, INT64), ("a",)),
+        (Tuple(TEXT, INT64), ["a", 1]),
+        (Tuple(TEXT, INT64), ("a", "b")),
+        (Tuple(TEXT, INT64), "a"),
+    ],
+)
+def test_what_a_codec_cannot_take_is_a_type_or_value_error(codec: Codec[Any], value: object) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        codec.encode(value)
+
+
+def test_bytes_like_values_are_taken_as_bytes() -> None:
+    assert BYTES.encode(bytearray(b"a")) == BYTES.encode(memoryview(b"a")) == b"a"  # type: ignore[arg-type]
+
+
+def test_a_key_must_keep_order() -> None:
+    for codec in (FLOAT64, BOOL, JSON, MSGPACK):
+        with pytest.raises(UsageError, match="keep order"):
+            perco.Table("t", key=codec)
+        with pytest.raises(UsageError, match="keep order"):
+            Tuple(TEXT, codec)
+
+
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_a_tuple_key_has_two_to_eight_parts(count: int) -> None:
+    with pytest.raises(UsageError, match="2 to 8"):
+        Tuple(*[TEXT] * count)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 61])
+def test_a_codecs_name_has_a_length(name: str) -> None:
+    with pytest.raises(UsageError):
+        Codec(name, bytes, bytes)
+
+
+@pytest.mark.parametrize("name", list(ALL))
+def test_a_stored_name_finds_its_codec(name: str) -> None:  # N10
+    codec, _ = ALL[name]
+    assert codec.name == name
+    found = codec_named(name)
+    assert found.name == name
+    assert found.ordered == codec.ordered
+
+
+def test_a_codec_of_somebody_elses_reads_as_bytes() -> None:  # N10
+    found = codec_named("acme-point")
+    assert found.name == "acme-point"
+    assert found.decode(b"raw") == b"raw"
