@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ def parse_key(codec: Codec[Any], text: str) -> Any:
     Raises: UsageError.
     """
     if isinstance(codec, TupleCodec):
-        return _parts(codec, text, exact=True)
+        return _fitting(codec, _parts(codec, text, exact=True), text, "key")
     return parse_value(codec, text, "key")
 
 
@@ -66,27 +67,27 @@ def parse_value(codec: Codec[Any], text: str, what: str = "value") -> Any:
 
     Raises: UsageError.
     """
+    if codec.name in ("json", "msgpack"):
+        return _fitting(codec, _json(text, what), text, what)
+    parse = _PARSERS.get(codec.name, _bytes)
     try:
-        match codec.name:
-            case "text":
-                text.encode()
-                return text
-            case "int64":
-                return int(text)
-            case "float64":
-                return float(text)
-            case "bool":
-                return {"true": True, "false": False}[text]
-            case "json" | "msgpack":
-                return _json(text, what)
-            case _:
-                return _bytes(text)
+        value = parse(text)
     except (ValueError, KeyError):
         raise UsageError(f"the {what} {text!r} is not {_described(codec)}") from None
+    return _fitting(codec, value, text, what)
+
+
+def _fitting(codec: Codec[Any], value: Any, text: str, what: str) -> Any:
+    """The value, if the codec takes it."""
+    try:
+        codec.encode(value)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"the {what} {text!r} is not {codec.name}: {error}") from None
+    return value
 
 
 def _described(codec: Codec[Any]) -> str:
-    return {"int64": "a whole number", "float64": "a number", "bool": "true or false", "text": "valid text"}.get(
+    return {"int64": "a whole number", "float64": "a number", "bool": "true or false"}.get(
         codec.name, "bytes: write it as text, or as hex: and pairs of hexadecimal digits"
     )
 
@@ -95,6 +96,14 @@ def _bytes(text: str) -> bytes:
     if text.startswith(_HEX):
         return bytes.fromhex(text[len(_HEX) :])
     return text.encode(errors="surrogateescape")  # as the shell gave them to us
+
+
+_PARSERS: Final[dict[str, Callable[[str], Any]]] = {
+    "text": str,
+    "int64": int,
+    "float64": float,
+    "bool": lambda text: {"true": True, "false": False}[text],
+}
 
 
 def _json(text: str, what: str) -> Any:

@@ -102,7 +102,11 @@ class Database(Client):
 
     def is_idle(self) -> bool:
         """Whether nothing is left to observe, at this moment (N7)."""
-        return not self.fates.observed and self.sweeper.clean and not self.pending()
+        return self._settled() and not self.fates.observed and not self.pending()
+
+    def _settled(self) -> bool:
+        """Whether no lock has been left behind that is still to be settled (N1, N7)."""
+        return self.sweeper.clean and not self.driver.orphaned.is_set()
 
     async def wait_idle(self, *, timeout: float | None = None) -> int:
         """Until no change waits for an observer anywhere (N7). Returns how many are on the failed list: 0 here.
@@ -129,7 +133,7 @@ class Database(Client):
             while True:
                 self.background.check()
                 under_way = self.fates.observed and not before.isdisjoint(self.driver.inflight)
-                if self.sweeper.clean and not under_way and await self._oldest_cause() > ts:
+                if self._settled() and not under_way and await self._oldest_cause() > ts:
                     return
                 await self._check_served()
                 if self.is_idle():
@@ -138,7 +142,7 @@ class Database(Client):
 
     async def _check_served(self) -> None:
         """Waiting without anybody who works would never end."""
-        if self.fates.observed or not self.sweeper.clean:
+        if self.fates.observed or not self._settled():
             return
         if self._worker is None:
             raise UsageError(

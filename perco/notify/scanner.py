@@ -2,8 +2,8 @@
 
 N8  A scanner starts at a random key of a random tablet and walks on from there, round the whole store. When it meets a
     row on which another scanner runs observers it teleports: it jumps to a new random place, as no bus can, so that
-    scanners never clump behind a slow row. It sleeps when a whole tour found nothing: clear the wake flag, look, sleep;
-    the wake comes after the notify cells are visible.
+    scanners never clump behind a slow row. It sleeps after a whole tour: clear the wake flag, look, sleep; the wake
+    comes after the notify cells are visible. It wakes one scanner; one that finds more than it may run wakes the next.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import NamedTuple
 import trio
 
 from perco.notify.worker import Worker
-from perco.storage import NOTIFY, TS_MAX, ScanQuery, ScanRequest
+from perco.storage import NOTIFY, TS_MAX, ScanPage, ScanQuery, ScanRequest
 
 _CELLS_PER_ROW = 4096
-_TELEPORTS_PER_TOUR = 4  # then the tour is finished all the same, so that nothing is passed by
 
 
 class Place(NamedTuple):
@@ -70,19 +69,13 @@ class Scanner:
         try:
             async with trio.open_nursery() as nursery:
                 while True:
-                    if self.worker.wake.is_set():
-                        self.worker.wake = trio.Event()  # clear, then look, then sleep
-                    wake, began = self.worker.wake, trio.current_time()
-                    if not await self._tour(nursery):
-                        await self._sleep(wake, began)
+                    self.worker.again = False  # clear, then look, then sleep
+                    began = trio.current_time()
+                    await self._tour(nursery)
+                    # What waited when the tour began may be tried again then (N6).
+                    await self.worker.sleep(self.worker.backoff.next_due(began))
         finally:
             self.ended.set()
-
-    async def _sleep(self, wake: trio.Event, began: float) -> None:
-        """Until woken, or until something that waited when the tour began may be tried again (N6)."""
-        due = self.worker.backoff.next_due(began)
-        with trio.move_on_at(float("inf") if due is None else due):
-            await wake.wait()
 
     def _places(self) -> list[Place]:
         store = self.worker.client.driver.store
@@ -93,57 +86,58 @@ class Scanner:
                 places.append(Place(table, low, high))
         return places
 
-    async def _tour(self, nursery: trio.Nursery) -> bool:
-        """Walk the whole store once from a random place; whether anything was claimed."""
+    async def _tour(self, nursery: trio.Nursery) -> None:
+        """Walk the whole store once, from a random place; again from another one after each teleport."""
         self.counters.tours += 1
-        teleports = claimed = 0
-        while True:
-            ahead = await self._random_tour()
-            met = False
-            for place in ahead:
-                found, met = await self._walk(nursery, place, teleports < _TELEPORTS_PER_TOUR)
-                claimed += found
-                if met:
-                    break
-            if not met:
-                return claimed > 0
-            teleports += 1
+        while await self._ride(nursery):
             self.counters.teleports += 1
 
-    async def _random_tour(self) -> list[Place]:
-        """All places, beginning at a random key of a random one, and what was skipped of that one at the end."""
+    async def _ride(self, nursery: trio.Nursery) -> bool:
+        """Whether it teleports instead of going all the way round."""
+        claims = self.counters.claims
+        for place in await self._ahead():
+            if await self._walk(nursery, place, claims):
+                return True
+        return False
+
+    async def _ahead(self) -> list[Place]:
+        """All places from a random one on, without those found clean on the way to the first dirty row; that place
+        begins at a random key, and what is skipped of it comes at the end."""
         places = self._places()
-        if not places:
-            return []
-        at = self._rng.randrange(len(places))
-        place = places[at]
-        row = await self._random_row(place)
-        return [
-            Place(place.table, row, place.high),
-            *places[at + 1 :],
-            *places[:at],
-            *([Place(place.table, place.low, row)] if row > place.low else []),
-        ]
+        at = self._rng.randrange(len(places)) if places else 0
+        places = places[at:] + places[:at]
+        while places:
+            place = places.pop(0)
+            row = await self._random_row(place)
+            if row is not None:
+                skipped = [Place(place.table, place.low, row)] if row > place.low else []
+                return [Place(place.table, row, place.high), *places, *skipped]
+        return []
 
-    async def _random_row(self, place: Place) -> bytes:
-        first = await self._edge(place, reverse=False)
-        if first is None:
+    async def _random_row(self, place: Place) -> bytes | None:
+        """Where to begin in a place, or None: it is clean."""
+        page = await self._page(place, self.worker.options.page_rows)
+        if page.next is None:
+            return self._rng.choice(page.rows)[0] if page.rows else None
+        last = await self._page(place, 1, reverse=True)
+        if not page.rows or not last.rows:
             return place.low
-        last = await self._edge(place, reverse=True)
-        return random_row(first, last if last is not None else first, self._rng)
+        return random_row(page.rows[0][0], last.rows[0][0], self._rng)
 
-    async def _edge(self, place: Place, *, reverse: bool) -> bytes | None:
-        """The first or last dirty row of a place."""
+    async def _page(self, place: Place, rows: int, *, reverse: bool = False) -> ScanPage:
+        """The first dirty rows of a place, or the last."""
         query = ScanQuery(NOTIFY, None, 0, TS_MAX, 1)
-        request = ScanRequest(place.table, place.low, place.high, (query,), reverse, 1)
-        page = await self.worker.client.driver.store.scan(request)
-        return page.rows[0][0] if page.rows else None
+        request = ScanRequest(place.table, place.low, place.high, (query,), reverse, rows)
+        return await self.worker.client.driver.store.scan(request)
 
-    async def _walk(self, nursery: trio.Nursery, place: Place, may_teleport: bool) -> tuple[int, bool]:
-        """Claim the dirty rows of a place in order. Returns (claimed, met another scanner)."""
+    async def _walk(self, nursery: trio.Nursery, place: Place, claims: int) -> bool:
+        """Claim the dirty rows of a place in order. Returns whether it teleports from a row that another one holds.
+
+        It does if it has claimed any since it came here (then it had made `claims`). Else jumping gains nothing: where
+        it came to was random, and where few rows are dirty, all of them may be held.
+        """
         worker, me = self.worker, self.number
         query = ScanQuery(NOTIFY, None, 0, TS_MAX, _CELLS_PER_ROW)
-        claimed = 0
         start: bytes | None = place.low
         while start is not None:
             request = ScanRequest(place.table, start, place.high, (query,), False, worker.options.page_rows)
@@ -162,20 +156,21 @@ class Scanner:
                     continue
                 if holder is not None:
                     self.counters.met += 1
-                    if worker.options.teleport and may_teleport:
-                        return claimed, True
+                    if worker.options.teleport and self.counters.claims > claims:
+                        return True
+                if not self._slots.value:
+                    worker.wake_up()  # whoever still may run something looks for what this one cannot
                 await self._slots.acquire()
                 now = trio.current_time()  # others may have been faster while this one waited
                 acks = [ack for ack in acks if worker.claimable(place.table, row, ack, now)]
                 if not acks or (worker.options.row_locks and not worker.rows.take(place.table, row, me)):
                     self._slots.release()
                     continue
-                claimed += 1
                 self.counters.claims += 1
                 failing = worker.begin_row(place.table, row, acks)
                 nursery.start_soon(self._run_row, place.table, row, acks, failing)
             start = page.next
-        return claimed, False
+        return False
 
     async def _waiting(self, table: str, row: bytes) -> list[int]:
         """The acks for which a row has notify cells."""

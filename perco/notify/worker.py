@@ -88,14 +88,26 @@ class Worker:
         self.rows = RowLocks()
         self.backoff = Backoff(options.backoff, client.random)
         self.counters = {observer.id: ObserverCounters() for observer in observers.values()}
-        self.wake = trio.Event()
+        self.again = False  # woken when nobody slept: whoever ends a tour next makes another
+        self._asleep = trio.lowlevel.ParkingLot()
         self.on_run: Callable[[str, Any, float], None] | None = None
         self._failing = 0
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
 
     def wake_up(self) -> None:
-        """There may be work: what was asleep looks again (N8)."""
-        self.wake.set()
+        """There may be work: a scanner that sleeps looks, or else the first that ends its tour (N8)."""
+        if self._asleep:
+            self._asleep.unpark()
+        else:
+            self.again = True
+
+    async def sleep(self, until: float | None) -> None:
+        """A scanner's, until there may be work, or until a time."""
+        if self.again:
+            await trio.lowlevel.checkpoint()
+            return
+        with trio.move_on_at(float("inf") if until is None else until):
+            await self._asleep.park()
 
     def claimable(self, table: str, row: bytes, ack: int, now: float) -> bool:
         """Whether this worker may run it now (N6, N10)."""

@@ -183,6 +183,13 @@ class Folder:
             _sync_folder(self.path)
         return path
 
+    def forget(self) -> None:
+        """In a forked child: drop its copy of the lock, which else would outlive the parent's."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+            _open_here.discard(self.path)
+
     def release(self, *, clean: bool) -> None:
         """Let go of the folder; `clean` says that its tablets have been closed after their last write."""
         if self._lock < 0:

@@ -132,9 +132,8 @@ class Driver:
         if secondaries:
             if observed:
                 self.notified()
-            self.inflight.pop(start_ts, None)
             self.fates.settle(start_ts, commit.commit_ts)
-            self._spawn(lambda: self._phase_two(secondaries, observed=observed))
+            self._spawn(lambda: self._phase_two(start_ts, secondaries, observed=observed))
         else:
             self._settled(start_ts, commit.commit_ts, observed=observed)
         return commit.commit_ts
@@ -283,13 +282,14 @@ class Driver:
         await self._release(commit)
         self._settled(commit.header.start_ts, 0, observed=observed)
 
-    async def _phase_two(self, secondaries: Sequence[Mutation], *, observed: bool) -> None:
+    async def _phase_two(self, start_ts: int, secondaries: Sequence[Mutation], *, observed: bool) -> None:
         """Roll the secondaries forward; whoever meets their locks before that does it for us (T3, S2)."""
         verdicts = await self.store.apply(secondaries)
         if any(isinstance(verdict, Failed | NoReply) for verdict in verdicts):
             self.orphaned.set()
         if self._event is not None:
             self._event("secondaries")
+        self.inflight.pop(start_ts, None)
         self._observed_done(observed=observed)
 
     def _settled(self, start_ts: int, fate: int | None, *, observed: bool) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perco.errors import UsageError, UsedAfterFork
+from perco.errors import PercoError, TransactionClosed, UsageError, UsedAfterFork
 from perco.storage import (
     PROTOCOL_GROUPS,
     BatchOptions,
@@ -113,11 +113,29 @@ class LocalStore:
         if self._forked:
             raise UsedAfterFork(str(self.path))
 
+    def _refuse(self, error: type[PercoError], text: str) -> None:
+        """From now on whatever was left open, a snapshot or a transaction, raises this where it reads or writes."""
+
+        def refused(*_: object) -> None:
+            raise error(text)
+
+        for tablet in self.store.tablets():
+            for name in ("read", "scan", "submit"):
+                setattr(tablet, name, refused)
+
     async def aclose(self) -> None:
         await self.store.aclose()
+        self._refuse(TransactionClosed, "the store that this belongs to has been closed")
         if self._folder is not None:
             self._folder.release(clean=True)
         _stores.discard(self)
+
+    def forget(self) -> None:
+        """In a forked child: not ours any more (S5); and the parent's death must free the folder, not the child's."""
+        if self._folder is not None:
+            self._forked = True
+            self._folder.forget()
+            self._refuse(UsedAfterFork, str(self.path))
 
     def abandon(self) -> None:
         """Let go of the folder after a failed opening."""
@@ -139,8 +157,7 @@ def _path_of(text: str) -> Path:
 
 def _after_fork() -> None:
     for store in _stores:
-        if store.path is not None:
-            store._forked = True  # S5
+        store.forget()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -120,7 +120,7 @@ class Oracle:
 
         Raises: UsageError in the future, SnapshotTooOld before the oldest note.
         """
-        if wall_s * 1000 > self.wall_ms():
+        if int(wall_s * 1000) > self.wall_ms():
             raise UsageError("there is no snapshot in the future; ask for a time that has passed")
         return await note_at(self._store, wall_s)
 

@@ -31,11 +31,38 @@ def test_values(codec: perco.Codec[Any], text: str, value: object) -> None:
     assert parse_value(codec, text) == value
 
 
+@pytest.mark.parametrize(
+    ("codec", "text", "complaint"),
+    [
+        (perco.INT64, "1.5", "the value '1.5' is not a whole number"),
+        (perco.INT64, "9" * 30, "does not fit 64 bits"),
+        (perco.FLOAT64, "much", "is not a number"),
+        (perco.BOOL, "yes", "is not true or false"),
+        (perco.JSON, "{", "is not JSON"),
+        (perco.JSON, "NaN", "is not json"),
+        (perco.BYTES, "hex:0", "pairs of hexadecimal digits"),
+        (perco.TEXT, "\udcff", "is not text"),
+    ],
+)
+def test_what_is_no_value_is_said(codec: perco.Codec[Any], text: str, complaint: str) -> None:
+    with pytest.raises(perco.UsageError, match=complaint):
+        parse_value(codec, text)
+
+
 def test_tuple_keys_are_json_arrays() -> None:
     codec = perco.Tuple(perco.TEXT, perco.INT64, perco.BYTES)
     assert parse_key(codec, '["a", 1, "hex:00"]') == ("a", 1, b"\x00")
     assert parse_prefix(codec, '["a", 1]') == ("a", 1)
-    for wrong in ('["a", 1]', '["a", 1, "b", 2]', '["a", "1", "b"]', '["a", true, "b"]', '"a"', "a", "[1, 1, 1]"):
+    for wrong in (
+        '["a", 99999999999999999999, "b"]',
+        '["a", 1]',
+        '["a", 1, "b", 2]',
+        '["a", "1", "b"]',
+        '["a", true, "b"]',
+        '"a"',
+        "a",
+        "[1, 1, 1]",
+    ):
         with pytest.raises(perco.UsageError):
             parse_key(codec, wrong)
 

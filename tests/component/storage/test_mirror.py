@@ -10,7 +10,7 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 from tests.component.storage.stores import TABLE, open_store
-from tests.core.storage.model import Model, mutations, queries, rows, scan_requests
+from tests.core.storage.model import Model, mutations, queries, rows, scan_requests, unhurried
 
 SPLITS = [b"\x00" * 32, b"a\x00"]
 FLOOR = 5
@@ -40,7 +40,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(unhurried, max_examples=40)
 @given(operations)
 def test_memory_and_lmdb_answer_alike(history):  # S1 T13
     with tempfile.TemporaryDirectory() as folder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 
 from perco.storage import (
     ABSENT,
@@ -24,6 +24,8 @@ from perco.storage import (
 from perco.storage.cells import COLUMN_MAX, ScanRow
 
 TABLE = "t"
+# However loaded the machine is, a test says the same.
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 GROUPS = ("data", "lock", "write")
 
 

@@ -6,6 +6,7 @@ from hypothesis import example, given, strategies as st
 from perco.errors import Corruption
 from perco.storage.cells import COLUMN_MAX, ROW_BYTES_MAX, TS_MAX
 from perco.storage.keys import cell_key, escape, longest_key, past_row, split_key, unescape
+from tests.core.storage.model import unhurried
 
 LMDB_KEY_BYTES_MAX = 511
 LONGEST = longest_key()
@@ -28,6 +29,7 @@ def neighbours(draw: st.DrawFn) -> tuple[bytes, bytes]:
 pairs = st.one_of(st.tuples(rows, rows), neighbours())
 
 
+@unhurried
 @given(rows)
 @example(b"")
 @example(b"\x00" * ROW_BYTES_MAX)
@@ -35,6 +37,7 @@ def test_a_row_comes_back_from_its_escaped_form(row):
     assert unescape(escape(row)) == row
 
 
+@unhurried
 @given(pairs)
 @example((b"\x00" * 31, b"\x00" * 32))
 @example((b"\x00" * 40, b"\x00" * 39 + b"\x01"))
@@ -44,6 +47,7 @@ def test_escaping_keeps_the_order_of_rows(pair):
     assert (escape(first) < escape(second)) == (first < second)
 
 
+@unhurried
 @given(pairs)
 @example((b"\x00" * 32, b"\x00" * 33))
 @example((b"\x00" * 40, b"\x00" * 48))
@@ -53,6 +57,7 @@ def test_no_escaped_row_is_the_beginning_of_another(pair):
         assert not escape(second).startswith(escape(first))
 
 
+@unhurried
 @given(pairs, columns, columns, timestamps, timestamps)
 def test_keys_lie_by_row_then_column_then_newest_first(pair, column, other_column, ts, other_ts):
     first, second = pair
@@ -60,6 +65,7 @@ def test_keys_lie_by_row_then_column_then_newest_first(pair, column, other_colum
     assert (keys[0] < keys[1]) == ((first, column, -ts) < (second, other_column, -other_ts))
 
 
+@unhurried
 @given(pairs, columns, timestamps)
 def test_past_row_lies_between_a_row_and_the_next(pair, column, ts):
     low, high = sorted(pair)
@@ -69,11 +75,13 @@ def test_past_row_lies_between_a_row_and_the_next(pair, column, ts):
         assert past_row(escape(low)) < cell_key(escape(high), 0, TS_MAX)
 
 
+@unhurried
 @given(rows, columns, timestamps)
 def test_a_key_splits_into_what_it_was_made_of(row, column, ts):
     assert split_key(cell_key(escape(row), column, ts)) == (escape(row), column, ts)
 
 
+@unhurried
 @given(rows)
 def test_no_key_is_longer_than_the_longest(row):
     assert len(cell_key(escape(row), COLUMN_MAX, 1)) <= LONGEST
@@ -114,6 +122,7 @@ def test_a_row_that_escape_never_wrote_is_corruption(prefix):
         unescape(prefix)
 
 
+@unhurried
 @given(st.one_of(st.binary(max_size=40), st.lists(st.sampled_from([0, 1, 2, 0xFF]), max_size=90).map(bytes)))
 def test_whatever_unescapes_is_what_escape_writes(prefix):
     try:

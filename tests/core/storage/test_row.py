@@ -8,7 +8,7 @@ from perco.storage import ABSENT, APPLIED, PRESENT, TS_MAX, Mutation, Refused, S
 from perco.storage.engine import MemoryBatch, MemoryEngine
 from perco.storage.keys import cell_key, escape
 from perco.storage.row import check_and_write, read_row, scan_rows
-from tests.core.storage.model import GROUPS, TABLE, Model, mutations, queries, rows, scan_requests
+from tests.core.storage.model import GROUPS, TABLE, Model, mutations, queries, rows, scan_requests, unhurried
 
 
 def contents(engine):
@@ -38,6 +38,7 @@ def put(row, *cells):
 histories = st.lists(mutations(rows), max_size=15)
 
 
+@unhurried
 @given(st.lists(mutations(rows), max_size=25), st.integers(0, 10))
 def test_every_verdict_is_what_a_dict_would_say(history, floor):  # S1 T13
     engine, model = MemoryEngine(), Model(floor)
@@ -45,6 +46,7 @@ def test_every_verdict_is_what_a_dict_would_say(history, floor):  # S1 T13
         assert check_and_write(engine, mutation, floor) == model.apply(mutation)
 
 
+@unhurried
 @given(histories, mutations(rows))
 def test_a_refused_mutation_writes_nothing(history, mutation):  # S1
     engine, _ = filled(history)
@@ -120,12 +122,14 @@ def test_a_check_sees_its_own_cells_and_no_others(check, holds):
     assert verdict == (APPLIED if holds else Refused(0, 0))
 
 
+@unhurried
 @given(histories, rows, st.lists(queries(), max_size=5))
 def test_a_read_finds_what_a_dict_would(history, row, asked):
     engine, model = filled(history)
     assert read_row(engine, row, asked) == model.read(row, asked)
 
 
+@unhurried
 @given(st.sets(st.integers(1, 9)), st.integers(0, 10), st.integers(0, 10), st.integers(-9, 9))
 def test_newest_and_oldest_within_a_range(versions, low, high, n):
     engine, model = filled([put(b"a", *[(1, ts, b"%d" % ts) for ts in versions], (0, 5, b""), (2, 5, b""))])
@@ -157,7 +161,7 @@ def pages(engine, request):
         assert len(out) < 100, "the scan does not get on"
 
 
-@settings(max_examples=300)
+@settings(unhurried, max_examples=200)
 @given(histories, scan_requests())
 def test_small_pages_give_the_same_rows_as_one_page_and_as_a_dict(history, request):
     engine, model = filled(history)

@@ -189,13 +189,13 @@ async def _fill_disk(path: Path, ahead: bool) -> None:
             mutations = [
                 put(b"ordinary", b"l" * 50_000),
                 delete(b"small-0", reserve=True),
-                put(b"reserve", b"r" * 10, reserve=True),
+                put(b"reserve", b"r" * 50_000, reserve=True),
             ]
             first, *others = await store.apply(mutations)
             assert isinstance(first, Failed), first
             assert others == [APPLIED, APPLIED], others
             del acknowledged["small-0"]
-            acknowledged["reserve"] = 10
+            acknowledged["reserve"] = 50_000
             # More of them at once than the reserve has pages for.
             await put_all(store, *[delete(b"small-%d" % n, reserve=True) for n in range(1, 100)] * 3)
             for n in range(1, 100):

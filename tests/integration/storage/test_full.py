@@ -99,7 +99,7 @@ async def test_where_the_map_ends_writes_fail_and_reads_go_on(tmp_path):  # S4
         assert await store.read([newest(row) for row in made]) == [[[(1, b"x" * 10_000)]]] * len(made)
         assert await value_of(store, b"%d" % n) is None
         verdicts = await store.apply(
-            [put(b"ordinary", b"x" * 10_000), delete(made[0], reserve=True), put(b"b", reserve=True)]
+            [put(b"ordinary", b"x" * 10_000), delete(made[0], reserve=True), put(b"b", b"x" * 10_000, reserve=True)]
         )
         assert isinstance(verdicts[0], Failed)
         assert verdicts[1:] == [APPLIED, APPLIED]

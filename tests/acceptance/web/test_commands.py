@@ -1,0 +1,100 @@
+"""`perco web` and `perco demo`, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def perco(*arguments: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "perco", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    (folder / "a.html").write_text('<title>Apples</title><p>red fruit</p><a href="b.html">more fruit</a>')
+    (folder / "b.html").write_text('<title>Bananas</title><p>yellow</p><a href="a.html">back</a>')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("web") / "store"
+    done = perco("web", "load", path, "--html", saved, "--json")
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["searchable"] == 2
+    assert last["idle"]
+    return path
+
+
+def test_what_was_loaded_is_found_by_its_text_and_by_what_links_to_it_say(store: Path) -> None:
+    found = perco("web", "search", store, "yellow", "--json")
+    assert [json.loads(line)["title"] for line in found.stdout.splitlines()] == ["Bananas"]
+    by_anchor = perco("web", "search", store, "back", "--json")  # what Bananas says of Apples
+    assert "Apples" in [json.loads(line)["title"] for line in by_anchor.stdout.splitlines()]
+    people = perco("web", "search", store, "yellow")
+    assert "Bananas" in people.stdout
+    assert "1 hits" in people.stdout
+
+
+def test_a_recrawl_works_only_on_what_has_changed(store: Path, saved: Path) -> None:
+    again = perco("web", "recrawl", store, "--json")
+    load = json.loads(again.stdout.splitlines()[-1])["load"]
+    assert (load["changed"], load["unchanged"]) == (0, 2)
+    (saved / "b.html").write_text("<title>Bananas</title><p>green by now</p>")
+    changed = perco("web", "recrawl", store, "--json")
+    load = json.loads(changed.stdout.splitlines()[-1])["load"]
+    assert (load["changed"], load["unchanged"]) == (1, 1)
+    assert perco("web", "search", store, "yellow").returncode == 1
+    assert perco("web", "search", store, "green").returncode == 0
+
+
+def test_statistics_and_check_of_a_web_index(store: Path) -> None:
+    stats = json.loads(perco("web", "stats", store, "--json").stdout)
+    assert stats["documents"] == stats["pages"] == stats["searchable"] == 2
+    assert set(stats["waiting"].values()) == {0}
+    assert perco("check", store).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("web", "search", "STORE", "..."), "at least one word"),
+        (("web", "search", "STORE", "x", "--at", "yesterday-ish"), "is not a time"),
+        (("web", "search", "STORE", "x", "--at", "2001-01-01T00:00"), "no snapshot"),
+        (("web", "search", "EMPTY", "x"), "perco web load"),
+        (("web", "load", "EMPTY", "--html", "EMPTY"), "folder of saved web pages"),
+        (("web", "load", "EMPTY", "--warc", "missing.warc.gz"), "is not a file"),
+        (("web", "load", "EMPTY", "--mine", "no_such_package"), "no_such_package"),
+    ],
+)
+def test_misuse_is_told_in_a_sentence_and_without_a_traceback(
+    store: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    named = {"STORE": str(store), "EMPTY": str(tmp_path / "empty")}
+    done = perco(*[named.get(argument, argument) for argument in arguments])
+    assert done.returncode in (1, 2), done.stdout
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_demo_leaves_a_folder_that_it_did_not_make_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    done = perco("demo", "--dir", tmp_path)
+    assert done.returncode == 2
+    assert "other files" in done.stderr
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_the_demo_survives_its_own_kill_and_equals_a_batch_rebuild(tmp_path: Path) -> None:
+    done = perco("demo", "--dir", tmp_path / "demo", "--limit", 400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for said in ("answered in", "killed at", "perco check: clean", "equal to a batch rebuild", "searchable after"):
+        assert said in done.stdout, done.stdout

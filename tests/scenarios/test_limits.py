@@ -1,0 +1,297 @@
+"""Limits, wrong types, closed and foreign things: said at once, in one sentence, and nothing half done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import perco
+from perco.storage import VALUE_BYTES_MAX
+
+docs = perco.Table("docs", key=perco.TEXT)
+text = docs.column("text", perco.TEXT)
+n = docs.column("n", perco.INT64)
+raw = docs.column("raw", perco.BYTES)
+blobs = perco.Table("blobs")
+size = blobs.column("size", perco.INT64)
+SCHEMA = perco.Schema(docs, blobs)
+
+
+def limits(**kwargs: int) -> perco.Options:
+    return perco.Options(transaction=perco.TransactionOptions(**kwargs))
+
+
+@pytest.mark.parametrize("fill", [b"k", b"\0", b"\xff"])
+async def test_keys_end_at_400_bytes(fill: bytes) -> None:
+    async with perco.open("memory:", SCHEMA) as db:
+        longest, over = fill * 400, fill * 401
+        async with db.transaction() as txn:
+            txn.set(size, longest, 400)
+            for use in (lambda: txn.set(size, over, 401), lambda: txn.delete(size, over)):
+                with pytest.raises(perco.TooLarge, match="401 is over the limit of 400") as caught:
+                    use()
+                assert (caught.value.size, caught.value.limit) == (401, 400)
+        async with db.snapshot() as snap:
+            assert await snap.get(size, longest) == 400
+            assert [row.key async for row in snap.scan(blobs)] == [longest]
+            assert [row.key async for row in snap.scan(blobs, reverse=True)] == [longest]
+            with pytest.raises(perco.TooLarge):
+                await snap.get(size, over)
+            with pytest.raises(perco.TooLarge):
+                await snap.get_many(size, [b"a", over])
+            with pytest.raises(perco.TooLarge):
+                await snap.row(blobs, over)
+
+
+async def test_a_keys_limit_is_in_bytes() -> None:
+    async with perco.open("memory:", SCHEMA) as db, db.transaction() as txn:
+        txn.set(n, "\u00e4" * 200, 1)
+        with pytest.raises(perco.TooLarge, match="401"):
+            txn.set(n, "\u00e4" * 200 + "a", 1)
+
+
+async def test_values_end_at_8_mebibytes() -> None:
+    async with perco.open("memory:", SCHEMA) as db:
+        largest = b"v" * VALUE_BYTES_MAX
+        async with db.transaction() as txn:
+            txn.set(raw, "k", largest)
+            with pytest.raises(perco.TooLarge, match="8388609 is over the limit of 8388608"):
+                txn.set(raw, "k", largest + b"v")
+        async with db.snapshot() as snap:
+            assert await snap.get(raw, "k") == largest
+
+
+@pytest.mark.parametrize("length", [0, 255, 256, 257, 4096, 70_000])
+async def test_values_short_and_long_come_back(length: int) -> None:
+    """Up to 256 bytes they ride in the record, then in the data group."""
+    async with perco.open("memory:", SCHEMA) as db:
+        value = bytes(i % 251 for i in range(length))
+        async with db.transaction() as txn:
+            txn.set(raw, "k", value)
+        async with db.snapshot() as snap:
+            assert await snap.get(raw, "k") == value
+            assert await snap.get_many(raw, ["k"]) == {"k": value}
+            assert [row[raw] async for row in snap.scan(docs)] == [value]
+
+
+async def test_cells_max_is_noticed_at_set() -> None:
+    async with perco.open("memory:", SCHEMA, options=limits(cells_max=3)) as db:
+        async with db.transaction() as txn:
+            txn.set(n, "a", 1)
+            txn.set(n, "b", 1)
+            txn.delete(n, "c")
+            for use in (lambda: txn.set(n, "d", 1), lambda: txn.delete(n, "d"), lambda: txn.set(text, "a", "")):
+                with pytest.raises(perco.TooLarge, match="4 is over the limit of 3"):
+                    use()
+            txn.set(n, "a", 2)  # a cell that is in it already is no new one
+        async with db.snapshot() as snap:
+            assert await snap.get_many(n, "abd") == {"a": 2, "b": 1, "d": None}
+
+
+async def test_bytes_max_is_noticed_at_set() -> None:
+    async with perco.open("memory:", SCHEMA, options=limits(bytes_max=100)) as db:
+        async with db.transaction() as txn:
+            txn.set(raw, "a", b"x" * 60)
+            with pytest.raises(perco.TooLarge, match="110 is over the limit of 100"):
+                txn.set(raw, "b", b"x" * 50)
+            txn.set(raw, "a", b"x" * 50)  # what it replaces does not count
+            txn.set(raw, "b", b"x" * 50)
+            txn.delete(raw, "a")
+            txn.set(raw, "c", b"x" * 50)
+        async with db.snapshot() as snap:
+            assert await snap.get_many(raw, "abc") == {"a": None, "b": b"x" * 50, "c": b"x" * 50}
+
+
+async def test_none_means_absent_and_cannot_be_set() -> None:
+    async with perco.open("memory:", SCHEMA) as db, db.transaction() as txn:
+        for column in (text, n, raw):
+            with pytest.raises(TypeError, match="None means absent"):
+                txn.set(column, "k", None)  # type: ignore[arg-type]
+
+
+WRONG: dict[str, Callable[[perco.Transaction], Any]] = {
+    "value of another type": lambda txn: txn.set(n, "k", "1"),  # type: ignore[arg-type]
+    "bool for an int": lambda txn: txn.set(n, "k", True),
+    "bytes for a text": lambda txn: txn.set(text, "k", b"1"),  # type: ignore[arg-type]
+    "int over 64 bits": lambda txn: txn.set(n, "k", 1 << 64),
+    "lone surrogate": lambda txn: txn.set(text, "k", "\ud800"),
+    "key of another type": lambda txn: txn.set(n, b"k", 1),  # type: ignore[arg-type]
+    "key is None": lambda txn: txn.set(n, None, 1),  # type: ignore[arg-type]
+    "key of another type, deleted": lambda txn: txn.delete(n, 5),  # type: ignore[arg-type]
+    "key that is no text": lambda txn: txn.set(n, "\udc80", 1),
+}
+
+
+@pytest.mark.parametrize("what", list(WRONG))
+async def test_wrong_types_are_noticed_at_set(what: str) -> None:
+    async with perco.open("memory:", SCHEMA) as db:
+        async with db.transaction() as txn:
+            with pytest.raises((TypeError, ValueError)):
+                WRONG[what](txn)
+            txn.set(n, "ok", 1)
+        async with db.snapshot() as snap:
+            assert [row.key async for row in snap.scan(docs)] == ["ok"]
+
+
+async def test_wrong_keys_are_noticed_at_every_read() -> None:
+    async with perco.open("memory:", SCHEMA) as db, db.snapshot() as snap:
+        wrong: Any = b"bytes"
+        with pytest.raises(TypeError):
+            await snap.get(n, wrong)
+        with pytest.raises(TypeError):
+            await snap.get_many(n, [wrong])
+        with pytest.raises(TypeError):
+            await snap.row(docs, wrong)
+        for argument in ("start", "stop", "prefix"):
+            with pytest.raises(TypeError):
+                snap.scan(docs, **{argument: wrong})
+
+
+async def test_a_value_is_what_it_was_when_it_was_set() -> None:
+    """Encoded at once: changing the object later changes nothing."""
+    table = perco.Table("t", key=perco.TEXT)
+    data = table.column("data", perco.JSON)
+    async with perco.open("memory:", perco.Schema(table)) as db:
+        value = {"a": [1]}
+        async with db.transaction() as txn:
+            txn.set(data, "k", value)
+            value["a"].append(2)
+            assert await txn.get(data, "k") == {"a": [1]}
+        async with db.snapshot() as snap:
+            assert await snap.get(data, "k") == {"a": [1]}
+
+
+# ------------------------------------------------------------ closed
+
+
+async def test_an_ended_transaction_says_so_in_every_way() -> None:
+    async with perco.open("memory:", SCHEMA) as db:
+        for end in ("commit", "discard", "leave"):
+            async with db.transaction() as txn:
+                txn.set(n, "k", 1)
+                scan = txn.scan(docs)
+                if end == "commit":
+                    await txn.commit()
+                elif end == "discard":
+                    txn.discard()
+                if end != "leave":
+                    await all_closed(txn, scan)
+            await all_closed(txn, scan)
+        async with db.snapshot() as snap:
+            assert await snap.get(n, "k") == 1
+            scan = snap.scan(docs)
+        with pytest.raises(perco.TransactionClosed, match="this snapshot has ended"):
+            await snap.get(n, "k")
+        with pytest.raises(perco.TransactionClosed):
+            await anext(scan)
+
+
+async def all_closed(txn: perco.Transaction, scan: perco.Scan[str]) -> None:
+    for use in (lambda: txn.set(n, "k", 1), lambda: txn.delete(n, "k"), lambda: txn.scan(docs)):
+        with pytest.raises(perco.TransactionClosed, match="this transaction has ended"):
+            use()
+    for ask in (
+        lambda: txn.get(n, "k"),
+        lambda: txn.get_many(n, ["k"]),
+        lambda: txn.row(docs, "k"),
+        lambda: anext(scan),
+        txn.commit,
+    ):
+        with pytest.raises(perco.TransactionClosed):
+            await ask()
+
+
+async def test_a_commit_in_the_middle_of_the_block_ends_it() -> None:
+    async with perco.open("memory:", SCHEMA) as db:
+        async with db.transaction() as txn:
+            txn.set(n, "k", 1)
+            commit_ts = await txn.commit()
+        assert txn.commit_ts == commit_ts
+        assert txn.outcome == "committed"
+        async with db.transaction() as txn:
+            txn.set(n, "k", 2)
+            txn.discard()
+        assert txn.outcome == "aborted"
+        async with db.snapshot() as snap:
+            assert await snap.get(n, "k") == 1
+
+
+async def test_a_closed_store_begins_nothing() -> None:
+    async with perco.open("memory:", SCHEMA) as db:
+        pass
+    for use in (db.begin, db.snapshot_at, lambda: db.outcome("1/1/docs/61"), lambda: db.run(nothing)):
+        with pytest.raises(perco.TransactionClosed, match="closed"):
+            await use()
+
+
+async def nothing(txn: perco.Transaction) -> None: ...
+
+
+# ------------------------------------------------------------ foreign things
+
+
+async def test_columns_that_are_not_in_the_schema() -> None:
+    twin = perco.Table("docs", key=perco.TEXT)  # of the same name, but another declaration
+    twin_n = twin.column("n", perco.INT64)
+    foreign = perco.Table("foreign", key=perco.TEXT)
+    foreign_n = foreign.column("n", perco.INT64)
+    async with perco.open("memory:", SCHEMA) as db, db.transaction() as txn:
+        for column in (twin_n, foreign_n):
+            for use in (lambda c=column: txn.set(c, "k", 1), lambda c=column: txn.delete(c, "k")):
+                with pytest.raises(perco.SchemaMismatch, match="not in the schema"):
+                    use()
+            with pytest.raises(perco.SchemaMismatch):
+                await txn.get(column, "k")
+            with pytest.raises(perco.SchemaMismatch):
+                await txn.get_many(column, ["k"])
+            with pytest.raises(perco.SchemaMismatch):
+                txn.scan(column.table)
+        with pytest.raises(perco.UsageError, match="not a column of table"):
+            await txn.row(docs, "k", [size])  # type: ignore[list-item]
+        with pytest.raises(perco.UsageError, match="not a column of table"):
+            txn.scan(docs, columns=[size])  # type: ignore[list-item]
+
+
+async def test_a_column_declared_after_opening() -> None:
+    table = perco.Table("t", key=perco.TEXT)
+    table.column("first", perco.INT64)
+    async with perco.open("memory:", perco.Schema(table)) as db, db.transaction() as txn:
+        late = table.column("late", perco.INT64)
+        with pytest.raises(perco.SchemaMismatch, match="after the store was opened"):
+            txn.set(late, "k", 1)
+
+
+def test_names_are_checked_where_they_are_declared() -> None:
+    table = perco.Table("t")
+    for name in ("", "_t", "x" * 65, 5):
+        with pytest.raises(perco.UsageError, match="name"):
+            perco.Table(name)  # type: ignore[call-overload]
+        with pytest.raises(perco.UsageError, match="name"):
+            table.column(name, perco.INT64)  # type: ignore[arg-type]
+    table.column("n", perco.INT64)
+    with pytest.raises(perco.UsageError, match="two columns"):
+        table.column("n", perco.TEXT)
+    with pytest.raises(perco.UsageError, match="two tables"):
+        perco.Schema(perco.Table("t"), perco.Table("t"))
+
+
+async def test_a_schema_is_needed_and_memory_is_not_for_reading() -> None:
+    with pytest.raises(perco.UsageError, match="needs a schema"):
+        perco.open("memory:")
+    with pytest.raises(perco.UsageError, match="begins empty"):
+        async with perco.open("memory:", SCHEMA, readonly=True):
+            pass
+
+
+@pytest.mark.parametrize("url", ["tcp://host:1", "bigtable://p/i", "unix:/run/perco", ""])
+async def test_urls_that_this_version_does_not_open(url: str) -> None:
+    with pytest.raises(perco.UsageError):
+        async with perco.open(url, SCHEMA):
+            pass
+
+
+def test_durability_has_two_spellings() -> None:
+    with pytest.raises(perco.UsageError, match="durability"):
+        perco.Options(durability="none")
