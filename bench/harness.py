@@ -113,11 +113,12 @@ class Run:
             "file system": file_system(self.folder) or "unknown",
             "fsync/s": round(syncs),
             "durability": durability,
-            "versions": {name: _version(name) for name in ("perco", "lmdb", "trio", "msgpack")},
         }
-        self.say(", ".join(f"{name} {value}" for name, value in facts.items() if name != "versions"))
-        self.say(", ".join(f"{name} {value}" for name, value in facts["versions"].items()) + "\n")
-        return facts
+        versions = {name: _version(name) for name in ("perco", "lmdb", "trio", "msgpack")}
+        for line in (facts, versions):
+            self.say(", ".join(f"{name} {value}" for name, value in line.items()))
+        self.say("")
+        return {**facts, "versions": versions}
 
     def finish(self, report: Report, facts: Mapping[str, Any]) -> None:
         """The bars, then the RESULT line."""

@@ -14,9 +14,9 @@ import typer
 import perco
 from perco.cli import checking, reading, status as statuses, waiting, writing
 from perco.cli.reading import Range, When
-from perco.cli.screen import perform
+from perco.cli.screen import complain, perform
 
-_WEB = ("selectolax", "w3lib", "warcio", "perco.webindex.cli")
+_WEB = ("w3lib", "warcio")
 
 _HELP = """Look into a perco store, and write single cells.
 
@@ -225,11 +225,18 @@ def check(
 
 
 def _register_others() -> None:
-    """Commands of the extra `web`, if it is there."""
+    """Commands of the extra `web`; without it they say how to get them."""
     if all(importlib.util.find_spec(name) for name in _WEB):
-        register = getattr(importlib.import_module("perco.webindex.cli"), "register", None)
-        if register is not None:
-            register(app)
+        importlib.import_module("perco.webindex.cli").register(app)
+        return
+    for name in ("demo", "web"):
+        anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+        app.command(name, context_settings=anything, help="Needs an extra: pip install 'perco[web]'")(_needs_web)
+
+
+def _needs_web() -> None:
+    complain("this command needs an extra: pip install 'perco[web]'")
+    raise typer.Exit(2)
 
 
 _register_others()

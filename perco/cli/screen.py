@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NoReturn, ParamSpec
 
-import lmdb
 import trio
 import typer
 from rich.console import Console
@@ -47,7 +46,9 @@ def perform(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwar
             )
         except PercoError as error:
             _fail(str(error))
-        except lmdb.Error as error:
+        except Exception as error:
+            if type(error).__module__ != "lmdb":  # which only the storage layer imports
+                raise
             _fail(f"The stored data cannot be read ({error}). Restore a copy of the store.")
     raise typer.Exit(code)
 

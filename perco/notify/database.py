@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any
@@ -20,16 +20,18 @@ import trio
 from perco.errors import SchemaMismatch, Unavailable, UsageError
 from perco.notify.scanner import Scanner, ScannerCounters
 from perco.notify.worker import ObserverCounters, Worker, WorkerOptions
-from perco.storage import NOTIFY, TS_MAX, Failed, Mutation, ScanQuery, ScanRequest
+from perco.storage import LOCK, NOTIFY, TS_MAX, WRITE, Failed, Mutation, ScanCell, ScanQuery, ScanRequest
 from perco.txn import catalogue as catalogues
 from perco.txn.beside import BesideDriver, BesideOracle
 from perco.txn.client import Client, Options
 from perco.txn.local import LocalStore
-from perco.txn.records import ack_of, column_of, observer_of, pack_cause, unpack_cause
+from perco.txn.records import ack_of, column_of, observer_of, pack_cause, unpack_cause, unpack_lock
 from perco.txn.schema import Schema
+from perco.txn.snapshot import Blocked, Missing, look
 from perco.txn.sweeper import Sweeper
 
 _LOOKS_APART_S = 0.02
+_WAITING = tuple(ScanQuery(group, None, 0, TS_MAX, 1 << 16) for group in (NOTIFY, LOCK))  # all that is not handled
 
 
 class Database(Client):
@@ -37,7 +39,7 @@ class Database(Client):
 
     def __init__(self, local: LocalStore, schema: Schema, options: Options) -> None:
         super().__init__(local, schema, options)
-        self._looked = trio.Event()
+        self._looked: trio.Event | None = None  # set when something has changed; None: nobody waits
         self._worker: Worker | None = None
         self.driver.quiet = self._look_again
         self.sweeper = Sweeper(local.store, self.driver, self._look_again)
@@ -61,6 +63,12 @@ class Database(Client):
         chosen = options or WorkerOptions(concurrency=concurrency, scanners=scanners)
         if not 1 <= chosen.scanners <= chosen.concurrency:
             raise UsageError("a worker has at least one scanner, and at least as many runs in flight as scanners")
+        late = set(self.schema.observers) - set(self.catalogue.observers)
+        if late:
+            raise SchemaMismatch(
+                f"observers were declared after the store was opened: {', '.join(sorted(late))}. "
+                "Declare them all, then open it."
+            )
         worker = Worker(self, catalogues.registered(self.schema, self.catalogue), chosen)
         handle = WorkerHandle(worker, [self._scanner(worker, i, chosen) for i in range(chosen.scanners)])
         self._worker = worker
@@ -87,13 +95,9 @@ class Database(Client):
     # ------------------------------------------------------------ waiting
 
     def _look_again(self) -> None:
-        self._looked.set()
-
-    async def _next_look(self) -> None:
-        """Until something that was under way has ended; then not at once, lest waiting costs more than working."""
-        self._looked = trio.Event()
-        await self._looked.wait()
-        await trio.sleep(_LOOKS_APART_S)
+        if self._looked is not None:
+            self._looked.set()
+            self._looked = None
 
     def pending(self) -> int:
         """How many notify cells stand now."""
@@ -115,11 +119,17 @@ class Database(Client):
         """
         self.usable(writing=True)
         with _deadline(timeout, "the store did not become idle"):
+            await trio.lowlevel.checkpoint()  # here, for nothing may come between the last look and the return
             while not self.is_idle():
                 self.background.check()
+                if self._looked is None:
+                    self._looked = trio.Event()
+                looked = self._looked  # before the look, lest its news be missed
                 await self._check_served()
-                await self._next_look()
-        await trio.lowlevel.checkpoint()
+                if self.is_idle():
+                    break
+                await looked.wait()
+                await trio.sleep(_LOOKS_APART_S)  # waiting shall not cost more than working
         return 0
 
     async def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
@@ -129,16 +139,33 @@ class Database(Client):
         """
         self.usable(writing=True)
         with _deadline(timeout, f"not all that was committed up to {ts} has been observed"):
-            before = set(self.driver.inflight)
-            while True:
+            await trio.lowlevel.checkpoint()
+            while not self.is_idle():
                 self.background.check()
-                under_way = self.fates.observed and not before.isdisjoint(self.driver.inflight)
-                if self._settled() and not under_way and await self._oldest_cause() > ts:
+                if await self._none_up_to(ts):
                     return
                 await self._check_served()
-                if self.is_idle():
-                    return
                 await trio.sleep(_LOOKS_APART_S)
+
+    async def _none_up_to(self, ts: int) -> bool:
+        """Whether nothing whose root cause committed at or before `ts` waits for an observer, or is about to (N7, N9).
+
+        Notify cells, and locks of observed cells, which become such cells (N1). One look lies: a run may carry its
+        cause from where we have not looked to where we have; so a look does not count if any such run was under way.
+        """
+        watch = self._worker.watch(ts) if self._worker is not None else None
+        try:
+            for table in self._observed_tables():
+                start: bytes | None = b""
+                while start is not None:
+                    page = await self.driver.store.scan(ScanRequest(table, start, None, _WAITING))
+                    if any(_oldest_cause(notified, locks) <= ts for _, [notified, locks] in page.rows):
+                        return False
+                    start = page.next
+            return watch is None or not watch.moved
+        finally:
+            if watch is not None:
+                watch.end()
 
     async def _check_served(self) -> None:
         """Waiting without anybody who works would never end."""
@@ -162,32 +189,18 @@ class Database(Client):
         """Ids of registered observers that this program's schema lacks (N10)."""
         return set(self.catalogue.observers) - set(self.schema.observers)
 
-    async def _oldest_cause(self) -> int:
-        """The smallest root cause that any notify cell carries."""
-        oldest = TS_MAX
-        for table in self._observed_tables():
-            async for _, cells in self._notify_cells(table):
-                oldest = min([oldest, *(unpack_cause(value)[0] for _, _, value in cells)])
-        return oldest
-
-    async def _notify_cells(self, table: str) -> AsyncIterator[tuple[bytes, list[tuple[int, int, bytes]]]]:
-        start: bytes | None = b""
-        while start is not None:
-            page = await self.driver.store.scan(
-                ScanRequest(table, start, None, (ScanQuery(NOTIFY, None, 0, TS_MAX, 1 << 16),))
-            )
-            for row, [cells] in page.rows:
-                yield row, cells
-            start = page.next
-
     async def waiting(self) -> dict[str, int]:
         """How many changes wait for each observer, by id: one look over the notify cells."""
         names = {entry.number: id for id, entry in self.catalogue.observers.items()}
         counts = dict.fromkeys(self.catalogue.observers, 0)
         for table in self._observed_tables():
-            async for _, cells in self._notify_cells(table):
-                for column, _, _ in cells:
-                    counts[names[observer_of(column)]] += 1
+            start: bytes | None = b""
+            while start is not None:
+                page = await self.driver.store.scan(ScanRequest(table, start, None, _WAITING[:1]))
+                for _, [notified] in page.rows:
+                    for column, _, _ in notified:
+                        counts[names[observer_of(column)]] += 1
+                start = page.next
         return counts
 
     # ------------------------------------------------------------ the catalogue
@@ -206,19 +219,26 @@ class Database(Client):
         self.oracle.catalogue_version = self.catalogue.version
 
     async def _notify_existing(self, id: str) -> None:
-        """Notify an observer of every value that is there; again after a crash half-way: the cells are the same."""
+        """Notify an observer of every value that is there; again after a crash half-way: the cells are the same.
+
+        A lock in the way is of a transaction that may not have known the observer: settle it first (T9).
+        """
         entry = self.catalogue.observers[id]
         number = column_of(self.catalogue.tables[entry.table].columns[entry.column].number)
+        ack = ack_of(number, entry.number)
         snap = await self.snapshot_at()
+        queries = (ScanQuery(LOCK, (number,), 0, snap.start_ts), ScanQuery(WRITE, (number,), 0, snap.start_ts))
         start: bytes | None = b""
         while start is not None:
-            page = await self.driver.store.scan(
-                ScanRequest(entry.table, start, None, (ScanQuery("write", (number,), 0, snap.start_ts),))
-            )
+            page = await self.driver.store.scan(ScanRequest(entry.table, start, None, queries))
             mutations = []
-            for row, [cells] in page.rows:
-                [(_, commit_ts, _)] = cells
-                put = (NOTIFY, ack_of(number, entry.number), commit_ts, pack_cause(commit_ts, 0))
+            for row, [locks, writes] in page.rows:
+                seen = look([cell[1:] for cell in locks], [cell[1:] for cell in writes])
+                if isinstance(seen, Blocked):
+                    seen = await self.driver.finish(entry.table, row, number, snap.start_ts, seen)
+                if isinstance(seen, Missing):
+                    continue
+                put = (NOTIFY, ack, seen.commit_ts, pack_cause(seen.commit_ts, 0))
                 mutations.append(Mutation(entry.table, ((row, (), (put,)),)))
             for verdict in await self.driver.store.apply(mutations) if mutations else []:
                 if isinstance(verdict, Failed):
@@ -362,6 +382,16 @@ async def _beside(local: LocalStore, schema: Schema | None, options: Options) ->
     db.driver = BesideDriver(local, db.oracle, db.fates, options.commit, db.background.spawn, None)
     db._take_over()
     return db
+
+
+def _oldest_cause(notified: Sequence[ScanCell], locks: Sequence[ScanCell]) -> int:
+    """The smallest root cause that a row's notify cells carry, or its locks of observed cells would leave."""
+    oldest = [unpack_cause(value)[0] for _, _, value in notified]
+    for _, start_ts, value in locks:
+        lock = unpack_lock(value)
+        if lock.observers:
+            oldest.append(lock.root or start_ts)
+    return min(oldest, default=TS_MAX)
 
 
 @contextlib.contextmanager

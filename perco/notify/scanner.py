@@ -158,11 +158,14 @@ class Scanner:
                     self.counters.met += 1
                     if worker.options.teleport and self.counters.claims > claims:
                         return True
-                if not self._slots.value:
+                    continue
+                if self._slots.value:
+                    self._slots.acquire_nowait()
+                else:
                     worker.wake_up()  # whoever still may run something looks for what this one cannot
-                await self._slots.acquire()
-                now = trio.current_time()  # others may have been faster while this one waited
-                acks = [ack for ack in acks if worker.claimable(place.table, row, ack, now)]
+                    await self._slots.acquire()
+                    now = trio.current_time()  # others may have been faster while this one waited
+                    acks = [ack for ack in acks if worker.claimable(place.table, row, ack, now)]
                 if not acks or (worker.options.row_locks and not worker.rows.take(place.table, row, me)):
                     self._slots.release()
                     continue

@@ -19,7 +19,7 @@ from perco.errors import CommitUnknown, StoreError, TransientError, UsageError
 from perco.notify.backoff import Backoff, BackoffOptions
 from perco.notify.claim import Gone, Handled, InTheWay, Run, claim_queries, decide
 from perco.notify.rowlocks import RowLocks
-from perco.storage import NOTIFY, Mutation
+from perco.storage import NOTIFY, Failed, Mutation
 from perco.txn.client import Client
 from perco.txn.codecs import decoded
 from perco.txn.mutations import Intent
@@ -79,6 +79,19 @@ class ObserverCounters:
     seconds: float = 0.0
 
 
+class Watch:
+    """Whether a run that carries a cause at or before `ts` was under way while somebody looked (N7)."""
+
+    __slots__ = ("_watches", "moved", "ts")
+
+    def __init__(self, ts: int, moved: bool, watches: set[Watch]) -> None:
+        self.ts, self.moved, self._watches = ts, moved, watches
+        watches.add(self)
+
+    def end(self) -> None:
+        self._watches.discard(self)
+
+
 class Worker:
     """The observers of one program on one store."""
 
@@ -91,6 +104,8 @@ class Worker:
         self.again = False  # woken when nobody slept: whoever ends a tour next makes another
         self._asleep = trio.lowlevel.ParkingLot()
         self.on_run: Callable[[str, Any, float], None] | None = None
+        self._roots: dict[int, int] = {}  # of the runs under way, by their start_ts
+        self._watches: set[Watch] = set()
         self._failing = 0
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
 
@@ -108,6 +123,10 @@ class Worker:
             return
         with trio.move_on_at(float("inf") if until is None else until):
             await self._asleep.park()
+
+    def watch(self, ts: int) -> Watch:
+        """Notes from now on, until its `end`, whether a run carries a cause at or before `ts`."""
+        return Watch(ts, any(root <= ts for root in self._roots.values()), self._watches)
 
     def claimable(self, table: str, row: bytes, ack: int, now: float) -> bool:
         """Whether this worker may run it now (N6, N10)."""
@@ -204,6 +223,9 @@ class Worker:
         txn._root, txn._depth = verdict.root, verdict.depth
         attempt = 1 + conflicts + self.backoff.attempts((table, row, ack))
         counters.runs += 1
+        self._roots[start_ts] = verdict.root
+        for watch in self._watches:
+            watch.moved |= verdict.root <= watch.ts
         began = trio.current_time()
         try:
             try:
@@ -219,6 +241,7 @@ class Worker:
             if txn.outcome == "open":
                 await txn.commit()
         finally:
+            del self._roots[start_ts]
             txn.discard()
         counters.commits += 1
         counters.collapsed += verdict.collapsed
@@ -234,7 +257,9 @@ class Worker:
         fates.observed += 1
         try:
             writes = tuple((NOTIFY, ack, ts, None) for ts in covers)
-            await self.client.driver.store.apply([Mutation(table, ((row, (), writes),), None, True)])
+            [verdict] = await self.client.driver.store.apply([Mutation(table, ((row, (), writes),), None, True)])
+            if isinstance(verdict, Failed):
+                raise verdict.error
         finally:
             self.client.driver._observed_done(observed=True)
 

@@ -54,6 +54,7 @@ from perco.txn.codecs import codec_named
 from perco.txn.oracle import durable_bound
 from perco.txn.records import (
     ACK,
+    DELETE,
     PUT,
     PUT_DATA,
     RECORD_HEAD,
@@ -72,7 +73,7 @@ from perco.txn.recovery import Aborted, Committed, Judgement, Locked, Nothing, j
 Severity = Literal["error", "warning", "note"]
 
 _GROUPS: Final = (LOCK, WRITE, ROLLBACK, NOTIFY)
-_POOL_MAX: Final = 256  # suspected losses kept for each observer that was registered without existing data
+_POOL_MAX: Final = 256  # changes kept for each observer of which it may have been too young to be told
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,8 +450,9 @@ def _of_spurious(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
     newest = records[0].ts if records else 0
     if not observer_of(column) or observed in image.broken:
         return
+    locked = [start_ts for start_ts, _ in image.locks.get(observed, ())]  # it may yet be settled there
     for ts, value in image.notify.get(column, ()):
-        if newest < ts <= book.bound and 0 < _root(value) <= ts:
+        if newest < ts <= book.bound and 0 < _root(value) <= ts and not any(start_ts < ts for start_ts in locked):
             yield "N1", f"the notify cell at {ts} is for a change that is not there"
 
 
@@ -466,17 +468,19 @@ def _list(numbers: Iterable[int]) -> str:
 
 
 class Unnotified(NamedTuple):
-    """A change that observer `number` has not seen and is not told of."""
+    """A change that observer `number` has not seen and is not told of; `sure`: it should be, whenever it was made."""
 
     number: int
     ts: int
+    sure: bool
     finding: Finding
 
 
 def unnotified(image: Image, book: Book) -> Iterator[Unnotified]:
     """N1: changes of observed columns that are newer than the ack's pointer, and have no notify cell.
 
-    Whether one of them is lost depends on when its observer was registered, see `Book.replayed`.
+    An observer is not told of what was there before it was registered, if it was registered without that, nor of what
+    had been deleted by then. Nobody noted when that was; but after its first run it was.
     """
     for column, number in book.observed(image.table):
         records = image.records.get(column)
@@ -490,7 +494,9 @@ def unnotified(image: Image, book: Book) -> Iterator[Unnotified]:
         running = any(start_ts >= newest for start_ts, _ in image.locks.get(ack, ()))
         if newest > pointer and not running and not image.notify.get(ack) and newest <= book.bound:
             what = f"lost notification: observer {id!r} has not seen the change at {newest} and is not told of it"
-            yield Unnotified(number, newest, Finding("error", "N1", book.where(image.table, image.row, column), what))
+            finding = Finding("error", "N1", book.where(image.table, image.row, column), what)
+            told_of_old = number in book.replayed and records[0].kind != DELETE
+            yield Unnotified(number, newest, pointer > 0 or told_of_old, finding)
 
 
 # ------------------------------------------------------------------ a whole store
@@ -536,7 +542,7 @@ class _Sample(dict[int, tuple[int, Cellref]]):
 
 @dataclass(slots=True)
 class _Pool:
-    """An observer that was registered without what was there before: since when, at the latest, it has been told."""
+    """Changes that an observer was not told of, maybe because they are older than it; `since`: it surely is older."""
 
     since: int = TS_MAX
     suspects: list[tuple[int, str, bytes]] = field(default_factory=list)  # a heap: the newest changes
@@ -728,11 +734,10 @@ class _Check:
         return suspicions
 
     async def _suspicions(self, image: Image, number: int = 0) -> list[Finding]:
-        """What looks wrong; `number`: an observer besides those that were replayed whose losses count."""
+        """What looks wrong; `number`: an observer all of whose losses count, not only the sure ones."""
         book, table, row = self._book, image.table, image.row
         found = list(examine(image, book))
-        counted = {*book.replayed, number}
-        found += [loss.finding for loss in unnotified(image, book) if loss.number in counted]
+        found += [loss.finding for loss in unnotified(image, book) if loss.sure or loss.number == number]
         for column, locks in image.locks.items():
             for start_ts, lock in locks:
                 if lock is not None and not book.strange(table, column):
@@ -842,25 +847,24 @@ class _Check:
     def _name(self, cell: Cellref) -> str:
         return self._book.where(*cell)
 
-    # ------------------------------------------------------------ observers without a past (N1)
+    # ------------------------------------------------------------ observers and what was there before them (N1)
 
     def _pool(self, image: Image) -> None:
-        """Nobody noted when an observer without `existing` was registered; its oldest trace tells enough."""
+        """Note what tells since when an observer has been there, and what it was not told of."""
         book = self._book
-        for _, number in book.observed(image.table):
-            if number not in book.replayed:
-                self._pools.setdefault(number, _Pool())
         for column, records in image.records.items():
-            if observer_of(column) in self._pools:
-                pool = self._pools[observer_of(column)]
-                pool.since = min(pool.since, *(record.start_ts for record in records))
+            if observer_of(column):
+                self._since(observer_of(column), min(record.start_ts for record in records))
         for column, cells in image.notify.items():
-            if observer_of(column) in self._pools:
-                pool = self._pools[observer_of(column)]
-                pool.since = min(pool.since, *(ts for ts, _ in cells))
+            if observer_of(column) not in book.replayed:  # else they may be for what was there before
+                self._since(observer_of(column), min(ts for ts, _ in cells))
         for loss in unnotified(image, book):
-            if loss.number in self._pools:
-                self._pools[loss.number].suspect(loss.ts, image.table, image.row)
+            if not loss.sure:
+                self._pools.setdefault(loss.number, _Pool()).suspect(loss.ts, image.table, image.row)
+
+    def _since(self, number: int, ts: int) -> None:
+        pool = self._pools.setdefault(number, _Pool())
+        pool.since = min(pool.since, ts)
 
     async def _late_losses(self) -> None:
         for number, pool in self._pools.items():

@@ -208,6 +208,11 @@ class Commit:
             if self._standing[i]
         ]
 
+    def releases_by_cell(self, group: int) -> list[Mutation]:
+        """The same as `releases()[group]`, a mutation for each cell; the primary has been decided."""
+        held = [part for part, standing in zip(self._parts, self._standing, strict=True) if standing]
+        return [mutations.release(self.header, [intent], marker=False) for intent in held[group]]
+
     @property
     def holds_any(self) -> bool:
         return any(self._standing)
@@ -231,3 +236,7 @@ class Commit:
         if len(self._parts) == 1:
             return []
         return [mutations.commit(self.header, part, self.commit_ts) for part in self._parts[1:]]
+
+    def secondaries_by_cell(self, group: int) -> list[Mutation]:
+        """The same as `secondaries()[group]`, a mutation for each cell."""
+        return [mutations.commit(self.header, [intent], self.commit_ts) for intent in self._parts[1 + group]]

@@ -33,6 +33,7 @@ from perco.storage import (
     NoReply,
     Query,
     ReadRequest,
+    Refused,
     RowStore,
     Verdict,
 )
@@ -133,7 +134,7 @@ class Driver:
             if observed:
                 self.notified()
             self.fates.settle(start_ts, commit.commit_ts)
-            self._spawn(lambda: self._phase_two(start_ts, secondaries, observed=observed))
+            self._spawn(lambda: self._phase_two(commit, secondaries, observed=observed))
         else:
             self._settled(start_ts, commit.commit_ts, observed=observed)
         return commit.commit_ts
@@ -250,15 +251,16 @@ class Driver:
         """Let go of what we hold, the primary first (T5). Completes although its scope is cancelled."""
         with trio.CancelScope(shield=True):
             releases = commit.releases()
+            first = 0
             if releases and commit.primary_held:
                 [verdict] = await self.store.apply(releases[:1])
-                if verdict is not APPLIED and await self._decide_own(commit):
-                    return
-                releases = releases[1:]
-            if releases:
-                verdicts = await self.store.apply(releases)
-                if any(isinstance(verdict, Failed | NoReply) for verdict in verdicts):
-                    self.orphaned.set()
+                first = 1
+                if verdict is not APPLIED:
+                    if await self._decide_own(commit):
+                        return
+                    await self._apply_each(commit.releases_by_cell(0), lambda _: [])  # the rest of the primary's part
+            if releases[first:]:
+                await self._apply_each(releases[first:], lambda i: commit.releases_by_cell(first + i))
             commit.released()
 
     async def _decide_own(self, commit: Commit) -> bool:
@@ -282,15 +284,23 @@ class Driver:
         await self._release(commit)
         self._settled(commit.header.start_ts, 0, observed=observed)
 
-    async def _phase_two(self, start_ts: int, secondaries: Sequence[Mutation], *, observed: bool) -> None:
+    async def _phase_two(self, commit: Commit, secondaries: Sequence[Mutation], *, observed: bool) -> None:
         """Roll the secondaries forward; whoever meets their locks before that does it for us (T3, S2)."""
-        verdicts = await self.store.apply(secondaries)
-        if any(isinstance(verdict, Failed | NoReply) for verdict in verdicts):
-            self.orphaned.set()
+        await self._apply_each(secondaries, commit.secondaries_by_cell)
         if self._event is not None:
             self._event("secondaries")
-        self.inflight.pop(start_ts, None)
+        self.inflight.pop(commit.header.start_ts, None)
         self._observed_done(observed=observed)
+
+    async def _apply_each(self, groups: Sequence[Mutation], by_cell: Callable[[int], list[Mutation]]) -> None:
+        """Settle groups of our own cells. A refused group holds a cell that somebody else has settled already: then
+        the others of it go one by one, or their locks, and what they notify (N1), would stay."""
+        verdicts = list(await self.store.apply(groups))
+        cells = [cell for i, verdict in enumerate(verdicts) if isinstance(verdict, Refused) for cell in by_cell(i)]
+        if cells:
+            verdicts += await self.store.apply(cells)
+        if any(isinstance(verdict, Failed | NoReply) for verdict in verdicts):
+            self.orphaned.set()
 
     def _settled(self, start_ts: int, fate: int | None, *, observed: bool) -> None:
         self.inflight.pop(start_ts, None)

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -120,17 +120,18 @@ class Heartbeat:
 
     def _watch(self, asked: float) -> None:
         """The loop has not answered: wait until it does, and keep on refreshing; then note who held it."""
-        where = ""
+        seen: Counter[str] = Counter()  # a look may come when the long computation has just ended: the most count
         refresh_at = asked + self.options.refresh_s
         while self._answered < asked and not self._stop.wait(self.options.tick_s / 4):
             now = time.monotonic()
             if now - asked >= self.options.held_s:
-                where = _where(sys._current_frames().get(self._loop_thread)) or where
+                seen[_where(sys._current_frames().get(self._loop_thread))] += 1
             if now >= refresh_at:
                 refresh_at = now + self.options.refresh_s
                 self._refresh()
         seconds = self._answered - asked
         if seconds >= self.options.held_s:
+            where = seen.most_common(1)[0][0] if seen else ""
             self._held.append(Held(round(seconds, 3), where or "unknown"))
 
     def _refresh(self) -> None:

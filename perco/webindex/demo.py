@@ -36,9 +36,7 @@ _EDITED = DOCS_URL + "json.dumps"
 async def run(folder: Path, limit: int | None) -> int:
     """All of it; returns the exit code."""
     store = _fresh(folder)
-    _say(
-        f"1  A crawler makes pages of your Python's documentation; observers turn them into a search index in {folder}/."
-    )
+    _say(f"1  A crawler makes pages of your Python's documentation; observers make a search index of them: {folder}/")
     began = time.monotonic()
     await _first_life(store, limit, began)
     _say("\n2  Its process was killed with SIGKILL, in full flight. What does the store look like?")

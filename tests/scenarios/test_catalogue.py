@@ -98,10 +98,6 @@ async def test_a_transaction_that_only_reads_does_not_mind() -> None:  # N10
         assert txn.outcome == "committed"
 
 
-@pytest.mark.xfail(
-    reason="Database._notify_existing looks at write records only: what is locked at its snapshot is missed",
-    strict=True,
-)
 async def test_what_is_there_is_notified_once_though_the_writer_is_not_done() -> None:  # N10 T9
     """Its primary has committed, the others' locks stand: they are there as much as the primary is."""
     shop = Shop()
@@ -115,10 +111,6 @@ async def test_what_is_there_is_notified_once_though_the_writer_is_not_done() ->
         assert db.pending() == 3
 
 
-@pytest.mark.xfail(
-    reason="Database._notify_existing looks at write records only: what is locked at its snapshot is missed",
-    strict=True,
-)
 async def test_what_commits_while_an_observer_is_registered_is_notified() -> None:  # N10
     """Its commit timestamp is drawn before the registration, its record written after."""
     shop = Shop()

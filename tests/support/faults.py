@@ -33,6 +33,7 @@ class Fault(Enum):
     LOSE_REPLY = "it was made, its reply was lost"
     DELAY = "taken for lost, it is made later"
     REPEAT = "made, and once more later"
+    ECHO = "made, and once more at once; the second answer is told"
     FAIL = "the store could not"
     HANG = "no answer until the caller gives up; it never arrived"
     HANG_MADE = "no answer until the caller gives up; it was made"
@@ -127,6 +128,9 @@ class FaultyRowStore:
                 return NoReply(fault.value)
             case Fault.REPEAT:
                 self.late.append(mutation)
+                return await self._make(mutation)
+            case Fault.ECHO:
+                await self._make(mutation)
                 return await self._make(mutation)
             case Fault.FAIL:
                 return Failed(StoreFull("the tests", fault.value))

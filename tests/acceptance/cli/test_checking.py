@@ -89,6 +89,16 @@ async def test_a_store_in_doubt_is_checked_and_accepted(store: Path) -> None:
         assert db.catalogue.tables
 
 
+async def test_a_file_that_cannot_be_read_is_said_in_a_line(store: Path) -> None:
+    [data] = (store / "tablets").glob("numbers-0/data.mdb")
+    torn = data.read_bytes()
+    data.write_bytes(torn[:8192] + b"\xff" * (len(torn) - 8192))
+    for args in (("check", store), ("scan", store, "numbers"), ("check", store, "--accept")):
+        done = await run(*args)
+        assert done.code == 2
+        assert len(done.err.splitlines()) == 1
+
+
 async def test_a_damaged_store_is_not_accepted(store: Path) -> None:
     await damage(store, severity="error")
     file = mark(store)

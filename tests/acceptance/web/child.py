@@ -20,7 +20,7 @@ from perco.webindex.pages import unpack
 from perco.webindex.service import serve
 
 
-async def main(store: Path, changes: Path, events: int, go: int) -> None:
+async def main(store: Path, changes: list[bytes | str], events: int, go: int) -> None:
     def event(name: str) -> None:
         os.write(events, name.encode() + b"\n")
         os.read(go, 1)
@@ -38,7 +38,7 @@ async def main(store: Path, changes: Path, events: int, go: int) -> None:
 
         # Changes of one URL keep their order; others go side by side.
         by_url: dict[str, list[bytes | str]] = {}
-        for change in msgpack.unpackb(changes.read_bytes()):
+        for change in changes:
             by_url.setdefault(change if isinstance(change, str) else unpack(change).url, []).append(change)
 
         async def one_url(ordered: list[bytes | str]) -> None:
@@ -53,4 +53,5 @@ async def main(store: Path, changes: Path, events: int, go: int) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    planned = msgpack.unpackb(Path(sys.argv[2]).read_bytes())
+    trio.run(main, Path(sys.argv[1]), planned, int(sys.argv[3]), int(sys.argv[4]))

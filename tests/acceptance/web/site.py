@@ -6,7 +6,7 @@ import random
 
 from perco.webindex.pages import Page
 
-WORDS = "lock primary snapshot tablet oracle observer worker scanner column notify commit watermark".split()
+WORDS = ("lock", "primary", "snapshot", "tablet", "oracle", "observer", "worker", "scanner", "commit", "watermark")
 
 
 def url(number: int) -> str:

@@ -79,14 +79,8 @@ class Store:
 async def opened(url: str | os.PathLike[str] = "memory:", docs: Docs | None = None) -> AsyncIterator[Store]:
     docs = docs or Docs()
     async with perco.open(url, docs.schema, options=perco.Options(seed=7)) as db:
-        await db.run(_nothing)
-        while not db.sweeper.clean:  # what a test leaves behind is nobody's business
-            await db._next_look()
+        await db.wait_idle()  # so that the sweeper has nothing to do with what a test leaves behind
         yield Store(db, docs)
-
-
-async def _nothing(txn: perco.Transaction) -> None:
-    pass
 
 
 async def fill(store: Store) -> None:

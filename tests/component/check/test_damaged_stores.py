@@ -356,6 +356,15 @@ async def test_a_lost_notification_of_an_observer_that_was_registered_without_th
         await found(store, "error", "N1", f"has not seen the change at {txn.commit_ts}")
 
 
+async def test_a_lost_notification_of_a_delete_that_no_run_ever_saw() -> None:  # N1
+    async with opened() as store:
+        await fill(store)
+        async with store.db.transaction() as txn:
+            txn.delete(store.docs.contents, "never")
+        await store.plant(b"never", (NOTIFY, store.ack, txn.commit_ts, None))
+        await found(store, "error", "N1", f"has not seen the change at {txn.commit_ts}")
+
+
 async def test_an_ack_that_points_at_the_future() -> None:  # N3: it would swallow every change until then
     async with opened() as store:
         await fill(store)

@@ -122,8 +122,11 @@ async def test_an_observer_that_was_registered_later_has_been_told_of_all() -> N
         docs.schema.observe(docs.contents, id="parse")(docs.parse)
         await store.db.declare()
         result = await store.check()
-    assert result.findings == ()
-    assert result.notifications == 2
+        assert result.findings == ()
+        assert result.notifications >= 1
+        async with store.db.worker(concurrency=1, scanners=1):
+            await store.db.wait_idle()
+        assert (await store.check()).findings == ()
 
 
 async def test_an_observer_registered_without_the_past_misses_nothing_of_it() -> None:

@@ -237,12 +237,15 @@ class StoppingStore:
 
 
 class HoldingStore:
-    """A row store that holds back the mutations that `holds` says, until `let_go` is called."""
+    """A row store that holds back the mutations that `holds` says, until `let_go` is called.
+
+    `replies`: they are made, and what is held back is the answer.
+    """
 
     groups = True
 
-    def __init__(self, inner: LocalRowStore, holds: Callable[[Mutation], bool]) -> None:
-        self._inner, self._holds = inner, holds
+    def __init__(self, inner: LocalRowStore, holds: Callable[[Mutation], bool], *, replies: bool = False) -> None:
+        self._inner, self._holds, self._replies = inner, holds, replies
         self._gate = trio.Event()
         self.held = trio.Event()
 
@@ -250,11 +253,12 @@ class HoldingStore:
         return getattr(self._inner, name)
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        verdicts = await self._inner.apply(mutations) if self._replies else []
         if not self._gate.is_set() and any(map(self._holds, mutations)):
             self.held.set()
             with trio.CancelScope(shield=True):
                 await self._gate.wait()
-        return await self._inner.apply(mutations)
+        return verdicts or await self._inner.apply(mutations)
 
     def let_go(self) -> None:
         self._gate.set()

@@ -293,11 +293,6 @@ def rolls_forward(row: str) -> Any:
     return lambda mutation: len(mutation.rows) > 1 and writes_to(mutation, WRITE, row)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Driver._phase_two takes a refused group for settled: if a writer has settled one cell of it, the locks of "
-    "the others stay, their notify cells are never put (N1), and the store calls itself idle (N7)",
-)
 async def test_a_group_is_rolled_forward_although_one_cell_of_it_was(web: Web) -> None:  # N1, T3, T6
     """A writer meets a decided lock and settles it, before the group that it belongs to is rolled forward."""
     seen = web.counting(web.body, id="count")

@@ -117,6 +117,45 @@ async def test_a_lost_reply_at_any_step_is_not_an_abort(groups: bool, number: in
     await intact(machine, moved=True)
 
 
+@pytest.mark.parametrize(("groups", "number"), ALL)
+async def test_a_refusal_may_be_the_echo_of_its_own_success(groups: bool, number: int) -> None:  # T6
+    """A message was made twice, and the answer to the second copy was told."""
+    machine = await opened(groups)
+    async with machine.opened() as db:
+        store = faulty(db, at(number, Fault.ECHO))
+
+        async def bounded(mutation: object) -> None:
+            assert len(store.log) < 100, "it goes round in circles"
+
+        store.before = bounded
+        async with db.transaction() as txn:
+            await bank.scatter(txn, SOURCE, 55)
+        assert txn.outcome == "committed"
+        await trio.testing.wait_all_tasks_blocked()
+        assert store.fired[Fault.ECHO] == 1
+    await intact(machine, moved=True)
+
+
+@pytest.mark.parametrize("number", range(PARTS[True]))
+async def test_an_echo_and_a_conflict_leave_no_lock(number: int) -> None:  # T5 T6
+    """One part was made twice and says refused; another is refused by a later record: all is let go."""
+    machine = await opened(True)
+    async with machine.opened() as db:
+        late = await db.begin()
+        async with db.transaction() as txn:
+            txn.set(*bank.ACCOUNTS[6], bank.OPENING)
+        await bank.scatter(late, SOURCE, 55)
+        await trio.testing.wait_all_tasks_blocked()
+        store = faulty(db, at(number, Fault.ECHO))
+        with pytest.raises(perco.WriteConflict):
+            await late.commit()
+        await trio.testing.wait_all_tasks_blocked()
+        assert store.fired[Fault.ECHO] == 1
+        assert await db.outcome(late.token) == 0
+    await machine.swept()
+    await intact(machine, moved=False)
+
+
 @pytest.mark.parametrize(("groups", "number"), [(g, n) for g, n in ALL if n <= PARTS[g]])
 async def test_a_store_that_cannot_write_aborts(groups: bool, number: int) -> None:  # S4
     """Prewrite or primary: StoreFull, nothing moved, no lock left."""

@@ -333,6 +333,15 @@ async def test_a_new_group_is_there_for_the_next_batch_and_after_reopening(tmp_p
     engine.close()
 
 
+def test_every_commit_is_synced_unless_one_asks_for_less(tmp_path):  # S2
+    for options, synced in ((LmdbOptions(), True), (LmdbOptions(sync=False), False)):
+        engine = lmdb_engine(tmp_path, options)
+        flags = engine._env.flags()
+        assert (flags["sync"], flags["metasync"]) == (synced, synced)
+        assert not flags["writemap"]
+        engine.close()
+
+
 async def test_an_acknowledged_batch_is_there_after_reopening(tmp_path):  # S2
     async with open_lmdb(tmp_path, LmdbOptions()) as (store, _):
         await put_all(store, *[put(b"%d" % i, b"%d" % i) for i in range(100)])

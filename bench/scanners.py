@@ -1,0 +1,397 @@
+"""Why scanners teleport: the paper's buses, in virtual time.
+
+The scanners and the worker are perco's own, over a memory store. Around the store stand tablet servers that are made
+up: each holds one tablet and answers one request (a page of a scan, a row read, a mutation) at a time; what comes
+meanwhile waits in its queue. So a scanner that is alone in its tablet is held up by its observers, and a clump of
+scanners by the tablet's server, as the paper says. Each scanner makes one run at a time, as a thread of the paper's.
+
+A scanner without teleport passes a row by on which another one runs observers, and goes on to the next row. It may
+come to rows that another has finished since its page of the scan was read: claimed twice, and found clean.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import trio
+import trio.testing
+
+import perco
+from bench.harness import Cell, Report, Run
+from perco.notify.database import Database
+from perco.notify.scanner import Place, Scanner
+from perco.notify.worker import Worker
+from perco.storage import BatchOptions, LmdbOptions, LocalRowStore, Mutation, RowCells, ScanPage, ScanRequest
+from perco.storage.cells import ReadRequest, Verdict
+from perco.txn.local import LocalStore
+
+TABLETS = 16
+ROWS = 1500
+REQUEST_S = 0.001  # that a tablet's server takes for a request
+RUN_S, SLOW_RUN_S, ONE_SLOW_IN = 0.005, 0.050, 10  # an observer's own work
+WINDOW_S = 1.0
+HOT_RANGES = 3
+HOT_SHARE = 1 / 64  # of the key space, each
+
+_KEYS = 1 << 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scene:
+    """What is compared.
+
+    Attributes:
+        hot: dirty rows lie in three hot ranges, else anywhere.
+        together: scanners begin at the same place, else at random ones.
+    """
+
+    scanners: int
+    hot: bool
+    together: bool
+    teleport: bool
+    row_locks: bool = True
+    rows: int = ROWS
+    request_s: float = REQUEST_S
+
+
+@dataclass(slots=True)
+class Drain:
+    """What happened from the first dirty row to the last.
+
+    `twice`: claims of rows that had been claimed before; `runs`: of the observer; `gap`: the largest stretch of dirty
+    rows that no scanner came to for a second, as a share of all rows, mean over the drain; `claims`: (when, scanner,
+    key).
+    """
+
+    seconds: float = 0.0
+    twice: int = 0
+    runs: int = 0
+    teleports: int = 0
+    gap: float = 0.0
+    claims: list[tuple[float, int, int]] = field(default_factory=list)
+
+
+# ------------------------------------------------------------------ tablet servers
+
+
+class TabletServers:
+    """A row store each of whose tablets answers one request at a time, once it has been opened to the public."""
+
+    groups = True
+
+    def __init__(self, inner: LocalRowStore) -> None:
+        self._inner = inner
+        self.request_s = 0.0
+        self._free: dict[int, float] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def _served(self, where: Iterator[tuple[str, bytes]]) -> None:
+        """Wait in the queues of the tablets that hold these rows."""
+        now = until = trio.current_time()
+        if not self.request_s:
+            return
+        for table, row in where:
+            tablet = self._inner.locate(table, row)
+            done = self._free[tablet] = max(self._free.get(tablet, 0.0), now) + self.request_s
+            until = max(until, done)
+        await trio.sleep_until(until)
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        await self._served((table, row) for table, row, _ in requests)
+        return await self._inner.read(requests)
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        await self._served(iter([(request.table, request.start)]))  # scanners ask for parts of one tablet
+        return await self._inner.scan(request)
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        await self._served((mutation.table, mutation.rows[0][0]) for mutation in mutations)
+        return await self._inner.apply(mutations)
+
+
+# ------------------------------------------------------------------ buses
+
+
+class Bus(Scanner):
+    """perco's scanner, that may be told where to begin, and whose claims are noted down."""
+
+    together = False
+    note: Callable[[int, bytes], None]
+
+    async def _ahead(self) -> list[Place]:
+        if self.together:
+            self.together = False
+            return self._places()
+        return await super()._ahead()
+
+    async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
+        self.note(self.number, row)
+        await super()._run_row(table, row, acks, failing)
+
+
+class Buses(Database):
+    """A database whose worker has buses."""
+
+    scene: Scene
+    note: Callable[[int, bytes], None]
+
+    def _scanner(self, worker: Worker, number: int, options: perco.WorkerOptions) -> Scanner:
+        bus = Bus(worker, number, 1, self._observed_tables)
+        bus.together, bus.note = self.scene.together, self.note
+        return bus
+
+
+async def drain(scene: Scene, seed: int) -> Drain:
+    """From so many dirty rows to none."""
+    rng = random.Random(seed)
+    docs = perco.Table("docs", splits=[_key(i * _KEYS // TABLETS) for i in range(1, TABLETS)])
+    body, parsed = docs.column("body", perco.BYTES), docs.column("parsed", perco.BYTES)
+    schema = perco.Schema(docs)
+    keys = dirty(scene, rng)
+    slow = set(rng.sample(keys, len(keys) // ONE_SLOW_IN))
+    out = Drain()
+    ended: dict[int, float] = {}
+    clean = trio.Event()
+
+    @schema.observe(body, id="parse")
+    async def parse(txn: perco.Transaction, change: perco.Change[bytes, bytes]) -> None:
+        out.runs += 1
+        await trio.sleep(SLOW_RUN_S if _number(change.key) in slow else RUN_S)
+        txn.set(parsed, change.key, change.value or b"")
+
+    def on_run(_: str, key: bytes, __: float) -> None:
+        ended[_number(key)] = trio.current_time() - began
+        if len(ended) == len(keys):
+            clean.set()
+
+    local = LocalStore(
+        "memory:", durable=False, readonly=False, accept_loss=False, lmdb=LmdbOptions(), batch=BatchOptions()
+    )
+    servers = TabletServers(local.store)
+    local.store = servers  # type: ignore[assignment]
+    db = Buses(local, schema, perco.Options(seed=seed))
+    db.scene = scene
+    db.note = lambda scanner, row: out.claims.append((trio.current_time() - began, scanner, _number(row)))
+    await db.oracle.start()
+    await db.declare()
+    try:
+        for at in range(0, len(keys), 500):
+            async with db.transaction() as txn:
+                for key in keys[at : at + 500]:
+                    txn.set(body, _key(key), b"x")
+        await trio.testing.wait_all_tasks_blocked()
+        options = perco.WorkerOptions(
+            concurrency=scene.scanners, scanners=scene.scanners, teleport=scene.teleport, row_locks=scene.row_locks
+        )
+        servers.request_s = scene.request_s
+        began = trio.current_time()
+        async with db.worker(options=options) as worker:
+            worker.on_run(on_run)
+            await clean.wait()
+            out.seconds = trio.current_time() - began
+            out.teleports = sum(counters.teleports for counters in worker.scanner_statistics())
+    finally:
+        await db.aclose()
+    out.twice = len(out.claims) - len(keys)
+    out.gap = mean_gap(keys, out.claims, ended)
+    return out
+
+
+def dirty(scene: Scene, rng: random.Random) -> list[int]:
+    """Which rows are dirty, in order."""
+    if not scene.hot:
+        return sorted(rng.sample(range(_KEYS), scene.rows))
+    size, tablet = int(_KEYS * HOT_SHARE), _KEYS // TABLETS
+    starts = [t * tablet + rng.randrange(tablet - size) for t in rng.sample(range(TABLETS), HOT_RANGES)]
+    return sorted(starts[i % HOT_RANGES] + j for i, j in enumerate(rng.sample(range(size), scene.rows)))
+
+
+def mean_gap(keys: Sequence[int], claims: Sequence[tuple[float, int, int]], ended: dict[int, float]) -> float:
+    """See `Drain`."""
+    windows: dict[int, set[int]] = {}
+    for when, _, key in claims:
+        windows.setdefault(int(when / WINDOW_S), set()).add(key)
+    gaps = []
+    for window in range(int(max(ended.values()) / WINDOW_S) + 1):
+        visited = windows.get(window, set())
+        waiting = [key in visited for key in keys if ended[key] >= window * WINDOW_S]
+        stretches = [len(list(group)) for came, group in itertools.groupby(waiting) if not came]
+        gaps.append(max(stretches, default=0) / len(keys))
+    return sum(gaps) / len(gaps)
+
+
+def _key(number: int) -> bytes:
+    return number.to_bytes(4, "big")
+
+
+def _number(key: bytes) -> int:
+    return int.from_bytes(key, "big")
+
+
+@contextmanager
+def _scheduled(seed: int) -> Iterator[None]:
+    """trio draws the order in which tasks run; here from a seed, so that a figure can be had again."""
+    run: Any = trio._core._run
+    before = run._ALLOW_DETERMINISTIC_SCHEDULING
+    run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    run._r.seed(seed)
+    try:
+        yield
+    finally:
+        run._ALLOW_DETERMINISTIC_SCHEDULING = before
+
+
+def ride(scene: Scene, seed: int) -> Drain:
+    """`drain` in virtual time."""
+    with _scheduled(seed):
+        return trio.run(partial(drain, scene, seed), clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+# ------------------------------------------------------------------ the benchmark
+
+JUDGED = Scene(scanners=64, hot=True, together=True, teleport=True)
+FACTOR_LEAST = 2.0
+
+
+def scenes() -> list[Scene]:
+    """Every pair without and with teleport."""
+    return [
+        Scene(scanners=n, hot=hot, together=together, teleport=teleport)
+        for n, hot, together, teleport in itertools.product((1, 8, 64), (False, True), (True, False), (False, True))
+        if n > 1 or (not together and teleport)  # one alone meets nobody
+    ]
+
+
+def lockless() -> list[Scene]:
+    """Without row locks nobody sees whom he meets. Together they would stay together to the last row: left out."""
+    return [
+        Scene(scanners=n, hot=hot, together=False, teleport=False, row_locks=False)
+        for n, hot in itertools.product((8, 64), (False, True))
+    ]
+
+
+def main(run: Run) -> None:
+    report = Report("scanners", "none: memory, virtual time")
+    facts = run.machine(report.durability)
+    seeds = range(1, run.rounds + 1)
+    wanted = [replace(JUDGED, teleport=False), JUDGED] if run.quick else scenes()
+    found = {scene: [ride(scene, seed) for seed in seeds] for scene in wanted}
+    if not run.quick:
+        found |= {scene: [ride(scene, 1)] for scene in lockless()}
+    run.say(
+        f"{ROWS} dirty rows in {TABLETS} tablets; a tablet server takes {1000 * REQUEST_S:g} ms a request,"
+        f" an observer {1000 * RUN_S:g} ms, one in {ONE_SLOW_IN} {1000 * SLOW_RUN_S:g} ms."
+    )
+    run.say("gap: the largest stretch of dirty rows that nobody came to for a second, mean over the drain.\n")
+    run.table(
+        "drained in, seconds of virtual time",
+        ("dirty rows", "begin", "scanners", "", "median (least - most)", "twice", "gap", "teleports"),
+        [_line(scene, drains) for scene, drains in found.items()],
+    )
+    without, teleporting = found[replace(JUDGED, teleport=False)], found[JUDGED]
+    factors = [slow.seconds / fast.seconds for slow, fast in zip(without, teleporting, strict=True)]
+    report.ratio("drain_without_vs_with_teleport", Cell(tuple(factors)).median, at_least=FACTOR_LEAST)
+    for scene, drains in found.items():
+        name = _name(scene)
+        report.figures[f"drain_s_{name}"] = _median(drains, "seconds")
+        report.figures[f"claimed_twice_{name}"] = _median(drains, "twice")
+        report.figures[f"gap_{name}"] = _median(drains, "gap")
+        report.figures[f"teleports_{name}"] = _median(drains, "teleports")
+    if not run.quick:
+        _draw(run)
+    run.finish(report, facts)
+
+
+def _median(drains: Sequence[Drain], what: str) -> float:
+    return Cell(tuple(getattr(drain, what) for drain in drains)).median
+
+
+def _how(scene: Scene) -> str:
+    if not scene.row_locks:
+        return "no row locks"
+    return "teleport" if scene.teleport else "no teleport"
+
+
+def _name(scene: Scene) -> str:
+    where = "hot" if scene.hot else "uniform"
+    begin = "together" if scene.together else "random"
+    return f"{where}_{begin}_{scene.scanners}_{_how(scene).replace(' ', '_')}"
+
+
+def _line(scene: Scene, drains: Sequence[Drain]) -> tuple[object, ...]:
+    return (
+        "three hot ranges" if scene.hot else "anywhere",
+        "together" if scene.together else "at random",
+        scene.scanners,
+        _how(scene),
+        Cell(tuple(drain.seconds for drain in drains)),
+        f"{_median(drains, 'twice'):.0f}",
+        f"{_median(drains, 'gap'):.1%}",
+        f"{_median(drains, 'teleports'):.0f}",
+    )
+
+
+# ------------------------------------------------------------------ the picture
+
+
+def _draw(run: Run) -> None:
+    """Where each scanner was: they clump by themselves, unless they teleport."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(12, 5), sharex=True, sharey=True)
+    figure.subplots_adjust(top=0.84, wspace=0.08)
+    figure.suptitle("The paper's buses: eight scanners, from random places, until no row is dirty", x=0.125, ha="left")
+    for axis, teleport in zip(axes, (False, True), strict=True):
+        scene = Scene(scanners=8, hot=False, together=False, teleport=teleport)
+        found = ride(scene, 1)
+        colours = pyplot.get_cmap("tab10")
+        for scanner in range(scene.scanners):
+            for times, places in stretches(found.claims, scanner):
+                axis.plot(times, places, color=colours(scanner), linewidth=1.6, solid_capstyle="round")
+        for tablet in range(TABLETS + 1):
+            axis.axhline(tablet / TABLETS, color="#e5e7eb", linewidth=0.6, zorder=0)
+        axis.axvline(found.seconds, color="#475569", linewidth=1, linestyle="--")
+        axis.annotate(
+            f"all clean: {found.seconds:.1f} s",
+            (found.seconds, 1.0),
+            xytext=(-4, 4),
+            textcoords="offset points",
+            ha="right",
+            color="#475569",
+        )
+        axis.set_title("with teleport" if teleport else "without teleport", loc="left", pad=18, fontsize=11)
+        axis.set_xlabel("seconds of virtual time")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel(f"position in the key space\n({TABLETS} tablets)")
+    axes[0].set_ylim(0, 1)
+    axes[0].set_yticks([0, 1], ["first key", "last key"])
+    axes[0].set_xlim(left=0)
+    run.figure(figure, "scanners")
+    pyplot.close(figure)
+
+
+def stretches(claims: Sequence[tuple[float, int, int]], scanner: int) -> Iterator[tuple[list[float], list[float]]]:
+    """A scanner's times and positions (0 to 1), anew wherever it jumped."""
+    times: list[float] = []
+    places: list[float] = []
+    for when, who, key in claims:
+        if who != scanner:
+            continue
+        place = key / _KEYS
+        if places and not 0 <= place - places[-1] < 1 / TABLETS:
+            yield times, places
+            times, places = [], []
+        times.append(when)
+        places.append(place)
+    yield times, places
