@@ -16,6 +16,7 @@ from perco.txn.recovery import Recovery, Step, primary_queries
 from tests.support.rows import Rows
 
 Steps = Generator[Mutation, Verdict, int]
+STEPS_MAX = 1000  # more than that is going round in circles
 
 
 def commit_steps(commit: Commit, rows: Rows, draw: Callable[[], int]) -> Steps:
@@ -110,6 +111,7 @@ def run(steps: Generator[Mutation, Verdict, object], rows: Rows) -> list[Mutatio
         mutation = next(steps)
         while True:
             sent.append(mutation)
+            assert len(sent) < STEPS_MAX, "it goes round in circles"
             mutation = steps.send(rows.apply(mutation))
     except StopIteration:
         return sent

@@ -16,7 +16,7 @@ from perco.txn.commit import Commit
 from perco.txn.mutations import Header, Intent
 from perco.txn.records import DELETE, PUT, PUT_DATA, Cellref
 from tests.support.rows import Rows, leftovers, memory_store
-from tests.support.stepping import Steps, commit_steps, crash, recovery_steps, run, sweep_steps
+from tests.support.stepping import STEPS_MAX, Steps, commit_steps, crash, recovery_steps, run, sweep_steps
 
 BALANCE, NAME = 1 << 16, 2 << 16
 OPENING, TRANSFER, LATER = 1, 10, 50  # start timestamps
@@ -241,7 +241,7 @@ def with_faults(steps: Steps, rows: Rows, faults: Sequence[str]) -> tuple[int, i
     fired = 0
     try:
         mutation = next(steps)
-        for fault in itertools.chain(faults, itertools.repeat("")):
+        for fault in itertools.chain(faults, itertools.repeat("", STEPS_MAX)):
             if fault:
                 fired += 1
             if fault == "lost":
@@ -266,7 +266,7 @@ def with_faults(steps: Steps, rows: Rows, faults: Sequence[str]) -> tuple[int, i
         for delayed in late:
             rows.apply(delayed)
         return end.value, fired
-    raise AssertionError
+    raise AssertionError("it goes round in circles")
 
 
 @pytest.mark.parametrize("fault", ["lost", "no reply", "late", "twice"])

@@ -23,7 +23,7 @@ class Held:
         self.gate = threading.Lock()
         self.gate.acquire()
         self.noted = trio.Event()
-        self._named = self._let_go = False
+        self._named = self._let_go = self._watching = False
         heartbeat, token = db.heartbeat, trio.lowlevel.current_trio_token()
         refresh, watch, where = heartbeat._refresh, heartbeat._watch, heartbeats._where
 
@@ -34,12 +34,15 @@ class Held:
 
         def refreshed() -> None:
             refresh()
-            if self._named and heartbeat._refreshed and not self._let_go:
+            # Only from within a watch, which then tells who held the loop.
+            if self._watching and self._named and heartbeat._refreshed and not self._let_go:
                 self._let_go = True
                 self.gate.release()
 
         def watched(asked: float) -> None:
+            self._watching = True
             watch(asked)
+            self._watching = False
             if self._let_go:
                 token.run_sync_soon(self.noted.set)
 
@@ -69,9 +72,10 @@ async def test_locks_are_refreshed_while_an_observer_computes(  # L1
 
     @schema.observe(body, id="compute")
     async def compute(txn: perco.Transaction, change: perco.Change[str, str]) -> None:
-        before = max(lock.wall_ms for lock in locks(db))
-        held.gate.acquire()
-        fresh.append(max(lock.wall_ms for lock in locks(db)) - before)
+        if change.key == "long":
+            before = max(lock.wall_ms for lock in locks(db))
+            held.gate.acquire()
+            fresh.append(max(lock.wall_ms for lock in locks(db)) - before)
         txn.set(size, change.key, len(change.value or ""))
 
     options = perco.Options(heartbeat=perco.HeartbeatOptions(refresh_s=0.02, tick_s=0.01, held_s=0.03))
@@ -88,7 +92,7 @@ async def test_locks_are_refreshed_while_an_observer_computes(  # L1
         txn = await db.begin()
         other = await db.begin()
         txn.set(body, "waits", "with its locks held")
-        other.set(body, "a", "to be observed")
+        other.set(body, "long", "to be observed")
         async with trio.open_nursery() as nursery:
             monkeypatch.setattr(db.oracle, "draw", draw_later)
             monkeypatch.setattr(db.oracle, "draw_nowait", lambda: 0)
