@@ -247,20 +247,22 @@ def _draw(run: Run, times: Sequence[float]) -> None:
     figure, axis = pyplot.subplots(figsize=(7, 3.6))
     milliseconds = [1000 * value for value in times]
     axis.plot(milliseconds, [(i + 1) / len(times) for i in range(len(times))], color="#2563eb", linewidth=1.8)
-    for share in (0.5, 0.99):
+    for share, height in ((0.5, 0.04), (0.99, 0.14)):
         value = percentile(milliseconds, share)
         axis.axvline(value, color="#b0b7c3", linewidth=1, linestyle="--", zorder=0)
         axis.annotate(
             f"p{100 * share:g}  {value:.1f} ms",
-            (value, 0.04),
-            xytext=(-4, 0),
+            (value, height),
+            xytext=(4, 0),
             textcoords="offset points",
-            ha="right",
+            backgroundcolor="white",
             color="#475569",
         )
     axis.set_xscale("log")
+    axis.set_xticks([n * 10**e for e in range(5) for n in (1, 2, 5)])
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter("")
+    axis.set_xlim(milliseconds[0] / 1.2, milliseconds[-1] * 1.2)
     axis.set_ylim(0, 1.02)
     axis.set_xlabel("ms from the acknowledged first write to the last commit")
     axis.set_ylabel("share of chains")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import trio
 import trio.testing
@@ -55,10 +57,13 @@ async def expect_change(txn: perco.Transaction) -> None:
     assert caught.value.start_ts == txn.start_ts
 
 
-async def test_an_observer_registered_between_set_and_commit() -> None:  # N10
+@pytest.mark.parametrize("where", ["memory:", "folder"])
+@pytest.mark.filterwarnings("ignore::perco.PercoWarning")
+async def test_an_observer_registered_between_set_and_commit(tmp_path: Path, where: str) -> None:  # N10
     """The write was noted when the column had no observer."""
     shop = Shop()
-    async with perco.open("memory:", shop.schema) as db:
+    url = str(tmp_path / "store") if where == "folder" else where
+    async with perco.open(url, shop.schema, options=perco.Options(durability="process")) as db:
         txn = await db.begin()
         txn.set(shop.n, "k", 1)
         await shop.observe(db, "new")

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from tests.component.notify.kit import Web
+from tests.support.guard import hangs_fail as hangs_fail
 
 
 @pytest.fixture
