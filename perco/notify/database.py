@@ -379,7 +379,7 @@ async def _beside(local: LocalStore, schema: Schema | None, options: Options) ->
     db = Database(local, schema, options)
     db.catalogue = catalogue
     db.oracle = BesideOracle(local, options.oracle, options.wall)
-    db.driver = BesideDriver(local, db.oracle, db.fates, options.commit, db.background.spawn, None)
+    db.driver = BesideDriver(local, db.oracle, db.fates, options.commit, db.background, None)
     db._take_over()
     return db
 

@@ -25,8 +25,8 @@ class Call:
 
     __slots__ = ("cancelled", "dropped", "taken", "task", "then", "verdicts", "waiting")
 
-    def __init__(self, task: trio.lowlevel.Task, mutations: int, then: Then | None = None) -> None:
-        self.task = task
+    def __init__(self, task: trio.lowlevel.Task | None, mutations: int, then: Then | None = None) -> None:
+        self.task = task  # None: nobody waits, `then` is all that is told
         self.then = then
         self.cancelled = False  # asked to stop while it could not
         self.verdicts: list[Verdict | None] = [None] * mutations

@@ -70,20 +70,27 @@ class MapTooSmall(Exception):
     """A batch needed more of the map than was foreseen; nothing was written. Grow it and write again (S6)."""
 
 
-class _LmdbView:
-    """A transaction of LMDB as a `View` or `Batch`."""
+class _Cursors(dict[str, Any]):
+    """The cursors of one transaction, by group, each opened when it is first asked for."""
 
-    __slots__ = ("_cursors", "_dbs", "_txn")
+    __slots__ = ("_dbs", "_txn")
 
     def __init__(self, txn: Any, dbs: dict[str, Any]) -> None:
         self._txn, self._dbs = txn, dbs
-        self._cursors: dict[str, Any] = {}
 
-    def cursor(self, group: str) -> Cursor:
-        found: Cursor | None = self._cursors.get(group)
-        if found is None:
-            found = self._cursors[group] = self._txn.cursor(self._dbs[group])
-        return found
+    def __missing__(self, group: str) -> Any:
+        cursor = self[group] = self._txn.cursor(self._dbs[group])
+        return cursor
+
+
+class _LmdbView:
+    """A transaction of LMDB as a `View` or `Batch`."""
+
+    __slots__ = ("_dbs", "_txn", "cursor")
+
+    def __init__(self, txn: Any, dbs: dict[str, Any]) -> None:
+        self._txn, self._dbs = txn, dbs
+        self.cursor: Callable[[str], Cursor] = _Cursors(txn, dbs).__getitem__  # no frame of ours for every seek
 
     def get(self, group: str, key: bytes) -> bytes | None:
         value: bytes | None = self._txn.get(key, None, self._dbs[group])
@@ -164,15 +171,14 @@ class LmdbEngine:
         self.map_bytes = int(self._env.info()["map_size"])
 
     def read(self, row: bytes, queries: Sequence[Any]) -> RowCells:
-        if self.readonly:
-            self._open_groups([query[0] for query in queries if query[0] not in self._dbs])
-            queries_here = [query for query in queries if query[0] in self._dbs]
-            if len(queries_here) < len(queries):
-                with self._begin() as txn:
-                    found = iter(read_row(_LmdbView(txn, self._dbs), row, queries_here))
-                    return [next(found) if query[0] in self._dbs else [] for query in queries]
+        if not self.readonly:  # the owner: nobody else grows its map
+            with self._env.begin() as txn:
+                return read_row(_LmdbView(txn, self._dbs), row, queries)
+        self._open_groups([query[0] for query in queries if query[0] not in self._dbs])
+        here = [query for query in queries if query[0] in self._dbs]
         with self._begin() as txn:
-            return read_row(_LmdbView(txn, self._dbs), row, queries)  # type: ignore[arg-type]
+            found = iter(read_row(_LmdbView(txn, self._dbs), row, here))
+        return [next(found) if query[0] in self._dbs else [] for query in queries]
 
     def scan(self, request: ScanRequest) -> ScanPage:
         missing = [query.group for query in request.queries if query.group not in self._dbs]

@@ -8,6 +8,7 @@ S1  All checks of a mutation come before its first write, so a refused group has
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 from perco.storage.cells import (
@@ -58,7 +59,7 @@ def check_and_write(batch: Batch, mutation: Mutation, floor: int) -> Applied | R
     return APPLIED
 
 
-def read_row(view: View, row: bytes, queries: tuple[Query, ...] | list[Query]) -> RowCells:
+def read_row(view: View, row: bytes, queries: Sequence[Query]) -> RowCells:
     """The cells that each query asks of one row."""
     prefix = escape(row)
     out: RowCells = []

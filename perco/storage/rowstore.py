@@ -103,7 +103,10 @@ class LocalRowStore:
         if self._reads >= _READS_PER_CHECKPOINT:
             self._reads = 0
             await trio.lowlevel.checkpoint()
-        return [self.tablet(table, row).read(row, queries) for table, row, queries in requests]
+        out = []
+        for table, row, queries in requests:
+            out.append(self.tablet(table, row).read(row, queries))
+        return out
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         """A page of rows, from one state of one tablet; a page ends at its tablet's end."""
@@ -147,6 +150,19 @@ class LocalRowStore:
         else:
             await trio.lowlevel.cancel_shielded_checkpoint()
         return call.verdicts  # type: ignore[return-value]
+
+    def apply_behind(self, mutations: Sequence[Mutation], then: Then) -> None:
+        """Apply mutations that nobody waits for: `then` is told on the loop, and may send more. It must not raise.
+
+        Only where tablets queue.
+        """
+        assert self._queues
+        self.submit(mutations, Call(None, len(mutations), then))
+
+    @property
+    def queues(self) -> bool:
+        """Whether verdicts come later, from a writer's thread."""
+        return self._queues
 
     def submit(self, mutations: Sequence[Mutation], call: Call) -> None:
         """Hand mutations to their tablets."""

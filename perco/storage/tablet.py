@@ -5,7 +5,8 @@ serves all that had gathered when the writer became free, while the next batch f
 bounded by the tasks that wait (each waits for its own call), a batch by `BatchOptions`.
 
 The batch closes at the loop's next turn, so that all tasks that were just woken get into it; under load no timer is
-needed.
+needed. Where the loop has more to do than the disk, a batch closes as soon as it holds half of what is in flight: the
+disk works on one half of the transactions while the loop works on the other.
 
 S1, S4, S5, S6: see `cells.py` and `lmdb_engine.py`. T10: see `call.py`.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -94,7 +96,7 @@ class MemoryTablet:
         self._mutations = self._refused = self._failures = 0
 
     def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells:
-        return read_row(self.engine, row, queries)  # type: ignore[arg-type]
+        return read_row(self.engine, row, queries)
 
     def scan(self, request: ScanRequest) -> ScanPage:
         return scan_rows(self.engine, request)
@@ -128,15 +130,17 @@ class MemoryTablet:
 
 Resubmit = Callable[[Sequence[Mutation], Call], None]
 
-# One entry of the queue: the mutation, who waits for it, and which of the caller's mutations it is.
-_Entry = tuple[Mutation, Call, int]
-# What the writer thread is handed: mutations, and what to do with the verdicts (on the writer's thread).
-_Work = tuple[Sequence[Mutation], Callable[[Sequence[Verdict]], None], "_Written | None"]
+# One entry of the queue: the mutation, who waits for it, which of the caller's mutations it is, and its `_room`.
+_Entry = tuple[Mutation, Call, int, int]
+# What the writer thread is handed: mutations, their room, and what to do with the verdicts (on the writer's thread).
+_Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "_Written | None"]
 
 # py-lmdb lets go of the GIL at every call. While the writer puts a batch, the loop would take it each time, and two
 # threads that hand the GIL to and fro lose more time than the puts take. So the loop holds still until they are made,
 # but never longer than this; the commit that follows, which is the long part, needs no GIL.
 _HOLD_STILL_S = 0.005
+_HALF_MIN = 16  # a smaller batch is never closed early
+_NEVER = 1 << 62
 
 
 class _Written:
@@ -180,6 +184,10 @@ class LmdbTablet:
         self._queue: list[_Entry] = []
         self._closing_soon = False  # the batch closes at the loop's next turn
         self._writing = False
+        self._half = _NEVER  # so many mutations close a batch before the loop's next turn
+        self._handed_over = 0.0  # when the writer was left alone with the last batch
+        self._busy = 0.0  # the loop's CPU seconds by then
+        self._busy_each = 0.0  # and what it spent on each of that batch's mutations
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -202,38 +210,50 @@ class LmdbTablet:
 
     def submit(self, mutation: Mutation, call: Call, index: int) -> None:
         """Queue a mutation; `call` is answered and woken when its batch has been committed."""
-        self._queue.append((mutation, call, index))
-        if not self._writing and not self._closing_soon:
+        self._queue.append((mutation, call, index, _room(mutation)))
+        if self._writing:
+            return
+        if len(self._queue) >= self._half:
+            self._close_batch()
+        elif not self._closing_soon:
             self._closing_soon = True
-            self._token.run_sync_soon(self._close_batch)
+            self._token.run_sync_soon(self._close_soon)
+
+    def _close_soon(self) -> None:
+        self._closing_soon = False
+        if not self._writing:
+            self._close_batch()
 
     def _close_batch(self) -> None:
-        self._closing_soon = False
-        batch = self._take()
+        batch, room = self._take()
         if not batch:
             self._idle.set()
             return
         self._writing = True
+        busy = time.thread_time()
+        self._busy_each = (busy - self._busy) / len(batch)
+        self._busy = busy
         written = _Written()
-        self._hand_over([entry[0] for entry in batch], lambda verdicts: self._post(batch, verdicts), written)
+        self._hand_over([entry[0] for entry in batch], room, lambda verdicts: self._post(batch, verdicts), written)
         written.wait()
+        self._handed_over = time.perf_counter()
 
-    def _take(self) -> list[_Entry]:
-        """The next batch, bounded; cancelled calls leave the queue here (T10)."""
+    def _take(self) -> tuple[list[_Entry], int]:
+        """The next batch, bounded, and its room; cancelled calls leave the queue here (T10)."""
         waiting, self._queue = self._queue, []
         batch: list[_Entry] = []
         size = 0
         for at, entry in enumerate(waiting):
-            call = entry[1]
+            _, call, _, room = entry
             if call.dropped:
                 continue
-            size += _room(entry[0])
-            if batch and (len(batch) >= self.options.mutations_max or size > self.options.bytes_max):
+            if batch and (len(batch) >= self.options.mutations_max or size + room > self.options.bytes_max):
                 self._queue = waiting[at:]
                 break
+            size += room
             call.taken = True
             batch.append(entry)
-        return batch
+        return batch, size
 
     def _post(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
         """Writer's thread: bring the verdicts to the loop; one hop per batch."""
@@ -245,8 +265,14 @@ class LmdbTablet:
     def _finish(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
         self._batches += 1
         self._mutations += len(batch)
+        in_flight = len(batch) + len(self._queue)
+        slow_disk = time.perf_counter() - self._handed_over > in_flight * self._busy_each
+        self._half = _NEVER if slow_disk else max(in_flight // 2, _HALF_MIN)
+        self._writing = False
+        if len(self._queue) >= self._half:
+            self._close_batch()
         reschedule = trio.lowlevel.reschedule
-        for (_, call, index), verdict in zip(batch, verdicts, strict=True):
+        for (_, call, index, _), verdict in zip(batch, verdicts, strict=True):
             if verdict is not APPLIED:
                 self._count(verdict)
             call.verdicts[index] = verdict
@@ -254,14 +280,14 @@ class LmdbTablet:
             if call.waiting:
                 continue
             more = None if call.then is None else call.goes_on()
-            if more is None:
-                reschedule(call.task, call)  # type: ignore[arg-type]
-            else:
+            if more is not None:
                 self._resubmit(more, call)
+            elif call.task is not None:
+                reschedule(call.task, call)  # type: ignore[arg-type]
         # Whoever was just woken may come back before the batch closes.
-        self._writing = False
-        self._closing_soon = True
-        self._token.run_sync_soon(self._close_batch)
+        if not self._writing and not self._closing_soon:
+            self._closing_soon = True
+            self._token.run_sync_soon(self._close_soon)
 
     def _count(self, verdict: Verdict) -> None:
         if isinstance(verdict, Failed | NoReply):
@@ -274,11 +300,12 @@ class LmdbTablet:
 
         For the refresher of leases and locks, which must get through while the loop is held (L1).
         """
-        self._hand_over(mutations, done)
+        self._hand_over(mutations, sum(map(_room, mutations)), done)
 
     def _hand_over(
         self,
         mutations: Sequence[Mutation],
+        room: int,
         done: Callable[[Sequence[Verdict]], None],
         written: _Written | None = None,
     ) -> None:
@@ -289,24 +316,24 @@ class LmdbTablet:
                     thread = threading.Thread(target=self._write, name=name, daemon=True)
                     thread.start()
                     self._thread = thread
-        self._work.put((mutations, done, written))
+        self._work.put((mutations, room, done, written))
 
     # ------------------------------------------------------------ the writer's thread (S5)
 
     def _write(self) -> None:
         while (work := self._work.get()) is not None:
-            mutations, done, written = work
+            mutations, room, done, written = work
             verdicts: Sequence[Verdict]
             try:
-                verdicts = self._commit(mutations, written)
+                verdicts = self._commit(mutations, room, written)
             except Exception as error:  # whatever it was, the thread goes on and nobody waits forever
                 verdicts = [NoReply(f"{type(error).__name__}: {error}")] * len(mutations)
             if written is not None:
                 written.tell()
             done(verdicts)
 
-    def _commit(self, mutations: Sequence[Mutation], written: _Written | None) -> Sequence[Verdict]:
-        full = self._room_for(mutations, reserve=False)
+    def _commit(self, mutations: Sequence[Mutation], room: int, written: _Written | None) -> Sequence[Verdict]:
+        full = self._room_for(room, reserve=False)
         if full is None:
             return self._write_batch(mutations, written)
         # S4: the disk is full. What frees space or frees others still goes, into the reserve.
@@ -321,7 +348,7 @@ class LmdbTablet:
         """Together if the reserve is large enough for that, else in smaller batches."""
         if not mutations:
             return []
-        full = self._room_for(mutations, reserve=True)
+        full = self._room_for(sum(map(_room, mutations)), reserve=True)
         if full is None:
             return self._write_batch(mutations, None)
         if len(mutations) == 1:
@@ -329,9 +356,9 @@ class LmdbTablet:
         half = len(mutations) // 2
         return [*self._into_reserve(mutations[:half]), *self._into_reserve(mutations[half:])]
 
-    def _room_for(self, mutations: Sequence[Mutation], *, reserve: bool) -> StoreFull | None:
+    def _room_for(self, room: int, *, reserve: bool) -> StoreFull | None:
         """Allocated file and map for a batch: every write may copy a page on its way down."""
-        need = 16 * 4096 + sum(map(_room, mutations))
+        need = 16 * 4096 + room
         if not self.engine.has_map_for(need, reserve=reserve):
             full = self._grow(need, reserve=reserve)
             if full is not None:
@@ -373,7 +400,7 @@ class LmdbTablet:
                 failed.append(error)
             self._token.run_sync_soon(done.set)
 
-        self._hand_over([], run)
+        self._hand_over([], 0, run)
         with trio.CancelScope(shield=True):
             await done.wait()
         if failed:

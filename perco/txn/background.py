@@ -21,7 +21,7 @@ class Background:
         self._scope: list[trio.CancelScope] = []
         self._short = 0
         self._long = 0
-        self._changed = trio.Event()
+        self._changed: trio.Event | None = None  # somebody waits for the end
         self._failure: BaseException | None = None
         self._closed = False
         self.on_failure: list[Callable[[], None]] = []
@@ -40,6 +40,16 @@ class Background:
         finally:
             self._short -= 1
             self._notify()
+
+    def hold(self) -> None:
+        """Something short without a task of its own begins; `let_go` ends it."""
+        self._short += 1
+
+    def let_go(self, error: Exception | None = None) -> None:
+        if error is not None:
+            self._fail(error)
+        self._short -= 1
+        self._notify()
 
     def start(self, loop: Callable[[], Awaitable[None]], name: str) -> Callable[[], None]:
         """Something that runs until the store closes; returns what ends it earlier."""
@@ -61,8 +71,9 @@ class Background:
             self._notify()
 
     def _notify(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
@@ -84,9 +95,16 @@ class Background:
     def check(self) -> None:
         if self._closed:
             raise TransactionClosed("this store has been closed; use it inside `async with perco.open(...)` only")
-        failure = self.failure()
-        if failure is not None:
+        if self._failure is not None:
+            failure = self.failure()
+            assert failure is not None
             raise failure
+
+    async def change(self) -> None:
+        """Until a task ends."""
+        if self._changed is None:
+            self._changed = trio.Event()
+        await self._changed.wait()
 
     @property
     def crowd(self) -> int:
@@ -100,4 +118,4 @@ class Background:
             for scope in self._scope:
                 scope.cancel()
             while self._short or self._long:
-                await self._changed.wait()
+                await self.change()

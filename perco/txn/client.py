@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -115,47 +115,45 @@ class Client:
         self.lease_token = f"{self.random.getrandbits(64):016x}"
         self.oracle = Oracle(local.store, options.oracle, options.wall)
         self.background = Background()
-        self.driver = Driver(
-            local.store, self.oracle, self.fates, options.commit, self.background.spawn, options.on_event
-        )
+        self.driver = Driver(local.store, self.oracle, self.fates, options.commit, self.background, options.on_event)
         self.heartbeat = Heartbeat(options.heartbeat, local.store, self.driver, options.wall, self.lease_token)
 
     # ------------------------------------------------------------ transactions
 
-    async def run(
+    def run(
         self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Run a function in a transaction and commit; again from its beginning on a TransientError (T11).
+
+            total = await db.run(transfer, source, target, amount)
 
         Returns what the function returned in the attempt that committed.
         Raises: WriteConflict after the last attempt; Unavailable past the timeout; CommitUnknown; and whatever the
         function raises, after discarding its writes.
         """
-        return await self._run(self.config.retry, function, *args, **kwargs)
+        return self._run_as(self.config.retry, function, args, kwargs)
 
-    async def _run(
-        self,
-        retry: RetryOptions,
-        function: Callable[Concatenate[Transaction, P], Awaitable[T]],
-        *args: P.args,
-        **kwargs: P.kwargs,
+    def _run_as(
+        self, retry: RetryOptions, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Coroutine[Any, Any, T]:
+        run = self._run if retry.timeout_s is None else self._run_until
+        return run(retry, function, args, kwargs)
+
+    async def _run_until(
+        self, retry: RetryOptions, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T:
-        if retry.timeout_s is None:
-            return await self._attempts(retry, function, *args, **kwargs)
+        assert retry.timeout_s is not None
         with trio.move_on_after(retry.timeout_s):
-            return await self._attempts(retry, function, *args, **kwargs)
+            return await self._run(retry, function, args, kwargs)
         raise Unavailable(f"the transaction did not get through within {retry.timeout_s} s")
 
-    async def _attempts(
-        self,
-        retry: RetryOptions,
-        function: Callable[Concatenate[Transaction, P], Awaitable[T]],
-        *args: P.args,
-        **kwargs: P.kwargs,
+    async def _run(
+        self, retry: RetryOptions, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T:
         failed = 0
         while True:
-            txn = await self.begin()
+            self.usable(writing=True)
+            txn = Transaction(self, self.oracle.draw_nowait() or await self.oracle.draw())
             try:
                 result = await function(txn, *args, **kwargs)
                 if txn.outcome == "open":
@@ -192,7 +190,7 @@ class Client:
     async def begin(self) -> Transaction:
         """A transaction that the caller ends with `commit` or `discard`; prefer `transaction()` or `run`."""
         self.usable(writing=True)
-        return Transaction(self, await self.oracle.draw())
+        return Transaction(self, self.oracle.draw_nowait() or await self.oracle.draw())
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -305,11 +303,11 @@ class Retrying:
     def __init__(self, client: Client, retry: RetryOptions) -> None:
         self._client, self._retry = client, retry
 
-    async def run(
+    def run(
         self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """As `Client.run`."""
-        return await self._client._run(self._retry, function, *args, **kwargs)
+        return self._client._run_as(self._retry, function, args, kwargs)
 
     def attempts(self) -> Attempts:
         """As `Client.attempts`."""

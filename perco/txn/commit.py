@@ -230,11 +230,13 @@ class Commit:
         assert fate == self.commit_ts, "T1: only we commit with our commit_ts"
         self.state = State.COMMITTED
 
+    @property
+    def has_secondaries(self) -> bool:
+        return len(self._parts) > 1
+
     def secondaries(self) -> list[Mutation]:
         """State COMMITTED: phase two; nobody waits for it (S2)."""
         assert self.state is State.COMMITTED, "T3: the primary first"
-        if len(self._parts) == 1:
-            return []
         return [mutations.commit(self.header, part, self.commit_ts) for part in self._parts[1:]]
 
     def secondaries_by_cell(self, group: int) -> list[Mutation]:

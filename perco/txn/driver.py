@@ -15,7 +15,7 @@ S4  A reader that knows the outcome of a lock answers without settling it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +33,11 @@ from perco.storage import (
     NoReply,
     Query,
     ReadRequest,
-    Refused,
     RowStore,
     Verdict,
 )
 from perco.txn import commit as core
+from perco.txn.background import Background
 from perco.txn.commit import Commit, State
 from perco.txn.fates import Fates
 from perco.txn.oracle import Oracle
@@ -79,15 +79,14 @@ class Driver:
         oracle: Oracle,
         fates: Fates,
         options: CommitOptions,
-        spawn: Callable[[Callable[[], Awaitable[None]]], None],
+        background: Background,
         event: Callable[[str], None] | None,
     ) -> None:
         self.store, self.oracle, self.fates, self.options = store, oracle, fates, options
         self.counters = Counters()
         self.inflight: dict[int, Commit] = {}  # what the refresher of locks looks after (L1)
         self.orphaned = trio.Event()  # set when locks were left behind: the sweeper has work
-        self._apply_then = store.apply_then if isinstance(store, LocalRowStore) else None
-        self._spawn = spawn
+        self._background = background
         self._event = event
         self.quiet: Callable[[], None] = lambda: None  # called when no observed write is under way (N7)
         self.notified: Callable[[], None] = lambda: None  # called when notify cells have become visible (N8)
@@ -124,17 +123,16 @@ class Driver:
             else:
                 if commit.state is not State.RELEASE:
                     commit.give_up()
-                self._spawn(lambda: self._release_later(commit, observed=observed))
+                self._background.spawn(lambda: self._release_later(commit, observed=observed))
             raise
         self.counters.commits += 1
         if self._event is not None:
             self._event("commit")
-        secondaries = commit.secondaries()
-        if secondaries:
+        if commit.has_secondaries:
             if observed:
                 self.notified()
             self.fates.settle(start_ts, commit.commit_ts)
-            self._spawn(lambda: self._phase_two(commit, secondaries, observed=observed))
+            self._begin_phase_two(commit, observed=observed)
         else:
             self._settled(start_ts, commit.commit_ts, observed=observed)
         return commit.commit_ts
@@ -146,8 +144,9 @@ class Driver:
             if state is State.PREWRITE:
                 chain = _Chain(commit, self.oracle, version, self._event)
                 mutations = commit.prewrites()
-                if self._apply_then is not None and len(mutations) == 1:
-                    verdicts = await self._apply_then(mutations, chain)
+                store = self.store
+                if isinstance(store, LocalRowStore):
+                    verdicts = await store.apply_then(mutations, chain)
                 else:
                     verdicts = await apply(mutations)
                 if not chain.told:
@@ -258,9 +257,9 @@ class Driver:
                 if verdict is not APPLIED:
                     if await self._decide_own(commit):
                         return
-                    await self._apply_each(commit.releases_by_cell(0), lambda _: [])  # the rest of the primary's part
+                    await self._settle_all(_Settling(commit.releases_by_cell(0), None))  # the primary's part's rest
             if releases[first:]:
-                await self._apply_each(releases[first:], lambda i: commit.releases_by_cell(first + i))
+                await self._settle_all(_Settling(releases[first:], lambda i: commit.releases_by_cell(first + i)))
             commit.released()
 
     async def _decide_own(self, commit: Commit) -> bool:
@@ -284,22 +283,47 @@ class Driver:
         await self._release(commit)
         self._settled(commit.header.start_ts, 0, observed=observed)
 
-    async def _phase_two(self, commit: Commit, secondaries: Sequence[Mutation], *, observed: bool) -> None:
+    def _begin_phase_two(self, commit: Commit, *, observed: bool) -> None:
         """Roll the secondaries forward; whoever meets their locks before that does it for us (T3, S2)."""
-        await self._apply_each(secondaries, commit.secondaries_by_cell)
+        settling = _Settling(commit.secondaries(), commit.secondaries_by_cell)
+        store = self.store
+        if not isinstance(store, LocalRowStore) or not store.queues:
+            self._background.spawn(lambda: self._phase_two(commit, settling, observed=observed))
+            return
+        background = self._background
+
+        def told(verdicts: Sequence[Verdict]) -> list[Mutation] | None:
+            try:
+                more = settling.told(verdicts)
+                if more:
+                    return more
+                self._phase_two_done(commit, settling, observed=observed)
+            except Exception as error:
+                background.let_go(error)
+            else:
+                background.let_go()
+            return None
+
+        background.hold()
+        store.apply_behind(settling.groups, told)  # a task for this would cost more than the rest of it
+
+    async def _phase_two(self, commit: Commit, settling: _Settling, *, observed: bool) -> None:
+        await self._settle_all(settling)
+        self._phase_two_done(commit, settling, observed=observed)
+
+    def _phase_two_done(self, commit: Commit, settling: _Settling, *, observed: bool) -> None:
+        if settling.left:
+            self.orphaned.set()
         if self._event is not None:
             self._event("secondaries")
         self.inflight.pop(commit.header.start_ts, None)
         self._observed_done(observed=observed)
 
-    async def _apply_each(self, groups: Sequence[Mutation], by_cell: Callable[[int], list[Mutation]]) -> None:
-        """Settle groups of our own cells. A refused group holds a cell that somebody else has settled already: then
-        the others of it go one by one, or their locks, and what they notify (N1), would stay."""
-        verdicts = list(await self.store.apply(groups))
-        cells = [cell for i, verdict in enumerate(verdicts) if isinstance(verdict, Refused) for cell in by_cell(i)]
-        if cells:
-            verdicts += await self.store.apply(cells)
-        if any(isinstance(verdict, Failed | NoReply) for verdict in verdicts):
+    async def _settle_all(self, settling: _Settling) -> None:
+        more = settling.groups
+        while more:
+            more = settling.told(await self.store.apply(more))
+        if settling.left:
             self.orphaned.set()
 
     def _settled(self, start_ts: int, fate: int | None, *, observed: bool) -> None:
@@ -445,6 +469,33 @@ class Driver:
                 raise recovery.failure
             self.fates.learn(start_ts, recovery.fate)
             return recovery.fate
+
+
+class _Settling:
+    """Groups of our own cells to be settled. A refused group holds a cell that somebody else has settled already: then
+    the others of it go one by one, or their locks, and what they notify (N1), would stay.
+
+    `left`: some could not be written and are left to whoever meets them.
+    """
+
+    __slots__ = ("_by_cell", "groups", "left")
+
+    def __init__(self, groups: Sequence[Mutation], by_cell: Callable[[int], list[Mutation]] | None) -> None:
+        self.groups, self._by_cell = groups, by_cell
+        self.left = False
+
+    def told(self, verdicts: Sequence[Verdict]) -> list[Mutation]:
+        """What came of what was sent last; returns what to send next."""
+        by_cell, self._by_cell = self._by_cell, None
+        cells: list[Mutation] = []
+        for i, verdict in enumerate(verdicts):
+            if verdict is APPLIED:
+                continue
+            if isinstance(verdict, Failed | NoReply):
+                self.left = True
+            elif by_cell is not None:
+                cells += by_cell(i)
+        return cells
 
 
 class _Chain:

@@ -37,7 +37,7 @@ class CancelAtStep(trio.abc.Instrument):
 async def settled(db: perco.Database) -> int:
     """Wait for what runs in the background; how many locks stand."""
     while db.background.crowd:
-        await db.background._changed.wait()
+        await db.background.change()
     return sum(tablet.entries(LOCK) for tablet in db.local.store.tablets())
 
 

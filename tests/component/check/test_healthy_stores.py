@@ -87,16 +87,16 @@ async def test_what_a_process_left_that_died_after_the_commit_point_is_unsettled
 
 
 class _without_phase_two:
-    """Short background tasks are dropped, as by a process that dies."""
+    """Phase two is dropped, as by a process that dies."""
 
     def __init__(self, store: Store) -> None:
         self._driver = store.db.driver
 
     async def __aenter__(self) -> None:
-        self._spawn, self._driver._spawn = self._driver._spawn, lambda action: None
+        self._driver._begin_phase_two = lambda commit, *, observed: None
 
     async def __aexit__(self, *error: object) -> None:
-        self._driver._spawn = self._spawn
+        del self._driver._begin_phase_two
 
 
 async def test_a_failing_observer_keeps_its_notification() -> None:
