@@ -221,6 +221,7 @@ class Worker:
         seen = await driver.finish(table, row, column, start_ts, look(cells[3], cells[4]))
         txn._ack = Intent(table, row, ack, ACK, b"", (), verdict.covers)
         txn._root, txn._depth = verdict.root, verdict.depth
+        txn._known = ((table, row, column), seen)  # the function will want it: it is not read twice
         attempt = 1 + conflicts + self.backoff.attempts((table, row, ack))
         counters.runs += 1
         self._roots[start_ts] = verdict.root

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import trio
+
 from perco.errors import TooLarge, TransactionClosed, UsageError
 from perco.storage import LOCK, VALUE_BYTES_MAX, WRITE, ReadRequest, ScanQuery, ScanRequest
 from perco.txn.catalogue import Bound
@@ -75,6 +77,7 @@ class Snapshot:
 
     wall: float | None = None
     _open = True
+    _known: tuple[_WHERE, Value | Missing] | None = None  # what an observer's run has read before its function
 
     def __init__(self, client: Client, start_ts: int) -> None:
         self._client = client
@@ -98,7 +101,11 @@ class Snapshot:
             own = self._writes.get((bound.table, row, bound.column))
             if own is not None:
                 return None if own[1] is None else column.codec.decode(own[1])
-        seen = await self._driver.read(bound.table, row, bound.column, self.start_ts)
+        if self._known is not None and self._known[0] == (bound.table, row, bound.column):
+            seen = self._known[1]
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            seen = await self._driver.read(bound.table, row, bound.column, self.start_ts)
         if type(seen) is Missing:
             return None
         return decoded(column.codec, seen.value, repr(column))  # type: ignore[union-attr]
