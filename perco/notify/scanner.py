@@ -9,6 +9,7 @@ N8  A scanner starts at a random key of a random tablet and walks on from there,
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -61,6 +62,9 @@ class Scanner:
         self.ended = trio.Event()
         self.position: tuple[str, bytes] | None = None
         self._slots = trio.Semaphore(slots)
+        self._ready: deque[tuple[str, bytes, list[int], bool]] = deque()  # claimed, for the next runner
+        self._runners = slots  # that may still be started: tasks that run observers, one row after the other
+        self._idle = trio.lowlevel.ParkingLot()
         self._tables = tables
         self._rng = random.Random(worker.client.random.getrandbits(64))
 
@@ -170,8 +174,12 @@ class Scanner:
                     self._slots.release()
                     continue
                 self.counters.claims += 1
-                failing = worker.begin_row(place.table, row, acks)
-                nursery.start_soon(self._run_row, place.table, row, acks, failing)
+                self._ready.append((place.table, row, acks, worker.begin_row(place.table, row, acks)))
+                if self._idle:
+                    self._idle.unpark()
+                elif self._runners:
+                    self._runners -= 1
+                    nursery.start_soon(self._serve)
             start = page.next
         return False
 
@@ -183,11 +191,22 @@ class Scanner:
         )
         return [ack for ack, cells in zip(acks, found, strict=True) if cells]
 
+    async def _serve(self) -> None:
+        """A runner: runs the observers of claimed rows until cancelled."""
+        while True:
+            while not self._ready:
+                await self._idle.park()
+            await self._run_row(*self._ready.popleft())
+
     async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
+        """Run the observers that wait on a row, one after the other."""
+        worker = self.worker
         try:
-            await self.worker.run_row(table, row, acks, failing=failing)
+            for ack in acks:
+                await worker.run(table, row, ack)
         finally:
-            if self.worker.options.row_locks:
-                self.worker.rows.release(table, row)
+            worker.end_row(failing=failing)
+            if worker.options.row_locks:
+                worker.rows.release(table, row)
             self._slots.release()
-            self.worker.wake_up()  # whoever passed this row by looks again
+            worker.wake_up()  # whoever passed this row by looks again

@@ -146,51 +146,42 @@ class Worker:
         ]
 
     def begin_row(self, table: str, row: bytes, acks: list[int]) -> bool:
-        """Whether one of these has failed before: then the row counts among the failing until `run_row` ends (N6)."""
+        """Whether one of these has failed before: then the row counts among the failing until `end_row` (N6)."""
         failing = any(self.backoff.attempts((table, row, ack)) for ack in acks)
         self._failing += failing
         return failing
 
-    async def run_row(self, table: str, row: bytes, acks: list[int], *, failing: bool) -> None:
-        """Run the observers that wait on a row, one after the other."""
-        try:
-            for ack in acks:
-                observer = self.observers[observer_of(ack)]
-                counters = self.counters[observer.id]
-                counters.running += 1
-                try:
-                    await self._run(observer, counters, table, row, ack)
-                finally:
-                    counters.running -= 1
-        finally:
-            self._failing -= failing
+    def end_row(self, *, failing: bool) -> None:
+        self._failing -= failing
 
-    async def _run(self, observer: Observer, counters: ObserverCounters, table: str, row: bytes, ack: int) -> None:
-        """Until it is acknowledged, handled by somebody else, or has to wait (N6)."""
+    async def run(self, table: str, row: bytes, ack: int) -> None:
+        """An observer on a row, until it is acknowledged, handled by somebody else, or has to wait (N6)."""
+        observer = self.observers[observer_of(ack)]
+        counters = self.counters[observer.id]
         key = (table, row, ack)
         conflicts = 0
-        while True:
-            try:
-                done = await self._try(observer, counters, table, row, ack, conflicts)
-            except (TransientError, CommitUnknown):  # unknown: the ack says whether it has run (N3)
-                counters.conflicts += 1
-                conflicts += 1
-                if conflicts >= self.options.conflicts_max:
-                    self.backoff.failed(key, trio.current_time())
-                    return
-                await trio.sleep(self.client.config.retry.delay_s(conflicts, self.client.random))
-                continue
-            except StoreError as error:
-                log.warning("observer %s on %s: %s", observer.id, table, error)
-                self._failed(counters, key)
-                return
-            except _ObserverFailedError as failed:
-                log.error("observer %s failed on %s %r", observer.id, table, row, exc_info=failed.__cause__)
-                self._failed(counters, key)
-                return
-            if done:
-                self.backoff.succeeded(key)
-                return
+        counters.running += 1
+        try:
+            while True:
+                try:
+                    if await self._try(observer, counters, table, row, ack, conflicts):
+                        self.backoff.succeeded(key)
+                        return
+                except (TransientError, CommitUnknown):  # unknown: the ack says whether it has run (N3)
+                    counters.conflicts += 1
+                    conflicts += 1
+                    if conflicts >= self.options.conflicts_max:
+                        self.backoff.failed(key, trio.current_time())
+                        return
+                    await trio.sleep(self.client.config.retry.delay_s(conflicts, self.client.random))
+        except StoreError as error:
+            log.warning("observer %s on %s: %s", observer.id, table, error)
+            self._failed(counters, key)
+        except _ObserverFailedError as failed:
+            log.error("observer %s failed on %s %r", observer.id, table, row, exc_info=failed.__cause__)
+            self._failed(counters, key)
+        finally:
+            counters.running -= 1
 
     def _failed(self, counters: ObserverCounters, key: tuple[str, bytes, int]) -> None:
         counters.failures += 1

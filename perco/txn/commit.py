@@ -44,6 +44,7 @@ class State(Enum):
 
 _HELD: Final = 1
 _MAYBE: Final = 2  # sent, and we do not know
+_NONE: Final[frozenset[int]] = frozenset()
 _LOST_MAX: Final = 16  # rounds without a reply, before it is given up
 
 # Which check of a prewrite refused it (T7, T13).
@@ -77,11 +78,11 @@ class Commit:
         self.header = header
         self._parts = parts
         self._standing = [0] * len(parts)
-        self._again = [False] * len(parts)
-        self._sent: list[int] = []
+        self._again: frozenset[int] = _NONE  # parts of the last round that may have been applied before (T6)
+        self._sent: Sequence[int] = ()
         self.state = State.PREWRITE
         self.commit_ts = 0
-        self.refusals: list[tuple[int, Refused]] = []  # (part, which check of it)
+        self.refusals: Sequence[tuple[int, Refused]] = ()  # (part, which check of it)
         self.failure: Exception | None = None  # why it was given up, if the store could not
         self.maybe_sent = False  # a request to commit may have arrived (T4)
         self._lost = 0  # rounds of prewrites in which a reply was lost
@@ -92,32 +93,34 @@ class Commit:
         """State PREWRITE: a mutation for each part that is not held; they may go in parallel."""
         assert self.state is State.PREWRITE
         standing = self._standing
+        first = not self._sent
         self._sent = sent = [i for i, stands in enumerate(standing) if stands != _HELD]
+        self._again = _NONE if first else frozenset(i for i in sent if standing[i] == _MAYBE)
         out = []
         for i in sent:
-            again = self._again[i] = standing[i] == _MAYBE
-            out.append(mutations.prewrite(self.header, self._parts[i], again=again))
+            out.append(mutations.prewrite(self.header, self._parts[i], again=i in self._again))
             standing[i] = _MAYBE
         return out
 
     def prewrites_told(self, verdicts: Sequence[Verdict]) -> None:
         """What came of `prewrites()`, in its order."""
-        self.refusals = []
+        refusals: list[tuple[int, Refused]] = []
         lost = False
         for i, verdict in zip(self._sent, verdicts, strict=True):
             if verdict is APPLIED:
                 self._standing[i] = _HELD
             elif isinstance(verdict, Refused):
                 self._standing[i] = 0
-                self.refusals.append((i, verdict))
+                refusals.append((i, verdict))
             elif isinstance(verdict, Failed):
                 self._standing[i] = 0
                 self.failure = verdict.error
             else:
                 lost = True  # T4: ask again; our own lock is then no conflict (T6)
+        self.refusals = refusals
         if self.failure is not None:
             self.state = State.RELEASE
-        elif self.refusals:
+        elif refusals:
             self.state = State.BLOCKED
         elif not lost:
             self.state = State.DRAW
@@ -135,7 +138,7 @@ class Commit:
         for intent in self._parts[part]:
             rows.setdefault(intent.row, []).append(intent)
         cells = list(rows.values())[refused.row]
-        cell, check = divmod(refused.check, mutations.CHECKS_PER_CELL + self._again[part])
+        cell, check = divmod(refused.check, mutations.CHECKS_PER_CELL + (part in self._again))
         return cells[cell], min(check, LOCK_CHECK)
 
     def echoed(self, part: int) -> None:
