@@ -210,6 +210,7 @@ class Worker:
                 return True
         assert isinstance(verdict, Run)
         seen = await driver.finish(table, row, column, start_ts, look(cells[3], cells[4]))
+        del cells  # a run may wait long
         txn._ack = Intent(table, row, ack, ACK, b"", (), verdict.covers)
         txn._root, txn._depth = verdict.root, verdict.depth
         txn._known = ((table, row, column), seen)  # the function will want it: it is not read twice

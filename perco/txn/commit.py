@@ -51,7 +51,7 @@ _LOST_MAX: Final = 16  # rounds without a reply, before it is given up
 FLOOR_CHECK: Final = -1
 WRITE_CHECK: Final = 0
 MARKER_CHECK: Final = 1
-LOCK_CHECK: Final = 2
+LOCK_CHECK: Final = mutations.LOCK_CHECK
 
 
 class Commit:

@@ -67,30 +67,45 @@ class Header(NamedTuple):
     wall_ms: int
 
 
-_Rows = dict[bytes, tuple[bytes, list[Check], list[Write]]]
+CHECKS_PER_CELL: Final = 3  # of a first prewrite, in the order: write record, marker, lock
+LOCK_CHECK: Final = 2
+
+_Cell = tuple[bytes, Sequence[Check], Sequence[Write]]
+
+
+def _by_row(cells: Sequence[_Cell]) -> Sequence[_Cell]:
+    """One entry for each row, in the order of first mention, with the checks and writes of all its cells (S1)."""
+    if len(cells) == 1:
+        return cells
+    rows: dict[bytes, tuple[bytes, list[Check], list[Write]]] = {}
+    for row, checks, writes in cells:
+        entry = rows.get(row)
+        if entry is None:
+            entry = rows[row] = (row, [], [])
+        entry[1].extend(checks)
+        entry[2].extend(writes)
+    return list(rows.values())
 
 
 def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation:
     """Lock every cell of a part. `again`: it may have been applied before, so our own lock is no conflict (T6)."""
     start_ts, primary, root, depth, token, wall_ms = header
-    rows: _Rows = {}
+    cells: list[_Cell] = []
     for _, row, column, kind, body, observers, covers, data in part:
-        entry = rows.get(row)
-        if entry is None:
-            entry = rows[row] = (row, [], [])
-        _, checks, writes = entry
-        checks.append((ABSENT, WRITE, column, start_ts, TS_MAX))  # T7
-        checks.append((ABSENT, ROLLBACK, column, start_ts, start_ts))
+        checks: tuple[Check, ...] = (
+            (ABSENT, WRITE, column, start_ts, TS_MAX),  # T7
+            (ABSENT, ROLLBACK, column, start_ts, start_ts),
+            (ABSENT, LOCK, column, 0, TS_MAX),
+        )
         if again:
-            checks.append((ABSENT, LOCK, column, 0, start_ts - 1))
-            checks.append((ABSENT, LOCK, column, start_ts + 1, TS_MAX))
-        else:
-            checks.append((ABSENT, LOCK, column, 0, TS_MAX))
+            but_ours = (ABSENT, LOCK, column, 0, start_ts - 1), (ABSENT, LOCK, column, start_ts + 1, TS_MAX)
+            checks = (*checks[:LOCK_CHECK], *but_ours)
         lock = pack_lock((kind, primary, body, observers, covers, root, depth, token, wall_ms))
-        writes.append((LOCK, column, start_ts, lock))
+        writes: tuple[Write, ...] = ((LOCK, column, start_ts, lock),)
         if data is not None:
-            writes.append((body.decode(), column, start_ts, data))
-    return Mutation(part[0].table, list(rows.values()), start_ts)
+            writes = (*writes, (body.decode(), column, start_ts, data))
+        cells.append((row, checks, writes))
+    return Mutation(part[0].table, _by_row(cells), start_ts)
 
 
 def commit(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
@@ -98,18 +113,16 @@ def commit(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
     start_ts = header.start_ts
     assert commit_ts > start_ts
     root, depth = header.root or commit_ts, header.depth
-    rows: _Rows = {}
+    cells: list[_Cell] = []
     for _, row, column, kind, body, observers, covers, _ in part:
-        entry = rows.get(row)
-        if entry is None:
-            entry = rows[row] = (row, [], [])
-        _, checks, writes = entry
-        checks.append((PRESENT, LOCK, column, start_ts, start_ts))
-        writes.append((LOCK, column, start_ts, None))
-        writes.append((WRITE, column, commit_ts, pack_record(kind, start_ts, body)))
+        writes: tuple[Write, ...] = (
+            (LOCK, column, start_ts, None),
+            (WRITE, column, commit_ts, pack_record(kind, start_ts, body)),
+        )
         if observers or covers:
-            _notify(writes, column, start_ts, commit_ts, observers, covers, root, depth)
-    return Mutation(part[0].table, list(rows.values()), None, True)
+            writes = (*writes, *_notify(column, start_ts, commit_ts, observers, covers, root, depth))
+        cells.append((row, ((PRESENT, LOCK, column, start_ts, start_ts),), writes))
+    return Mutation(part[0].table, _by_row(cells), None, True)
 
 
 def roll_forward(cell: Cellref, start_ts: int, lock: Lock, commit_ts: int) -> Mutation:
@@ -120,7 +133,6 @@ def roll_forward(cell: Cellref, start_ts: int, lock: Lock, commit_ts: int) -> Mu
 
 
 def _notify(
-    writes: list[Write],
     column: int,
     start_ts: int,
     commit_ts: int,
@@ -128,28 +140,28 @@ def _notify(
     covers: tuple[int, ...],
     root: int,
     depth: int,
-) -> None:
+) -> list[Write]:
     """Notify cells for the observers of a written cell (N1), or away with those that an ack covers (N2)."""
+    writes: list[Write] = []
     for observer in observers:
         writes.append((NOTIFY, ack_of(column, observer), commit_ts, pack_cause(root, depth)))
     for seen_ts in covers:
         assert seen_ts <= start_ts, "N2: a run removes only what it saw"
         writes.append((NOTIFY, column, seen_ts, None))
+    return writes
 
 
 def release(header: Header, part: Sequence[Intent], *, marker: bool) -> Mutation:
     """Let go of a part whose locks we hold; T5 (a) with the marker where it has the primary, else (c)."""
     start_ts = header.start_ts
-    rows: _Rows = {}
+    cells: list[_Cell] = []
     for _, row, column, kind, body, _, _, _ in part:
-        entry = rows.get(row)
-        if entry is None:
-            entry = rows[row] = (row, [], [])
-        entry[1].append((PRESENT, LOCK, column, start_ts, start_ts))
-        _clear(entry[2], column, start_ts, kind, body)
+        writes: list[Write] = []
+        _clear(writes, column, start_ts, kind, body)
         if marker and column == header.primary.column and row == header.primary.row:
-            entry[2].append((ROLLBACK, column, start_ts, b""))
-    return Mutation(part[0].table, tuple(rows.values()), None, True)
+            writes.append((ROLLBACK, column, start_ts, b""))
+        cells.append((row, ((PRESENT, LOCK, column, start_ts, start_ts),), writes))
+    return Mutation(part[0].table, _by_row(cells), None, True)
 
 
 def roll_back_primary(primary: Cellref, start_ts: int, lock: Lock) -> Mutation:
@@ -193,6 +205,3 @@ def _clear(writes: list[Write], column: int, start_ts: int, kind: int, body: byt
 
 def _one(cell: Cellref, checks: list[Check], writes: list[Write], floor_ts: int | None = None) -> Mutation:
     return Mutation(cell.table, ((cell.row, checks, writes),), floor_ts, True)
-
-
-CHECKS_PER_CELL: Final = 3  # of a first prewrite, in the order: write record, marker, lock
