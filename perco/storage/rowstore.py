@@ -166,6 +166,9 @@ class LocalRowStore:
 
     def submit(self, mutations: Sequence[Mutation], call: Call) -> None:
         """Hand mutations to their tablets."""
+        if len(mutations) == 1:
+            self._tablet_of(mutations[0]).submit(mutations[0], call, 0)
+            return
         # Every tablet is found before anything is submitted: an error here means that nothing was sent.
         tablets = [self._tablet_of(mutation) for mutation in mutations]
         for index, mutation in enumerate(mutations):

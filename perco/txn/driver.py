@@ -15,7 +15,7 @@ S4  A reader that knows the outcome of a lock answers without settling it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,10 @@ class Driver:
         if observed:
             self.fates.observed += 1
         try:
-            await self._until_decided(commit, version)
+            chain = _Chain(commit, self.oracle, version, self._event)
+            chain.ended(await self._chained(commit.prewrites(), chain))
+            if commit.state is not State.COMMITTED:
+                await self._until_decided(commit, version)
         except BaseException as error:
             if commit.state is State.COMMITTED:
                 raise  # a bug, not an abort: leave the records alone
@@ -137,24 +140,20 @@ class Driver:
             self._settled(start_ts, commit.commit_ts, observed=observed)
         return commit.commit_ts
 
+    def _chained(self, mutations: Sequence[Mutation], chain: _Chain) -> Awaitable[list[Verdict]]:
+        """Where the store can go on by itself, it does."""
+        store = self.store
+        if isinstance(store, LocalRowStore):
+            return store.apply_then(mutations, chain)
+        return store.apply(mutations)
+
     async def _until_decided(self, commit: Commit, version: int) -> None:
         apply = self.store.apply
         while True:
             state = commit.state
             if state is State.PREWRITE:
                 chain = _Chain(commit, self.oracle, version, self._event)
-                mutations = commit.prewrites()
-                store = self.store
-                if isinstance(store, LocalRowStore):
-                    verdicts = await store.apply_then(mutations, chain)
-                else:
-                    verdicts = await apply(mutations)
-                if not chain.told:
-                    commit.prewrites_told(verdicts)
-                    if self._event is not None:
-                        self._event("prewrite")
-                if chain.sent:
-                    commit.primary_told(verdicts[0])
+                chain.ended(await self._chained(commit.prewrites(), chain))
             elif state is State.DRAW:
                 commit.drawn(await self.oracle.draw())
                 if self.oracle.catalogue_version != version:  # N10
@@ -504,28 +503,38 @@ class _Chain:
     T2 holds as ever: commit_ts is drawn when every prewrite has been acknowledged.
     """
 
-    __slots__ = ("_commit", "_event", "_oracle", "_version", "sent", "told")
+    __slots__ = ("_commit", "_event", "_oracle", "_sent", "_told", "_version")
 
     def __init__(self, commit: Commit, oracle: Oracle, version: int, event: Callable[[str], None] | None) -> None:
         self._commit, self._oracle, self._version, self._event = commit, oracle, version, event
-        self.told = self.sent = False
+        self._told = self._sent = False
 
     def __call__(self, verdicts: Sequence[Verdict]) -> list[Mutation] | None:
-        if self.sent:
+        if self._sent:
             return None
         commit, oracle = self._commit, self._oracle
-        commit.prewrites_told(verdicts)
-        self.told = True
-        if self._event is not None:
-            self._event("prewrite")
+        self._prewritten(verdicts)
         if commit.state is not State.DRAW or oracle.catalogue_version != self._version:
             return None
         commit_ts = oracle.draw_nowait()
         if not commit_ts:
             return None
         commit.drawn(commit_ts)
-        self.sent = True
+        self._sent = True
         return [commit.primary_commit()]
+
+    def ended(self, verdicts: Sequence[Verdict]) -> None:
+        """The task is awake again, with the verdicts of what was sent last."""
+        if not self._told:
+            self._prewritten(verdicts)
+        if self._sent:
+            self._commit.primary_told(verdicts[0])
+
+    def _prewritten(self, verdicts: Sequence[Verdict]) -> None:
+        self._told = True
+        self._commit.prewrites_told(verdicts)
+        if self._event is not None:
+            self._event("prewrite")
 
 
 class ConflictAt(PercoError):

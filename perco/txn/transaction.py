@@ -311,9 +311,8 @@ class Transaction(Snapshot):
             raise self._closed()
         self._open = False
         client = self._client
-        intents = [_intent(where, write) for where, write in self._writes.items()]
-        if self._ack is not None:
-            intents.append(self._ack)
+        intents = [] if self._ack is None else [self._ack]
+        intents += [_intent(where, write) for where, write in self._writes.items()]
         if not intents:
             self.outcome = "committed"
             return 0
@@ -350,13 +349,14 @@ class Transaction(Snapshot):
         parts: dict[object, list[Intent]] = {}
         for intent in intents:
             where = store.locate(intent.table, intent.row) if store.groups else (intent.table, intent.row)
-            parts.setdefault(where, []).append(intent)
-        ordered = sorted(parts.values(), key=len, reverse=True)
-        ack = self._ack
-        if ack is not None:
-            mine = next(i for i, part in enumerate(ordered) if part[-1] is ack)
-            ordered.insert(0, ordered.pop(mine))
-            ordered[0].insert(0, ordered[0].pop())
+            part = parts.get(where)
+            if part is None:
+                parts[where] = [intent]
+            else:
+                part.append(intent)
+        ordered = list(parts.values())
+        if self._ack is None and len(ordered) > 1:
+            ordered.sort(key=len, reverse=True)
         return ordered
 
 
