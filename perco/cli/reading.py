@@ -128,7 +128,7 @@ async def _versions(
                 if not found:
                     raise perco.Corruption(f"{column!r} row {row!r}", f"the record at {ts} points at missing data")
                 body = found[0][1]
-            out.append((ts, kind == DELETE, None if kind == DELETE else decoded(column.codec, body, repr(column))))
+            out.append((ts, kind == DELETE, None if kind == DELETE else decoded(column.codec, body, column)))
         if len(cells) < _VERSIONS_PER_READ:
             break
         high = cells[-1][0] - 1

@@ -57,8 +57,8 @@ class _ObserverFailedError(Exception):
 def _change(observer: Observer, row: bytes, seen: Value | Missing, attempt: int, root: int) -> Change[Any, Any]:
     column = observer.column
     table = column.table
-    key = decoded(table.key, row, f"key of {table.name!r}")
-    value = decoded(column.codec, seen.value, repr(column)) if isinstance(seen, Value) else None
+    key = decoded(table.key, row, table, "key of ")
+    value = decoded(column.codec, seen.value, column) if isinstance(seen, Value) else None
     return Change(key, value, seen.commit_ts, attempt, root)
 
 

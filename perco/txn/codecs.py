@@ -223,9 +223,9 @@ def codec_named(name: str) -> Codec[Any]:
     return Codec(name, _bytes, bytes, ordered=True)
 
 
-def decoded(codec: Codec[T], data: bytes, where: str) -> T:
-    """Decode stored bytes; what does not decode is corruption, named by place."""
+def decoded(codec: Codec[T], data: bytes, where: object, part: str = "") -> T:
+    """Decode stored bytes; what does not decode is corruption, named by place: a column, or a part of a table."""
     try:
         return codec.decode(data)
     except (ValueError, struct.error) as error:
-        raise Corruption(where, f"not {codec.name}: {error}") from error
+        raise Corruption(f"{part}{where!r}", f"not {codec.name}: {error}") from error

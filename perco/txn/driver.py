@@ -41,9 +41,9 @@ from perco.txn.background import Background
 from perco.txn.commit import Commit, State
 from perco.txn.fates import Fates
 from perco.txn.oracle import Oracle
-from perco.txn.records import PUT, PUT_DATA, RECORD_HEAD, Cellref, Lock, unpack_lock
+from perco.txn.records import PUT, PUT_DATA, Cellref, Lock, unpack_lock
 from perco.txn.recovery import Recovery, Step, primary_queries
-from perco.txn.snapshot import NEVER, Blocked, InData, Missing, Seen, Value, look
+from perco.txn.snapshot import Blocked, InData, Missing, Seen, Value, look
 
 _ASK_PAUSE_MAX_S = 0.5  # between two questions to a primary that does not answer
 
@@ -392,19 +392,6 @@ class Driver:
         await self.resolve(cell, blocked.start_ts, unpack_lock(blocked.lock))
 
     # ------------------------------------------------------------ reading
-
-    async def read(self, table: str, row: bytes, column: int, ts: int) -> Value | Missing:
-        """One cell at `ts`; waits for or resolves what is in the way (T9)."""
-        [[locks, writes]] = await self.store.read(
-            ((table, row, ((LOCK, column, 0, ts, 1), (WRITE, column, 0, ts, 1))),)
-        )
-        if not locks:
-            if not writes:
-                return NEVER
-            commit_ts, record = writes[0]
-            if len(record) >= RECORD_HEAD and record[0] == PUT:
-                return Value(commit_ts, record[9:])
-        return await self.finish(table, row, column, ts, look(locks, writes))
 
     async def finish(self, table: str, row: bytes, column: int, ts: int, seen: Seen) -> Value | Missing:
         """Turn what was seen of a cell at `ts` into a value."""

@@ -58,6 +58,14 @@ def queries_for(column: int, ts: int) -> tuple[Query, Query]:
     return (LOCK, column, 0, ts, 1), (WRITE, column, 0, ts, 1)
 
 
+def plain(locks: Sequence[Cell], writes: Sequence[Cell]) -> bytes | None:
+    """The hot path of `look`: the value, where no lock is in the way and a put carries it, else None."""
+    if locks or not writes:
+        return None
+    record = writes[0][1]
+    return record[RECORD_HEAD:] if len(record) >= RECORD_HEAD and record[0] == PUT else None
+
+
 def look(locks: Sequence[Cell], writes: Sequence[Cell], settled: int = -1) -> Seen:
     """What is seen of one cell; `settled`: the start_ts of a lock whose fate is known and taken account of."""
     if locks and locks[0][0] != settled:
@@ -66,7 +74,7 @@ def look(locks: Sequence[Cell], writes: Sequence[Cell], settled: int = -1) -> Se
         return NEVER
     commit_ts, value = writes[0]
     if len(value) >= RECORD_HEAD and value[0] == PUT:
-        return Value(commit_ts, value[9:])
+        return Value(commit_ts, value[RECORD_HEAD:])
     return _look_further(commit_ts, value)
 
 

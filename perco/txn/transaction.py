@@ -24,7 +24,7 @@ from perco.txn.driver import ConflictAt, Driver, conflict, make_token
 from perco.txn.mutations import Header, Intent
 from perco.txn.records import DELETE, PUT, PUT_DATA, SHORT_VALUE_BYTES, Cellref
 from perco.txn.schema import Column, Table
-from perco.txn.snapshot import InData, Missing, Seen, Value, look
+from perco.txn.snapshot import InData, Missing, Seen, Value, look, plain
 
 if TYPE_CHECKING:
     from perco.txn.client import Client
@@ -101,14 +101,25 @@ class Snapshot:
             own = self._writes.get((bound.table, row, bound.column))
             if own is not None:
                 return None if own[1] is None else column.codec.decode(own[1])
-        if self._known is not None and self._known[0] == (bound.table, row, bound.column):
+        ts, number = self.start_ts, bound.column
+        seen: Seen
+        if self._known is not None and self._known[0] == (bound.table, row, number):
             seen = self._known[1]
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
-            seen = await self._driver.read(bound.table, row, bound.column, self.start_ts)
+            driver = self._driver
+            [[locks, writes]] = await driver.store.read(
+                ((bound.table, row, ((LOCK, number, 0, ts, 1), (WRITE, number, 0, ts, 1))),)
+            )
+            value = plain(locks, writes)
+            if value is not None:
+                return decoded(column.codec, value, column)
+            seen = look(locks, writes)
+            if type(seen) is not Value and type(seen) is not Missing:
+                seen = await driver.finish(bound.table, row, number, ts, seen)
         if type(seen) is Missing:
             return None
-        return decoded(column.codec, seen.value, repr(column))  # type: ignore[union-attr]
+        return decoded(column.codec, seen.value, column)  # type: ignore[union-attr]
 
     async def get_many(self, column: Column[K, V], keys: Iterable[K]) -> dict[K, V | None]:
         """The values of many cells of a column, by key, in the order asked; None where absent."""
@@ -223,7 +234,7 @@ class Snapshot:
             return (None if own[1] is None else column.codec.decode(own[1])), 0
         if isinstance(seen, Missing):
             return None, seen.commit_ts
-        return decoded(column.codec, seen.value, repr(column)), seen.commit_ts
+        return decoded(column.codec, seen.value, column), seen.commit_ts
 
     def _assemble(
         self,
@@ -462,7 +473,7 @@ class Scan(Generic[K]):
         self._move(page.next)
         out = []
         for row in sorted(rows, reverse=not self._reverse):
-            key = decoded(self._table.key, row, f"key of table {self._table.name!r}")
+            key = decoded(self._table.key, row, self._table, "key of ")
             got = snapshot._assemble(key, row, self._columns, self._bounds, found)
             if any(column in got for column in self._columns):
                 out.append(got)
