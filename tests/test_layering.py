@@ -21,7 +21,7 @@ ORDER = {
     "storage": ["cells", "keys", "engine", "row", "call", "lmdb_engine", "tablet", "rowstore", "folder"],
     "txn": [
         *("records", "codecs", "snapshot", "mutations", "commit", "recovery", "timestamps", "fates", "schema"),
-        *("catalogue", "oracle", "driver", "local", "beside", "sweeper", "heartbeat", "background", "check"),
+        *("catalogue", "oracle", "background", "driver", "local", "beside", "sweeper", "heartbeat", "check"),
         *("transaction", "client"),
     ],
     "notify": ["claim", "rowlocks", "backoff", "worker", "scanner", "database"],

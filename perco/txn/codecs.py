@@ -228,4 +228,4 @@ def decoded(codec: Codec[T], data: bytes, where: object, part: str = "") -> T:
     try:
         return codec.decode(data)
     except (ValueError, struct.error) as error:
-        raise Corruption(f"{part}{where!r}", f"not {codec.name}: {error}") from error
+        raise Corruption(f"{part}{where}", f"not {codec.name}: {error}") from error

@@ -175,6 +175,41 @@ async def test_a_clock_set_back_an_hour(autojump_clock: trio.testing.MockClock, 
             assert await snap.get(n, "k") == 2
 
 
+async def test_a_machine_suspended_for_an_hour(autojump_clock: trio.testing.MockClock, wall: Wall) -> None:  # L1 T15
+    """The wall clock is an hour later and nothing else has moved: a lock that looks an hour old is not a dead one's,
+    and moments of that hour mean what stood when the machine went to sleep."""
+    from perco.storage import WRITE
+    from tests.component.notify.kit import HoldingStore, writes_to
+
+    async with perco.open("memory:", SCHEMA, options=options(wall)) as db:
+        await put(db, 1)
+        await trio.sleep(10)
+        store = HoldingStore(db.local.store, lambda mutation: writes_to(mutation, WRITE, "k"))
+        db.driver.store = store
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(put, db, 2)
+            await store.held.wait()  # its lock stands, its commit is on the way
+            wall.set_by_s = 3600.0
+
+            @nursery.start_soon
+            async def read() -> None:
+                async with db.snapshot() as snap:
+                    assert await snap.get(n, "k") == 2  # it waited for the lock's owner
+
+            await trio.testing.wait_all_tasks_blocked()
+            assert db.statistics().counters.lock_waits == 1
+            store.let_go()
+        assert db.statistics().counters.rolled_back == 0
+        await trio.sleep(10)
+        async with db.snapshot(at=moment(5)) as snap:
+            assert await snap.get(n, "k") == 1
+        async with db.snapshot(at=moment(1800)) as snap:
+            assert await snap.get(n, "k") == 1
+            assert snap.wall is not None and snap.wall <= EPOCH + 10
+        async with db.snapshot(at=datetime.fromtimestamp(wall() - 5, UTC)) as snap:
+            assert await snap.get(n, "k") == 2
+
+
 async def test_a_clock_set_back_does_not_keep_the_locks_of_the_dead(
     autojump_clock: trio.testing.MockClock, wall: Wall
 ) -> None:  # L1 O3
