@@ -45,6 +45,40 @@ async def test_tasks_that_begin_together_share_the_first_batch(tmp_path):
         assert tablet.statistics().batches == 1
 
 
+class Clocks:
+    """What a tablet measures: the loop's CPU seconds, and the time a batch takes on the disk."""
+
+    def __init__(self, loop_s: float, disk_s: float) -> None:
+        self._loop_s, self._disk_s = loop_s, disk_s
+        self._busy = self._now = 0.0
+
+    def thread_time(self) -> float:
+        self._busy += self._loop_s
+        return self._busy
+
+    def perf_counter(self) -> float:
+        self._now += self._disk_s
+        return self._now
+
+
+@pytest.mark.parametrize(("loop_s", "disk_s", "sizes"), [(1.0, 0.1, [64, 32, 32, 32, 32]), (0.1, 1.0, [64, 64, 64])])
+async def test_a_batch_closes_half_full_where_the_loop_is_slower_than_the_disk(
+    tmp_path, monkeypatch, loop_s, disk_s, sizes
+):
+    """The first half goes to the disk while the tasks of the second are still at work; on a slow disk all wait."""
+
+    async def three(i):
+        for _ in range(3):
+            await put_all(store, put(b"%d" % i))
+
+    async with open_gated(tmp_path) as (store, _, engine):
+        monkeypatch.setattr("perco.storage.tablet.time", Clocks(loop_s, disk_s))
+        async with trio.open_nursery() as nursery:
+            for i in range(64):
+                nursery.start_soon(three, i)
+        assert [len(batch) for batch in engine.batches] == sizes
+
+
 @pytest.mark.parametrize("mutations_max", [1, 10])
 async def test_a_batch_has_at_most_so_many_mutations(tmp_path, mutations_max):
     async with open_gated(tmp_path, BatchOptions(mutations_max=mutations_max)) as (store, _, engine):
