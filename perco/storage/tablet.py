@@ -183,6 +183,7 @@ class LmdbTablet:
         self._token = trio.lowlevel.current_trio_token()
         self._queue: list[_Entry] = []
         self._closing_soon = False  # the batch closes at the loop's next turn
+        self._patient = False  # or at the one after it: somebody was just woken, who may come back
         self._writing = False
         self._half = _NEVER  # so many mutations close a batch before the loop's next turn
         self._handed_over = 0.0  # when the writer was left alone with the last batch
@@ -220,6 +221,11 @@ class LmdbTablet:
             self._token.run_sync_soon(self._close_soon)
 
     def _close_soon(self) -> None:
+        if self._patient:
+            # trio runs the tasks of a turn in any order: one more turn, and all who were woken have come back.
+            self._patient = False
+            self._token.run_sync_soon(self._close_soon)
+            return
         self._closing_soon = False
         if not self._writing:
             self._close_batch()
@@ -258,15 +264,15 @@ class LmdbTablet:
     def _post(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
         """Writer's thread: bring the verdicts to the loop; one hop per batch."""
         try:
-            self._token.run_sync_soon(self._finish, batch, verdicts)
+            self._token.run_sync_soon(self._finish, batch, verdicts, time.perf_counter())
         except trio.RunFinishedError:
             self._writing = False  # the loop is gone and so is everybody who waited
 
-    def _finish(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
+    def _finish(self, batch: list[_Entry], verdicts: Sequence[Verdict], ended: float) -> None:
         self._batches += 1
         self._mutations += len(batch)
         in_flight = len(batch) + len(self._queue)
-        slow_disk = time.perf_counter() - self._handed_over > in_flight * self._busy_each
+        slow_disk = ended - self._handed_over > in_flight * self._busy_each
         self._half = _NEVER if slow_disk else max(in_flight // 2, _HALF_MIN)
         self._writing = False
         if len(self._queue) >= self._half:
@@ -283,8 +289,8 @@ class LmdbTablet:
             if more is not None:
                 self._resubmit(more, call)
             elif call.task is not None:
+                self._patient = slow_disk
                 reschedule(call.task, call)  # type: ignore[arg-type]
-        # Whoever was just woken may come back before the batch closes.
         if not self._writing and not self._closing_soon:
             self._closing_soon = True
             self._token.run_sync_soon(self._close_soon)

