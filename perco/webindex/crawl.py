@@ -937,7 +937,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     if (problem := _problem(args)) is not None:
-        parser.error(problem)
+        print(problem, file=sys.stderr)
+        return 2
     args.warc = [archive.resolve() for archive in args.warc]
     args.html = None if args.html is None else args.html.resolve()
     try:

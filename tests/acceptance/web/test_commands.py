@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -83,6 +84,31 @@ def test_misuse_is_told_in_a_sentence_and_without_a_traceback(
     assert done.returncode in (1, 2), done.stdout
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+    assert "usage:" not in done.stderr
+
+
+def test_hostile_pages_are_loaded_and_the_rest_is_found(tmp_path: Path) -> None:
+    """A page of 100 MB, one of 100 000 links, one of 200 000 open tags, a lie about the charset, a cut archive."""
+    pages, cut = tmp_path / "pages", tmp_path / "cut.warc.gz"
+    pages.mkdir()
+    (pages / "huge.html").write_bytes(b"<title>Huge</title>hippo " + b"<p>a word</p>" * (100_000_000 // 13))
+    links = b"".join(b"<a href=p%d.html>text %d</a>" % (i, i) for i in range(100_000))
+    (pages / "links.html").write_bytes(b"<title>Links</title>giraffe " + links)
+    (pages / "deep.html").write_bytes(b"<div>" * 200_000 + b"penguin")
+    (pages / "latin.html").write_bytes("<meta charset=utf-8><title>Latin</title>caf\xe9 crocodile".encode("latin-1"))
+    odd = b"<base href=http://elsewhere.example/><a href=links.html>x</a><a href=odd.html>self</a>"
+    odd += "<a href=mailto:a@b.example>m</a><a href=data:,x>d</a><a href=http://bücher.example/>i</a> zebra".encode()
+    (pages / "odd.html").write_bytes(b"<title>Odd</title>" + odd)
+    (pages / ("k" * 250 + ".html")).write_text("<title>Long</title>ostrich")
+    cut.write_bytes(gzip.compress(b"WARC/1.0\r\n" * 50)[:40])
+    done = perco("web", "load", tmp_path / "store", "--html", pages, "--warc", cut, "--json")
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert (last["searchable"], last["idle"], last["load"]["skipped"]) == (6, True, 1)
+    for word in ("hippo", "giraffe", "penguin", "crocodile", "zebra", "ostrich"):
+        found = perco("web", "search", tmp_path / "store", word, "--json")
+        assert len(found.stdout.splitlines()) == 1, word
+    assert perco("check", tmp_path / "store").returncode == 0
 
 
 def test_the_demo_leaves_a_folder_that_it_did_not_make_alone(tmp_path: Path) -> None:
