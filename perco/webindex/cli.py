@@ -134,9 +134,10 @@ async def _load(store: Path, sources: list[str] | None, *, json: bool) -> int:
         async with serve(store) as service:
             if sources is None:
                 sources = await service.last_sources()
-            await service.remember_sources(sources)
             with Stages() if not json else _JsonStages() as stages:
                 await _until_searchable(service, sources, stages)
+            if not json:
+                console.print(f"search it: perco web search {store} WORDS")
     except (CrawlError, SearchIndexError) as error:
         complain(str(error))
         return FOUND
@@ -152,6 +153,8 @@ async def _until_searchable(service: Service, sources: list[str], stages: Any) -
             await service.load(sources)
         except* CrawlError as group:
             failed.append(_first(group))
+        if service.loaded.crawled:
+            await service.remember_sources(sources)
         await service.db.wait_idle()
         nursery.cancel_scope.cancel()
 
@@ -239,7 +242,7 @@ def show_hits(hits: list[Hit], seconds: float) -> None:
     for hit in hits:
         console.print(f"[bold]{_plain(hit.title)}[/bold]  {_plain(hit.url)}")
         console.print(f"    {_plain(hit.snippet)}", style="dim")
-    console.print(f"{len(hits)} hits in {seconds * 1000:.0f} ms")
+    console.print(f"{len(hits)} hit{'' if len(hits) == 1 else 's'} in {seconds * 1000:.0f} ms")
 
 
 def _plain(text: str) -> str:

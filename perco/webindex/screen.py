@@ -59,6 +59,7 @@ class Stages:
     def __init__(self) -> None:
         self._live = Live(console=console, refresh_per_second=4, transient=False) if console.is_terminal else None
         self._told = 0.0
+        self._untold: dict[str, Any] | None = None
 
     def __enter__(self) -> Stages:
         if self._live is not None:
@@ -69,11 +70,15 @@ class Stages:
         if self._live is not None:
             self._live.update(stages_table(progress))
         elif time.monotonic() - self._told >= _LINE_EVERY_S:
-            self._told = time.monotonic()
+            self._told, self._untold = time.monotonic(), None
             console.print(one_line(progress))
+        else:
+            self._untold = progress
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        elif self._untold is not None:  # the last of all is what one wants to know
+            console.print(one_line(self._untold))

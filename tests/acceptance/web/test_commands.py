@@ -42,7 +42,7 @@ def test_what_was_loaded_is_found_by_its_text_and_by_what_links_to_it_say(store:
     assert "Apples" in [json.loads(line)["title"] for line in by_anchor.stdout.splitlines()]
     people = perco("web", "search", store, "yellow")
     assert "Bananas" in people.stdout
-    assert "1 hits" in people.stdout
+    assert "1 hit " in people.stdout
 
 
 def test_a_recrawl_works_only_on_what_has_changed(store: Path, saved: Path) -> None:
