@@ -46,10 +46,6 @@ def perform(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwar
             )
         except PercoError as error:
             _fail(str(error))
-        except Exception as error:
-            if type(error).__module__ != "lmdb":  # which only the storage layer imports
-                raise
-            _fail(f"The stored data cannot be read ({error}). Restore a copy of the store.")
     raise typer.Exit(code)
 
 

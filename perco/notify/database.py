@@ -256,6 +256,14 @@ class Database(Client):
             await trio.sleep(self.config.oracle.note_period_s)
             await self.oracle.note()
 
+    async def watch_disk(self) -> None:
+        """Nobody waits for a disk longer than `commit_timeout_s` (T10)."""
+        timeout_s = self.config.commit.commit_timeout_s
+        while True:
+            await trio.sleep(timeout_s / 4)
+            for tablet in self.local.store.tablets():
+                tablet.expire(timeout_s)
+
     async def aclose(self) -> None:
         """End what runs, write what is queued, let go of the folder."""
         with trio.CancelScope(shield=True):
@@ -348,6 +356,8 @@ class open:
         await db.declare()
         db.background.start(db.sweeper.run, "sweeper")
         db.background.start(db.note_time, "clock")
+        if db.local.store.queues:
+            db.background.start(db.watch_disk, "disk")
         if local.threaded:
             db.heartbeat.start()
         return db

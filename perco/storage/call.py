@@ -23,7 +23,7 @@ Then = Callable[[Sequence[Verdict]], "Sequence[Mutation] | None"]
 class Call:
     """The verdicts of one `apply`, some of them still to come."""
 
-    __slots__ = ("cancelled", "dropped", "taken", "task", "then", "verdicts", "waiting")
+    __slots__ = ("cancelled", "dropped", "error", "taken", "task", "then", "verdicts", "waiting")
 
     def __init__(self, task: trio.lowlevel.Task | None, mutations: int, then: Then | None = None) -> None:
         self.task = task  # None: nobody waits, `then` is all that is told
@@ -33,6 +33,7 @@ class Call:
         self.waiting = mutations
         self.taken = False  # some mutation is in a closed batch
         self.dropped = False  # cancelled before any was
+        self.error: Exception | None = None  # raised by `then`
 
     def answer(self, index: int, verdict: Verdict) -> None:
         """A mutation's verdict, for a task that does not wait yet. Loop thread only."""
@@ -52,6 +53,8 @@ class Call:
 
     def unwrap(self) -> None:
         """Makes the call its own `outcome.Outcome`: one object less for every wake-up."""
+        if self.error is not None:
+            raise self.error
 
     def abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
         if self.taken:

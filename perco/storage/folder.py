@@ -18,6 +18,7 @@ import fcntl
 import os
 import re
 import sys
+import time
 import urllib.parse
 import warnings
 from pathlib import Path
@@ -30,6 +31,7 @@ _OWNER_FILE = "owner"
 _OWNER_BYTES = 1024
 _UNSYNCED_FILE = "unsynced"
 _TABLETS = "tablets"
+_GLANCES_MAX, _GLANCE_S = 50, 0.002
 
 # flock and shared maps do not hold between hosts there.
 _REMOTE = {
@@ -76,11 +78,9 @@ class Folder:
             lock = os.open(path / _OWNER_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise _unusable(path, error) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not _locked_for_us(lock):
             os.close(lock)
-            raise _locked(path) from error
+            raise _locked(path)
         try:
             _open_here.add(_identity(path))
             # In place and of one length: taking over a store needs no space on a full disk.
@@ -237,6 +237,21 @@ def _identity(path: Path) -> Path:
 def _refuse_if_open_here(path: Path) -> None:
     if _identity(path) in _open_here:
         raise UsageError(f"{path} is already open in this process; share that Database instead of opening it again")
+
+
+def _locked_for_us(lock: int) -> bool:
+    """Take the owner's lock. Who only looks whether there is an owner shares it for a moment: that is waited out."""
+    for _ in range(_GLANCES_MAX):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False  # somebody owns it
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        time.sleep(_GLANCE_S)
+    return False
 
 
 def _locked(path: Path) -> StoreLocked:

@@ -21,7 +21,7 @@ from typing import Any
 
 import lmdb
 
-from perco.errors import Corruption, StoreFull, UnsuitableFolder, UsageError
+from perco.errors import Corruption, PercoError, StoreFull, Unavailable, UnsuitableFolder, UsageError
 from perco.storage.cells import (
     PROTOCOL_GROUPS,
     Applied,
@@ -147,7 +147,7 @@ class LmdbEngine:
             except lmdb.Error as error:
                 if _is_full(error) or isinstance(error, lmdb.MapFullError):
                     raise StoreFull(str(self.path), str(error)) from error
-                raise
+                raise self._unreadable(error) from error
 
     def _open_group(self, group: str) -> Any:
         try:
@@ -171,16 +171,30 @@ class LmdbEngine:
         self.map_bytes = int(self._env.info()["map_size"])
 
     def read(self, row: bytes, queries: Sequence[Any]) -> RowCells:
-        if not self.readonly:  # the owner: nobody else grows its map
-            with self._env.begin() as txn:
-                return read_row(_LmdbView(txn, self._dbs), row, queries)
-        self._open_groups([query[0] for query in queries if query[0] not in self._dbs])
-        here = [query for query in queries if query[0] in self._dbs]
-        with self._begin() as txn:
-            found = iter(read_row(_LmdbView(txn, self._dbs), row, here))
+        try:
+            if not self.readonly:  # the owner: nobody else grows its map
+                with self._env.begin() as txn:
+                    return read_row(_LmdbView(txn, self._dbs), row, queries)
+            self._open_groups([query[0] for query in queries if query[0] not in self._dbs])
+            here = [query for query in queries if query[0] in self._dbs]
+            with self._begin() as txn:
+                found = iter(read_row(_LmdbView(txn, self._dbs), row, here))
+        except lmdb.Error as error:
+            raise self._unreadable(error) from error
         return [next(found) if query[0] in self._dbs else [] for query in queries]
 
+    def _unreadable(self, error: lmdb.Error) -> PercoError:
+        if isinstance(error, lmdb.ReadersFullError):
+            return Unavailable(f"{self.path}: all {self.options.readers_max} reader slots are taken (readers_max)")
+        return Corruption(str(self.path), f"LMDB cannot read it: {error}")
+
     def scan(self, request: ScanRequest) -> ScanPage:
+        try:
+            return self._scan(request)
+        except lmdb.Error as error:
+            raise self._unreadable(error) from error
+
+    def _scan(self, request: ScanRequest) -> ScanPage:
         missing = [query.group for query in request.queries if query.group not in self._dbs]
         if missing and self.readonly:
             self._open_groups(missing)
@@ -201,8 +215,11 @@ class LmdbEngine:
         """How many cells the group holds: one page is read."""
         if group not in self._dbs:
             return 0
-        with self._begin() as txn:
-            return int(txn.stat(self._dbs[group])["entries"])
+        try:
+            with self._begin() as txn:
+                return int(txn.stat(self._dbs[group])["entries"])
+        except lmdb.Error as error:
+            raise self._unreadable(error) from error
 
     def used_bytes(self) -> int:
         return int(self._env.info()["last_pgno"] + 1) * self._page

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import trio
 
-from perco.errors import StoreFull
+from perco.errors import StoreFull, Unavailable
 from perco.storage.call import Call
 from perco.storage.cells import (
     APPLIED,
@@ -79,6 +79,7 @@ class Tablet(Protocol):
     def scan(self, request: ScanRequest) -> ScanPage: ...
     def submit(self, mutation: Mutation, call: Call, index: int) -> None: ...
     def entries(self, group: str) -> int: ...
+    def expire(self, after_s: float) -> None: ...
     async def add_groups(self, groups: Sequence[str]) -> None: ...
     def statistics(self) -> TabletStatistics: ...
     async def aclose(self) -> None: ...
@@ -116,6 +117,9 @@ class MemoryTablet:
 
     def entries(self, group: str) -> int:
         return self.engine.entries(group)
+
+    def expire(self, after_s: float) -> None:
+        """There is no disk to wait for."""
 
     async def add_groups(self, groups: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
@@ -185,6 +189,8 @@ class LmdbTablet:
         self._closing_soon = False  # the batch closes at the loop's next turn
         self._patient = False  # or at the one after it: somebody was just woken, who may come back
         self._writing = False
+        self._batch: list[_Entry] = []  # what the writer has; empty once nobody waits for it any more
+        self._closed_at = 0.0
         self._half = _NEVER  # so many mutations close a batch before the loop's next turn
         self._handed_over = 0.0  # when the writer was left alone with the last batch
         self._busy = 0.0  # the loop's CPU seconds by then
@@ -236,6 +242,8 @@ class LmdbTablet:
             self._idle.set()
             return
         self._writing = True
+        self._batch = batch
+        self._closed_at = trio.current_time()
         busy = time.thread_time()
         self._busy_each = (busy - self._busy) / len(batch)
         self._busy = busy
@@ -271,12 +279,21 @@ class LmdbTablet:
     def _finish(self, batch: list[_Entry], verdicts: Sequence[Verdict], ended: float) -> None:
         self._batches += 1
         self._mutations += len(batch)
+        expired = batch is not self._batch
         in_flight = len(batch) + len(self._queue)
         slow_disk = ended - self._handed_over > in_flight * self._busy_each
         self._half = _NEVER if slow_disk else max(in_flight // 2, _HALF_MIN)
         self._writing = False
         if len(self._queue) >= self._half:
             self._close_batch()
+        if not expired:
+            self._patient = slow_disk
+            self._answer(batch, verdicts)
+        if not self._writing and not self._closing_soon:
+            self._closing_soon = True
+            self._token.run_sync_soon(self._close_soon)
+
+    def _answer(self, batch: Sequence[_Entry], verdicts: Sequence[Verdict]) -> None:
         reschedule = trio.lowlevel.reschedule
         for (_, call, index, _), verdict in zip(batch, verdicts, strict=True):
             if verdict is not APPLIED:
@@ -285,15 +302,28 @@ class LmdbTablet:
             call.waiting -= 1
             if call.waiting:
                 continue
-            more = None if call.then is None else call.goes_on()
-            if more is not None:
-                self._resubmit(more, call)
-            elif call.task is not None:
-                self._patient = slow_disk
+            try:
+                more = None if call.then is None else call.goes_on()
+                if more is not None:
+                    self._resubmit(more, call)
+                    continue
+            except Exception as error:  # in a continuation: its task's, not the loop's
+                call.error = error
+            if call.task is not None:
                 reschedule(call.task, call)  # type: ignore[arg-type]
-        if not self._writing and not self._closing_soon:
-            self._closing_soon = True
-            self._token.run_sync_soon(self._close_soon)
+
+    def expire(self, after_s: float) -> None:
+        """Loop thread: where the disk has kept a batch for so long, nobody waits for it any more (T10).
+
+        Whether it was written is not known (T4); what queues behind it was not sent.
+        """
+        if not self._writing or trio.current_time() - self._closed_at < after_s:
+            return
+        reason = f"the disk has not answered for {after_s:g} s"
+        batch, self._batch = self._batch, []
+        queue, self._queue = [entry for entry in self._queue if not entry[1].dropped], []
+        self._answer(batch, [NoReply(reason)] * len(batch))
+        self._answer(queue, [Failed(Unavailable(reason))] * len(queue))
 
     def _count(self, verdict: Verdict) -> None:
         if isinstance(verdict, Failed | NoReply):

@@ -64,7 +64,8 @@ class Counters:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitOptions:
     """Attributes:
-    commit_timeout_s: how long a commit whose reply was lost is asked after, before CommitUnknown (T4, T10).
+    commit_timeout_s: how long a disk that does not answer is waited for, and how long a commit whose reply was
+        lost is asked after, before CommitUnknown (T4, T10).
     """
 
     commit_timeout_s: float = 30.0
@@ -416,8 +417,10 @@ class Driver:
                 try:
                     fate = await self.resolve(cell, start_ts, lock)
                 except StoreError:
-                    fate = None  # S4: no space to decide it, but nobody can commit it either: its owner is gone
                     self.orphaned.set()
+                    if start_ts in self.fates.doubtful:
+                        raise  # T4: its commit may be on its way
+                    # S4: no space to decide it, but nobody can commit it either: its owner is gone
                     settled = start_ts
                     return await self._look_again(cell, ts, settled)
             fate = self.fates.known(start_ts) if fate is None else fate

@@ -17,12 +17,13 @@ _REMEMBERED = 1 << 15  # of the newest; as many of the generation before
 class Fates:
     """Loop thread only."""
 
-    __slots__ = ("_known", "_live", "_older", "observed")
+    __slots__ = ("_known", "_live", "_older", "doubtful", "observed")
 
     def __init__(self) -> None:
         self._live: dict[int, trio.Event | None] = {}
         self._known: dict[int, int] = {}
         self._older: dict[int, int] = {}
+        self.doubtful: set[int] = set()  # ended as CommitUnknown: a commit that was sent may still arrive (T4)
         # N7: transactions that have written observed cells, or are removing notify cells, and are not yet done with
         # it: while this is 0, no notify cell can appear.
         self.observed = 0
@@ -39,7 +40,9 @@ class Fates:
     def settle(self, start_ts: int, fate: int | None) -> None:
         """`fate`: commit_ts, 0 for aborted, None for unknown. Wakes whoever waits."""
         event = self._live.pop(start_ts, None)
-        if fate is not None:
+        if fate is None:
+            self.doubtful.add(start_ts)
+        else:
             self.learn(start_ts, fate)
         if event is not None:
             event.set()
@@ -50,6 +53,7 @@ class Fates:
         before = self.known(start_ts)
         assert before is None or before == fate, f"T1: {start_ts} has two fates: {before} and {fate}"
         known[start_ts] = fate
+        self.doubtful.discard(start_ts)
         if len(known) > _REMEMBERED:
             self._older, self._known = known, {}
 

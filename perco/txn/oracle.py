@@ -17,8 +17,8 @@ from typing import Final
 
 import trio
 
-from perco.errors import Corruption, SnapshotTooOld, UsageError
-from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, RowStore, Verdict
+from perco.errors import Corruption, SnapshotTooOld, Unavailable, UsageError
+from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict, Write
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.timestamps import Timestamps, WallClock
 
@@ -47,6 +47,7 @@ class Oracle:
         self._clock = WallClock(0)
         self._extending = trio.Lock()
         self._noted = 0
+        self._unsure = 0  # the bound of an attempt whose reply was lost
         self.catalogue_version = 0  # O4: told with every commit timestamp
         self.ranges = 0
 
@@ -84,19 +85,24 @@ class Oracle:
         async with self._extending:
             if self._timestamps.last < self._timestamps.bound:
                 return  # somebody else extended it while we waited
-            old = self._timestamps.bound
-            bound = self._timestamps.next_bound(self.options.range_size)
-            checks = [(ABSENT, DATA, 0, old + 1, TS_MAX)]
-            writes = [(DATA, 0, bound, b"")]
-            if old:
-                writes.append((DATA, 0, old, None))  # type: ignore[arg-type]
-            mutation = Mutation(SYSTEM_TABLE, ((_BOUND_ROW, checks, writes),))
             with trio.CancelScope(shield=True):  # others wait for the same range
-                [verdict] = await self._store.apply([mutation])
-            if verdict is not APPLIED:
-                raise_for(verdict, "the oracle's range")
-            self._timestamps.extend(bound)  # O1: durable now
-            self.ranges += 1
+                await self._make_durable(self._timestamps.next_bound(self.options.range_size))
+
+    async def _make_durable(self, bound: int) -> None:
+        """O1. An attempt whose reply was lost may have arrived, or may yet (T4): the bound asked for is the same."""
+        old = self._timestamps.bound
+        checks = [(ABSENT, DATA, 0, old + 1, TS_MAX)]
+        writes: list[Write] = [(DATA, 0, bound, b"")]
+        if old:
+            writes.append((DATA, 0, old, None))
+        [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, ((_BOUND_ROW, checks, writes),))])
+        if isinstance(verdict, NoReply):
+            self._unsure = bound
+        if verdict is not APPLIED and not (self._unsure == bound == await durable_bound(self._store)):
+            raise_for(verdict, "the oracle's range")
+        self._timestamps.extend(bound)
+        self._unsure = 0
+        self.ranges += 1
 
     # ------------------------------------------------------------ wall time
 
@@ -174,4 +180,6 @@ def raise_for(verdict: Verdict, what: str) -> None:
     """A verdict of the system table that should have been `APPLIED`."""
     if isinstance(verdict, Failed):
         raise verdict.error
+    if isinstance(verdict, NoReply):
+        raise Unavailable(f"{what}: {verdict.reason}")
     raise Corruption(what, f"could not be written: {verdict}")

@@ -87,6 +87,8 @@ class Table(Generic[K]):
         Raises: TooLarge over 400 bytes; TypeError or ValueError for a key that the codec cannot take.
         """
         row = self.key.encode(key)
+        if type(row) is not bytes:
+            raise TypeError(f"the key codec of {self!r} gave {type(row).__name__}; it has to give bytes")
         if len(row) > ROW_BYTES_MAX:
             raise TooLarge(f"key of table {self.name!r}", len(row), ROW_BYTES_MAX, "Use a digest of it as the key.")
         return row

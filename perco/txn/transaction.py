@@ -282,6 +282,8 @@ class Transaction(Snapshot):
             raise TypeError(f"None means absent; to remove a value use delete({column!r}, key)")
         bound = self._usable(column)
         data = column.codec.encode(value)
+        if type(data) is not bytes:
+            raise TypeError(f"the codec of {column!r} gave {type(data).__name__}; it has to give bytes")
         if len(data) > VALUE_BYTES_MAX:
             raise TooLarge(f"value of {column!r}", len(data), VALUE_BYTES_MAX, "Keep it elsewhere, or in pieces.")
         self._note(bound, column.table.row(key), data)

@@ -295,3 +295,17 @@ async def test_urls_that_this_version_does_not_open(url: str) -> None:
 def test_durability_has_two_spellings() -> None:
     with pytest.raises(perco.UsageError, match="durability"):
         perco.Options(durability="none")
+
+
+@pytest.mark.parametrize("part", ["key", "value"])
+async def test_a_codec_that_gives_no_bytes_is_told_at_set(part: str) -> None:
+    broken = perco.Codec("broken", lambda value: value, lambda data: data, ordered=True)
+    table = perco.Table("t", key=broken) if part == "key" else perco.Table("t")
+    column = table.column("c", perco.BYTES if part == "key" else broken)
+    async with perco.open("memory:", perco.Schema(table)) as db:
+        async with db.transaction() as txn:
+            with pytest.raises(TypeError, match="codec of .* gave str"):
+                txn.set(column, *(("k", b"v") if part == "key" else (b"k", "v")))
+            txn.set(column, b"k", b"v")
+        async with db.snapshot() as snap:
+            assert await snap.get(column, b"k") == b"v"

@@ -97,6 +97,9 @@ async def test_a_file_that_cannot_be_read_is_said_in_a_line(store: Path) -> None
         done = await run(*args)
         assert done.code == 2
         assert len(done.err.splitlines()) == 1
+    with pytest.raises(perco.Corruption, match="numbers-0"):
+        async with perco.open(store, schema):
+            pass
 
 
 async def test_a_damaged_store_is_not_accepted(store: Path) -> None:

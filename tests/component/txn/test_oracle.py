@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
-from perco.errors import Corruption, SnapshotTooOld, StoreFull, UsageError
-from perco.storage import DATA, Failed, LocalRowStore, MemoryTablet, Mutation, Verdict
+from perco.errors import Corruption, SnapshotTooOld, StoreFull, Unavailable, UsageError
+from perco.storage import DATA, Failed, LocalRowStore, MemoryTablet, Mutation, NoReply, Verdict
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.oracle import Oracle, OracleOptions, durable_bound, newest_note
 
@@ -152,6 +152,44 @@ async def test_a_bound_that_somebody_else_moved_is_corruption() -> None:  # O1
     assert await one.draw() == 1
     with pytest.raises(Corruption, match="oracle"):
         await two.draw()
+
+
+class Deaf(LocalRowStore):
+    """The reply to the next write is lost; the write is made at once, or before the one after it, or never."""
+
+    def __init__(self, arrives: str) -> None:
+        super().__init__()
+        self.arrives, self.lost = arrives, 0
+        self._late: Sequence[Mutation] = ()
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        if not self.lost:
+            self.lost += 1
+            if self.arrives == "at once":
+                await super().apply(mutations)
+            self._late = mutations if self.arrives == "late" else ()
+            return [NoReply("lost")]
+        late, self._late = self._late, ()
+        if late:
+            await super().apply(late)
+        return await super().apply(mutations)
+
+
+@pytest.mark.parametrize("arrives", ["at once", "late", "never"])
+async def test_a_range_whose_reply_was_lost_is_asked_for_again(arrives: str) -> None:  # O1 T4
+    store = Deaf(arrives)
+    make(store)
+    oracle = await started(store)
+    drawn: list[int] = []
+    for _ in range(25):
+        try:
+            drawn.append(await oracle.draw())
+        except Unavailable:
+            assert arrives != "at once"
+    assert store.lost == 1
+    assert drawn == list(range(1, len(drawn) + 1))
+    assert len(drawn) >= 24
+    assert await durable_bound(store) >= drawn[-1]
 
 
 # ------------------------------------------------------------ notes

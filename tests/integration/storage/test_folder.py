@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
@@ -55,6 +56,22 @@ def test_the_other_owner_is_named_with_its_command(tmp_path):
         assert str(other.pid) in str(caught.value)
         assert other.ask("go on") == "released"
         claim(tmp_path).release(clean=True)
+
+
+def test_who_only_looks_for_an_owner_does_not_keep_one_out(tmp_path, monkeypatch):
+    claim(tmp_path).release(clean=True)
+    glance = os.open(tmp_path / "owner", os.O_RDONLY)
+    fcntl.flock(glance, fcntl.LOCK_SH)
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 3:
+            os.close(glance)
+
+    monkeypatch.setattr(folders.time, "sleep", sleep)
+    claim(tmp_path).release(clean=True)
+    assert len(slept) == 3
 
 
 def test_a_killed_owner_leaves_no_lock(tmp_path):  # O1
