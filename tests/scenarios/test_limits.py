@@ -304,7 +304,7 @@ async def test_a_codec_that_gives_no_bytes_is_told_at_set(part: str) -> None:
     column = table.column("c", perco.BYTES if part == "key" else broken)
     async with perco.open("memory:", perco.Schema(table)) as db:
         async with db.transaction() as txn:
-            with pytest.raises(TypeError, match="codec of .* gave str"):
+            with pytest.raises(TypeError, match="gave str"):
                 txn.set(column, *(("k", b"v") if part == "key" else (b"k", "v")))
             txn.set(column, b"k", b"v")
         async with db.snapshot() as snap:
