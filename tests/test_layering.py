@@ -21,8 +21,8 @@ ORDER = {
     "storage": ["cells", "keys", "engine", "row", "call", "lmdb_engine", "tablet", "rowstore", "folder"],
     "txn": [
         *("records", "codecs", "snapshot", "mutations", "commit", "recovery", "timestamps", "fates", "schema"),
-        *("catalogue", "oracle", "background", "driver", "local", "beside", "sweeper", "heartbeat", "examine", "check"),
-        *("transaction", "client"),
+        *("catalogue", "oracle", "background", "chain", "driver", "local", "beside", "sweeper", "heartbeat"),
+        *("examine", "check", "transaction", "client"),
     ],
     "notify": ["claim", "rowlocks", "backoff", "worker", "scanner", "database"],
 }

@@ -27,10 +27,8 @@ from perco.storage import (
     LOCK,
     TS_MAX,
     WRITE,
-    Failed,
     LocalRowStore,
     Mutation,
-    NoReply,
     Query,
     ReadRequest,
     RowStore,
@@ -38,6 +36,7 @@ from perco.storage import (
 )
 from perco.txn import commit as core
 from perco.txn.background import Background
+from perco.txn.chain import Chain, Settling
 from perco.txn.commit import Commit, State
 from perco.txn.fates import Fates
 from perco.txn.oracle import Oracle
@@ -106,7 +105,7 @@ class Driver:
         if observed:
             self.fates.observed += 1
         try:
-            chain = _Chain(commit, self.oracle, version, self._event)
+            chain = Chain(commit, self.oracle, version, self._event)
             chain.ended(await self._chained(commit.prewrites(), chain))
             if commit.state is not State.COMMITTED:
                 await self._until_decided(commit, version)
@@ -141,7 +140,7 @@ class Driver:
             self._settled(start_ts, commit.commit_ts, observed=observed)
         return commit.commit_ts
 
-    def _chained(self, mutations: Sequence[Mutation], chain: _Chain) -> Awaitable[list[Verdict]]:
+    def _chained(self, mutations: Sequence[Mutation], chain: Chain) -> Awaitable[list[Verdict]]:
         """Where the store can go on by itself, it does."""
         store = self.store
         if isinstance(store, LocalRowStore):
@@ -153,7 +152,7 @@ class Driver:
         while True:
             state = commit.state
             if state is State.PREWRITE:
-                chain = _Chain(commit, self.oracle, version, self._event)
+                chain = Chain(commit, self.oracle, version, self._event)
                 chain.ended(await self._chained(commit.prewrites(), chain))
             elif state is State.DRAW:
                 commit.drawn(await self.oracle.draw())
@@ -257,9 +256,9 @@ class Driver:
                 if verdict is not APPLIED:
                     if await self._decide_own(commit):
                         return
-                    await self._settle_all(_Settling(commit.releases_by_cell(0), None))  # the primary's part's rest
+                    await self._settle_all(Settling(commit.releases_by_cell(0), None))  # the primary's part's rest
             if releases[first:]:
-                await self._settle_all(_Settling(releases[first:], lambda i: commit.releases_by_cell(first + i)))
+                await self._settle_all(Settling(releases[first:], lambda i: commit.releases_by_cell(first + i)))
             commit.released()
 
     async def _decide_own(self, commit: Commit) -> bool:
@@ -285,7 +284,7 @@ class Driver:
 
     def _begin_phase_two(self, commit: Commit, *, observed: bool) -> None:
         """Roll the secondaries forward; whoever meets their locks before that does it for us (T3, S2)."""
-        settling = _Settling(commit.secondaries(), commit.secondaries_by_cell)
+        settling = Settling(commit.secondaries(), commit.secondaries_by_cell)
         store = self.store
         if not isinstance(store, LocalRowStore) or not store.queues:
             self._background.spawn(lambda: self._phase_two(commit, settling, observed=observed))
@@ -307,11 +306,11 @@ class Driver:
         background.hold()
         store.apply_behind(settling.groups, told)  # a task for this would cost more than the rest of it
 
-    async def _phase_two(self, commit: Commit, settling: _Settling, *, observed: bool) -> None:
+    async def _phase_two(self, commit: Commit, settling: Settling, *, observed: bool) -> None:
         await self._settle_all(settling)
         self._phase_two_done(commit, settling, observed=observed)
 
-    def _phase_two_done(self, commit: Commit, settling: _Settling, *, observed: bool) -> None:
+    def _phase_two_done(self, commit: Commit, settling: Settling, *, observed: bool) -> None:
         if settling.left:
             self.orphaned.set()
         if self._event is not None:
@@ -319,7 +318,7 @@ class Driver:
         self.inflight.pop(commit.header.start_ts, None)
         self._observed_done(observed=observed)
 
-    async def _settle_all(self, settling: _Settling) -> None:
+    async def _settle_all(self, settling: Settling) -> None:
         more = settling.groups
         while more:
             more = settling.told(await self.store.apply(more))
@@ -458,73 +457,6 @@ class Driver:
                 raise recovery.failure
             self.fates.learn(start_ts, recovery.fate)
             return recovery.fate
-
-
-class _Settling:
-    """Groups of our own cells to be settled. A refused group holds a cell that somebody else has settled already: then
-    the others of it go one by one, or their locks, and what they notify (N1), would stay.
-
-    `left`: some could not be written and are left to whoever meets them.
-    """
-
-    __slots__ = ("_by_cell", "groups", "left")
-
-    def __init__(self, groups: Sequence[Mutation], by_cell: Callable[[int], list[Mutation]] | None) -> None:
-        self.groups, self._by_cell = groups, by_cell
-        self.left = False
-
-    def told(self, verdicts: Sequence[Verdict]) -> list[Mutation]:
-        """What came of what was sent last; returns what to send next."""
-        by_cell, self._by_cell = self._by_cell, None
-        cells: list[Mutation] = []
-        for i, verdict in enumerate(verdicts):
-            if verdict is APPLIED:
-                continue
-            if isinstance(verdict, Failed | NoReply):
-                self.left = True
-            elif by_cell is not None:
-                cells += by_cell(i)
-        return cells
-
-
-class _Chain:
-    """From the last prewrite's verdict straight to the primary's commit, while the task still sleeps.
-
-    T2 holds as ever: commit_ts is drawn when every prewrite has been acknowledged.
-    """
-
-    __slots__ = ("_commit", "_event", "_oracle", "_sent", "_told", "_version")
-
-    def __init__(self, commit: Commit, oracle: Oracle, version: int, event: Callable[[str], None] | None) -> None:
-        self._commit, self._oracle, self._version, self._event = commit, oracle, version, event
-        self._told = self._sent = False
-
-    def __call__(self, verdicts: Sequence[Verdict]) -> list[Mutation] | None:
-        if self._sent:
-            return None
-        commit, oracle = self._commit, self._oracle
-        self._prewritten(verdicts)
-        if commit.state is not State.DRAW or oracle.catalogue_version != self._version:
-            return None
-        commit_ts = oracle.draw_nowait()
-        if not commit_ts:
-            return None
-        commit.drawn(commit_ts)
-        self._sent = True
-        return [commit.primary_commit()]
-
-    def ended(self, verdicts: Sequence[Verdict]) -> None:
-        """The task is awake again, with the verdicts of what was sent last."""
-        if not self._told:
-            self._prewritten(verdicts)
-        if self._sent:
-            self._commit.primary_told(verdicts[0])
-
-    def _prewritten(self, verdicts: Sequence[Verdict]) -> None:
-        self._told = True
-        self._commit.prewrites_told(verdicts)
-        if self._event is not None:
-            self._event("prewrite")
 
 
 class ConflictAt(PercoError):

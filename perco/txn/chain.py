@@ -1,0 +1,80 @@
+"""What follows by itself from the verdicts of a step, decided on the loop without waking the transaction's task.
+
+`Chain` leads from the last prewrite to the commit of the primary, `Settling` from a refused group to its single cells.
+Each is told verdicts and says what to send next; whoever does the sending may be a task, or the row store itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from perco.storage import APPLIED, Failed, Mutation, NoReply, Verdict
+from perco.txn.commit import Commit, State
+from perco.txn.oracle import Oracle
+
+
+class Chain:
+    """From the last prewrite's verdict straight to the primary's commit, while the task still sleeps.
+
+    T2 holds as ever: commit_ts is drawn when every prewrite has been acknowledged.
+    """
+
+    __slots__ = ("_commit", "_event", "_oracle", "_sent", "_told", "_version")
+
+    def __init__(self, commit: Commit, oracle: Oracle, version: int, event: Callable[[str], None] | None) -> None:
+        self._commit, self._oracle, self._version, self._event = commit, oracle, version, event
+        self._told = self._sent = False
+
+    def __call__(self, verdicts: Sequence[Verdict]) -> list[Mutation] | None:
+        if self._sent:
+            return None
+        commit, oracle = self._commit, self._oracle
+        self._prewritten(verdicts)
+        if commit.state is not State.DRAW or oracle.catalogue_version != self._version:
+            return None
+        commit_ts = oracle.draw_nowait()
+        if not commit_ts:
+            return None
+        commit.drawn(commit_ts)
+        self._sent = True
+        return [commit.primary_commit()]
+
+    def ended(self, verdicts: Sequence[Verdict]) -> None:
+        """The task is awake again, with the verdicts of what was sent last."""
+        if not self._told:
+            self._prewritten(verdicts)
+        if self._sent:
+            self._commit.primary_told(verdicts[0])
+
+    def _prewritten(self, verdicts: Sequence[Verdict]) -> None:
+        self._told = True
+        self._commit.prewrites_told(verdicts)
+        if self._event is not None:
+            self._event("prewrite")
+
+
+class Settling:
+    """Groups of our own cells to be settled. A refused group holds a cell that somebody else has settled already: then
+    the others of it go one by one, or their locks, and what they notify (N1), would stay.
+
+    `left`: some could not be written and are left to whoever meets them.
+    """
+
+    __slots__ = ("_by_cell", "groups", "left")
+
+    def __init__(self, groups: Sequence[Mutation], by_cell: Callable[[int], list[Mutation]] | None) -> None:
+        self.groups, self._by_cell = groups, by_cell
+        self.left = False
+
+    def told(self, verdicts: Sequence[Verdict]) -> list[Mutation]:
+        """What came of what was sent last; returns what to send next."""
+        by_cell, self._by_cell = self._by_cell, None
+        cells: list[Mutation] = []
+        for i, verdict in enumerate(verdicts):
+            if verdict is APPLIED:
+                continue
+            if isinstance(verdict, Failed | NoReply):
+                self.left = True
+            elif by_cell is not None:
+                cells += by_cell(i)
+        return cells
