@@ -9,6 +9,8 @@ schema = perco.Schema(docs)
 async with perco.open("folder/", schema) as db:
     async with db.transaction() as txn:
         txn.set(body, "a", b"...")
+
+Numbers such as (T5) or (N1) are those of docs/protocol.md.
 """
 
 from perco.errors import (
@@ -18,6 +20,7 @@ from perco.errors import (
     Corruption as Corruption,
     FormatUnknown as FormatUnknown,
     NeedsCheck as NeedsCheck,
+    NotIdle as NotIdle,
     PercoError as PercoError,
     PercoWarning as PercoWarning,
     ReadOnly as ReadOnly,

@@ -7,6 +7,13 @@ import sys
 
 def main() -> None:
     try:
+        _main()
+    except KeyboardInterrupt:  # while modules are still being imported
+        raise SystemExit(130) from None
+
+
+def _main() -> None:
+    try:
         from perco.cli import run
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"typer", "rich"}:

@@ -14,6 +14,7 @@
     │   ├── UnsuitableFolder      a file system that perco cannot trust, or no permission
     │   ├── NeedsCheck            power went while writes were only in memory
     │   └── Unavailable           the wait for it took longer than the caller allowed
+    │       └── NotIdle           ... for observers; says which still wait, and why
     ├── UsageError                the caller's mistake
     │   ├── TransactionClosed     used after its end
     │   ├── ReadOnly              a write through something that only reads
@@ -174,6 +175,28 @@ class Unavailable(StoreError):
         super().__init__(f"{what}. Nothing was written; try again, or allow more time.")
 
 
+class NotIdle(Unavailable):
+    """Changes still waited for observers when the time was up. Nothing is lost: they go on waiting.
+
+    Attributes: `waiting`, how many by observer id; `failures`, of those that failed since the worker was started: how
+    often, and the last cell and error.
+    """
+
+    def __init__(
+        self, timeout_s: float, waiting: dict[str, int], failures: dict[str, tuple[int, str, BaseException]]
+    ) -> None:
+        self.waiting, self.failures = waiting, failures
+        parts = []
+        for id, count in waiting.items():
+            part = f"{count} for {id!r}"
+            if id in failures:
+                times, where, error = failures[id]
+                part += f", which failed {times} times, last on {where}: {type(error).__name__}: {error}"
+            parts.append(part)
+        self.what = "; ".join(parts) or "a transaction under way"
+        StoreError.__init__(self, f"not idle after {timeout_s:g} s; still waiting: {self.what}")
+
+
 # ------------------------------------------------------------------ the caller
 
 
@@ -186,7 +209,7 @@ class TransactionClosed(UsageError):
 
 
 class ReadOnly(UsageError):
-    """A write through a snapshot, or into a store opened for reading."""
+    """A write into a store that was opened with readonly=True."""
 
 
 class TooLarge(UsageError):

@@ -18,9 +18,9 @@ from perco.cli.screen import complain, perform
 
 _WEB = ("w3lib", "warcio")
 
-_HELP = """Look into a perco store, and write single cells.
+_HELP = """Look into a perco store, write single cells; a search index over web pages.
 
-A store is a folder. All commands but `set` only read, and work beside the process that has the store open.
+A store is a folder. status, scan, get, check and wait only read, and work beside the process that has the store open.
 
 \b
 Keys and values are written as their column wants them:
@@ -28,7 +28,7 @@ Keys and values are written as their column wants them:
   bytes    text, or hex:00ff       float64  a number
   json     JSON                    bool     true or false
   tuples   a JSON array: '["de", 7]'
-A key that begins with a minus goes after -- .
+A key or value that begins with a minus goes after --: perco set web/ docs k rank -- -5
 
 With --json a command prints one JSON document (scan: one line for each row), with bytes as {"hex": "00ff"}.
 
@@ -37,6 +37,7 @@ Exit codes:
   0  fine
   1  findings, or not found
   2  wrong usage, or the store cannot be used
+  130  interrupted
 
 \b
 Examples:
@@ -59,7 +60,10 @@ Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder.
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="A table; status lists them.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The row's key.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-At = Annotated[str | None, typer.Option("--at", metavar="TIME", help="As of a wall time: 2026-03-01T12:00[+01:00].")]
+At = Annotated[
+    str | None,
+    typer.Option("--at", metavar="TIME", help="As of then: 90s, 5m, 2h, 1d (ago), or 2026-03-01T12:00[+01:00]."),
+]
 Ts = Annotated[int | None, typer.Option("--ts", metavar="N", help="As of a timestamp.")]
 
 

@@ -1,6 +1,7 @@
 """Where commands meet the terminal: tables, JSON, errors and exit codes.
 
     0  fine            1  findings, or not found            2  wrong usage, or the store cannot be used
+    130  interrupted
 
 On a terminal tables have coloured heads; elsewhere they are aligned text, and nothing else.
 """
@@ -8,9 +9,13 @@ On a terminal tables have coloured heads; elsewhere they are aligned text, and n
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn, ParamSpec
 
 import trio
@@ -26,19 +31,44 @@ P = ParamSpec("P")
 FINE: Final = 0
 FOUND: Final = 1
 FAILED: Final = 2
+INTERRUPTED: Final = 130
 
 
 def perform(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
     """Run a command and end with the exit code that it returns; what it cannot do, in a sentence or two on stderr."""
 
-    async def run() -> int:
-        return await action(*args, **kwargs)
+    code = FINE
+    failed: list[Exception] = []  # as it is, without the group of the nursery below
+
+    async def run() -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(interrupt, signals, nursery.cancel_scope)
+                await work()
+                nursery.cancel_scope.cancel()
+
+    async def interrupt(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+        nonlocal code
+        async for _ in signals:
+            code = INTERRUPTED
+            scope.cancel()
+            return
+
+    async def work() -> None:
+        nonlocal code
+        try:
+            done = await action(*args, **kwargs)
+            code = code or done
+        except Exception as error:
+            failed.append(_leaf(error))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = _warn  # type: ignore[assignment]
         try:
-            code = trio.run(run)
+            trio.run(run)
+            if failed:
+                raise failed[0]
         except StoreLocked as error:
             _fail(
                 f"{error.path} is in use by process {error.pid or 'unknown'} ({error.command or 'unknown command'}). "
@@ -46,7 +76,32 @@ def perform(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwar
             )
         except PercoError as error:
             _fail(str(error))
+    if code == INTERRUPTED:
+        complain("interrupted; what was committed is kept, and the same command goes on from there")
     raise typer.Exit(code)
+
+
+def _leaf(error: Exception) -> Exception:
+    """What is in a group, if it is one thing."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _near(path: str | Path) -> str:
+    """Relative where that is below this folder."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def called() -> str:
+    """How this program was called, for what to try next: `perco` is not on everybody's path."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return f"{_near(sys.executable)} -m perco"
+    found = shutil.which(program.name)
+    on_path = found is not None and Path(found).resolve() == program.resolve()
+    return program.name if on_path else _near(program)
 
 
 def _fail(message: str) -> NoReturn:

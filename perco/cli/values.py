@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from perco.errors import UsageError
@@ -114,14 +115,20 @@ def _json(text: str, what: str) -> Any:
 
 
 def parse_moment(text: str) -> datetime:
-    """A wall time in ISO form; without an offset, in the time zone of this machine.
+    """A wall time: "90s", "5m", "2h", "1d" ago, or in ISO form; without an offset, in the time zone of this machine.
 
     Raises: UsageError.
     """
+    ago = re.fullmatch(r"(\d+)\s*([smhd])", text.strip())
     try:
+        if ago:
+            seconds = int(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[ago[2]]
+            return datetime.now(UTC) - timedelta(seconds=seconds)
         return datetime.fromisoformat(text).astimezone()
-    except ValueError:
-        raise UsageError(f"{text!r} is not a time: write it as 2026-03-01T12:00 or 2026-03-01T12:00:00+01:00") from None
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{text!r} is not a time: write 90s, 5m, 2h or 1d (ago), 2026-03-01T12:00 or 2026-03-01T12:00:00+01:00"
+        ) from None
 
 
 def plain(value: Any) -> Any:

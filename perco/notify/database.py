@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from perco.errors import SchemaMismatch, Unavailable, UsageError
+from perco.errors import NotIdle, SchemaMismatch, UsageError
 from perco.notify.scanner import Scanner, ScannerCounters
 from perco.notify.worker import ObserverCounters, Worker, WorkerOptions
 from perco.storage import LOCK, NOTIFY, TS_MAX, WRITE, Failed, Mutation, ScanCell, ScanQuery, ScanRequest
@@ -113,12 +113,14 @@ class Database(Client):
         return self.sweeper.clean and not self.driver.orphaned.is_set()
 
     async def wait_idle(self, *, timeout: float | None = None) -> int:
-        """Until no change waits for an observer anywhere (N7). Returns how many are on the failed list: 0 here.
+        """Until no change waits for an observer anywhere (N7). An observer that fails keeps it waiting: in tests give a
+        `timeout`, in seconds.
 
-        Raises: UsageError if nothing could ever run them; Unavailable past `timeout` seconds.
+        Returns how many changes were given up after too many failures: none, for this version never gives up.
+        Raises: UsageError if nothing could ever run them; NotIdle past the timeout, with what waits for whom.
         """
         self.usable(writing=True)
-        with _deadline(timeout, "the store did not become idle"):
+        async with self._deadline(timeout):
             await trio.lowlevel.checkpoint()  # here, for nothing may come between the last look and the return
             while not self.is_idle():
                 self.background.check()
@@ -135,10 +137,10 @@ class Database(Client):
     async def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
         """Until every observer has run for all that was committed, from outside, at or before `ts` (N7, N9).
 
-        Raises: UsageError if nothing could ever run them; Unavailable past `timeout` seconds.
+        Raises: UsageError if nothing could ever run them; NotIdle past `timeout` seconds, with what waits for whom.
         """
         self.usable(writing=True)
-        with _deadline(timeout, f"not all that was committed up to {ts} has been observed"):
+        async with self._deadline(timeout):
             await trio.lowlevel.checkpoint()
             while not self.is_idle():
                 self.background.check()
@@ -146,6 +148,17 @@ class Database(Client):
                     return
                 await self._check_served()
                 await trio.sleep(_LOOKS_APART_S)
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self, timeout: float | None) -> AsyncIterator[None]:
+        if timeout is None:
+            yield
+            return
+        with trio.move_on_after(timeout) as scope:
+            yield
+        if scope.cancelled_caught:
+            failures = self._worker.last_failures if self._worker is not None else {}
+            raise NotIdle(timeout, {id: count for id, count in (await self.waiting()).items() if count}, failures)
 
     async def _none_up_to(self, ts: int) -> bool:
         """Whether nothing whose root cause committed at or before `ts` waits for an observer, or is about to (N7, N9).
@@ -402,14 +415,3 @@ def _oldest_cause(notified: Sequence[ScanCell], locks: Sequence[ScanCell]) -> in
         if lock.observers:
             oldest.append(lock.root or start_ts)
     return min(oldest, default=TS_MAX)
-
-
-@contextlib.contextmanager
-def _deadline(timeout: float | None, what: str) -> Any:
-    if timeout is None:
-        yield
-        return
-    with trio.move_on_after(timeout) as scope:
-        yield
-    if scope.cancelled_caught:
-        raise Unavailable(f"{what} within {timeout} s")

@@ -191,6 +191,7 @@ class Scanner:
         )
         return [ack for ack, cells in zip(acks, found, strict=True) if cells]
 
+    @trio.lowlevel.enable_ki_protection  # trio protects its system tasks, not their children: Ctrl-C is the main task's
     async def _serve(self) -> None:
         """A runner: runs the observers of claimed rows until cancelled."""
         while True:

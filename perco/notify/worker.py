@@ -51,7 +51,11 @@ class WorkerOptions:
 
 
 class _ObserverFailedError(Exception):
-    """The observer's function, or a codec of its column, raised; `__cause__` is what."""
+    """The observer's function, or a codec of its column, raised `error`."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__(error)
 
 
 def _change(observer: Observer, row: bytes, seen: Value | Missing, attempt: int, root: int) -> Change[Any, Any]:
@@ -103,6 +107,7 @@ class Worker:
         self.counters = {observer.id: ObserverCounters() for observer in observers.values()}
         self.again = False  # woken when nobody slept: whoever ends a tour next makes another
         self._asleep = trio.lowlevel.ParkingLot()
+        self.last_failures: dict[str, tuple[int, str, BaseException]] = {}  # by observer: how often, where, what
         self.on_run: Callable[[str, Any, float], None] | None = None
         self._roots: dict[int, int] = {}  # of the runs under way, by their start_ts
         self._watches: set[Watch] = set()
@@ -175,17 +180,27 @@ class Worker:
                         return
                     await trio.sleep(self.client.config.retry.delay_s(conflicts, self.client.random))
         except StoreError as error:
-            log.warning("observer %s on %s: %s", observer.id, table, error)
-            self._failed(counters, key)
+            log.warning("observer %s on %s: %s", observer.id, self._where(table, row), error)
+            self._failed(observer, counters, key, error)
         except _ObserverFailedError as failed:
-            log.error("observer %s failed on %s %r", observer.id, table, row, exc_info=failed.__cause__)
-            self._failed(counters, key)
+            log.error("observer %s failed on %s", observer.id, self._where(table, row), exc_info=failed.error)
+            self._failed(observer, counters, key, failed.error)
         finally:
             counters.running -= 1
 
-    def _failed(self, counters: ObserverCounters, key: tuple[str, bytes, int]) -> None:
+    def _failed(
+        self, observer: Observer, counters: ObserverCounters, key: tuple[str, bytes, int], error: BaseException
+    ) -> None:
         counters.failures += 1
+        self.last_failures[observer.id] = counters.failures, self._where(*key[:2]), error
         self.backoff.failed(key, trio.current_time())
+
+    def _where(self, table: str, row: bytes) -> str:
+        """A row, for people."""
+        try:
+            return f"{table}[{self.client.schema.tables[table].key.decode(row)!r}]"
+        except ValueError:
+            return f"{table}[{row!r}]"
 
     async def _try(
         self, observer: Observer, counters: ObserverCounters, table: str, row: bytes, ack: int, conflicts: int
@@ -229,7 +244,7 @@ class Worker:
             except (TransientError, CommitUnknown, StoreError):
                 raise
             except Exception as error:  # the user's code: its failure is not ours (N6)
-                raise _ObserverFailedError from error
+                raise _ObserverFailedError(error) from error
             counters.seconds += trio.current_time() - began
             if txn.outcome == "open":
                 await txn.commit()

@@ -326,6 +326,7 @@ class Attempts:
         self._client, self._retry = client, retry
         self._failed = 0
         self._done = False
+        self._used = True  # the attempt that was given last
         self._deadline = trio.current_time() + retry.timeout_s if retry.timeout_s is not None else None
 
     def __aiter__(self) -> Attempts:
@@ -334,6 +335,9 @@ class Attempts:
     async def __anext__(self) -> Attempt:
         if self._done:
             raise StopAsyncIteration
+        if not self._used:
+            raise UsageError("the attempt was not used: write `async with attempt as txn:` inside the loop")
+        self._used = False
         if self._failed:
             await trio.sleep(self._retry.delay_s(self._failed, self._client.random))
         if self._deadline is not None and trio.current_time() > self._deadline:
@@ -350,8 +354,12 @@ class Attempt:
         self._txn: Transaction | None = None
 
     async def __aenter__(self) -> Transaction:
+        self._attempts._used = True
         self._txn = await self._attempts._client.begin()
         return self._txn
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"an attempt has no {name!r}: write `async with attempt as txn:` and use txn")
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         txn, attempts = self._txn, self._attempts

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json as jsons
-import re
 import signal
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +14,10 @@ import trio
 import typer
 
 import perco
-from perco.cli.screen import FINE, FOUND, complain, perform, show_json
+from perco.cli.screen import FINE, FOUND, called, complain, perform, show_json
+from perco.cli.values import parse_moment
 from perco.webindex import demo as demos
-from perco.webindex.crawl import CrawlError
+from perco.webindex.crawl import CrawlError, problem_with
 from perco.webindex.index import WebIndex
 from perco.webindex.screen import Stages, console
 from perco.webindex.search import EmptyQueryError, Hit, SearchIndex, SearchIndexError
@@ -29,16 +29,19 @@ web = typer.Typer(
     name="web",
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="A search index over web pages that observers keep up to date, change by change.",
+    help="A search index over web pages, kept up to date by observers.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-Store = Annotated[Path, typer.Argument(metavar="STORE", help="The store's folder; made if there is none.")]
+NewStore = Annotated[Path, typer.Argument(metavar="STORE", help="The store's folder; made if there is none.")]
+Store = Annotated[Path, typer.Argument(metavar="STORE", help="The store's folder; perco web load makes one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
-Mine = Annotated[list[str] | None, typer.Option("--mine", metavar="PACKAGE", help="Documentation of a package.")]
+Mine = Annotated[
+    list[str] | None, typer.Option("--mine", metavar="PACKAGE", help="Documentation of a package; may be repeated.")
+]
 Html = Annotated[Path | None, typer.Option("--html", metavar="DIR", help="Saved pages in a folder and below.")]
 Warc = Annotated[list[Path] | None, typer.Option("--warc", metavar="FILE", help="A web archive; may be repeated.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="At most so many.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="At most so many pages.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -54,13 +57,18 @@ def demo(
     """Build a search index over your Python's documentation; kill it, repair it, search it.
 
     A minute or two. Everything it writes lies in DIR, which it makes anew.
+
+    \b
+    Examples:
+      perco demo
+      perco demo --dir /tmp/demo --limit 500
     """
     perform(demos.run, folder, limit)
 
 
 @web.command()
 def load(
-    store: Store,
+    store: NewStore,
     mine: Mine = None,
     stdlib: Annotated[bool, typer.Option("--stdlib", help="The standard library too, with other sources.")] = False,
     html: Html = None,
@@ -68,7 +76,7 @@ def load(
     limit: Limit = None,
     json: Json = False,
 ) -> None:
-    """Crawl pages into a store, and run its observers until all of them are searchable.
+    """Crawl pages into a store until all are searchable.
 
     Without a source: the documentation of the running Python's standard library.
 
@@ -88,13 +96,27 @@ def load(
 
 @web.command()
 def recrawl(store: Store, json: Json = False) -> None:
-    """Crawl the same sources as the last load again: only what has changed is worked on."""
+    """Crawl the last load's sources again.
+
+    Only what has changed is worked on.
+
+    \b
+    Example:
+      perco web recrawl docs/
+    """
     perform(_load, store, None, json=json)
 
 
 @web.command()
 def run(store: Store, json: Json = False) -> None:
-    """Run the observers of a store until interrupted."""
+    """Run the observers of a store until interrupted.
+
+    What was left to be observed is indexed.
+
+    \b
+    Example:
+      perco web run docs/
+    """
     perform(_run, store, json=json)
 
 
@@ -122,7 +144,12 @@ def search(
 
 @web.command()
 def stats(store: Store, json: Json = False) -> None:
-    """Pages, documents, links, and what waits for each observer."""
+    """How many pages, documents, links; what waits.
+
+    \b
+    Example:
+      perco web stats docs/ --json
+    """
     perform(_stats, store, json=json)
 
 
@@ -130,6 +157,10 @@ def stats(store: Store, json: Json = False) -> None:
 
 
 async def _load(store: Path, sources: list[str] | None, *, json: bool) -> int:
+    problem = _no_index(store) if sources is None else problem_with(sources) or _foreign(store)
+    if problem is not None:
+        complain(problem)
+        return FOUND
     try:
         async with serve(store) as service:
             if sources is None:
@@ -137,7 +168,9 @@ async def _load(store: Path, sources: list[str] | None, *, json: bool) -> int:
             with Stages() if not json else _JsonStages() as stages:
                 await _until_searchable(service, sources, stages)
             if not json:
-                console.print(f"search it: perco web search {store} WORDS")
+                if service.loaded.skipped:
+                    console.print(f"{service.loaded.skipped} skipped; the last: {_plain(service.loaded.last_skip)}")
+                console.print(f"search it: {called()} web search {store} WORDS")
     except (CrawlError, SearchIndexError) as error:
         complain(str(error))
         return FOUND
@@ -186,7 +219,23 @@ class _JsonStages:
         print(jsons.dumps(progress), flush=True)
 
 
+def _foreign(store: Path) -> str | None:
+    tablets = [tablet.name for tablet in store.glob("tablets/*-*") if not tablet.name.startswith("_")]
+    if not tablets or "crawls-0" in tablets:
+        return None
+    return f"{store} is the store of another program; name another folder for a search index"
+
+
+def _no_index(store: Path) -> str | None:
+    if search_path(store).exists():
+        return None
+    return f"there is no search index in {store}; make one with: {called()} web load {store}"
+
+
 async def _run(store: Path, *, json: bool) -> int:
+    if (problem := _no_index(store)) is not None:
+        complain(problem)
+        return FOUND
     async with serve(store) as service:
         with (
             Stages() if not json else _JsonStages() as stages,
@@ -209,10 +258,10 @@ async def _run(store: Path, *, json: bool) -> int:
 async def _search(store: Path, query: str, limit: int, at: str | None, *, json: bool) -> int:
     began = time.perf_counter()
     try:
-        when = None if at is None else moment(at)
+        when = None if at is None else parse_moment(at)
         if when is None:
-            if not search_path(store).exists():
-                complain(f"there is no search index in {store}; make one with: perco web load {store}")
+            if (problem := _no_index(store)) is not None:
+                complain(problem)
                 return FOUND
             with SearchIndex(search_path(store)) as index:
                 hits = index.search(query, limit)
@@ -249,22 +298,10 @@ def _plain(text: str) -> str:
     return text.replace("[", "\\[")
 
 
-def moment(text: str) -> datetime:
-    """A wall time: "90s", "5m", "2h", "1d" ago, or ISO 8601 (local, if it names no zone).
-
-    Raises: UsageError.
-    """
-    ago = re.fullmatch(r"(\d+)\s*([smhd])", text.strip())
-    if ago:
-        seconds = int(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[ago[2]]
-        return datetime.now(UTC) - timedelta(seconds=seconds)
-    try:
-        return datetime.fromisoformat(text).astimezone()
-    except ValueError:
-        raise perco.UsageError(f"{text!r} is not a time; write 90s, 5m, 2h, or 2026-03-01T12:00") from None
-
-
 async def _stats(store: Path, *, json: bool) -> int:
+    if (problem := _no_index(store)) is not None:
+        complain(problem)
+        return FOUND
     index = WebIndex()
     async with perco.open(store, index.schema, readonly=True) as db:
         counts = {}

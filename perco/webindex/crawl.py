@@ -913,6 +913,11 @@ def _sources(args: argparse.Namespace, nowhere: TextIO) -> Iterator[Found]:
         yield from archived_pages(archive, limits)
 
 
+def problem_with(arguments: Sequence[str]) -> str | None:
+    """What is wrong with the sources of a crawl, before it is begun."""
+    return _problem(_parser().parse_args(arguments))
+
+
 def _search_path_without_here() -> None:
     """`python -m` looks for modules in the current folder first, where a random.py would hide the library's.
     A package of the user's may well be there, so it comes last."""

@@ -19,6 +19,7 @@ from typing import Any
 import trio
 
 import perco
+from perco.cli.screen import called
 from perco.txn.check import check
 from perco.webindex.batch import build, digest
 from perco.webindex.crawl import DOCS_URL
@@ -26,7 +27,7 @@ from perco.webindex.index import WebIndex
 from perco.webindex.pages import Page, unpack
 from perco.webindex.screen import Stages, console, one_line
 from perco.webindex.search import Hit, SearchIndex
-from perco.webindex.service import search_path, serve
+from perco.webindex.service import reap, search_path, serve
 
 _MARK = "perco-demo"  # a folder that this made: only such a one is made anew
 _QUERY = "asyncio future callback"
@@ -51,9 +52,9 @@ async def run(folder: Path, limit: int | None) -> int:
     await _past(store)
     _say("\nTry next:")
     for command in (
-        f"perco web search {store} context manager exit",
-        f"perco status {store}",
-        f"perco web load {folder}/mine --mine trio",
+        f"{called()} web search {store} context manager exit",
+        f"{called()} status {store}",
+        f"{called()} web load {folder}/mine --mine trio",
     ):
         console.print(f"  [bold]{command}[/bold]")
     return 0 if equal else 1
@@ -90,7 +91,7 @@ class Child:
 
     async def run(self, task_status: trio.TaskStatus[trio.Process]) -> None:
         """Until it ends, however it does."""
-        process = await trio.lowlevel.open_process(self.command, stdin=-3, stdout=-1, stderr=-1)
+        process = await trio.lowlevel.open_process(self.command, stdin=-3, stdout=-1, stderr=-1, start_new_session=True)
         task_status.started(process)
         try:
             async with trio.open_nursery() as nursery:
@@ -98,8 +99,7 @@ class Child:
                 nursery.start_soon(self._complain, process)
                 await process.wait()
         finally:
-            if process.poll() is None:
-                process.kill()
+            await reap(process)
         self._tell()
         if process.returncode and process.returncode > 0:
             raise perco.StoreError(f"perco web load failed: {self._complaints.decode(errors='replace').strip()}")

@@ -61,6 +61,18 @@ class Progress:
     held: list[str] = field(default_factory=list)
 
 
+async def reap(process: trio.Process) -> None:
+    """End a child process that still runs, and let go of its pipes; completes though cancelled."""
+    if process.poll() is not None:
+        return
+    process.kill()
+    with trio.CancelScope(shield=True):
+        await process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                await pipe.aclose()
+
+
 class Service:
     """An open web index whose observers run."""
 
@@ -105,7 +117,8 @@ class Service:
         command = [sys.executable, "-m", "perco.webindex.crawl", *sources]
         complaints = bytearray()
         async with trio.open_nursery() as nursery:
-            process = await trio.lowlevel.open_process(command, stdin=-3, stdout=-1, stderr=-1)
+            # In a session of its own: Ctrl-C is for this process, which ends the crawler.
+            process = await trio.lowlevel.open_process(command, stdin=-3, stdout=-1, stderr=-1, start_new_session=True)
             try:
                 assert process.stdout is not None
                 assert process.stderr is not None
@@ -119,8 +132,7 @@ class Service:
                     raise CrawlError(complaints.decode(errors="replace").strip() or f"exit code {process.returncode}")
                 decoder.finish()
             finally:
-                if process.poll() is None:
-                    process.kill()
+                await reap(process)
 
     async def _take(self, record: Any, send: trio.MemorySendChannel[Page], seen: set[str]) -> None:
         if isinstance(record, Page):
