@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from pathlib import Path
 
 from bench.harness import Run
@@ -28,7 +29,12 @@ def main() -> None:
     parser.add_argument(
         "--folder", default=".", metavar="DIR", help="measure the disk that this folder lies on (default: here)"
     )
+    if len(sys.argv) == 1:
+        parser.print_help()
+        raise SystemExit(2)
     arguments = parser.parse_args()
+    if not Path(arguments.folder).is_dir():
+        parser.error(f"--folder: there is no folder {arguments.folder}")
     module = importlib.import_module(f"bench.{arguments.name}")
     module.main(Run(arguments.name, arguments))
 

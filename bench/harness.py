@@ -89,7 +89,6 @@ class Run:
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """An empty folder on the disk that is measured."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".perco-bench-", dir=self.folder) as path:
             yield Path(path)
 

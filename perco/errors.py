@@ -30,6 +30,7 @@ Each carries fields, and says in one sentence what to do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 
 class PercoError(Exception):
@@ -103,11 +104,26 @@ class CommitUnknown(PercoError):
 
 
 class SnapshotTooOld(PercoError):
-    """A read below the watermark, or before the oldest note of the clock (T15, G5)."""
+    """A read of versions that were collected, or before the oldest note of the clock (T15).
 
-    def __init__(self, asked: object, oldest: object) -> None:
+    Attributes: `asked`, `oldest`: a timestamp (int), or a wall time (float, seconds since 1970).
+    """
+
+    def __init__(self, asked: float, oldest: float | str) -> None:
         self.asked, self.oldest = asked, oldest
-        super().__init__(f"no snapshot at {asked}: the oldest that can be read is {oldest}. Ask for a newer one.")
+        super().__init__(
+            f"no snapshot at {_moment(asked)}: the oldest that can be read is {_moment(oldest)}. Ask for a newer one "
+            "(the clock is noted about once a second while the store is in use)."
+        )
+
+
+def _moment(when: float | str) -> str:
+    if not isinstance(when, float):
+        return str(when)
+    try:
+        return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{when} s"
 
 
 # ------------------------------------------------------------------ the store
@@ -182,9 +198,7 @@ class NotIdle(Unavailable):
     often, and the last cell and error.
     """
 
-    def __init__(
-        self, timeout_s: float, waiting: dict[str, int], failures: dict[str, tuple[int, str, BaseException]]
-    ) -> None:
+    def __init__(self, what: str, waiting: dict[str, int], failures: dict[str, tuple[int, str, BaseException]]) -> None:
         self.waiting, self.failures = waiting, failures
         parts = []
         for id, count in waiting.items():
@@ -193,8 +207,8 @@ class NotIdle(Unavailable):
                 times, where, error = failures[id]
                 part += f", which failed {times} times, last on {where}: {type(error).__name__}: {error}"
             parts.append(part)
-        self.what = "; ".join(parts) or "a transaction under way"
-        StoreError.__init__(self, f"not idle after {timeout_s:g} s; still waiting: {self.what}")
+        self.what = what
+        StoreError.__init__(self, f"{what}; waiting: {'; '.join(parts) or 'a transaction under way'}")
 
 
 # ------------------------------------------------------------------ the caller

@@ -123,7 +123,7 @@ def _render(found: dict[str, Any]) -> None:
             ("catalogue", f"version {found['catalogue']}"),
             ("clock", noted),
             ("locks", str(found["locks"])),
-            ("waiting", f"{found['waiting']} changes for observers"),
+            ("waiting", f"{found['waiting']} change{'' if found['waiting'] == 1 else 's'} for observers"),
         ]
     )
     if found["tables"]:

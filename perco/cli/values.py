@@ -49,7 +49,7 @@ def parse_prefix(codec: Codec[Any], text: str) -> Any:
 
 def _parts(codec: TupleCodec[Any], text: str, *, exact: bool) -> tuple[Any, ...]:
     kinds = [part.name for part in codec.parts]
-    items = _json(text, "key")
+    items = _json(text, f"key (an array of {', '.join(kinds)})")
     if not isinstance(items, list) or len(items) > len(kinds) or (exact and len(items) < len(kinds)):
         raise UsageError(f"the key {text!r} should be a JSON array of {len(kinds)} parts: {', '.join(kinds)}")
     out: list[Any] = []

@@ -67,5 +67,6 @@ def _agree(before: Look, now: Look, until_ts: int | None) -> bool:
 def describe(found: Look) -> str:
     """What waits, in words."""
     parts = [f"{count} for {id}" for id, count in found.waiting.items() if count]
-    words = f"{found.changes} changes wait ({', '.join(parts)})" if parts else "no change waits"
+    wait = "1 change waits" if found.changes == 1 else f"{found.changes} changes wait"
+    words = f"{wait} ({', '.join(parts)})" if parts else "no change waits"
     return words + (f", {found.locks} observed cells are {_LOCKED}" if found.locks else "")

@@ -120,7 +120,7 @@ class Database(Client):
         Raises: UsageError if nothing could ever run them; NotIdle past the timeout, with what waits for whom.
         """
         self.usable(writing=True)
-        async with self._deadline(timeout):
+        async with self._deadline(timeout, "the store did not become idle"):
             await trio.lowlevel.checkpoint()  # here, for nothing may come between the last look and the return
             while not self.is_idle():
                 self.background.check()
@@ -140,7 +140,7 @@ class Database(Client):
         Raises: UsageError if nothing could ever run them; NotIdle past `timeout` seconds, with what waits for whom.
         """
         self.usable(writing=True)
-        async with self._deadline(timeout):
+        async with self._deadline(timeout, f"not all that was committed up to {ts} has been observed"):
             await trio.lowlevel.checkpoint()
             while not self.is_idle():
                 self.background.check()
@@ -150,7 +150,7 @@ class Database(Client):
                 await trio.sleep(_LOOKS_APART_S)
 
     @contextlib.asynccontextmanager
-    async def _deadline(self, timeout: float | None) -> AsyncIterator[None]:
+    async def _deadline(self, timeout: float | None, what: str) -> AsyncIterator[None]:
         if timeout is None:
             yield
             return
@@ -158,7 +158,8 @@ class Database(Client):
             yield
         if scope.cancelled_caught:
             failures = self._worker.last_failures if self._worker is not None else {}
-            raise NotIdle(timeout, {id: count for id, count in (await self.waiting()).items() if count}, failures)
+            what = f"{what} within {timeout:g} s"
+            raise NotIdle(what, {id: count for id, count in (await self.waiting()).items() if count}, failures)
 
     async def _none_up_to(self, ts: int) -> bool:
         """Whether nothing whose root cause committed at or before `ts` waits for an observer, or is about to (N7, N9).
@@ -186,8 +187,7 @@ class Database(Client):
             return
         if self._worker is None:
             raise UsageError(
-                f"{self.pending()} changes wait for observers and nothing runs them here; "
-                "wait inside `async with db.worker():`"
+                "changes wait for observers and nothing runs them here; wait inside `async with db.worker():`"
             )
         unserved = self.unserved()
         if unserved:
@@ -310,7 +310,8 @@ class open:
 
     Args:
         url: a folder, made if there is none, or "memory:".
-        schema: tables, columns and observers. May be left out when reading only: then the store's own is used.
+        schema: tables, columns and observers. May be left out when reading only: then the store's own is used, and
+            `db.schema.tables["docs"].columns["body"]` gives its columns.
         options: see `Options`.
         readonly: read beside whoever owns the folder.
         accept_loss: open a store that refuses with NeedsCheck.
@@ -332,12 +333,18 @@ class open:
     ) -> None:
         if schema is None and not readonly:
             raise UsageError("perco.open needs a schema to write; to look at a store, open it with readonly=True")
+        if schema is not None and not isinstance(schema, Schema):
+            raise UsageError(f"perco.open takes a perco.Schema of tables, not {type(schema).__name__}")
+        if options is not None and not isinstance(options, Options):
+            raise UsageError(f"options= takes perco.Options(...), not {type(options).__name__}")
         self._url, self._schema, self._options = url, schema, options or Options()
         self._readonly, self._accept_loss = readonly, accept_loss
         self._db: Database | None = None
         self._scope = trio.CancelScope()
 
     async def __aenter__(self) -> Database:
+        if not trio.lowlevel.in_trio_run():
+            raise UsageError("perco runs on trio: call trio.run(main); it does not run under asyncio")
         options = self._options
         local = LocalStore(
             self._url,

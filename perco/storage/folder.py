@@ -106,7 +106,12 @@ class Folder:
         """
         path = path.absolute()
         if not path.is_dir():
-            raise UnsuitableFolder(str(path), "there is no such folder; a store is made by opening it for writing")
+            raise UnsuitableFolder(
+                str(path),
+                "it is a file"
+                if path.exists()
+                else "there is no such folder; a store is made by opening it for writing",
+            )
         _refuse_remote(path)
         _refuse_if_open_here(path)
         try:

@@ -208,7 +208,10 @@ class Client:
 
     @asynccontextmanager
     async def snapshot(self, *, ts: int | None = None, at: datetime | None = None) -> AsyncIterator[Snapshot]:
-        """The store as of now, of a timestamp `ts`, or of a wall time `at` (aware datetime; `snap.wall` says which).
+        """The store as of now, of a timestamp `ts`, or of a wall time `at` (an aware datetime).
+
+        `at` is exact to about a second: what is read is the last note of the clock at or before it, so a commit of the
+        last second may be missing; `snap.wall` says which note it was.
 
         Raises: SnapshotTooOld, UsageError for a moment that has not come.
         """

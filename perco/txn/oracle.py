@@ -141,7 +141,7 @@ async def note_at(store: RowStore, wall_s: float) -> tuple[int, float]:
         ]
     )
     if not oldest or _wall_ms(oldest[0][1]) > wanted:
-        raise SnapshotTooOld(f"{wall_s:.3f} (wall time)", _wall_ms(oldest[0][1]) / 1000 if oldest else "not noted yet")
+        raise SnapshotTooOld(wall_s, _wall_ms(oldest[0][1]) / 1000 if oldest else "not noted yet")
     best, high = oldest[0], newest[0]
     if _wall_ms(high[1]) <= wanted:
         return high[0], _wall_ms(high[1]) / 1000

@@ -14,9 +14,10 @@ is in the catalogue (`catalogue.py`), which compares the two when a store is ope
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from perco.errors import SchemaMismatch, TooLarge, UsageError
 from perco.storage import ROW_BYTES_MAX
@@ -35,6 +36,16 @@ def _named(kind: str, name: str) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= _NAME_MAX or name.startswith("_"):
         raise UsageError(f"a {kind}'s name is a str of 1 to {_NAME_MAX} characters that does not begin with '_'")
     return name
+
+
+_CODECS: Final = {str: "TEXT", bytes: "BYTES", int: "INT64", float: "FLOAT64", bool: "BOOL", dict: "JSON", list: "JSON"}
+
+
+def _must_be_codec(what: str, codec: object) -> None:
+    if isinstance(codec, Codec):
+        return
+    hint = f"perco.{_CODECS[codec]}" if isinstance(codec, type) and codec in _CODECS else "perco.TEXT or another codec"
+    raise UsageError(f"{what} takes {hint}, not {codec!r}")
 
 
 class Column(Generic[K, V]):
@@ -64,6 +75,7 @@ class Table(Generic[K]):
     def __init__(self, name: str, *, key: Codec[K], splits: Sequence[K] = ()) -> None: ...
     def __init__(self, name: str, *, key: Codec[Any] = BYTES, splits: Sequence[Any] = ()) -> None:
         self.name = _named("table", name)
+        _must_be_codec(f"the key of table {name!r}", key)
         if not key.ordered:
             raise UsageError(f"table {name!r}: {key.name} does not keep order and cannot be a key")
         self.key: Codec[K] = key
@@ -73,6 +85,7 @@ class Table(Generic[K]):
     def column(self, name: str, codec: Codec[V], *, group: str | None = None) -> Column[K, V]:
         """Declare a column; `group` puts its long values into a locality group of their own."""
         _named("column", name)
+        _must_be_codec(f"column {name!r} of table {self.name!r}", codec)
         if name in self.columns:
             raise UsageError(f"table {self.name!r} has two columns named {name!r}")
         if group is not None:
@@ -86,7 +99,12 @@ class Table(Generic[K]):
 
         Raises: TooLarge over 400 bytes; TypeError or ValueError for a key that the codec cannot take.
         """
-        row = self.key.encode(key)
+        try:
+            row = self.key.encode(key)
+        except TypeError as error:
+            raise TypeError(f"key of table {self.name!r}: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"key of table {self.name!r}: {error}") from None
         if type(row) is not bytes:
             raise TypeError(f"the key codec of {self!r} gave {type(row).__name__}; it has to give bytes")
         if len(row) > ROW_BYTES_MAX:
@@ -135,6 +153,8 @@ class Schema:
     def __init__(self, *tables: Table[Any]) -> None:
         self.tables: dict[str, Table[Any]] = {}
         for table in tables:
+            if not isinstance(table, Table):
+                raise UsageError(f"perco.Schema takes tables, each as an argument, not {type(table).__name__}")
             if table.name in self.tables:
                 raise UsageError(f"the schema has two tables named {table.name!r}")
             self.tables[table.name] = table
@@ -155,6 +175,10 @@ class Schema:
             raise SchemaMismatch(f"observer {id!r}: table {column.table.name!r} is not in this schema")
 
         def register(function: ObserverFunction[K, V]) -> ObserverFunction[K, V]:
+            if inspect.isfunction(inspect.unwrap(function)) and not inspect.iscoroutinefunction(
+                inspect.unwrap(function)
+            ):
+                raise UsageError(f"observer {id!r} has to be an `async def`")
             self.observers[id] = Observer(id, column, function, existing)
             return function
 

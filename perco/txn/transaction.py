@@ -281,7 +281,12 @@ class Transaction(Snapshot):
         if value is None:
             raise TypeError(f"None means absent; to remove a value use delete({column!r}, key)")
         bound = self._usable(column)
-        data = column.codec.encode(value)
+        try:
+            data = column.codec.encode(value)
+        except TypeError as error:
+            raise TypeError(f"value of {column!r}: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"value of {column!r}: {error}") from None
         if type(data) is not bytes:
             raise TypeError(f"the codec of {column!r} gave {type(data).__name__}; it has to give bytes")
         if len(data) > VALUE_BYTES_MAX:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -295,6 +296,42 @@ async def test_urls_that_this_version_does_not_open(url: str) -> None:
 def test_durability_has_two_spellings() -> None:
     with pytest.raises(perco.UsageError, match="durability"):
         perco.Options(durability="none")
+
+
+async def test_what_the_codec_cannot_take_is_named_with_its_place() -> None:
+    async with perco.open("memory:", SCHEMA) as db, db.transaction() as txn:
+        with pytest.raises(TypeError, match=r"value of docs\.n: expected int, got str"):
+            txn.set(n, "k", "1")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="key of table .docs.: expected str, got int"):
+            txn.set(n, 1, 1)  # type: ignore[arg-type]
+
+
+def test_wrong_declarations_are_told_where_they_are_made() -> None:
+    table = perco.Table("x")
+    column = table.column("c", perco.BYTES)
+    schema = perco.Schema(table)
+    with pytest.raises(perco.UsageError, match=r"perco\.TEXT"):
+        table.column("y", str)  # type: ignore[arg-type]
+    with pytest.raises(perco.UsageError, match=r"perco\.INT64"):
+        perco.Table("z", key=int)  # type: ignore[call-overload]
+    for wrong in (column, [table], "x"):
+        with pytest.raises(perco.UsageError, match="takes tables"):
+            perco.Schema(wrong)  # type: ignore[arg-type]
+    with pytest.raises(perco.UsageError, match="async def"):
+        schema.observe(column, id="plain")(lambda txn, change: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(perco.UsageError, match=r"perco\.Schema"):
+        perco.open("memory:", table)  # type: ignore[arg-type]
+    with pytest.raises(perco.UsageError, match=r"perco\.Options"):
+        perco.open("memory:", schema, options={"seed": 1})  # type: ignore[arg-type]
+
+
+def test_under_asyncio_it_says_that_it_runs_on_trio() -> None:
+    async def main() -> None:
+        async with perco.open("memory:", perco.Schema(perco.Table("x"))):
+            pass
+
+    with pytest.raises(perco.UsageError, match=r"trio\.run\(main\)"):
+        asyncio.run(main())
 
 
 @pytest.mark.parametrize("part", ["key", "value"])

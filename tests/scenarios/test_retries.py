@@ -212,6 +212,17 @@ async def put_one(txn: perco.Transaction) -> None:
     txn.set(n, "k", 1)
 
 
+async def test_an_attempt_that_is_not_used_is_told() -> None:
+    """Else the loop would go on for ever, without ever giving way."""
+    async with perco.open("memory:", SCHEMA) as db:
+        with pytest.raises(perco.UsageError, match="async with attempt as txn"):
+            async for _ in db.attempts():
+                pass
+        attempt = await anext(db.attempts())
+        with pytest.raises(AttributeError, match="async with attempt as txn"):
+            attempt.set(n, "k", 1)
+
+
 async def test_a_transaction_committed_by_hand_is_not_run_again() -> None:  # T11
     """The function commits, and what it does afterwards conflicts: it must not happen twice."""
     async with perco.open("memory:", SCHEMA) as db:

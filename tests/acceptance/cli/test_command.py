@@ -61,7 +61,7 @@ async def test_what_is_no_store_is_exit_code_2(tmp_path: Path) -> None:
 
 async def test_a_moment_must_make_sense(store: Path) -> None:
     for args, complaint in (
-        (("--at", "yesterday"), "write it as"),
+        (("--at", "yesterday"), "write 90s"),
         (("--at", "1999-01-01"), "no snapshot at"),
         (("--at", "2999-01-01"), "in the future"),
         (("--ts", "999999999"), "no snapshot at 999999999"),

@@ -87,7 +87,7 @@ async def test_wait_lasts_until_the_owner_has_run_its_observers(store: Path) -> 
     async with owned(store) as owner:
         await owner.tell("put new")
         async with started(command("wait", store, "--json")) as process:
-            assert "1 changes wait (1 for measure)" in await Lines(process.stderr).next()
+            assert "1 change waits (1 for measure)" in await Lines(process.stderr).next()
             await owner.tell("work")
             found = json.loads(await Lines(process.stdout).next())
             assert await process.wait() == 0
@@ -101,7 +101,7 @@ async def test_wait_gives_up_after_its_timeout(store: Path) -> None:
         await owner.tell("put new")
         done = await run("wait", store, "--timeout", "0.3")
     assert done.code == 1
-    assert "not idle within the time allowed: 1 changes wait" in done.err
+    assert "not idle within the time allowed: 1 change waits" in done.err
 
 
 async def test_wait_does_not_wait_for_nobody(store: Path) -> None:

@@ -76,6 +76,21 @@ async def test_it_is_run_again_later_and_later_until_it_succeeds(web: Web) -> No
             assert nothing_is_left(db)
 
 
+async def test_a_wait_that_ends_too_early_says_who_failed_and_why(web: Web) -> None:  # N6
+    @web.schema.observe(web.body, id="boom")
+    async def boom(txn: perco.Transaction, change: perco.Change[str, str]) -> None:
+        raise ValueError("no such thing")
+
+    async with client(memory(), web.schema) as db, db.worker():
+        await put(db, web.body, "a", "hello")
+        with pytest.raises(perco.NotIdle, match=r"1 for 'boom', .* last on docs\['a'\]: ValueError: no such") as caught:
+            await db.wait_idle(timeout=2)
+        assert caught.value.waiting == {"boom": 1}
+        times, _, error = caught.value.failures["boom"]
+        assert times > 1
+        assert isinstance(error, ValueError)
+
+
 async def test_after_a_success_its_failures_are_forgotten(web: Web) -> None:  # N6
     failing = Failing(web, 4)
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
