@@ -184,11 +184,16 @@ class NeedsCheck(StoreError):
 
 
 class Unavailable(StoreError):
-    """Nothing was done within the time that the caller allowed."""
+    """It was not done within the time that the caller allowed.
 
-    def __init__(self, what: str) -> None:
-        self.what = what
-        super().__init__(f"{what}. Nothing was written; try again, or allow more time.")
+    Attributes: `commit_ts`: 0, nothing was written; else the transaction had committed by then, and only what its
+    function did afterwards was cut short.
+    """
+
+    def __init__(self, what: str, commit_ts: int = 0) -> None:
+        self.what, self.commit_ts = what, commit_ts
+        done = f"It had committed at {commit_ts}: do not run it again." if commit_ts else "Nothing was written; try"
+        super().__init__(f"{what}. {done}" if commit_ts else f"{what}. {done} again, or allow more time.")
 
 
 class NotIdle(Unavailable):
@@ -207,7 +212,7 @@ class NotIdle(Unavailable):
                 times, where, error = failures[id]
                 part += f", which failed {times} times, last on {where}: {type(error).__name__}: {error}"
             parts.append(part)
-        self.what = what
+        self.what, self.commit_ts = what, 0
         StoreError.__init__(self, f"{what}; waiting: {'; '.join(parts) or 'a transaction under way'}")
 
 
@@ -216,6 +221,14 @@ class NotIdle(Unavailable):
 
 class UsageError(PercoError):
     """The caller's mistake; the message says what to write instead."""
+
+
+def at_least_one(options: object, *names: str) -> None:
+    """Raises UsageError for an option that is below 1."""
+    for name in names:
+        value = getattr(options, name)
+        if value < 1:
+            raise UsageError(f"{type(options).__name__}: {name} is {value}; it must be at least 1")
 
 
 class TransactionClosed(UsageError):

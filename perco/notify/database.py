@@ -392,6 +392,9 @@ class open:
             await db.aclose()
         finally:
             swallowed = bool(self._scope.__exit__(kind, error, trace)) and error is not None
+        stopped = db.background.stopped
+        if stopped is not None and (error is None or swallowed):
+            raise stopped
         failure = db.background.failure()
         if failure is not None and (error is None or swallowed):
             raise failure

@@ -197,7 +197,26 @@ class Scanner:
         while True:
             while not self._ready:
                 await self._idle.park()
-            await self._run_row(*self._ready.popleft())
+            try:
+                await self._run_row(*self._ready.popleft())
+            except trio.Cancelled:
+                raise
+            except BaseException as error:
+                if isinstance(error, Exception):
+                    raise  # a bug of ours: observers' own are dealt with by then (N6)
+                self._stop(error)
+
+    def _stop(self, error: BaseException) -> None:
+        """An observer raised SystemExit, KeyboardInterrupt or the like; cancellation may be in a group with it."""
+        cancelled = None
+        if isinstance(error, BaseExceptionGroup):
+            cancelled, rest = error.split(trio.Cancelled)
+            if rest is not None:
+                self.worker.client.background.stop(rest)
+        else:
+            self.worker.client.background.stop(error)
+        if cancelled is not None:
+            raise cancelled
 
     async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
         """Run the observers that wait on a row, one after the other."""

@@ -15,17 +15,19 @@ from typing import Any
 
 import trio
 
-from perco.errors import CommitUnknown, StoreError, TransientError, UsageError
+from perco.errors import CommitUnknown, StoreError, TransientError, UsageError, at_least_one
 from perco.notify.backoff import Backoff, BackoffOptions
-from perco.notify.claim import Gone, Handled, InTheWay, Run, claim_queries, decide
+from perco.notify.claim import COVERS_MAX, Gone, Handled, InTheWay, Run, claim_queries, decide
 from perco.notify.rowlocks import RowLocks
 from perco.storage import NOTIFY, Failed, Mutation
 from perco.txn.client import Client
 from perco.txn.codecs import decoded
 from perco.txn.mutations import Intent
-from perco.txn.records import ACK, Cellref, ack_of, observed_column, observer_of
+from perco.txn.records import ACK, Cellref, ack_of, observed_column, observer_of, unpack_cause
 from perco.txn.schema import Change, Observer
 from perco.txn.snapshot import Missing, Value, look
+
+_ROOTS_PER_READ = 1024
 
 log = logging.getLogger("perco.observer")
 
@@ -48,6 +50,9 @@ class WorkerOptions:
     teleport: bool = True
     row_locks: bool = True
     backoff: BackoffOptions = field(default_factory=BackoffOptions)
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "concurrency", "scanners", "conflicts_max", "page_rows")
 
 
 class _ObserverFailedError(Exception):
@@ -224,6 +229,11 @@ class Worker:
                 await self._tidy(table, row, ack, covers)
                 return True
         assert isinstance(verdict, Run)
+        if (
+            len(verdict.covers) == COVERS_MAX
+        ):  # more may wait than it takes with it: their causes are its causes too (N9)
+            root = await self._oldest_root(table, row, ack, verdict.covers[-1])
+            verdict = replace(verdict, root=min(root, verdict.root))
         seen = await driver.finish(table, row, column, start_ts, look(cells[3], cells[4]))
         del cells  # a run may wait long
         txn._ack = Intent(table, row, ack, ACK, b"", (), verdict.covers)
@@ -256,8 +266,22 @@ class Worker:
         if client.config.on_event is not None:
             client.config.on_event("ack")
         if self.on_run is not None:
-            self.on_run(observer.id, change.key, trio.current_time() - began)
+            try:
+                self.on_run(observer.id, change.key, trio.current_time() - began)
+            except Exception:  # a listener's failure is not the observer's: it has committed
+                log.exception("the function given to on_run raised")
         return True
+
+    async def _oldest_root(self, table: str, row: bytes, ack: int, below: int) -> int:
+        """The smallest root cause of the notify cells below a timestamp."""
+        oldest = below
+        while True:
+            query = (NOTIFY, ack, 0, below - 1, _ROOTS_PER_READ)
+            [[cells]] = await self.client.driver.store.read([(table, row, (query,))])
+            if not cells:
+                return oldest
+            oldest = min(oldest, *(unpack_cause(value)[0] for _, value in cells))
+            below = cells[-1][0]
 
     async def _tidy(self, table: str, row: bytes, ack: int, covers: tuple[int, ...]) -> None:
         """Remove notify cells of changes that an earlier run has seen (N2)."""

@@ -8,6 +8,7 @@ from perco.storage.cells import (
     ABSENT as ABSENT,
     APPLIED as APPLIED,
     DATA as DATA,
+    GROUPS_MAX as GROUPS_MAX,
     LOCK as LOCK,
     NOTIFY as NOTIFY,
     PENDING as PENDING,

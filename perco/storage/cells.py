@@ -25,6 +25,7 @@ ROLLBACK: Final = "rollback"
 NOTIFY: Final = "notify"
 PENDING: Final = "pending"  # weak notifications whose transaction is still undecided (N5)
 PROTOCOL_GROUPS: Final = (DATA, LOCK, WRITE, ROLLBACK, NOTIFY, PENDING)
+GROUPS_MAX: Final = 122  # besides the protocol's, in one table
 
 TS_MAX: Final = (1 << 53) - 1  # O3: Bigtable's cell timestamp is ours x 1000 and has 63 bits
 COLUMN_MAX: Final = (1 << 32) - 1

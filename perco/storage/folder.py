@@ -183,7 +183,10 @@ class Folder:
     def make_tablet_folder(self, table: str, number: int) -> Path:
         path = self.tablet_path(table, number)
         if not self.readonly:
-            path.mkdir(parents=True, exist_ok=True)
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise _unusable(path, error) from error
             _sync_folder(path.parent)
             _sync_folder(self.path)
         return path
@@ -193,7 +196,7 @@ class Folder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-            _open_here.discard(self.path)
+            _open_here.discard(_identity(self.path))
 
     def release(self, *, clean: bool) -> None:
         """Let go of the folder; `clean` says that its tablets have been closed after their last write."""

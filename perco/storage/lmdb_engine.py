@@ -23,6 +23,7 @@ import lmdb
 
 from perco.errors import Corruption, PercoError, StoreFull, Unavailable, UnsuitableFolder, UsageError
 from perco.storage.cells import (
+    GROUPS_MAX,
     PROTOCOL_GROUPS,
     Applied,
     Mutation,
@@ -35,7 +36,6 @@ from perco.storage.cells import (
 from perco.storage.engine import Cursor
 from perco.storage.row import check_and_write, read_row, scan_rows
 
-_GROUPS_MAX = 128
 _MAP_BYTES_MIN = 256 << 10  # the named databases of every group, made one by one
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
@@ -118,7 +118,7 @@ class LmdbEngine:
                 sync=options.sync,
                 metasync=options.sync,
                 lock=lock,
-                max_dbs=_GROUPS_MAX,
+                max_dbs=len(PROTOCOL_GROUPS) + GROUPS_MAX,
                 max_readers=options.readers_max,
                 readahead=False,
                 create=not readonly,
@@ -129,10 +129,18 @@ class LmdbEngine:
             raise UnsuitableFolder(str(path), f"LMDB cannot open it: {error}") from error
         self.map_bytes = int(self._env.info()["map_size"])  # LMDB takes more if more is used
         self._dbs: dict[str, Any] = {}
-        self._open_groups(groups)
-        self._page = int(self._env.stat()["psize"])
-        self._allocated = 0 if readonly else data.stat().st_size
-        self._data = -1 if readonly else os.open(data, os.O_RDWR | os.O_CLOEXEC)
+        self._data = -1
+        try:
+            self._open_groups(groups)
+            self._page = int(self._env.stat()["psize"])
+            self._allocated = 0 if readonly else data.stat().st_size
+            self._data = -1 if readonly else os.open(data, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            self._env.close()
+            raise UnsuitableFolder(str(path), f"it cannot be opened: {error.strerror or error}") from error
+        except BaseException:
+            self._env.close()
+            raise
 
     def _open_groups(self, groups: Sequence[str]) -> None:
         for group in groups:
@@ -141,9 +149,7 @@ class LmdbEngine:
             except lmdb.NotFoundError:
                 continue  # a reader beside an owner that has not made this group yet: no cells there
             except lmdb.DbsFullError as error:
-                raise UsageError(
-                    f"{self.path}: a table may have {_GROUPS_MAX - len(PROTOCOL_GROUPS)} locality groups of its own"
-                ) from error
+                raise UsageError(f"{self.path}: a table may have {GROUPS_MAX} locality groups of its own") from error
             except lmdb.Error as error:
                 if _is_full(error) or isinstance(error, lmdb.MapFullError):
                     raise StoreFull(str(self.path), str(error)) from error

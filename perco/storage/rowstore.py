@@ -136,6 +136,8 @@ class LocalRowStore:
         """Verdicts in the order of the mutations. T10: cancelled before it was sent, or not at all."""
         return await self.apply_then(mutations, None)
 
+    # A KeyboardInterrupt between `submit` and the wait would leave a call behind whose task is gone.
+    @trio.lowlevel.enable_ki_protection
     async def apply_then(self, mutations: Sequence[Mutation], then: Then | None) -> list[Verdict]:
         """As `apply`, and `then` may decide what to send next, on the loop, before the task is woken.
 
@@ -175,5 +177,12 @@ class LocalRowStore:
             tablets[index].submit(mutation, call, index)
 
     async def aclose(self) -> None:
-        for tablet in self.tablets():
-            await tablet.aclose()
+        """Commit all that is queued, then close. A call may go on from one tablet to another: so all are drained before
+        the first is closed."""
+        with trio.CancelScope(shield=True):
+            while [busy for tablet in self.tablets() for busy in [await tablet.drain()] if busy]:
+                pass
+            for tablet in self.tablets():
+                tablet.refuse()
+            for tablet in self.tablets():
+                await tablet.aclose()

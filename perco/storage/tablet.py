@@ -22,7 +22,7 @@ from typing import Protocol
 
 import trio
 
-from perco.errors import StoreFull, Unavailable
+from perco.errors import StoreFull, TransactionClosed, Unavailable, at_least_one
 from perco.storage.call import Call
 from perco.storage.cells import (
     APPLIED,
@@ -51,6 +51,9 @@ class BatchOptions:
 
     mutations_max: int = 4096
     bytes_max: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "mutations_max", "bytes_max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class Tablet(Protocol):
     def expire(self, after_s: float) -> None: ...
     async def add_groups(self, groups: Sequence[str]) -> None: ...
     def statistics(self) -> TabletStatistics: ...
+    async def drain(self) -> bool: ...
+    def refuse(self) -> None: ...
     async def aclose(self) -> None: ...
 
 
@@ -93,6 +98,7 @@ class MemoryTablet:
     def __init__(self, table: str, start: bytes) -> None:
         self.table, self.start = table, start
         self.engine = MemoryEngine()
+        self._open = True
         self._floor = 0
         self._mutations = self._refused = self._failures = 0
 
@@ -103,6 +109,9 @@ class MemoryTablet:
         return scan_rows(self.engine, request)
 
     def submit(self, mutation: Mutation, call: Call, index: int) -> None:
+        if not self._open:
+            call.answer(index, Failed(TransactionClosed(_CLOSED)))
+            return
         batch = MemoryBatch(self.engine)
         verdict: Verdict
         try:
@@ -128,6 +137,13 @@ class MemoryTablet:
         done = self._mutations
         return TabletStatistics(self.table, self.start, done, done, self._refused, self._failures, 0, 0, 0)
 
+    async def drain(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        return False
+
+    def refuse(self) -> None:
+        self._open = False
+
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
 
@@ -145,6 +161,7 @@ _Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "_Wr
 _HOLD_STILL_S = 0.005
 _HALF_MIN = 16  # a smaller batch is never closed early
 _NEVER = 1 << 62
+_CLOSED = "the store that this belongs to has been closed"
 
 
 class _Written:
@@ -185,6 +202,7 @@ class LmdbTablet:
         self.table, self.start, self.engine, self.options = table, start, engine, batch
         self._resubmit = resubmit  # the row store's: what a call sends next may go to any tablet
         self._token = trio.lowlevel.current_trio_token()
+        self._open = True
         self._queue: list[_Entry] = []
         self._closing_soon = False  # the batch closes at the loop's next turn
         self._patient = False  # or at the one after it: somebody was just woken, who may come back
@@ -217,6 +235,9 @@ class LmdbTablet:
 
     def submit(self, mutation: Mutation, call: Call, index: int) -> None:
         """Queue a mutation; `call` is answered and woken when its batch has been committed."""
+        if not self._open:
+            call.answer(index, Failed(TransactionClosed(_CLOSED)))
+            return
         self._queue.append((mutation, call, index, _room(mutation)))
         if self._writing:
             return
@@ -302,15 +323,21 @@ class LmdbTablet:
             call.waiting -= 1
             if call.waiting:
                 continue
-            try:
-                more = None if call.then is None else call.goes_on()
-                if more is not None:
-                    self._resubmit(more, call)
-                    continue
-            except Exception as error:  # in a continuation: its task's, not the loop's
-                call.error = error
+            if call.then is not None and self._goes_on(call):
+                continue
             if call.task is not None:
                 reschedule(call.task, call)  # type: ignore[arg-type]
+
+    def _goes_on(self, call: Call) -> bool:
+        """Whether the call waits for what it has sent next."""
+        try:
+            while (more := call.goes_on()) is not None:
+                self._resubmit(more, call)
+                if call.waiting:
+                    return True
+        except Exception as error:  # in a continuation: its task's, not the loop's
+            call.error = error
+        return False
 
     def expire(self, after_s: float) -> None:
         """Loop thread: where the disk has kept a batch for so long, nobody waits for it any more (T10).
@@ -455,12 +482,22 @@ class LmdbTablet:
             self.engine.map_bytes,
         )
 
+    async def drain(self) -> bool:
+        """Wait until all that is queued has been committed; returns whether there was anything."""
+        busy = False
+        while self._queue or self._writing or self._closing_soon:
+            busy = True
+            self._idle = trio.Event()
+            await self._idle.wait()
+        return busy
+
+    def refuse(self) -> None:
+        """From now on what is submitted fails, at once."""
+        self._open = False
+
     async def aclose(self) -> None:
-        """Commit what is queued, end the thread, close the environment."""
+        """End the thread, close the environment; the tablet has been drained."""
         with trio.CancelScope(shield=True):
-            while self._queue or self._writing or self._closing_soon:
-                self._idle = trio.Event()
-                await self._idle.wait()
             if self._thread is not None:
                 self._work.put(None)
                 await trio.to_thread.run_sync(self._thread.join)

@@ -23,6 +23,7 @@ class Background:
         self._long = 0
         self._changed: trio.Event | None = None  # somebody waits for the end
         self._failure: BaseException | None = None
+        self.stopped: BaseException | None = None  # SystemExit and the like, out of a user's function
         self._closed = False
         self.on_failure: list[Callable[[], None]] = []
 
@@ -78,6 +79,13 @@ class Background:
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
             self._failure = error
+            for act in self.on_failure:
+                act()
+
+    def stop(self, error: BaseException) -> None:
+        """A user's function wants the program to end: the block is cancelled, and this comes out of it."""
+        if self.stopped is None:
+            self.stopped = error
             for act in self.on_failure:
                 act()
 

@@ -39,11 +39,13 @@ class BesideOracle(Oracle):
         return self._newest
 
     async def draw(self) -> int:
+        # The bound first: an owner that begins after the look issues timestamps above it.
+        bound = await durable_bound(self._store)
         if self._local.owner_alive:
             note = await newest_note(self._store)
             self._newest = note[0] if note else 0
         else:
-            self._newest = await durable_bound(self._store)
+            self._newest = bound
         return self._newest
 
     async def note(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgpack
 
 from perco.errors import Corruption, SchemaMismatch, Unavailable
-from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, RowStore
+from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, TS_MAX, Failed, Mutation, RowStore
 from perco.txn.codecs import codec_named
 from perco.txn.records import ack_of, column_of
 from perco.txn.schema import Column, Observer, Schema, Table
@@ -92,6 +92,10 @@ class Catalogue:
         tables = dict(self.tables)
         for table in schema.tables.values():
             tables[table.name] = _merge_table(tables.get(table.name), table)
+            # What no folder could hold must not become durable: the store could not be opened any more.
+            groups = {column.group for column in tables[table.name].columns.values()} - {DATA}
+            if len(groups) > GROUPS_MAX:
+                raise SchemaMismatch(f"table {table.name!r} may have {GROUPS_MAX} locality groups of its own")
         observers = dict(self.observers)
         taken = {entry.number for entry in observers.values()}
         for observer in schema.observers.values():

@@ -143,9 +143,16 @@ class Client:
         self, retry: RetryOptions, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T:
         assert retry.timeout_s is not None
+        last: list[Transaction] = []
+
+        def noted(txn: Transaction, *args: Any, **kwargs: Any) -> Awaitable[T]:
+            last[:] = [txn]
+            return function(txn, *args, **kwargs)
+
         with trio.move_on_after(retry.timeout_s):
-            return await self._run(retry, function, args, kwargs)
-        raise Unavailable(f"the transaction did not get through within {retry.timeout_s} s")
+            return await self._run(retry, noted, args, kwargs)
+        what = f"the transaction did not get through within {retry.timeout_s} s"
+        raise Unavailable(what, last[0].commit_ts if last else 0)
 
     async def _run(
         self, retry: RetryOptions, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -155,7 +162,10 @@ class Client:
             self.usable(writing=True)
             txn = Transaction(self, self.oracle.draw_nowait() or await self.oracle.draw())
             try:
-                result = await function(txn, *args, **kwargs)
+                running = function(txn, *args, **kwargs)
+                if running is None:
+                    raise UsageError("db.run takes an `async def` function")
+                result = await running
                 if txn.outcome == "open":
                     await txn.commit()
                 return result
@@ -262,6 +272,8 @@ class Client:
 
         Raises: SchemaMismatch for a column that was not in the schema the store was opened with.
         """
+        if not isinstance(column, Column):
+            raise UsageError(f"expected a column, as made by Table.column, not {column!r}")
         if self.schema.tables.get(column.table.name) is not column.table:
             raise SchemaMismatch(f"{column!r} is not in the schema that this store was opened with")
         entry = self.catalogue.tables[column.table.name]

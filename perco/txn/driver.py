@@ -93,6 +93,7 @@ class Driver:
 
     # ------------------------------------------------------------ commit
 
+    @trio.lowlevel.enable_ki_protection
     async def commit(self, commit: Commit, *, observed: bool, version: int) -> int:
         """Drive a commit to its end; returns commit_ts.
 

@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from perco.errors import PercoError, TransactionClosed, UsageError, UsedAfterFork
@@ -18,7 +19,6 @@ from perco.storage import (
     LmdbTablet,
     LocalRowStore,
     MemoryTablet,
-    Tablet,
 )
 from perco.txn.catalogue import SYSTEM_TABLE, Catalogue
 
@@ -78,23 +78,35 @@ class LocalStore:
 
     def _add(self, table: str, splits: Sequence[bytes], groups: Sequence[str], *, sync: bool | None = None) -> None:
         starts = [b"", *splits]
-        tablets: list[Tablet] = []
-        for number, start in enumerate(starts):
-            if self._folder is None:
-                tablets.append(MemoryTablet(table, start))
-                continue
-            path = self._folder.make_tablet_folder(table, number)
-            if self.readonly and not path.exists():
-                return  # the owner has declared it and not made it yet
-            options = self._lmdb if sync is None else replace(self._lmdb, sync=sync)
-            engine = LmdbEngine(
-                path, [*PROTOCOL_GROUPS, *groups], options, readonly=self.readonly, lock=not self._folder.without_lock
-            )
-            if not self.readonly:
-                engine.clear_dead_readers()
-            tablets.append(LmdbTablet(table, start, engine, self._batch, self.store.submit))
-        self.store.add_table(table, tablets)
-        self._groups[table] = set(groups)
+        if self._folder is None:
+            self.store.add_table(table, [MemoryTablet(table, start) for start in starts])
+            self._groups[table] = set(groups)
+            return
+        engines: list[LmdbEngine] = []
+        options = self._lmdb if sync is None else replace(self._lmdb, sync=sync)
+        try:
+            for number in range(len(starts)):
+                path = self._folder.make_tablet_folder(table, number)
+                if self.readonly and not path.exists():
+                    break  # the owner has declared it and not made it yet
+                lock = not self._folder.without_lock
+                engines.append(
+                    LmdbEngine(path, [*PROTOCOL_GROUPS, *groups], options, readonly=self.readonly, lock=lock)
+                )
+                if not self.readonly:
+                    engines[-1].clear_dead_readers()
+            complete = len(engines) == len(starts)
+        except BaseException:
+            complete = False
+            raise
+        finally:
+            if not complete:  # LMDB would not open them a second time in this process
+                for engine in engines:
+                    engine.close()
+        if complete:
+            make = partial(LmdbTablet, table, batch=self._batch, resubmit=self.store.submit)
+            self.store.add_table(table, [make(start, engine) for start, engine in zip(starts, engines, strict=True)])
+            self._groups[table] = set(groups)
 
     async def adapt(self, catalogue: Catalogue) -> None:
         """Open, or make, the tablets and groups that a catalogue names."""
@@ -135,6 +147,9 @@ class LocalStore:
         if self._folder is not None:
             self._forked = True
             self._folder.forget()
+            for tablet in self.store.tablets():
+                assert isinstance(tablet, LmdbTablet)
+                tablet.engine.close()  # or LMDB would not open them again in this process; the parent's are its own
             self._refuse(UsedAfterFork, str(self.path))
 
     def abandon(self) -> None:

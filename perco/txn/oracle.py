@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from perco.errors import Corruption, SnapshotTooOld, Unavailable, UsageError
+from perco.errors import Corruption, SnapshotTooOld, Unavailable, UsageError, at_least_one
 from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict, Write
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.timestamps import Timestamps, WallClock
@@ -36,6 +36,9 @@ class OracleOptions:
 
     range_size: int = 100_000
     note_period_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "range_size")
 
 
 class Oracle:

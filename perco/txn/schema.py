@@ -18,6 +18,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from urllib.parse import quote
 
 from perco.errors import SchemaMismatch, TooLarge, UsageError
 from perco.storage import ROW_BYTES_MAX
@@ -30,6 +31,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _NAME_MAX = 64
+_QUOTED_MAX = 240  # a tablet's folder is named so, and ends in its number
 
 
 def _named(kind: str, name: str) -> str:
@@ -75,6 +77,8 @@ class Table(Generic[K]):
     def __init__(self, name: str, *, key: Codec[K], splits: Sequence[K] = ()) -> None: ...
     def __init__(self, name: str, *, key: Codec[Any] = BYTES, splits: Sequence[Any] = ()) -> None:
         self.name = _named("table", name)
+        if len(quote(name, safe="")) > _QUOTED_MAX:
+            raise UsageError(f"table {name!r}: its name is too long for a folder's once it is percent-encoded")
         _must_be_codec(f"the key of table {name!r}", key)
         if not key.ordered:
             raise UsageError(f"table {name!r}: {key.name} does not keep order and cannot be a key")

@@ -10,7 +10,9 @@ T12 The primary is an observer run's ack, else a cell in the tablet that holds m
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import trio
@@ -54,6 +56,7 @@ class Row(Generic[K]):
 
     def commit_ts(self, column: Column[K, Any]) -> int:
         """When the value was committed; 0 for a column that was never written, and for one's own writes."""
+        self[column]
         return self._cells[column][1]
 
     def __contains__(self, column: object) -> bool:
@@ -426,32 +429,66 @@ class Scan(Generic[K]):
         self._snapshot, self._table, self._columns, self._bounds = snapshot, table, columns, bounds
         self._low, self._high, self._reverse = low, high, reverse
         self._left = limit
-        self._ready: list[Row[K]] = []  # the rest of the page, the next row last
-        self._ended = limit == 0 or (high is not None and high <= low)
+        self._ended = high is not None and high <= low  # nothing is left to fetch
+        # The page: its rows in key order, those before (or against the order, from) `_at` taken; what was found in it.
+        self._rows: list[bytes] = []
+        self._at = 0
+        self._found: dict[tuple[bytes, int], Value | Missing] = {}
+        self._span: tuple[bytes, bytes | None] = (low, low)
+        self._last: bytes | None = None  # the row that was taken last
+        self._noted = 0  # own writes that have been looked at
 
     def __aiter__(self) -> Scan[K]:
         return self
 
     async def __anext__(self) -> Row[K]:
-        while not self._ready:
-            if self._ended:
-                raise StopAsyncIteration
-            self._ready = await self._page()
-        if self._left is not None:
-            self._left -= 1
-            self._ended |= self._left == 0
-            if self._ended and self._left == 0:
-                row = self._ready.pop()
-                self._ready = []
-                return row
-        return self._ready.pop()
+        while self._left != 0:
+            row = self._next_row()
+            if row is None:
+                if self._ended:
+                    break
+                await self._fetch()
+                continue
+            key = decoded(self._table.key, row, self._table, "key of ")
+            # Only now: the transaction may have written the row since it was fetched.
+            got = self._snapshot._assemble(key, row, self._columns, self._bounds, self._found)
+            if any(column in got for column in self._columns):
+                if self._left is not None:
+                    self._left -= 1
+                return got
+        raise StopAsyncIteration
 
     async def all(self) -> list[Row[K]]:
         """The rest of the rows as a list."""
         return [row async for row in self]
 
-    async def _page(self) -> list[Row[K]]:
-        """The next rows, in reverse; moves the range on."""
+    def _next_row(self) -> bytes | None:
+        """The next row of the page, own rows written meanwhile included; None: fetch another page."""
+        writes = self._snapshot._writes
+        if len(writes) != self._noted:
+            for table, row, column in islice(reversed(writes), len(writes) - self._noted):
+                if table == self._table.name and self._is_ahead(row, column):
+                    insort(self._rows, row, self._at if not self._reverse else 0)
+            self._noted = len(writes)
+        if self._reverse:
+            self._last = self._rows.pop() if self._rows else None
+        else:
+            self._last = self._rows[self._at] if self._at < len(self._rows) else None
+            self._at += self._last is not None
+        return self._last
+
+    def _is_ahead(self, row: bytes, column: int) -> bool:
+        """Whether a row written meanwhile belongs to the page, is still to come, and is not there yet."""
+        low, high = self._span
+        if row < low or (high is not None and row >= high) or not any(b.column == column for b in self._bounds):
+            return False
+        if self._last is not None and (row >= self._last if self._reverse else row <= self._last):
+            return False
+        at = bisect_left(self._rows, row)
+        return at == len(self._rows) or self._rows[at] != row
+
+    async def _fetch(self) -> None:
+        """The next page; moves the range on."""
         snapshot = self._snapshot
         if not snapshot._open:
             raise snapshot._closed()
@@ -475,16 +512,13 @@ class Scan(Generic[K]):
                 by_column[column][1].append((at, value))
             for column, (l, w) in by_column.items():  # noqa: E741
                 seen[row, column] = look(l, w)
-        found = await snapshot._finish(self._table.name, seen)
-        rows = {row for row, _ in page.rows} | self._own_rows(page.next)
+        self._found = await snapshot._finish(self._table.name, seen)
+        self._rows = sorted({row for row, _ in page.rows} | self._own_rows(page.next))
+        self._at, self._last, self._noted = 0, None, len(snapshot._writes)
+        self._span = (self._low, self._high)
+        if page.next is not None:
+            self._span = (page.next, self._high) if self._reverse else (self._low, page.next)
         self._move(page.next)
-        out = []
-        for row in sorted(rows, reverse=not self._reverse):
-            key = decoded(self._table.key, row, self._table, "key of ")
-            got = snapshot._assemble(key, row, self._columns, self._bounds, found)
-            if any(column in got for column in self._columns):
-                out.append(got)
-        return out
 
     def _own_rows(self, next_row: bytes | None) -> set[bytes]:
         """Rows of the page's range that the transaction itself has written."""
