@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import trio
@@ -42,3 +43,40 @@ def test_a_child_that_outlives_its_parent_does_not_keep_the_folder_locked(tmp_pa
     finally:
         os.close(hold_write)
         os.close(hold_read)
+
+
+def test_a_child_may_open_the_folder_anew(tmp_path: Path) -> None:  # S5
+    """Beside its parent, which goes on writing; also where the folder is reached through a link."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+
+    async def read(path: Path) -> int | None:
+        async with perco.open(path, schema, readonly=True) as db, db.snapshot() as snap:
+            return await snap.get(value, b"k")
+
+    def child(path: Path) -> None:  # on a thread, for this one is in the parent's loop
+        status = 2
+        try:
+            status = 0 if trio.run(read, path) == 1 else 1
+        finally:
+            os._exit(status)
+
+    async def own(path: Path) -> None:
+        async with perco.open(path, schema) as db:
+            async with db.transaction() as txn:
+                txn.set(value, b"k", 1)
+            await db.oracle.note()
+            forked = os.fork()
+            if forked == 0:
+                thread = threading.Thread(target=child, args=(path,))
+                thread.start()
+                thread.join()
+            _, status = await trio.to_thread.run_sync(os.waitpid, forked, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+            async with db.transaction() as txn:
+                txn.set(value, b"k", 2)
+            async with db.snapshot() as snap:
+                assert await snap.get(value, b"k") == 2
+
+    trio.run(own, tmp_path / "store")
+    trio.run(own, tmp_path / "link")

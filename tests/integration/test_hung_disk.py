@@ -24,8 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")
 class HungDisk:
     """The writer of a table stands before its n-th commit until `answer` is called."""
 
-    def __init__(self, db: perco.Database, nth: int) -> None:
-        [tablet] = [tablet for tablet in db.local.store.tablets() if tablet.table == "docs"]
+    def __init__(self, db: perco.Database, nth: int, row: bytes = b"") -> None:
+        tablet = db.local.store.tablet("docs", row)
         assert isinstance(tablet, LmdbTablet)
         self._commit: Callable[..., Any] = tablet.engine.commit
         self._left = nth

@@ -271,9 +271,12 @@ async def test_a_scan_may_be_left_and_others_run_beside_it() -> None:
             assert [row.key for row in await one.all()] == ["d", "e", "f"]
 
 
-async def test_what_is_set_after_a_page_was_read_is_in_the_next_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scan that writes behind itself does not meet its own writes again; ahead of itself it does."""
-    monkeypatch.setattr(module, "_ROWS_PER_READ", 1)
+@pytest.mark.parametrize("page", [1, 2, 256])
+async def test_what_is_set_during_a_scan_is_seen_wherever_it_is_ahead(
+    monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    """A scan that writes behind itself does not meet its own writes again; ahead of itself it does, in its page too."""
+    monkeypatch.setattr(module, "_ROWS_PER_READ", page)
     async with perco.open("memory:", SCHEMA) as db:
         async with db.transaction() as txn:
             for key in "bdf":
@@ -287,3 +290,14 @@ async def test_what_is_set_after_a_page_was_read_is_in_the_next_pages(monkeypatc
                     txn.set(a, "e", "ahead")
                     txn.delete(a, "f")
             assert seen == [("b", "old"), ("d", "old"), ("e", "ahead")]
+        async with db.transaction() as txn:
+            seen = []
+            async for row in txn.scan(docs, reverse=True):
+                seen.append((row.key, row[a]))
+                if row.key == "d":
+                    txn.set(a, "z", "behind")
+                    txn.set(a, "c", "ahead")
+                    txn.set(a, "c", "ahead, again")
+                    txn.set(a, "b", "new")
+                    txn.delete(a, "a")
+            assert seen == [("e", "ahead"), ("d", "old"), ("c", "ahead, again"), ("b", "new")]

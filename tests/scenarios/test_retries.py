@@ -212,6 +212,28 @@ async def put_one(txn: perco.Transaction) -> None:
     txn.set(n, "k", 1)
 
 
+async def test_a_timeout_after_the_commit_does_not_say_that_nothing_was_written(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def commit_and_linger(txn: perco.Transaction) -> None:
+        txn.set(n, "k", 1)
+        await txn.commit()
+        await trio.sleep(10)
+
+    async def linger(txn: perco.Transaction) -> None:
+        await trio.sleep(10)
+
+    async with perco.open("memory:", SCHEMA) as db:
+        with pytest.raises(perco.Unavailable, match="do not run it again") as caught:
+            await db.options(timeout=1).run(commit_and_linger)
+        assert caught.value.commit_ts > 0
+        async with db.snapshot() as snap:
+            assert await snap.get(n, "k") == 1
+        with pytest.raises(perco.Unavailable, match="Nothing was written") as caught:
+            await db.options(timeout=1).run(linger)
+        assert caught.value.commit_ts == 0
+
+
 async def test_an_attempt_that_is_not_used_is_told() -> None:
     """Else the loop would go on for ever, without ever giving way."""
     async with perco.open("memory:", SCHEMA) as db:

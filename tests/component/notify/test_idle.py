@@ -11,6 +11,7 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 import perco
+from perco.notify.claim import COVERS_MAX
 from perco.storage import WRITE, Failed, Mutation, ScanPage, ScanRequest
 from perco.storage.cells import Verdict
 from tests.component.notify.kit import (
@@ -443,3 +444,27 @@ async def _check_observed(
             assert row[docs.columns[f"m{number}"]] is not None, f"{key}: {edge} has not seen {value}"
             target = rows[ahead[key] if edge.far else key]
             assert (target[columns[edge.target]] or 0) >= value
+
+
+async def test_a_run_carries_the_oldest_cause_however_many_changes_it_takes_with_it(web: Web) -> None:  # N4, N7, N9
+    """More wait than one run may remove: whoever waits for the first of them waits for the whole chain."""
+    causes: list[int] = []
+
+    @web.observe(web.body, id="first")
+    async def first(txn: perco.Transaction, change: perco.Change[str, str]) -> None:
+        assert change.value is not None
+        txn.set(web.note, change.key, change.value)
+
+    @web.observe(web.note, id="second")
+    async def second(txn: perco.Transaction, change: perco.Change[str, str]) -> None:
+        await trio.sleep(5)
+        causes.append(change.cause)
+
+    async with client(memory(), web.schema) as db:
+        oldest = 0
+        for i in range(2 * COVERS_MAX + 100):
+            commit_ts = await put(db, web.body, "a", str(i))
+            oldest = oldest or commit_ts
+        async with db.worker():
+            await db.wait_for(oldest)
+            assert causes == [oldest]

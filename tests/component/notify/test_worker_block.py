@@ -64,6 +64,40 @@ async def test_an_exception_comes_out_of_open_and_worker_in_one_line(web: Web) -
         await both()
 
 
+class Weird(BaseException):
+    """Of somebody who knows what it means."""
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, Weird])
+async def test_what_ends_a_program_comes_out_of_the_block_as_it_is(web: Web, kind: type[BaseException]) -> None:
+    @web.observe(web.body, id="exiting")
+    async def exiting(txn: Txn, change: Change) -> None:
+        raise kind(3)
+
+    async def run() -> None:
+        async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+            await put(db, web.body, "a", "hello")
+            await trio.sleep_forever()
+
+    with pytest.raises(kind) as raised:
+        await run()
+    assert raised.value.args == (3,)
+
+
+async def test_what_a_listener_raises_is_logged_and_no_more(web: Web, caplog: pytest.LogCaptureFixture) -> None:
+    ran = web.counting(web.body, id="count")
+
+    def listener(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker() as worker:
+        worker.on_run(listener)
+        await put(db, web.body, "a", "hello")
+        await settle(db)
+    assert len(ran) == 1
+    assert "on_run" in caplog.text
+
+
 async def test_an_observers_exception_does_not_come_out(web: Web) -> None:  # N6
     @web.observe(web.body, id="failing")
     async def failing(txn: Txn, change: Change) -> None:

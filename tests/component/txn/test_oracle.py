@@ -9,7 +9,8 @@ import trio
 import trio.testing
 
 from perco.errors import Corruption, SnapshotTooOld, StoreFull, Unavailable, UsageError
-from perco.storage import DATA, Failed, LocalRowStore, MemoryTablet, Mutation, NoReply, Verdict
+from perco.storage import DATA, Failed, LocalRowStore, MemoryTablet, Mutation, NoReply, ReadRequest, RowCells, Verdict
+from perco.txn.beside import BesideOracle
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.oracle import Oracle, OracleOptions, durable_bound, newest_note
 
@@ -190,6 +191,38 @@ async def test_a_range_whose_reply_was_lost_is_asked_for_again(arrives: str) -> 
     assert drawn == list(range(1, len(drawn) + 1))
     assert len(drawn) >= 24
     assert await durable_bound(store) >= drawn[-1]
+
+
+async def test_a_reader_beside_takes_no_snapshot_in_the_next_owners_future() -> None:  # T9, T15
+    """An owner that begins just after the reader has looked for one issues timestamps above the reader's."""
+    store = make()
+    await (await started(store)).draw()
+    began: list[Oracle] = []
+
+    class Beside:
+        """What `BesideOracle` asks of the opened store."""
+
+        looked = False
+
+        @property
+        def owner_alive(self) -> bool:
+            self.looked = True
+            return False
+
+    class Racing(LocalRowStore):
+        """What is read after that look is read when the next owner has extended the bound."""
+
+        async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+            if local.looked:
+                began.append(await started(store))
+                await began[0].draw()
+            return await store.read(requests)
+
+    local = Beside()
+    local.store = Racing()  # type: ignore[attr-defined]
+    seen = await BesideOracle(local, OracleOptions(), Wall()).draw()  # type: ignore[arg-type]
+    assert local.looked
+    assert await (began[0] if began else await started(store)).draw() > seen
 
 
 # ------------------------------------------------------------ notes
