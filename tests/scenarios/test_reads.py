@@ -287,9 +287,10 @@ async def test_what_is_set_during_a_scan_is_seen_wherever_it_is_ahead(
                 seen.append((row.key, row[a]))
                 if row.key == "b":
                     txn.set(a, "a", "behind")
+                    txn.set(a, "bb", "next to it")
                     txn.set(a, "e", "ahead")
                     txn.delete(a, "f")
-            assert seen == [("b", "old"), ("d", "old"), ("e", "ahead")]
+            assert seen == [("b", "old"), ("bb", "next to it"), ("d", "old"), ("e", "ahead")]
         async with db.transaction() as txn:
             seen = []
             async for row in txn.scan(docs, reverse=True):
@@ -298,6 +299,14 @@ async def test_what_is_set_during_a_scan_is_seen_wherever_it_is_ahead(
                     txn.set(a, "z", "behind")
                     txn.set(a, "c", "ahead")
                     txn.set(a, "c", "ahead, again")
+                    txn.set(a, "cz", "next to it")
                     txn.set(a, "b", "new")
                     txn.delete(a, "a")
-            assert seen == [("e", "ahead"), ("d", "old"), ("c", "ahead, again"), ("b", "new")]
+            assert seen == [
+                ("e", "ahead"),
+                ("d", "old"),
+                ("cz", "next to it"),
+                ("c", "ahead, again"),
+                ("bb", "next to it"),
+                ("b", "new"),
+            ]
