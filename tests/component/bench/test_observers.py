@@ -9,8 +9,9 @@ import perco
 from bench import observers
 
 
-async def test_a_chain_ends_in_the_row_that_is_expected(autojump_clock: trio.testing.MockClock) -> None:
-    parts = observers.chain()
+@pytest.mark.parametrize("apart", [True, False])
+async def test_a_chain_ends_in_the_row_that_is_expected(autojump_clock: trio.testing.MockClock, apart: bool) -> None:
+    parts = observers.chain(apart=apart)
     key = b"0123456789"
     async with perco.open("memory:", parts.schema) as db, db.worker() as worker:
         ran: list[tuple[str, bytes]] = []
