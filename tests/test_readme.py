@@ -1,4 +1,4 @@
-"""The README's example runs as it stands there, and its links lead somewhere."""
+"""The examples of the README and the guide run as they stand there, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ def test_the_ten_lines_print_what_they_should(tmp_path: Path) -> None:
     assert found is not None
     done = subprocess.run([sys.executable, "-c", found[1]], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[('greeting', 2), ('parting', 4)]\n", done.stderr
+
+
+def test_the_guide_runs_as_one_program(tmp_path: Path) -> None:
+    program = "".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guide.md").read_text(), re.DOTALL))
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "['https://a.example']",
+        "['Bananas, yellow']",
+        "Apples ['fruit', 'red'] True",
+        "{'https://a.example': 'Apples', 'https://c.example': None}",
+        "not yet an hour old",
+    ], done.stderr
 
 
 def test_every_link_to_a_file_leads_to_one() -> None:
