@@ -333,7 +333,7 @@ def _of_notify(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
 
 
 def _of_spurious(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
-    """Notify cells whose change is not there. An older one may have been collected, the newest never is (G3)."""
+    """Notify cells whose change is not there. An older version may once be collected, the newest never."""
     observed = observed_column(column)
     records = image.records.get(observed)
     newest = records[0].ts if records else 0
