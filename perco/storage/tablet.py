@@ -161,6 +161,8 @@ _Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "_Wr
 _HOLD_STILL_S = 0.005
 _HALF_MIN = 16  # a smaller batch is never closed early
 _NEVER = 1 << 62
+_LARGE = 1 << 20  # bytes: from here on it is worth while to foresee more exactly what a mutation takes
+_ENTRY_BYTES = 64  # of a cell, besides its row and value
 _CLOSED = "the store that this belongs to has been closed"
 
 
@@ -238,7 +240,10 @@ class LmdbTablet:
         if not self._open:
             call.answer(index, Failed(TransactionClosed(_CLOSED)))
             return
-        self._queue.append((mutation, call, index, _room(mutation)))
+        room = _room(mutation)
+        if room > _LARGE:
+            room = min(room, self._room_of_large(mutation))
+        self._queue.append((mutation, call, index, room))
         if self._writing:
             return
         if len(self._queue) >= self._half:
@@ -246,6 +251,13 @@ class LmdbTablet:
         elif not self._closing_soon:
             self._closing_soon = True
             self._token.run_sync_soon(self._close_soon)
+
+    def _room_of_large(self, mutation: Mutation) -> int:
+        """No more pages can be copied than there are, and what is new takes twice its bytes, pages being half full."""
+        new = sum(
+            len(row) + len(value or b"") + _ENTRY_BYTES for row, _, writes in mutation.rows for _, _, _, value in writes
+        )
+        return self.engine.used_bytes() + 2 * new + _LARGE
 
     def _close_soon(self) -> None:
         if self._patient:

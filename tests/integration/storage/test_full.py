@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
 import trio
 
 from perco.errors import Corruption, StoreFull, UsageError
-from perco.storage import APPLIED, TS_MAX, Failed, LmdbEngine, LmdbOptions, ScanQuery, ScanRequest
+from perco.storage import APPLIED, TS_MAX, Failed, LmdbEngine, LmdbOptions, Mutation, ScanQuery, ScanRequest
 from tests.component.storage.stores import (
     TABLE,
     delete,
@@ -54,6 +55,14 @@ async def test_the_map_grows_while_others_read(tmp_path):  # S6
         assert tablet.statistics().map_bytes >= 16 * before
         for n in range(200):
             assert await value_of(store, b"%d" % n) == b"%d" % n * 10_000
+
+
+async def test_many_small_cells_are_not_given_a_page_each(tmp_path):  # S4
+    async with open_lmdb(tmp_path) as (store, tablet):
+        writes = [("data", 1, ts, b"small") for ts in range(1, 20_001)]
+        await put_all(store, Mutation(TABLE, [(b"row", [], writes)]))
+        assert tablet.entries("data") == 20_000
+        assert os.stat(tablet.engine.path / "data.mdb").st_size < 20_000 * 4096 / 5
 
 
 async def test_one_mutation_larger_than_the_map_grows_it_in_one_step(tmp_path):  # S6
