@@ -7,6 +7,7 @@ the most. A baseline has a floor of its own, checked in the same run: if it miss
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -81,6 +82,9 @@ class Run:
         self.json: Path | None = arguments.json
         self.rounds = 3 if self.quick else 5
         self.folder = Path(arguments.folder).absolute()
+        # The harness's own objects (rich, argparse ...) shall not be walked by the collector while others are timed.
+        gc.collect()
+        gc.freeze()
         self.console = Console(highlight=False, width=110 if not sys.stdout.isatty() else None)
 
     def say(self, text: str) -> None:
