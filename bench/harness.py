@@ -1,6 +1,7 @@
 """What every benchmark shares: where it runs, rounds, tables, figures, the RESULT line.
 
-Two things compared run in the same call, alternating; a cell's figure is the median of its rounds, with the least and
+Two things compared run in the same call, alternating; a ratio is the median of those of the rounds, for machines drift
+within seconds; a cell's figure is the median of its rounds, with the least and
 the most. A baseline has a floor of its own, checked in the same run: if it misses it, ratios with it are void.
 """
 
@@ -39,6 +40,10 @@ class Cell:
     @property
     def median(self) -> float:
         return statistics.median(self.rounds)
+
+    def of(self, other: Cell) -> float:
+        """The median of the rounds' ratios: what ran side by side is compared, whatever the machine did in between."""
+        return statistics.median(mine / theirs for mine, theirs in zip(self.rounds, other.rounds, strict=True))
 
     def __str__(self) -> str:
         return f"{_short(self.median)}  ({_short(min(self.rounds))} - {_short(max(self.rounds))})"
