@@ -223,6 +223,22 @@ def codec_named(name: str) -> Codec[Any]:
     return Codec(name, _bytes, bytes, ordered=True)
 
 
+def encoded(codec: Codec[T], value: T, where: object, part: str) -> bytes:
+    """Encode a value; what cannot be encoded is told with its place.
+
+    Raises: TypeError, ValueError.
+    """
+    try:
+        data = codec.encode(value)
+    except TypeError as error:
+        raise TypeError(f"{part}{where}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{part}{where}: {error}") from None
+    if type(data) is not bytes:
+        raise TypeError(f"{part}{where}: its codec gave {type(data).__name__}; it has to give bytes")
+    return data
+
+
 def decoded(codec: Codec[T], data: bytes, where: object, part: str = "") -> T:
     """Decode stored bytes; what does not decode is corruption, named by place: a column, or a part of a table."""
     try:

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from perco.errors import SchemaMismatch, TooLarge, UsageError
 from perco.storage import ROW_BYTES_MAX
-from perco.txn.codecs import BYTES, Codec
+from perco.txn.codecs import BYTES, Codec, encoded
 
 if TYPE_CHECKING:
     from perco.txn.transaction import Transaction
@@ -103,14 +103,7 @@ class Table(Generic[K]):
 
         Raises: TooLarge over 400 bytes; TypeError or ValueError for a key that the codec cannot take.
         """
-        try:
-            row = self.key.encode(key)
-        except TypeError as error:
-            raise TypeError(f"key of table {self.name!r}: {error}") from None
-        except ValueError as error:
-            raise ValueError(f"key of table {self.name!r}: {error}") from None
-        if type(row) is not bytes:
-            raise TypeError(f"the key codec of {self!r} gave {type(row).__name__}; it has to give bytes")
+        row = encoded(self.key, key, self, "key of ")
         if len(row) > ROW_BYTES_MAX:
             raise TooLarge(f"key of table {self.name!r}", len(row), ROW_BYTES_MAX, "Use a digest of it as the key.")
         return row

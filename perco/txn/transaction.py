@@ -20,7 +20,7 @@ import trio
 from perco.errors import TooLarge, TransactionClosed, UsageError
 from perco.storage import LOCK, VALUE_BYTES_MAX, WRITE, ReadRequest, ScanQuery, ScanRequest
 from perco.txn.catalogue import Bound
-from perco.txn.codecs import TupleCodec, decoded
+from perco.txn.codecs import TupleCodec, decoded, encoded
 from perco.txn.commit import Commit
 from perco.txn.driver import ConflictAt, Driver, conflict, make_token
 from perco.txn.mutations import Header, Intent
@@ -284,14 +284,7 @@ class Transaction(Snapshot):
         if value is None:
             raise TypeError(f"None means absent; to remove a value use delete({column!r}, key)")
         bound = self._usable(column)
-        try:
-            data = column.codec.encode(value)
-        except TypeError as error:
-            raise TypeError(f"value of {column!r}: {error}") from None
-        except ValueError as error:
-            raise ValueError(f"value of {column!r}: {error}") from None
-        if type(data) is not bytes:
-            raise TypeError(f"the codec of {column!r} gave {type(data).__name__}; it has to give bytes")
+        data = encoded(column.codec, value, column, "value of ")
         if len(data) > VALUE_BYTES_MAX:
             raise TooLarge(f"value of {column!r}", len(data), VALUE_BYTES_MAX, "Keep it elsewhere, or in pieces.")
         self._note(bound, column.table.row(key), data)

@@ -302,7 +302,7 @@ async def test_what_the_codec_cannot_take_is_named_with_its_place() -> None:
     async with perco.open("memory:", SCHEMA) as db, db.transaction() as txn:
         with pytest.raises(TypeError, match=r"value of docs\.n: expected int, got str"):
             txn.set(n, "k", "1")  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match=r"key of table .docs.: expected str, got int"):
+        with pytest.raises(TypeError, match=r"key of Table\('docs'\): expected str, got int"):
             txn.set(n, 1, 1)  # type: ignore[arg-type]
 
 
