@@ -192,8 +192,10 @@ class Unavailable(StoreError):
 
     def __init__(self, what: str, commit_ts: int = 0) -> None:
         self.what, self.commit_ts = what, commit_ts
-        done = f"It had committed at {commit_ts}: do not run it again." if commit_ts else "Nothing was written; try"
-        super().__init__(f"{what}. {done}" if commit_ts else f"{what}. {done} again, or allow more time.")
+        if commit_ts:
+            super().__init__(f"{what}. It had committed at {commit_ts}: do not run it again.")
+        else:
+            super().__init__(f"{what}. Nothing was written; try again, or allow more time.")
 
 
 class NotIdle(Unavailable):

@@ -180,8 +180,11 @@ class LocalRowStore:
         """Commit all that is queued, then close. A call may go on from one tablet to another: so all are drained before
         the first is closed."""
         with trio.CancelScope(shield=True):
-            while [busy for tablet in self.tablets() for busy in [await tablet.drain()] if busy]:
-                pass
+            busy = True
+            while busy:
+                busy = False
+                for tablet in self.tablets():
+                    busy |= await tablet.drain()
             for tablet in self.tablets():
                 tablet.refuse()
             for tablet in self.tablets():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from perco.errors import PercoError, TransactionClosed, UsageError, UsedAfterFork
@@ -19,6 +19,7 @@ from perco.storage import (
     LmdbTablet,
     LocalRowStore,
     MemoryTablet,
+    Tablet,
 )
 from perco.txn.catalogue import SYSTEM_TABLE, Catalogue
 
@@ -82,31 +83,22 @@ class LocalStore:
             self.store.add_table(table, [MemoryTablet(table, start) for start in starts])
             self._groups[table] = set(groups)
             return
-        engines: list[LmdbEngine] = []
+        tablets: list[Tablet] = []
         options = self._lmdb if sync is None else replace(self._lmdb, sync=sync)
-        try:
-            for number in range(len(starts)):
+        lock = not self._folder.without_lock
+        with ExitStack() as opened:  # LMDB would not open again in this process what a failure leaves open
+            for number, start in enumerate(starts):
                 path = self._folder.make_tablet_folder(table, number)
                 if self.readonly and not path.exists():
-                    break  # the owner has declared it and not made it yet
-                lock = not self._folder.without_lock
-                engines.append(
-                    LmdbEngine(path, [*PROTOCOL_GROUPS, *groups], options, readonly=self.readonly, lock=lock)
-                )
+                    return  # the owner has declared it and not made it yet
+                engine = LmdbEngine(path, [*PROTOCOL_GROUPS, *groups], options, readonly=self.readonly, lock=lock)
+                opened.callback(engine.close)
                 if not self.readonly:
-                    engines[-1].clear_dead_readers()
-            complete = len(engines) == len(starts)
-        except BaseException:
-            complete = False
-            raise
-        finally:
-            if not complete:  # LMDB would not open them a second time in this process
-                for engine in engines:
-                    engine.close()
-        if complete:
-            make = partial(LmdbTablet, table, batch=self._batch, resubmit=self.store.submit)
-            self.store.add_table(table, [make(start, engine) for start, engine in zip(starts, engines, strict=True)])
-            self._groups[table] = set(groups)
+                    engine.clear_dead_readers()
+                tablets.append(LmdbTablet(table, start, engine, self._batch, self.store.submit))
+            opened.pop_all()
+        self.store.add_table(table, tablets)
+        self._groups[table] = set(groups)
 
     async def adapt(self, catalogue: Catalogue) -> None:
         """Open, or make, the tablets and groups that a catalogue names."""
