@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from perco.errors import UsageError
+from perco.errors import TransactionClosed, UsageError
 from perco.storage import ABSENT, APPLIED, PRESENT, TS_MAX, Failed, Mutation, Refused, ScanPage, ScanQuery, ScanRequest
 from tests.component.storage.stores import TABLE, delete, newest, open_store, put, put_all, value_of
 
@@ -329,3 +329,34 @@ async def test_a_scan_goes_on_where_it_stopped_whatever_is_written_meanwhile(sto
     await put_all(store, put(b"b"))
     assert await scan_all(store, request._replace(start=page.next)) == ([b"c"], 1)
     assert await scan_all(store, request) == ([b"a", b"b", b"c"], 3)
+
+
+async def test_what_comes_after_the_end_fails_and_a_call_that_goes_on_is_woken(store):
+    def then(verdicts):
+        if verdicts != [APPLIED]:
+            return None
+        for tablet in store.tablets():
+            tablet.refuse()
+        return [put(b"late")]
+
+    first = await store.apply_then([put(b"early")], then)
+    if store.queues:  # it went on by itself
+        [verdict] = first
+        assert isinstance(verdict.error, TransactionClosed)
+    else:
+        assert then(first)
+    [verdict] = await store.apply([put(b"later")])
+    assert isinstance(verdict, Failed)
+    assert isinstance(verdict.error, TransactionClosed)
+    assert await value_of(store, b"late") is None
+    assert await value_of(store, b"early") is not None
+
+
+async def test_a_scan_of_whole_rows_takes_so_many_cells_of_each(store):
+    """However many a row has: one with more does not take the place of the next."""
+    for row in (b"a", b"b"):
+        await store.apply([Mutation(TABLE, [(row, [], [("data", c, ts, b"v") for c in (1, 2) for ts in (1, 2, 3)])])])
+    page = await store.scan(ScanRequest(TABLE, b"", None, (ScanQuery("data", None, n=4),)))
+    wanted = [[(1, 3, b"v"), (1, 2, b"v"), (1, 1, b"v"), (2, 3, b"v")]]
+    assert page.rows == [(b"a", wanted), (b"b", wanted)]
+    assert page.next is None
