@@ -155,7 +155,7 @@ def main(run: Run) -> None:
             sides["perco 128, batching off"] = partial(rate, folder, 128, 1, off)
             sides["perco 128, 2 rows"] = partial(rate, folder, 128, 2)
             sides["perco 128, 10 rows"] = partial(rate, folder, 128, 10)
-        cells = alternate(run.rounds + 2, sides)
+        cells = alternate(2 * run.rounds + 3, sides)
         reads = trio.run(_reads, folder / "reads", READ_ROUNDS * run.rounds)
         report.figures["bytes_per_inflight"] = trio.run(_bytes_in_flight, folder / "memory", 2000)
     _tell(run, report, cells, reads)

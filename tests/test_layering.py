@@ -18,7 +18,7 @@ COMMANDS = {Path("webindex/cli.py"), Path("webindex/demo.py")}
 
 # Within a package a module may import those before it.
 ORDER = {
-    "storage": ["cells", "keys", "engine", "row", "call", "lmdb_engine", "tablet", "rowstore", "folder"],
+    "storage": ["cells", "keys", "engine", "row", "call", "lmdb_engine", "handover", "tablet", "rowstore", "folder"],
     "txn": [
         *("records", "codecs", "snapshot", "mutations", "commit", "recovery", "timestamps", "fates", "schema"),
         *("catalogue", "oracle", "background", "chain", "driver", "local", "beside", "sweeper", "heartbeat"),

@@ -20,6 +20,7 @@ import trio
 from perco.errors import UsageError
 from perco.storage.call import Call, Then
 from perco.storage.cells import Mutation, ReadRequest, RowCells, ScanPage, ScanRequest, Verdict
+from perco.storage.handover import Handover
 from perco.storage.tablet import Tablet
 
 # A task that only ever meets data in memory gives way to others this often.
@@ -53,6 +54,7 @@ class LocalRowStore:
     groups = True
 
     def __init__(self) -> None:
+        self.handover = Handover()
         self._tables: dict[str, list[Tablet]] = {}
         self._starts: dict[str, list[bytes]] = {}
         self._numbers: dict[int, int] = {}
@@ -87,7 +89,7 @@ class LocalRowStore:
     def _tablet_of(self, mutation: Mutation) -> Tablet:
         table, rows = mutation.table, mutation.rows
         tablet = self.tablet(table, rows[0][0])
-        if len(rows) > 1 and any(self.tablet(table, row[0]) is not tablet for row in rows):
+        if len(rows) > 1 and len(self._starts[table]) > 1 and any(self.tablet(table, r[0]) is not tablet for r in rows):
             raise UsageError(f"the rows of one mutation lie in different tablets of {table!r}: see RowStore.locate")
         return tablet
 
@@ -147,6 +149,7 @@ class LocalRowStore:
             await trio.lowlevel.checkpoint_if_cancelled()
         call = Call(trio.lowlevel.current_task(), len(mutations), then)
         self.submit(mutations, call)
+        del mutations  # while this waits, the queue holds them as long as they are needed
         if call.waiting:
             await trio.lowlevel.wait_task_rescheduled(call.abort)  # delivers a pending cancellation by itself
         else:

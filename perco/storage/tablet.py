@@ -36,6 +36,7 @@ from perco.storage.cells import (
     Verdict,
 )
 from perco.storage.engine import MemoryBatch, MemoryEngine
+from perco.storage.handover import Handover, Written
 from perco.storage.lmdb_engine import LmdbEngine, MapTooSmall
 from perco.storage.row import check_and_write, read_row, scan_rows
 
@@ -153,34 +154,14 @@ Resubmit = Callable[[Sequence[Mutation], Call], None]
 # One entry of the queue: the mutation, who waits for it, which of the caller's mutations it is, and its `_room`.
 _Entry = tuple[Mutation, Call, int, int]
 # What the writer thread is handed: mutations, their room, and what to do with the verdicts (on the writer's thread).
-_Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "_Written | None"]
+_Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "Written | None"]
 
-# py-lmdb lets go of the GIL at every call. While the writer puts a batch, the loop would take it each time, and two
-# threads that hand the GIL to and fro lose more time than the puts take. So the loop holds still until they are made,
-# but never longer than this; the commit that follows, which is the long part, needs no GIL.
-_HOLD_STILL_S = 0.005
 _HALF_MIN = 16  # a smaller batch is never closed early
+_BATCHES_AVERAGED = 8  # one alone may be all prewrites, or all new transactions, which cost several times as much
 _NEVER = 1 << 62
 _LARGE = 1 << 20  # bytes: from here on it is worth while to foresee more exactly what a mutation takes
 _ENTRY_BYTES = 64  # of a cell, besides its row and value
 _CLOSED = "the store that this belongs to has been closed"
-
-
-class _Written:
-    """Told once by the writer: the batch's cells are put, only the commit is left."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def wait(self) -> None:
-        self._lock.acquire(timeout=_HOLD_STILL_S)
-
-    def tell(self) -> None:
-        if self._lock.locked():
-            self._lock.release()
 
 
 def _room(mutation: Mutation) -> int:
@@ -200,8 +181,17 @@ class LmdbTablet:
 
     queues = True
 
-    def __init__(self, table: str, start: bytes, engine: LmdbEngine, batch: BatchOptions, resubmit: Resubmit) -> None:
+    def __init__(
+        self,
+        table: str,
+        start: bytes,
+        engine: LmdbEngine,
+        batch: BatchOptions,
+        resubmit: Resubmit,
+        handover: Handover,
+    ) -> None:
         self.table, self.start, self.engine, self.options = table, start, engine, batch
+        self._handover = handover
         self._resubmit = resubmit  # the row store's: what a call sends next may go to any tablet
         self._token = trio.lowlevel.current_trio_token()
         self._open = True
@@ -214,7 +204,7 @@ class LmdbTablet:
         self._half = _NEVER  # so many mutations close a batch before the loop's next turn
         self._handed_over = 0.0  # when the writer was left alone with the last batch
         self._busy = 0.0  # the loop's CPU seconds by then
-        self._busy_each = 0.0  # and what it spent on each of that batch's mutations
+        self._busy_each = 0.0  # and what it spends on each mutation, averaged over some batches
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -225,9 +215,13 @@ class LmdbTablet:
     # ------------------------------------------------------------ reading (loop thread)
 
     def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells:
+        if self._handover.under_way:
+            self._handover.give_way()
         return self.engine.read(row, queries)
 
     def scan(self, request: ScanRequest) -> ScanPage:
+        if self._handover.under_way:
+            self._handover.give_way()
         return self.engine.scan(request)
 
     def entries(self, group: str) -> int:
@@ -275,12 +269,13 @@ class LmdbTablet:
             self._idle.set()
             return
         self._writing = True
+        self._handover.under_way += 1
         self._batch = batch
         self._closed_at = trio.current_time()
         busy = time.thread_time()
-        self._busy_each = (busy - self._busy) / len(batch)
+        self._busy_each += ((busy - self._busy) / len(batch) - self._busy_each) / _BATCHES_AVERAGED
         self._busy = busy
-        written = _Written()
+        written = Written()
         self._hand_over([entry[0] for entry in batch], room, lambda verdicts: self._post(batch, verdicts), written)
         written.wait()
         self._handed_over = time.perf_counter()
@@ -314,6 +309,7 @@ class LmdbTablet:
         self._mutations += len(batch)
         expired = batch is not self._batch
         in_flight = len(batch) + len(self._queue)
+        self._handover.under_way -= 1
         slow_disk = ended - self._handed_over > in_flight * self._busy_each
         self._half = _NEVER if slow_disk else max(in_flight // 2, _HALF_MIN)
         self._writing = False
@@ -382,7 +378,7 @@ class LmdbTablet:
         mutations: Sequence[Mutation],
         room: int,
         done: Callable[[Sequence[Verdict]], None],
-        written: _Written | None = None,
+        written: Written | None = None,
     ) -> None:
         if self._thread is None:
             with self._starting:  # the loop and the refresher may both be first (S5)
@@ -406,8 +402,9 @@ class LmdbTablet:
             if written is not None:
                 written.tell()
             done(verdicts)
+            self._handover.handed_in()
 
-    def _commit(self, mutations: Sequence[Mutation], room: int, written: _Written | None) -> Sequence[Verdict]:
+    def _commit(self, mutations: Sequence[Mutation], room: int, written: Written | None) -> Sequence[Verdict]:
         full = self._room_for(room, reserve=False)
         if full is None:
             return self._write_batch(mutations, written)
@@ -446,7 +443,7 @@ class LmdbTablet:
         self._token.run_sync_soon(lambda: answer.put(self.engine.grow(need, reserve=reserve)))
         return answer.get()
 
-    def _write_batch(self, mutations: Sequence[Mutation], written: _Written | None) -> Sequence[Verdict]:
+    def _write_batch(self, mutations: Sequence[Mutation], written: Written | None) -> Sequence[Verdict]:
         try:
             return self.engine.commit(mutations, self._floor, written.tell if written is not None else None)
         except MapTooSmall:

@@ -93,9 +93,13 @@ class Commit:
         """State PREWRITE: a mutation for each part that is not held; they may go in parallel."""
         assert self.state is State.PREWRITE
         standing = self._standing
-        first = not self._sent
-        self._sent = sent = [i for i, stands in enumerate(standing) if stands != _HELD]
-        self._again = _NONE if first else frozenset(i for i in sent if standing[i] == _MAYBE)
+        sent: Sequence[int]
+        if not self._sent:  # the first round
+            sent = range(len(standing))
+        else:
+            sent = [i for i, stands in enumerate(standing) if stands != _HELD]
+            self._again = frozenset(i for i in sent if standing[i] == _MAYBE)
+        self._sent = sent
         out = []
         for i in sent:
             out.append(mutations.prewrite(self.header, self._parts[i], again=i in self._again))
@@ -104,14 +108,14 @@ class Commit:
 
     def prewrites_told(self, verdicts: Sequence[Verdict]) -> None:
         """What came of `prewrites()`, in its order."""
-        refusals: list[tuple[int, Refused]] = []
+        refusals: Sequence[tuple[int, Refused]] = ()
         lost = False
         for i, verdict in zip(self._sent, verdicts, strict=True):
             if verdict is APPLIED:
                 self._standing[i] = _HELD
             elif isinstance(verdict, Refused):
                 self._standing[i] = 0
-                refusals.append((i, verdict))
+                refusals = (*refusals, (i, verdict))
             elif isinstance(verdict, Failed):
                 self._standing[i] = 0
                 self.failure = verdict.error

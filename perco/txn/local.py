@@ -95,7 +95,7 @@ class LocalStore:
                 opened.callback(engine.close)
                 if not self.readonly:
                     engine.clear_dead_readers()
-                tablets.append(LmdbTablet(table, start, engine, self._batch, self.store.submit))
+                tablets.append(LmdbTablet(table, start, engine, self._batch, self.store.submit, self.store.handover))
             opened.pop_all()
         self.store.add_table(table, tablets)
         self._groups[table] = set(groups)

@@ -75,7 +75,7 @@ _Cell = tuple[bytes, Sequence[Check], Sequence[Write]]
 
 def _by_row(cells: Sequence[_Cell]) -> Sequence[_Cell]:
     """One entry for each row, in the order of first mention, with the checks and writes of all its cells (S1)."""
-    if len(cells) == 1:
+    if len(cells) == 1 or len({cell[0] for cell in cells}) == len(cells):
         return cells
     rows: dict[bytes, tuple[bytes, list[Check], list[Write]]] = {}
     for row, checks, writes in cells:

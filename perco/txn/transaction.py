@@ -78,11 +78,12 @@ class Snapshot:
     that it stands on, else None.
     """
 
-    wall: float | None = None
-    _open = True
-    _known: tuple[_WHERE, Value | Missing] | None = None  # what an observer's run has read before its function
+    __slots__ = ("_bounds", "_client", "_driver", "_known", "_open", "_writes", "start_ts", "wall")
 
     def __init__(self, client: Client, start_ts: int) -> None:
+        self.wall: float | None = None
+        self._open = True
+        self._known: tuple[_WHERE, Value | Missing] | None = None  # what an observer's run read before its function
         self._client = client
         self._driver: Driver = client.driver
         self._bounds = client.bounds
@@ -262,14 +263,17 @@ class Transaction(Snapshot):
     "aborted" or "unknown" (T10).
     """
 
-    # Where a transaction begins; on the class, for most never get another value.
-    commit_ts = 0
-    outcome = "open"
-    _primary: Cellref | None = None
-    _version = 0  # of the catalogue that the first write was noted under (N10)
-    _bytes = 0
-    _ack: Intent | None = None  # an observer run's primary (N2)
-    _root = _depth = 0
+    __slots__ = ("_ack", "_bytes", "_depth", "_primary", "_root", "_version", "commit_ts", "outcome")
+
+    def __init__(self, client: Client, start_ts: int) -> None:
+        super().__init__(client, start_ts)
+        self.commit_ts = 0
+        self.outcome = "open"
+        self._primary: Cellref | None = None
+        self._version = 0  # of the catalogue that the first write was noted under (N10)
+        self._bytes = 0
+        self._ack: Intent | None = None  # an observer run's primary (N2)
+        self._root = self._depth = 0
 
     @property
     def token(self) -> str:
@@ -325,8 +329,9 @@ class Transaction(Snapshot):
             raise self._closed()
         self._open = False
         client = self._client
-        intents = [] if self._ack is None else [self._ack]
-        intents += [_intent(where, write) for where, write in self._writes.items()]
+        intents = [_intent(where, write) for where, write in self._writes.items()]
+        if self._ack is not None:
+            intents.insert(0, self._ack)
         if not intents:
             self.outcome = "committed"
             return 0
@@ -368,6 +373,8 @@ class Transaction(Snapshot):
                 parts[where] = [intent]
             else:
                 part.append(intent)
+        if len(parts) == 1:
+            return [intents]
         ordered = list(parts.values())
         if self._ack is None and len(ordered) > 1:
             ordered.sort(key=len, reverse=True)

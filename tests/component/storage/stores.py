@@ -32,7 +32,7 @@ def lmdb_tablet(
     batch: BatchOptions | None = None,
     table: str = TABLE,
 ) -> LmdbTablet:
-    return LmdbTablet(table, start, engine, batch or BatchOptions(), store.submit)
+    return LmdbTablet(table, start, engine, batch or BatchOptions(), store.submit, store.handover)
 
 
 def lmdb_engine(
