@@ -43,6 +43,7 @@ from perco.notify.backoff import BackoffOptions as BackoffOptions
 from perco.notify.database import Database as Database, WorkerHandle as WorkerHandle, open as open
 from perco.notify.worker import ObserverCounters as ObserverCounters, WorkerOptions as WorkerOptions
 from perco.storage import BatchOptions as BatchOptions, LmdbOptions as LmdbOptions
+from perco.tuning import tune_gc as tune_gc
 from perco.txn.client import (
     Attempt as Attempt,
     Attempts as Attempts,

@@ -248,4 +248,5 @@ _register_others()
 
 def run() -> None:
     """What the command `perco` does."""
+    perco.tune_gc()
     app(prog_name="perco")

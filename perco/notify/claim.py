@@ -69,8 +69,8 @@ def decide(cells: Sequence[Sequence[Cell]], start_ts: int) -> Run | Handled | Go
         return Gone()
     if ack_locks or locks:
         return InTheWay(ack=bool(ack_locks), lock=Blocked(*(ack_locks or locks)[0]))
-    covers = tuple(ts for ts, _ in notified)
-    assert all(ts <= start_ts for ts in covers), "N2"
+    covers = tuple([ts for ts, _ in notified])
+    assert covers[0] <= start_ts, "N2"  # the newest comes first
     pointer = 0
     if acks:
         record = unpack_record(acks[0][1])
@@ -79,6 +79,10 @@ def decide(cells: Sequence[Sequence[Cell]], start_ts: int) -> Run | Handled | Go
     newest = writes[0][0] if writes else 0
     if newest <= pointer:
         return Handled(covers)
-    causes = [unpack_cause(value) for _, value in notified]
-    fresh = sum(1 for ts in covers if ts > pointer)
-    return Run(covers, min(root for root, _ in causes), max(depth for _, depth in causes) + 1, max(fresh - 1, 0))
+    root, depth = unpack_cause(notified[0][1])
+    fresh = 0
+    for ts, cause in notified:
+        fresh += ts > pointer
+        one_root, one_depth = unpack_cause(cause)
+        root, depth = min(root, one_root), max(depth, one_depth)
+    return Run(covers, root, depth + 1, max(fresh - 1, 0))
