@@ -35,9 +35,9 @@ P50_MS_MOST, COMMITS_PER_S_LEAST = 10.0, 6000.0
 WARM_S = 0.5
 ROUND_S = 2.0
 BACKLOG = 15_000  # changes that wait when a round begins
-BACKLOG_MIN = 500  # fewer, and the round ends: the worker would run dry
+BACKLOG_MIN = 1000  # fewer, and the round ends: the worker would run dry
 ROWS = 1 << 17  # that the backlog is spread over: some are written twice before they are seen, and collapse
-IN_FLIGHT = 256
+IN_FLIGHT = 512
 
 Txn = perco.Transaction
 Change = perco.Change[bytes, bytes]
