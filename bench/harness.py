@@ -102,7 +102,8 @@ class Run:
             yield Path(path)
 
     def table(self, title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+        self.console.print(title, style="italic")
+        table = Table(show_edge=False, pad_edge=False)
         for i, name in enumerate(head):
             table.add_column(name, justify="left" if i == 0 else "right")
         for row in rows:
