@@ -1,0 +1,17 @@
+"""What users, and perco's own tests, test with.
+
+`record` notes what clients did and saw (`history.py`); `check` decides whether that is snapshot isolation, or
+serializable, and if not, names the anomaly with a shortest cycle (`isolation.py`); `draw` draws it (`drawing.py`).
+
+    python -m perco.testing history.jsonl
+"""
+
+from perco.testing.drawing import draw as draw
+from perco.testing.history import (
+    Ops as Ops,
+    Recorder as Recorder,
+    Transaction as Transaction,
+    load as load,
+    record as record,
+)
+from perco.testing.isolation import Anomaly as Anomaly, Edge as Edge, Report as Report, check as check

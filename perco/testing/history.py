@@ -1,0 +1,161 @@
+"""Histories: what clients did and saw, one JSON object a line.
+
+    {"id": 7, "client": "a", "begin": 0.10, "end": 0.12, "status": "ok",
+     "ops": [["r", "x", [1, 2]], ["a", "x", 3]]}
+
+`begin` and `end` are seconds of one clock; `status` is "ok", "fail" (surely not committed) or "unknown". Operations, in
+the order in which they were made: ["r", key, values] and ["a", key, value] on lists, ["r", key, value] and
+["w", key, value] on registers. Whatever is appended or written to a key is written once: so a reader tells by the value
+who wrote it. Keys are strings or integers; values are what JSON has, except lists and objects within a list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import IO, Any, Final
+
+import trio
+
+from perco.errors import UsageError
+from perco.notify.database import Database
+from perco.txn.transaction import Transaction as Running
+
+OK: Final = "ok"
+FAIL: Final = "fail"
+UNKNOWN: Final = "unknown"
+_STATUS: Final = {"committed": OK, "aborted": FAIL, "unknown": UNKNOWN}
+_KINDS: Final = {"r", "a", "w"}
+
+Key = str | int
+Op = tuple[str, Key, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """One transaction of a history; a retry is one of its own."""
+
+    id: int
+    client: str
+    begin: float
+    end: float
+    status: str
+    ops: tuple[Op, ...]
+
+    def line(self) -> str:
+        """As a line of a file."""
+        return json.dumps(
+            {
+                "id": self.id,
+                "client": self.client,
+                "begin": self.begin,
+                "end": self.end,
+                "status": self.status,
+                "ops": self.ops,
+            },
+            separators=(",", ":"),
+        )
+
+
+@dataclass(slots=True)
+class Ops:
+    """What one transaction does, told by the one who does it."""
+
+    made: list[Op] = field(default_factory=list)
+
+    def read(self, key: Key, value: Any) -> None:
+        """It read a list (as a sequence, [] for an absent one) or a register (None for an absent one)."""
+        self.made.append(("r", key, list(value) if isinstance(value, tuple | list) else value))
+
+    def append(self, key: Key, value: Any) -> None:
+        """It will have appended a value to a list, if it commits."""
+        self.made.append(("a", key, value))
+
+    def write(self, key: Key, value: Any) -> None:
+        """It will have written a register, if it commits."""
+        self.made.append(("w", key, value))
+
+
+class Recorder:
+    """Collects a history, and writes it down line by line if it was given a file."""
+
+    def __init__(self, file: IO[str] | None) -> None:
+        self._file = file
+        self._next = 0
+        self.transactions: list[Transaction] = []
+
+    @asynccontextmanager
+    async def transaction(self, db: Database, client: str) -> AsyncIterator[tuple[Running, Ops]]:
+        """One try of a transaction, recorded: `async with recorder.transaction(db, "a") as (txn, ops): ...`.
+
+        What it reads and writes is told to `ops` by the body. Raises what `db.transaction()` raises.
+        """
+        ops, begin = Ops(), trio.current_time()
+        txn: Running | None = None
+        try:
+            async with db.transaction() as txn:
+                yield txn, ops
+        finally:
+            status = FAIL if txn is None else _STATUS[txn.outcome]
+            self.add(client, begin, trio.current_time(), status, ops.made)
+
+    def add(self, client: str, begin: float, end: float, status: str, ops: Iterable[Op]) -> Transaction:
+        """Note a transaction that has ended."""
+        done = Transaction(self._next, client, begin, end, status, tuple(ops))
+        self._next += 1
+        self.transactions.append(done)
+        if self._file is not None:
+            self._file.write(done.line() + "\n")
+        return done
+
+
+class record:
+    """`with record("history.jsonl") as recorder: ...`; without a path the history is only kept in memory."""
+
+    def __init__(self, path: str | PathLike[str] | None = None) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> Recorder:
+        if self._path is not None:
+            self._file = open(self._path, "w", encoding="utf-8")
+        return Recorder(self._file)
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def load(lines: Iterable[str]) -> Iterator[Transaction]:
+    """Transactions of a file's lines.
+
+    Raises: UsageError with the number of the line that is not one.
+    """
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+            ops = tuple((kind, key, value) for kind, key, value in found["ops"])
+            one = Transaction(
+                found["id"], str(found["client"]), float(found["begin"]), float(found["end"]), found["status"], ops
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"line {number} is not a transaction of a history: {error!r}") from error
+        _verify(one, f"line {number}")
+        yield one
+
+
+def _verify(one: Transaction, where: str) -> None:
+    if one.status not in (OK, FAIL, UNKNOWN):
+        raise UsageError(f"{where}: status {one.status!r}; it is ok, fail or unknown")
+    if one.end < one.begin:
+        raise UsageError(f"{where}: it ends at {one.end}, before it begins at {one.begin}")
+    for kind, key, value in one.ops:
+        if kind not in _KINDS or not isinstance(key, str | int):
+            raise UsageError(f"{where}: {[kind, key, value]!r} is not an operation: r, a or w, a key, and a value")
+        if kind != "r" and isinstance(value, list | dict):
+            raise UsageError(f"{where}: a value to be written is a number, a string, or the like, not {value!r}")

@@ -1,0 +1,203 @@
+"""Histories of perco itself, recorded, written down, read again, and decided."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import trio
+
+import perco
+from perco.errors import UsageError
+from perco.storage import WRITE
+from perco.testing import Recorder, check, load, record
+from perco.testing.__main__ import main
+from perco.txn import mutations, snapshot
+
+table = perco.Table("lists", key=perco.TEXT, splits=["k1", "k3"])
+values = table.column("values", perco.MSGPACK)
+SCHEMA = perco.Schema(table)
+KEYS = [f"k{i}" for i in range(5)]
+
+
+async def list_append(db: perco.Database, recorder: Recorder, clients: int, each: int, seed: int) -> None:
+    """Clients that read and append at random; conflicts and retries are transactions of their own."""
+    count = 0
+
+    async def client(name: str, rng: random.Random) -> None:
+        nonlocal count
+        for _ in range(each):
+            try:
+                async with recorder.transaction(db, name) as (txn, ops):
+                    appends = rng.random() < 0.6
+                    for key in rng.sample(KEYS, 3):
+                        seen = await txn.get(values, key) or []
+                        ops.read(key, seen)
+                        await trio.sleep(rng.choice((0, 0, 0.001)))
+                        if appends and rng.random() < 0.7:
+                            count += 1
+                            ops.append(key, count)
+                            txn.set(values, key, [*seen, count])
+            except perco.TransientError:
+                pass
+
+    async with trio.open_nursery() as nursery:
+        for i in range(clients):
+            nursery.start_soon(client, f"c{i}", random.Random(f"{seed} {i}"))
+    async with recorder.transaction(db, "end") as (txn, ops):
+        for key, seen in (await txn.get_many(values, KEYS)).items():
+            ops.read(key, seen or [])
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_lists_in_memory_are_snapshot_isolation(seed: int, autojump_clock: trio.testing.MockClock) -> None:
+    with record() as recorder:
+        async with perco.open("memory:", SCHEMA) as db:
+            await list_append(db, recorder, clients=8, each=25, seed=seed)
+    report = check(recorder.transactions)
+    assert report.anomalies == ()
+    statuses = [one.status for one in recorder.transactions]
+    assert statuses.count("ok") > 50
+    assert statuses.count("fail") > 5  # the clients did meet each other
+    assert report.edges["rw"] > 20
+
+
+async def test_lists_on_disk_are_snapshot_isolation_and_so_says_the_command(tmp_path: Path, capsys) -> None:
+    with record(tmp_path / "history.jsonl") as recorder:
+        async with perco.open(tmp_path / "store", SCHEMA) as db:
+            await list_append(db, recorder, clients=8, each=25, seed=1)
+    lines = (tmp_path / "history.jsonl").read_text().splitlines()
+    assert [one.line() for one in load(lines)] == [one.line() for one in recorder.transactions]
+    assert main([str(tmp_path / "history.jsonl")]) == 0
+    assert "snapshot isolation: yes" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------ a store that is wrong is found out
+
+
+async def test_without_the_check_for_newer_records_updates_are_lost(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:  # T7
+    right = mutations.prewrite
+    dropped = 0
+
+    def prewrite(*args, **kwargs):
+        nonlocal dropped
+        mutation = right(*args, **kwargs)
+        dropped += 1
+        rows = [
+            (row, [check for check in checks if check[1] != WRITE], writes) for row, checks, writes in mutation.rows
+        ]
+        return mutation._replace(rows=rows)
+
+    monkeypatch.setattr(mutations, "prewrite", prewrite)
+    with record() as recorder:
+        async with perco.open("memory:", SCHEMA) as db:
+            await list_append(db, recorder, clients=8, each=25, seed=1)
+    assert dropped
+    found = {anomaly.name for anomaly in check(recorder.transactions).anomalies}
+    assert found & {"lost update", "incompatible orders"}
+
+
+async def test_a_reader_that_skips_locks_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:  # T9
+    """Between prewrite and commit a reader with a later timestamp must not answer with the old value."""
+    skipped = 0
+
+    def plain(locks, writes):
+        nonlocal skipped
+        skipped += bool(locks)
+        return right((), writes)
+
+    right = snapshot.plain
+    monkeypatch.setattr("perco.txn.transaction.plain", plain)
+    monkeypatch.setattr("perco.txn.transaction.look", lambda locks, writes: snapshot.look((), writes))
+    with record() as recorder:
+        async with perco.open("memory:", SCHEMA) as db:
+            await list_append(db, recorder, clients=8, each=100, seed=2)
+    assert skipped
+    assert check(recorder.transactions).anomalies
+
+
+# ------------------------------------------------------------ status
+
+
+async def test_what_was_cancelled_before_its_commit_has_failed() -> None:  # T10
+    with record() as recorder:
+        async with perco.open("memory:", SCHEMA) as db:
+            with trio.CancelScope() as scope:
+                async with recorder.transaction(db, "a") as (txn, ops):
+                    ops.append("k", 1)
+                    txn.set(values, "k", [1])
+                    scope.cancel()
+                    await trio.sleep_forever()
+            assert scope.cancelled_caught
+            async with recorder.transaction(db, "b") as (txn, ops):
+                ops.read("k", await txn.get(values, "k") or [])
+    assert [(one.status, one.ops) for one in recorder.transactions] == [
+        ("fail", (("a", "k", 1),)),
+        ("ok", (("r", "k", []),)),
+    ]
+
+
+async def test_a_transaction_that_could_not_begin_has_failed(tmp_path: Path) -> None:
+    with record() as recorder:
+        async with perco.open("memory:", SCHEMA) as db:
+            pass
+        with pytest.raises(perco.PercoError):
+            async with recorder.transaction(db, "a"):
+                raise AssertionError("not reached")
+    assert [one.status for one in recorder.transactions] == ["fail"]
+
+
+# ------------------------------------------------------------ files
+
+GOOD = {"id": 1, "client": "a", "begin": 0.0, "end": 1.0, "status": "ok", "ops": [["r", "x", []], ["a", "x", 1]]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"status": "maybe"}, "line 2: status 'maybe'; it is ok, fail or unknown"),
+        ({"end": -1.0}, "line 2: it ends at -1.0, before it begins at 0.0"),
+        ({"ops": [["x", "x", 1]]}, "line 2: .* is not an operation"),
+        ({"ops": [["a", ["x"], 1]]}, "line 2: .* is not an operation"),
+        ({"ops": [["a", "x", [1]]]}, "line 2: a value to be written"),
+        ({"ops": [["a", "x"]]}, "line 2 is not a transaction"),
+        ({"begin": None}, "line 2 is not a transaction"),
+        ({"ops": None}, "line 2 is not a transaction"),
+    ],
+)
+def test_a_bad_line_is_named(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        list(load(["", json.dumps({**GOOD, **change})]))
+
+
+def test_a_line_that_is_not_json_is_named() -> None:
+    with pytest.raises(UsageError, match="line 1 is not a transaction of a history"):
+        list(load(["{"]))
+
+
+def test_the_command_names_and_draws_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    skew = [
+        {**GOOD, "id": 1, "ops": [["a", "x", 1], ["a", "y", 1]]},
+        {**GOOD, "id": 2, "ops": [["r", "x", [1]], ["r", "y", []]]},
+        {**GOOD, "id": 3, "ops": [["r", "y", [1]]]},
+    ]
+    path = tmp_path / "history.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in skew))
+    assert main([str(path), "--svg", str(tmp_path / "cycle.svg")]) == 1
+    out = capsys.readouterr().out
+    assert "snapshot isolation: NO" in out
+    assert "G-single (read skew)" in out
+    assert (tmp_path / "cycle.svg").read_text().startswith("<svg")
+    assert main([str(path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["anomalies"][0]["name"] == "G-single (read skew)"
+
+
+def test_the_command_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "none")]) == 2
+    assert "No such file" in capsys.readouterr().err
