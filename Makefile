@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format bench clean help
+.PHONY: demo test check format bench simulate clean help
 
 help: ## what can be made
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -24,6 +24,10 @@ format: .venv/.dev ## let ruff rewrite the layout
 
 bench: .venv/.dev ## the benchmarks, quick form
 	for name in overhead observers scanners; do $(BIN)/python -m bench $$name --quick || exit 1; done
+
+SEEDS ?= 2000
+simulate: .venv/.dev ## SEEDS=2000 runs of clients, observers and processes that die, over a bad network
+	$(BIN)/python -m perco.testing.simulate --seeds $(SEEDS)
 
 clean: ## remove what was installed and drawn
 	rm -rf .venv bench/out

@@ -24,7 +24,7 @@ ORDER = {
         *("catalogue", "oracle", "background", "chain", "driver", "local", "beside", "sweeper", "heartbeat"),
         *("examine", "check", "transaction", "client"),
     ],
-    "testing": ["history", "isolation", "drawing", "__main__"],
+    "testing": ["history", "isolation", "drawing", "faults", "machine", "simulation", "simulate", "__main__"],
     "notify": ["claim", "rowlocks", "backoff", "worker", "scanner", "database"],
 }
 

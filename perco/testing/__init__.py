@@ -4,6 +4,10 @@
 serializable, and if not, names the anomaly with a shortest cycle (`isolation.py`); `draw` draws it (`drawing.py`).
 
     python -m perco.testing history.jsonl
+
+`simulate` runs clients, observers and processes that die over a network that loses, delays, repeats and reorders, from
+one seed (`simulation.py`): `python -m perco.testing.simulate --seeds 2000`. `FaultyRowStore` (`faults.py`) is that
+network, `Machine` (`machine.py`) a memory store that outlives processes.
 """
 
 from perco.testing.drawing import draw as draw

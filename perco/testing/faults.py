@@ -1,0 +1,176 @@
+"""A row store that loses, delays and repeats, and counts what it did: an injector must prove that it fired."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+
+import trio
+
+from perco.errors import StoreFull
+from perco.storage import (
+    LOCK,
+    NOTIFY,
+    ROLLBACK,
+    WRITE,
+    Failed,
+    Mutation,
+    NoReply,
+    ReadRequest,
+    RowCells,
+    RowStore,
+    ScanPage,
+    ScanRequest,
+    Verdict,
+)
+from perco.txn.client import Client
+
+
+class Fault(Enum):
+    LOSE_REQUEST = "it never arrived"
+    LOSE_REPLY = "it was made, its reply was lost"
+    DELAY = "taken for lost, it is made later"
+    REPEAT = "made, and once more later"
+    ECHO = "made, and once more at once; the second answer is told"
+    FAIL = "the store could not"
+    HANG = "no answer until the caller gives up; it never arrived"
+    HANG_MADE = "no answer until the caller gives up; it was made"
+
+
+Plan = Callable[[Mutation, int], "Fault | None"]
+
+
+def kind_of(mutation: Mutation) -> str:
+    """Which step of the protocol it is: prewrite, commit (or roll-forward), marker, rollback, tidy, other."""
+    writes = [write for _, _, row_writes in mutation.rows for write in row_writes]
+    groups = {(group, value is None) for group, _, _, value in writes}
+    if (WRITE, False) in groups:
+        return "commit"
+    if (LOCK, False) in groups:
+        return "prewrite"
+    if (LOCK, True) in groups:
+        return "rollback"
+    if (ROLLBACK, False) in groups:
+        return "marker"
+    return "tidy" if (NOTIFY, True) in groups else "other"
+
+
+class FaultyRowStore:
+    """Every mutation is numbered from 0; `plan` says what becomes of it.
+
+    `before`, if given, is awaited before each mutation is made, one after the other: a place to stop, and to be
+    cancelled: it was not sent. `after` likewise when it was made and not yet answered: no place to be cancelled (T10).
+    `looking` is awaited before each read and scan.
+    Attributes: `fired`, how often each fault did; `late`, what is still to come; `log`, the kinds of all mutations.
+    """
+
+    def __init__(
+        self,
+        store: RowStore,
+        plan: Plan = lambda mutation, number: None,
+        *,
+        before: Callable[[Mutation], Awaitable[None]] | None = None,
+        after: Callable[[Mutation], Awaitable[None]] | None = None,
+        looking: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.groups = store.groups
+        self.plan, self.before, self.after, self.looking = plan, before, after, looking
+        self.fired: Counter[Fault] = Counter()
+        self.late: list[Mutation] = []
+        self.log: list[str] = []
+        self.shuffle: Callable[[list[int]], None] | None = None  # the order in which mutations sent together arrive
+        self.deaf = False  # reads hang
+        self.read_error: Exception | None = None  # reads fail
+        self.dead: Exception | None = None  # everything raises: the process is gone
+        self._store = store
+
+    def locate(self, table: str, row: bytes) -> int:
+        return self._store.locate(table, row)
+
+    def bounds(self, table: str) -> list[bytes]:
+        return self._store.bounds(table)
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        await self._look()
+        if self.deaf:
+            await trio.sleep_forever()
+        if self.read_error is not None:
+            raise self.read_error
+        return await self._store.read(requests)
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        await self._look()
+        return await self._store.scan(request)
+
+    async def _look(self) -> None:
+        if self.looking is not None:
+            await self.looking()
+        self._alive()
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        order = list(range(len(mutations)))
+        if self.shuffle is not None:
+            self.shuffle(order)
+        verdicts = {i: await self._apply(mutations[i]) for i in order}
+        return [verdicts[i] for i in range(len(mutations))]
+
+    async def _apply(self, mutation: Mutation) -> Verdict:
+        self._alive()
+        if self.before is not None:
+            await self.before(mutation)
+            self._alive()
+        number = len(self.log)
+        self.log.append(kind_of(mutation))
+        fault = self.plan(mutation, number)
+        if fault is not None:
+            self.fired[fault] += 1
+        match fault:
+            case None:
+                return await self._make(mutation)
+            case Fault.LOSE_REQUEST:
+                return NoReply(fault.value)
+            case Fault.LOSE_REPLY:
+                await self._make(mutation)
+                return NoReply(fault.value)
+            case Fault.DELAY:
+                self.late.append(mutation)
+                return NoReply(fault.value)
+            case Fault.REPEAT:
+                self.late.append(mutation)
+                return await self._make(mutation)
+            case Fault.ECHO:
+                await self._make(mutation)
+                return await self._make(mutation)
+            case Fault.FAIL:
+                return Failed(StoreFull("the tests", fault.value))
+            case Fault.HANG_MADE:
+                await self._make(mutation)
+            case Fault.HANG:
+                pass
+        await trio.sleep_forever()
+
+    async def _make(self, mutation: Mutation) -> Verdict:
+        with trio.CancelScope(shield=True):
+            [verdict] = await self._store.apply([mutation])
+            if self.after is not None:
+                await self.after(mutation)
+        return verdict
+
+    def _alive(self) -> None:
+        if self.dead is not None:
+            raise self.dead
+
+    async def deliver_late(self) -> int:
+        """What was delayed or is to be repeated arrives; returns how many."""
+        late, self.late = self.late, []
+        for mutation in late:
+            await self._make(mutation)
+        return len(late)
+
+
+def use(client: Client, store: FaultyRowStore) -> FaultyRowStore:
+    """From now on the client's transactions go through this store."""
+    client.driver.store = store
+    return store

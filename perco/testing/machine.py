@@ -1,0 +1,79 @@
+"""A memory store that outlives the databases opened on it, as a folder outlives processes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+import trio.testing
+
+from perco.notify.database import Database
+from perco.storage import LOCK, BatchOptions, LmdbOptions, LocalRowStore
+from perco.testing.faults import FaultyRowStore, use
+from perco.txn.client import Options
+from perco.txn.local import LocalStore
+from perco.txn.schema import Schema
+
+
+class CrashedError(Exception):
+    """What a client meets that is to be thought of as dead."""
+
+
+class Machine:
+    """Holds the store; `opened` is a process that opens it, `crash` what ends one."""
+
+    def __init__(self, schema: Schema, *, groups: bool = True) -> None:
+        self.schema = schema
+        self._local = LocalStore(
+            "memory:",
+            durable=True,
+            readonly=False,
+            accept_loss=False,
+            lmdb=LmdbOptions(),
+            batch=BatchOptions(),
+        )
+        self._local.store.groups = groups
+
+    @property
+    def store(self) -> LocalRowStore:
+        return self._local.store
+
+    def locks(self) -> int:
+        """How many locks stand, in any table."""
+        return sum(tablet.entries(LOCK) for tablet in self.store.tablets())
+
+    @asynccontextmanager
+    async def opened(self, options: Options | None = None, *, sweeper: bool = False) -> AsyncIterator[Database]:
+        """A database on the store, as after a restart. Ends what it runs, and leaves the store."""
+        db = Database(self._local, self.schema, options or Options())
+        await db.oracle.start()
+        await db.declare()
+        if sweeper:
+            db.background.start(db.sweeper.run, "sweeper")
+        try:
+            yield db
+        finally:
+            await db.background.aclose()
+
+    @asynccontextmanager
+    async def crashing(
+        self, number: int, *, made: bool, options: Options | None = None
+    ) -> AsyncIterator[tuple[Database, FaultyRowStore]]:
+        """A database whose process dies at its mutation of that number, made or not."""
+        async with self.opened(options) as db:
+            store = FaultyRowStore(db.driver.store)
+
+            async def die(_: object) -> None:
+                if len(store.log) == number + made:
+                    store.dead = CrashedError()
+
+            store.before = die
+            yield db, use(db, store)
+
+    async def swept(self) -> int:
+        """Open it with a sweeper, and wait until no lock is left; returns how many it settled."""
+        async with self.opened(sweeper=True) as db:
+            while not db.sweeper.clean:
+                await trio.testing.wait_all_tasks_blocked()
+            return db.sweeper.settled

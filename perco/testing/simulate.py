@@ -1,0 +1,93 @@
+"""`python -m perco.testing.simulate --seeds 2000`: many runs of the simulation, and which fault met which step."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from perco.testing.simulation import CRASHES, FAULTS, STEPS, Outcome, simulate
+
+COMMAND = "python -m perco.testing.simulate --seed"
+
+
+def _one(seed: int) -> Outcome:
+    try:
+        return simulate(seed)
+    except Exception as error:  # a run that cannot go on is a finding like any other
+        return Outcome(seed, problems=["".join(traceback.format_exception(error)).strip()])
+
+
+def table(fired: Counter[tuple[str, str]]) -> tuple[str, list[str]]:
+    """Which fault met which step how often; and the cells that are empty."""
+    columns = [*(fault.name for fault in FAULTS), *CRASHES]
+    lines = ["step      " + "".join(f"{name:>14}" for name in columns)]
+    empty = []
+    for step in STEPS:
+        lines.append(f"{step:10}" + "".join(f"{fired[step, name]:>14}" for name in columns))
+        empty += [f"{step} x {name}" for name in columns if not fired[step, name]]
+    return "\n".join(lines), empty
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns 0 if nothing was wrong, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m perco.testing.simulate",
+        description="Run clients, observers and processes that die, over a network that loses, delays, repeats and "
+        "reorders, each run from one seed, in virtual time; verify what is left.",
+    )
+    parser.add_argument("--seeds", type=int, default=200, metavar="N", help="so many runs (default: 200)")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (default: 0)")
+    parser.add_argument("--seed", type=int, help="only this one, and all that is known of it")
+    parser.add_argument("--processes", type=int, default=None, help="at a time (default: as many as there are cores)")
+    given = parser.parse_args(arguments)
+    if given.seed is not None:
+        outcome = _one(given.seed)
+        print(
+            f"seed {outcome.seed}: {outcome.committed} committed, {outcome.failed} failed, {outcome.unknown} unknown, "
+            f"{outcome.runs} observer runs, {outcome.lives} lives, {outcome.jumps} jumps of the clock, "
+            f"digest {outcome.digest[:16]}"
+        )
+        print(table(outcome.fired)[0])
+        for problem in outcome.problems:
+            print(f"\n{problem}")
+        return 1 if outcome.problems else 0
+    return _many(range(given.first, given.first + given.seeds), given.processes)
+
+
+def _many(seeds: range, processes: int | None) -> int:
+    fired: Counter[tuple[str, str]] = Counter()
+    total = Outcome(0)
+    bad = 0
+    began = time.perf_counter()
+    with ProcessPoolExecutor(processes) as pool:
+        for n, outcome in enumerate(pool.map(_one, seeds, chunksize=4), 1):
+            fired += outcome.fired
+            for name in ("committed", "failed", "unknown", "runs", "lives", "jumps", "mistaken"):
+                setattr(total, name, getattr(total, name) + getattr(outcome, name))
+            if outcome.problems:
+                bad += 1
+                print(f"seed {outcome.seed}: {outcome.problems[0]}\n    again: {COMMAND} {outcome.seed}", flush=True)
+            if n % 100 == 0 and sys.stderr.isatty():
+                print(f"\r{n} of {len(seeds)}", end="", file=sys.stderr, flush=True)
+    seconds = time.perf_counter() - began
+    print(
+        f"{len(seeds)} runs in {seconds:.0f} s ({3600 * len(seeds) / max(seconds, 1e-9):,.0f} an hour): "
+        f"{total.committed} committed, {total.failed} failed, {total.unknown} unknown, {total.runs} observer runs, "
+        f"{total.lives} lives, {total.jumps} jumps of the clock, {total.mistaken} times the living taken for dead, "
+        f"{fired.total()} faults"
+    )
+    text, empty = table(fired)
+    print(text)
+    if empty:
+        print(f"never met: {', '.join(empty)}")
+    print(f"{bad} of {len(seeds)} runs went wrong" if bad else "nothing went wrong")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
