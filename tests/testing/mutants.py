@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from perco.errors import RolledBack
 from perco.notify import claim, worker
 from perco.storage import LOCK, NOTIFY, ROLLBACK, WRITE, Mutation, NoReply
 from perco.txn import commit, driver, mutations, oracle, snapshot, timestamps, transaction
@@ -120,20 +121,10 @@ def lost(patch: pytest.MonkeyPatch) -> None:
     def told(self: commit.Commit, verdict: Any) -> None:
         if isinstance(verdict, NoReply):
             self.state = commit.State.ABORTED
-        else:
-            right(self, verdict)
+            raise RolledBack(self.header.start_ts)
+        right(self, verdict)
 
     patch.setattr(commit.Commit, "primary_told", told)
-    patch.setattr(driver.Driver, "_until_decided", _aborting(driver.Driver._until_decided))
-
-
-def _aborting(right: Any) -> Any:
-    async def until_decided(self: driver.Driver, one: commit.Commit, version: int) -> None:
-        if one.state is commit.State.ABORTED:
-            raise driver.RolledBack(one.header.start_ts)
-        await right(self, one, version)
-
-    return until_decided
 
 
 @mutant("T7 a newer record is no conflict")
