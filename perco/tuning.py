@@ -25,5 +25,5 @@ def tune_gc(threshold: int = 50_000) -> None:
     """
     if threshold < 1:
         raise ValueError(f"threshold is {threshold}; it must be at least 1")
-    gc.freeze()
     gc.set_threshold(threshold, 20, 20)
+    gc.freeze()

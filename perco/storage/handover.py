@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import select
 import threading
+from contextlib import suppress
 from time import perf_counter
 from typing import Final
 
@@ -72,6 +73,7 @@ class Handover:
 
     def handed_in(self) -> None:
         """A writer's thread: the loop may go on."""
-        if self._wanted and self._lock.locked():
+        if self._wanted:
             self._wanted = False
-            self._lock.release()
+            with suppress(RuntimeError):  # another writer was quicker
+                self._lock.release()

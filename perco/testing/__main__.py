@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         text = sys.stdin.read() if str(given.file) == "-" else given.file.read_text(encoding="utf-8")
-        history = list(load(text.splitlines()))
+        history = list(load(text.split("\n")))
         report = check(history, serializable=given.serializable, real_time=not given.no_real_time)
     except (UsageError, OSError, UnicodeDecodeError) as error:
         print(f"perco.testing: {error}", file=sys.stderr)
@@ -50,7 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("\n" + draw(anomaly, history))
     cycles = [anomaly for anomaly in report.anomalies if anomaly.cycle]
     if given.svg is not None and cycles:
-        given.svg.write_text(svg(cycles[0]), encoding="utf-8")
+        try:
+            given.svg.write_text(svg(cycles[0]), encoding="utf-8")
+        except OSError as error:
+            print(f"perco.testing: {error}", file=sys.stderr)
+            return 2
     return 0 if report.ok else 1
 
 

@@ -6,12 +6,13 @@
 `begin` and `end` are seconds of one clock; `status` is "ok", "fail" (surely not committed) or "unknown". Operations, in
 the order in which they were made: ["r", key, values] and ["a", key, value] on lists, ["r", key, value] and
 ["w", key, value] on registers. Whatever is appended or written to a key is written once: so a reader tells by the value
-who wrote it. Keys are strings or integers; values are what JSON has, except lists and objects within a list.
+who wrote it. Keys and values are strings or whole numbers; null, as which an absent register reads, is not written.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,7 +29,6 @@ OK: Final = "ok"
 FAIL: Final = "fail"
 UNKNOWN: Final = "unknown"
 _STATUS: Final = {"committed": OK, "aborted": FAIL, "unknown": UNKNOWN}
-_KINDS: Final = {"r", "a", "w"}
 
 Key = str | int
 Op = tuple[str, Key, Any]
@@ -68,15 +68,21 @@ class Ops:
 
     def read(self, key: Key, value: Any) -> None:
         """It read a list (as a sequence, [] for an absent one) or a register (None for an absent one)."""
-        self.made.append(("r", key, list(value) if isinstance(value, tuple | list) else value))
+        self._note("r", key, list(value) if isinstance(value, tuple | list) else value)
 
     def append(self, key: Key, value: Any) -> None:
         """It will have appended a value to a list, if it commits."""
-        self.made.append(("a", key, value))
+        self._note("a", key, value)
 
     def write(self, key: Key, value: Any) -> None:
         """It will have written a register, if it commits."""
-        self.made.append(("w", key, value))
+        self._note("w", key, value)
+
+    def _note(self, kind: str, key: Key, value: Any) -> None:
+        wrong = _wrong(kind, key, value)
+        if wrong:
+            raise UsageError(wrong)  # here, and not when it has committed
+        self.made.append((kind, key, value))
 
 
 class Recorder:
@@ -143,19 +149,35 @@ def load(lines: Iterable[str]) -> Iterator[Transaction]:
             one = Transaction(
                 found["id"], str(found["client"]), float(found["begin"]), float(found["end"]), found["status"], ops
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(f"line {number} is not a transaction of a history: {error!r}") from error
-        _verify(one, f"line {number}")
+        verify(one, f"line {number}")
         yield one
 
 
-def _verify(one: Transaction, where: str) -> None:
+def verify(one: Transaction, where: str) -> None:
+    """Raises UsageError, which begins with `where`, for what is not a transaction of a history."""
+    if type(one.id) is not int:
+        raise UsageError(f"{where}: id {one.id!r}; it is a whole number")
     if one.status not in (OK, FAIL, UNKNOWN):
         raise UsageError(f"{where}: status {one.status!r}; it is ok, fail or unknown")
-    if one.end < one.begin:
+    if not one.begin <= one.end < math.inf or one.begin == -math.inf:
         raise UsageError(f"{where}: it ends at {one.end}, before it begins at {one.begin}")
-    for kind, key, value in one.ops:
-        if kind not in _KINDS or not isinstance(key, str | int):
-            raise UsageError(f"{where}: {[kind, key, value]!r} is not an operation: r, a or w, a key, and a value")
-        if kind != "r" and isinstance(value, list | dict):
-            raise UsageError(f"{where}: a value to be written is a number, a string, or the like, not {value!r}")
+    for op in one.ops:
+        wrong = _wrong(*op)
+        if wrong:
+            raise UsageError(f"{where}: {wrong}")
+
+
+def _wrong(kind: object, key: object, value: object) -> str:
+    """What is wrong with an operation, if anything. True and 1.0 are not 1: Python takes them for the same."""
+    if kind not in ("r", "a", "w") or type(key) not in (str, int):
+        return f"{[kind, key, value]!r} is not an operation: r, a or w, a key (a string or whole number), and a value"
+    if kind == "r":
+        plain = value is None or type(value) in (str, int)
+        if plain or (type(value) is list and all(type(element) in (str, int) for element in value)):
+            return ""
+        return f"{value!r} cannot have been read: it is a string, a whole number, null, or a list of the first two"
+    if type(value) in (str, int):
+        return ""
+    return f"a value to be written is a string or a whole number, not {value!r}"

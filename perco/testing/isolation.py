@@ -10,7 +10,8 @@ history is (strong) snapshot isolation if all these moments can be put in one or
 So the history is one if and only if the graph of these has no cycle. A cycle is found by strongly connected components,
 in linear time, and the shortest of a component is named after Adya and Elle by the kinds of its edges. The order of a
 list's versions is that of its longest read; registers tell theirs by transactions that read before they wrote, and by
-real time. Two rw edges in a row close no cycle here (write skew is allowed); for `serializable` every cycle counts.
+real time: of blind writes that overlap the order is unknown, and what would follow from it is not found. Two rw edges
+in a row close no cycle here (write skew is allowed); for `serializable` every cycle counts.
 
 What was appended last to a list and never read has no known place: let a history end with reads of all keys.
 """
@@ -24,9 +25,10 @@ from itertools import pairwise
 from typing import Any, Final
 
 from perco.errors import UsageError
-from perco.testing.history import FAIL, OK, UNKNOWN, Key, Transaction
+from perco.testing.history import FAIL, OK, UNKNOWN, Key, Transaction, verify
 
 ANOMALIES_MAX: Final = 20
+_FOLLOWED_MAX: Final = 64  # versions that may come next to one, and are followed; more is a heap of lost updates
 _BUDGET: Final = 3_000_000  # edges that the search for the shortest cycle of one component may follow
 
 
@@ -75,7 +77,7 @@ def check(history: Iterable[Transaction], *, serializable: bool = False, real_ti
     """
     search = _Search(list(history))
     search.read_all()
-    search.order_versions()
+    search.order_versions(real_time=real_time)
     search.find(real_time=real_time, serializable=serializable)
     kinds: dict[str, int] = defaultdict(int)
     for edge in search.edges:
@@ -85,6 +87,8 @@ def check(history: Iterable[Transaction], *, serializable: bool = False, real_ti
 
 class _Search:
     def __init__(self, history: list[Transaction]) -> None:
+        for one in history:
+            verify(one, f"transaction {one.id!r}")
         self.all = history
         self.by_id = {one.id: one for one in history}
         if len(self.by_id) != len(history):
@@ -108,6 +112,7 @@ class _Search:
         seen: set[tuple[Key, Any]] = set()
         for one in self.all:
             last: dict[Key, Any] = {}
+            own = {(key, value) for kind, key, value in one.ops if kind != "r"}
             for kind, key, value in one.ops:
                 is_list = kind == "a" or (kind == "r" and isinstance(value, list))
                 tells = kind != "r" or is_list or value is not None
@@ -115,8 +120,8 @@ class _Search:
                     raise UsageError(f"transaction {one.id}: key {key!r} is a list here and a register elsewhere")
                 if kind == "r":
                     if isinstance(value, list):
-                        seen.update((key, element) for element in value)
-                    elif value is not None:
+                        seen.update((key, element) for element in value if (key, element) not in own)
+                    elif value is not None and (key, value) not in own:
                         seen.add((key, value))
                     continue
                 if value in self.writers[key]:
@@ -200,12 +205,12 @@ class _Search:
 
     # ------------------------------------------------------------ which version follows which
 
-    def order_versions(self) -> None:
+    def order_versions(self, *, real_time: bool) -> None:
         for key, is_list in self.lists.items():
             if is_list:
                 self._order_list(key)
             else:
-                self._order_register(key)
+                self._order_register(key, real_time=real_time)
 
     def _edge(self, before: Transaction, kind: str, key: Key, after: Transaction) -> None:
         if before is not after:
@@ -219,6 +224,8 @@ class _Search:
         shown = set(longest)
         later = [one for value, (one, last) in writers.items() if last and value not in shown and one.status == OK]
         self.unread += len(later)
+        self._find_lost(key, later)
+        later = later[:_FOLLOWED_MAX]
         for before, after in pairwise(order):
             self._edge(before, "ww", key, after)
         if order:
@@ -239,7 +246,7 @@ class _Search:
                 for other in later:
                     self._edge(one, "rw", key, other)
 
-    def _order_register(self, key: Key) -> None:
+    def _order_register(self, key: Key, *, real_time: bool) -> None:
         writers = self.writers[key]
         done = [one for one, last in writers.values() if last and one.id in self.committed]
         done.sort(key=lambda one: one.begin)
@@ -254,16 +261,30 @@ class _Search:
                 for one in after:
                     self._edge(of[before], "ww", key, one)
             for one, other in pairwise(after):
-                text = f"{one.id} and {other.id} both read {before!r} of {key!r} and wrote it, as if the other had not"
-                cycle = (Edge(one.id, "rw", key, other.id), Edge(other.id, "rw", key, one.id))
-                if len(self.anomalies) < ANOMALIES_MAX:
-                    self.anomalies.append(Anomaly("lost update", (one.id, other.id), text, cycle))
+                self._lost(key, one, other, before)
         for one, before in self.reads[key]:
             if before is not None:
                 self._edge(of[before], "wr", key, one)
-            ended = of[before].end if before is not None else float("-inf")
-            for other in (*successors[before], *_next_in_time(done, ended)):
+            ended = _end(of[before]) if before is not None else float("-inf")
+            for other in (*successors[before][:_FOLLOWED_MAX], *(_next_in_time(done, ended) if real_time else ())):
                 self._edge(one, "rw", key, other)
+
+    def _find_lost(self, key: Key, unread: Sequence[Transaction]) -> None:
+        """Two that read the same list and appended to it, neither of which anybody has read: in whatever order."""
+        wrote = {one.id for one in unread}
+        first: dict[tuple[Any, ...], Transaction] = {}
+        for one, before in self.reads[key]:
+            if one.id in wrote and self._read_first(one, key):
+                other = first.setdefault(tuple(before), one)
+                if other is not one:
+                    self._lost(key, other, one, before)
+
+    def _lost(self, key: Key, one: Transaction, other: Transaction, before: Any) -> None:
+        if len(self.anomalies) < ANOMALIES_MAX:
+            both = f"{one.id} and {other.id} both read {_short(before)} of {key!r}"
+            text = f"{both} and wrote to it, as if the other had not"
+            cycle = (Edge(one.id, "rw", key, other.id), Edge(other.id, "rw", key, one.id))
+            self.anomalies.append(Anomaly("lost update", (one.id, other.id), text, cycle))
 
     def _read_first(self, one: Transaction, key: Key) -> bool:
         return next(kind for kind, other, _ in one.ops if other == key) == "r"
@@ -271,7 +292,7 @@ class _Search:
     # ------------------------------------------------------------ cycles
 
     def find(self, *, real_time: bool, serializable: bool) -> None:
-        told: set[int] = set()
+        told = {id for anomaly in self.anomalies if anomaly.cycle for id in anomaly.transactions}
         self._find(_Moments(self, real_time=False), told)
         if real_time:
             self._find(_Moments(self, real_time=True), told)
@@ -337,8 +358,13 @@ def _next_in_time(writers: Sequence[Transaction], ended: float) -> Iterable[Tran
             continue
         if one.begin > first_end:
             return
-        first_end = min(first_end, one.end)
+        first_end = min(first_end, _end(one))
         yield one
+
+
+def _end(one: Transaction) -> float:
+    """When it had surely committed: what ended unknown may do so later."""
+    return one.end if one.status == OK else float("inf")
 
 
 class _Graph:

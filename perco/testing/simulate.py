@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="only this one, and all that is known of it")
     parser.add_argument("--processes", type=int, default=None, help="at a time (default: as many as there are cores)")
     given = parser.parse_args(arguments)
+    if given.seeds < 1 or (given.processes is not None and given.processes < 1):
+        parser.error("--seeds and --processes are at least 1")
     if given.seed is not None:
         outcome = _one(given.seed)
         print(

@@ -168,12 +168,42 @@ GOOD = {"id": 1, "client": "a", "begin": 0.0, "end": 1.0, "status": "ok", "ops":
         ({"ops": [["a", "x", [1]]]}, "line 2: a value to be written"),
         ({"ops": [["a", "x"]]}, "line 2 is not a transaction"),
         ({"begin": None}, "line 2 is not a transaction"),
+        ({"begin": float("nan")}, "line 2: it ends at"),
+        ({"id": [1]}, "line 2: id"),
+        ({"ops": [[[], "x", 1]]}, "line 2: .* is not an operation"),
+        ({"ops": [["w", "x", None]]}, "line 2: a value to be written"),
+        ({"ops": [["w", "x", True]]}, "line 2: a value to be written"),
+        ({"ops": [["w", True, 1]]}, "line 2: .* is not an operation"),
+        ({"ops": [["r", "x", {"a": 1}]]}, "line 2: .* cannot have been read"),
+        ({"ops": [["r", "x", [[1]]]]}, "line 2: .* cannot have been read"),
         ({"ops": None}, "line 2 is not a transaction"),
     ],
 )
 def test_a_bad_line_is_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         list(load(["", json.dumps({**GOOD, **change})]))
+
+
+@pytest.mark.parametrize("value", [b"bytes", None, True, 1.0, [1], {1}])
+async def test_what_no_history_can_hold_fails_before_the_commit(value: object) -> None:
+    with record() as recorder:
+        async with perco.open("memory:", SCHEMA) as db:
+
+            async def work() -> None:
+                async with recorder.transaction(db, "a") as (txn, ops):
+                    txn.set(values, "k", [1])
+                    ops.write("k", value)
+
+            with pytest.raises(UsageError):
+                await work()
+            async with db.snapshot() as snap:
+                assert await snap.get(values, "k") is None
+    assert [one.status for one in recorder.transactions] == ["fail"]
+
+
+def test_a_line_that_is_too_deep_is_named() -> None:
+    with pytest.raises(UsageError, match="line 1 is not a transaction of a history"):
+        list(load(["[" * 100_000]))
 
 
 def test_a_line_that_is_not_json_is_named() -> None:

@@ -169,6 +169,45 @@ def test_blind_writes_are_ordered_by_real_time() -> None:
     assert names(first, second, txn(3, rr("x", 1), begin=4.0)) == ["stale read"]
 
 
+def test_two_updates_that_nobody_read_are_lost_whatever_their_order() -> None:
+    first = txn(1, a("x", 0), end=1.0)
+    history = [first, *(txn(i, r("x", 0), a("x", i), begin=2.0) for i in (2, 3))]
+    assert names(*history) == ["lost update"]
+    assert names(*history, serializable=True) == ["lost update"]
+
+
+def test_an_unknown_write_that_only_its_writer_saw_has_not_committed() -> None:
+    unknown = txn(1, rr("x", 5), w("x", 6), rr("x", 6), status=UNKNOWN, begin=1.0)
+    assert names(txn(0, w("x", 5), end=0.5), unknown, txn(2, rr("x", 5), w("x", 7), begin=1.0)) == []
+
+
+def test_an_unknown_write_may_have_come_later_than_its_end() -> None:
+    history = [
+        txn(0, w("x", 1), end=1.0, status=UNKNOWN),
+        txn(1, w("x", 2), begin=2.0, end=3.0),
+        txn(2, rr("x", 1), begin=4.0),
+    ]
+    assert names(*history) == []
+
+
+def test_without_real_time_it_does_not_order_registers_either() -> None:
+    history = [
+        txn(0, w("x", 1), end=1.0),
+        txn(1, w("x", 2), w("y", 1), begin=2.0, end=3.0),
+        txn(2, rr("y", 1), rr("x", 1), begin=4.0, end=5.0),
+    ]
+    assert names(*history, real_time=False) == []
+    assert names(*history) != []
+
+
+@pytest.mark.parametrize("make", [lambda i: (rr("x", None), w("x", i)), lambda i: (r("x"), a("x", i))])
+def test_a_history_of_nothing_but_lost_updates_comes_to_its_end(make) -> None:
+    history = [txn(i, *make(i), begin=float(i), end=i + 0.5) for i in range(5000)]
+    report = check(history)
+    assert report.anomalies[0].name == "lost update"
+    assert sum(report.edges.values()) < 100 * len(history)
+
+
 # ------------------------------------------------------------ what cannot be decided
 
 

@@ -59,6 +59,15 @@ def test_what_is_handed_in_when_nobody_waits_is_not_kept_for_later(monkeypatch: 
     assert turns._lock.locked()
 
 
+def test_two_writers_that_hand_in_at_once_harm_nobody() -> None:
+    turns = Handover()
+    turns._wanted = True
+    turns.handed_in()
+    turns._wanted = True  # the second had looked before the first let go
+    turns.handed_in()
+    assert not turns._lock.locked()
+
+
 def test_written_is_told_once_and_again() -> None:
     written = Written()
     written.tell()
