@@ -81,6 +81,7 @@ def svg(anomaly: Anomaly) -> str:
         length = math.hypot(x2 - x1, y2 - y1) or 1.0
         dx, dy = (x2 - x1) / length, (y2 - y1) / length
         bend = 26 if n == 2 else 0  # two arrows between the same two must not lie on each other
+        aside = 14 if n == 2 else -26  # labels lie outside
         mx, my = (x1 + x2) / 2 - dy * bend, (y1 + y2) / 2 + dx * bend
         colour = _COLOURS[edge.kind]
         label = edge.kind if edge.key is None else f"{edge.kind} {edge.key}"
@@ -88,7 +89,7 @@ def svg(anomaly: Anomaly) -> str:
             f'<path d="M{x1 + 24 * dx:.1f} {y1 + 24 * dy:.1f} '
             f'Q{mx:.1f} {my:.1f} {x2 - 26 * dx:.1f} {y2 - 26 * dy:.1f}" '
             f'fill="none" stroke="{colour}" stroke-width="1.6" marker-end="url(#{edge.kind})"/>'
-            f'<text x="{mx - 12 * dy:.1f}" y="{my + 12 * dx:.1f}" font-size="13" fill="{colour}" '
+            f'<text x="{mx - aside * dy:.1f}" y="{my + aside * dx + 4:.1f}" font-size="13" fill="{colour}" '
             f'text-anchor="middle">{escape(label)}</text>'
         )
     for (x, y), edge in zip(places, anomaly.cycle, strict=False):

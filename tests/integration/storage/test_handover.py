@@ -68,7 +68,8 @@ def test_two_writers_that_hand_in_at_once_harm_nobody() -> None:
     assert not turns._lock.locked()
 
 
-def test_written_is_told_once_and_again() -> None:
+def test_written_is_told_once_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "_HOLD_STILL_S", 3600.0)  # without having been told it would wait that long
     written = Written()
     written.tell()
     written.tell()
