@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from perco.storage.cells import (
     Verdict,
 )
 from perco.storage.engine import Cursor
-from perco.storage.row import check_and_write, read_row, scan_rows
+from perco.storage.row import NOWHERE, check_and_write, read_row, scan_rows
 
 _MAP_BYTES_MIN = 256 << 10  # the named databases of every group, made one by one
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
@@ -176,11 +176,11 @@ class LmdbEngine:
         self._env.set_mapsize(0)
         self.map_bytes = int(self._env.info()["map_size"])
 
-    def read(self, row: bytes, queries: Sequence[Any]) -> RowCells:
+    def read(self, row: bytes, queries: Sequence[Any], empty: Container[str] = NOWHERE) -> RowCells:
         try:
             if not self.readonly:  # the owner: nobody else grows its map
                 with self._env.begin() as txn:
-                    return read_row(_LmdbView(txn, self._dbs), row, queries)
+                    return read_row(_LmdbView(txn, self._dbs), row, queries, empty)
             self._open_groups([query[0] for query in queries if query[0] not in self._dbs])
             here = [query for query in queries if query[0] in self._dbs]
             with self._begin() as txn:
@@ -233,17 +233,22 @@ class LmdbEngine:
     # ------------------------------------------------------------ writing (the writer's thread)
 
     def commit(
-        self, mutations: Sequence[Mutation], floor: int, written: Callable[[], None] | None = None
+        self,
+        mutations: Sequence[Mutation],
+        floor: int,
+        written: Callable[[], None] | None = None,
+        empty: Container[str] = NOWHERE,
     ) -> list[Verdict]:
         """Check and write a batch in one write transaction; each mutation gets a verdict of its own (S1, S4).
 
-        What it raises has left nothing written; the caller may try a smaller batch.
+        `empty`: groups that hold no cell, and to which this batch puts none. What it raises has left nothing written;
+        the caller may try a smaller batch.
         """
         committing = False
         try:
             with self._env.begin(write=True) as txn:
                 batch = _LmdbView(txn, self._dbs)
-                verdicts: list[Verdict] = [check_and_write(batch, mutation, floor) for mutation in mutations]
+                verdicts: list[Verdict] = [check_and_write(batch, mutation, floor, empty) for mutation in mutations]
                 committing = True
                 if not any(isinstance(verdict, Applied) for verdict in verdicts):
                     txn.abort()

@@ -8,12 +8,13 @@ S1  All checks of a mutation come before its first write, so a refused group has
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 from perco.storage.cells import (
     ABSENT,
     APPLIED,
+    PRESENT,
     TS_MAX,
     Applied,
     Cell,
@@ -33,10 +34,14 @@ from perco.storage.keys import TAIL_BYTES, cell_key, escape, past_row, split_key
 _pack: Final = struct.Struct(">IQ").pack
 _unpack: Final = struct.Struct(">IQ").unpack_from
 _INVERT: Final = (1 << 64) - 1
+NOWHERE: Final[frozenset[str]] = frozenset()
 
 
-def check_and_write(batch: Batch, mutation: Mutation, floor: int) -> Applied | Refused:
-    """Check every row of the mutation, then write every row of it (S1); below the floor: refused (T13)."""
+def check_and_write(batch: Batch, mutation: Mutation, floor: int, empty: Container[str] = NOWHERE) -> Applied | Refused:
+    """Check every row of the mutation, then write every row of it (S1); below the floor: refused (T13).
+
+    `empty`: groups that are known to hold no cell, where there is nothing to look for.
+    """
     if mutation.floor_ts is not None and mutation.floor_ts < floor:
         return Refused(0, -1)
     prefixes = []
@@ -44,6 +49,10 @@ def check_and_write(batch: Batch, mutation: Mutation, floor: int) -> Applied | R
         prefix = escape(row)
         prefixes.append(prefix)
         for j, (kind, group, column, low, high) in enumerate(checks):
+            if group in empty:
+                if kind == PRESENT:
+                    return Refused(i, j)
+                continue
             first = prefix + _pack(column, _INVERT - high)
             if low == high:
                 found = batch.get(group, first) is not None
@@ -61,11 +70,14 @@ def check_and_write(batch: Batch, mutation: Mutation, floor: int) -> Applied | R
     return APPLIED
 
 
-def read_row(view: View, row: bytes, queries: Sequence[Query]) -> RowCells:
-    """The cells that each query asks of one row."""
+def read_row(view: View, row: bytes, queries: Sequence[Query], empty: Container[str] = NOWHERE) -> RowCells:
+    """The cells that each query asks of one row; `empty` as in `check_and_write`."""
     prefix = escape(row)
     out: RowCells = []
     for group, column, low, high, n in queries:
+        if group in empty:
+            out.append([])
+            continue
         cursor = view.cursor(group)
         if n == 1:  # the hot path: the newest version at or below a timestamp is one seek
             if cursor.set_range(prefix + _pack(column, _INVERT - high)):

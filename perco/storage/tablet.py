@@ -16,7 +16,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,9 @@ from perco.errors import StoreFull, TransactionClosed, Unavailable, at_least_one
 from perco.storage.call import Call
 from perco.storage.cells import (
     APPLIED,
+    DATA,
+    PROTOCOL_GROUPS,
+    WRITE,
     Failed,
     Mutation,
     NoReply,
@@ -38,7 +41,7 @@ from perco.storage.cells import (
 from perco.storage.engine import MemoryBatch, MemoryEngine
 from perco.storage.handover import Handover, Written
 from perco.storage.lmdb_engine import LmdbEngine, MapTooSmall
-from perco.storage.row import check_and_write, read_row, scan_rows
+from perco.storage.row import NOWHERE, check_and_write, read_row, scan_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,10 +154,13 @@ class MemoryTablet:
 
 Resubmit = Callable[[Sequence[Mutation], Call], None]
 
-# One entry of the queue: the mutation, who waits for it, which of the caller's mutations it is, and its `_room`.
-_Entry = tuple[Mutation, Call, int, int]
-# What the writer thread is handed: mutations, their room, and what to do with the verdicts (on the writer's thread).
-_Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "Written | None"]
+# One entry of the queue: the mutation, who waits for it, which of the caller's mutations it is, its `_room`, its number.
+_Entry = tuple[Mutation, Call, int, int, int]
+# What the writer thread is handed: mutations, their room, what to do with the verdicts (on the writer's thread), and
+# which groups were empty when the batch closed.
+_Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "Written | None", Container[str]]
+
+_PASSING = frozenset(PROTOCOL_GROUPS) - {DATA, WRITE}  # groups whose cells come and go
 
 _HALF_MIN = 16  # a smaller batch is never closed early
 _BATCHES_AVERAGED = 8  # one alone may be all prewrites, or all new transactions, which cost several times as much
@@ -210,6 +216,14 @@ class LmdbTablet:
         self._starting = threading.Lock()
         self._idle = trio.Event()
         self._floor = 0
+        # Groups that hold no cell, and into which none is on its way: there is nothing to look for. A group leaves the
+        # set when a put into it is submitted, and comes back when a batch has removed its last cell.
+        self._empty: set[str] = set()
+        if not engine.readonly:  # else another process writes, and nobody tells us
+            self._empty = {group for group in _PASSING if not engine.entries(group)}
+        self._submitted = 0
+        self._put_at: dict[str, int] = {}  # by group, which mutation was the last to put into it
+        self._cut_at: dict[str, int] = {}  # ... to remove from it, if nobody has looked since
         self._batches = self._mutations = self._refused = self._failures = 0
 
     # ------------------------------------------------------------ reading (loop thread)
@@ -217,7 +231,7 @@ class LmdbTablet:
     def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells:
         if self._handover.under_way:
             self._handover.give_way()
-        return self.engine.read(row, queries)
+        return self.engine.read(row, queries, self._empty)
 
     def scan(self, request: ScanRequest) -> ScanPage:
         if self._handover.under_way:
@@ -237,7 +251,7 @@ class LmdbTablet:
         room = _room(mutation)
         if room > _LARGE:
             room = min(room, self._room_of_large(mutation))
-        self._queue.append((mutation, call, index, room))
+        self._queue.append((mutation, call, index, room, self._number(mutation)))
         if self._writing:
             return
         if len(self._queue) >= self._half:
@@ -245,6 +259,27 @@ class LmdbTablet:
         elif not self._closing_soon:
             self._closing_soon = True
             self._token.run_sync_soon(self._close_soon)
+
+    def _number(self, mutation: Mutation) -> int:
+        """The mutation's number; notes which of the passing groups it puts into and removes from."""
+        self._submitted = number = self._submitted + 1
+        for _, _, writes in mutation.rows:
+            for group, _, _, value in writes:
+                if group in _PASSING:
+                    if value is None:
+                        self._cut_at[group] = number
+                    else:
+                        self._put_at[group] = number
+                        self._empty.discard(group)
+        return number
+
+    def _look_for_empty(self, written: int) -> None:
+        """A batch up to the mutation of this number has been written."""
+        for group, cut_at in list(self._cut_at.items()):
+            if cut_at <= written and self._put_at.get(group, 0) <= written:
+                del self._cut_at[group]
+                if not self.engine.entries(group):
+                    self._empty.add(group)
 
     def _room_of_large(self, mutation: Mutation) -> int:
         """No more pages can be copied than there are, and what is new takes twice its bytes, pages being half full."""
@@ -276,7 +311,9 @@ class LmdbTablet:
         self._busy_each += ((busy - self._busy) / len(batch) - self._busy_each) / _BATCHES_AVERAGED
         self._busy = busy
         written = Written()
-        self._hand_over([entry[0] for entry in batch], room, lambda verdicts: self._post(batch, verdicts), written)
+        mutations = [entry[0] for entry in batch]
+        # Whatever puts into a group has been submitted by now: what is empty stays so until after this batch.
+        self._hand_over(mutations, room, lambda verdicts: self._post(batch, verdicts), written, self._empty.copy())
         written.wait()
         self._handed_over = time.perf_counter()
 
@@ -286,7 +323,7 @@ class LmdbTablet:
         batch: list[_Entry] = []
         size = 0
         for at, entry in enumerate(waiting):
-            _, call, _, room = entry
+            _, call, _, room, _ = entry
             if call.dropped:
                 continue
             if batch and (len(batch) >= self.options.mutations_max or size + room > self.options.bytes_max):
@@ -313,6 +350,8 @@ class LmdbTablet:
         slow_disk = ended - self._handed_over > in_flight * self._busy_each
         self._half = _NEVER if slow_disk else max(in_flight // 2, _HALF_MIN)
         self._writing = False
+        if self._cut_at:
+            self._look_for_empty(batch[-1][4])
         if len(self._queue) >= self._half:
             self._close_batch()
         if not expired:
@@ -324,7 +363,7 @@ class LmdbTablet:
 
     def _answer(self, batch: Sequence[_Entry], verdicts: Sequence[Verdict]) -> None:
         reschedule = trio.lowlevel.reschedule
-        for (_, call, index, _), verdict in zip(batch, verdicts, strict=True):
+        for (_, call, index, _, _), verdict in zip(batch, verdicts, strict=True):
             if verdict is not APPLIED:
                 self._count(verdict)
             call.verdicts[index] = verdict
@@ -379,6 +418,7 @@ class LmdbTablet:
         room: int,
         done: Callable[[Sequence[Verdict]], None],
         written: Written | None = None,
+        empty: Container[str] = NOWHERE,
     ) -> None:
         if self._thread is None:
             with self._starting:  # the loop and the refresher may both be first (S5)
@@ -387,16 +427,16 @@ class LmdbTablet:
                     thread = threading.Thread(target=self._write, name=name, daemon=True)
                     thread.start()
                     self._thread = thread
-        self._work.put((mutations, room, done, written))
+        self._work.put((mutations, room, done, written, empty))
 
     # ------------------------------------------------------------ the writer's thread (S5)
 
     def _write(self) -> None:
         while (work := self._work.get()) is not None:
-            mutations, room, done, written = work
+            mutations, room, done, written, empty = work
             verdicts: Sequence[Verdict]
             try:
-                verdicts = self._commit(mutations, room, written)
+                verdicts = self._commit(mutations, room, written, empty)
             except Exception as error:  # whatever it was, the thread goes on and nobody waits forever
                 verdicts = [NoReply(f"{type(error).__name__}: {error}")] * len(mutations)
             if written is not None:
@@ -404,10 +444,12 @@ class LmdbTablet:
             done(verdicts)
             self._handover.handed_in()
 
-    def _commit(self, mutations: Sequence[Mutation], room: int, written: Written | None) -> Sequence[Verdict]:
+    def _commit(
+        self, mutations: Sequence[Mutation], room: int, written: Written | None, empty: Container[str]
+    ) -> Sequence[Verdict]:
         full = self._room_for(room, reserve=False)
         if full is None:
-            return self._write_batch(mutations, written)
+            return self._write_batch(mutations, written, empty)
         # S4: the disk is full. What frees space or frees others still goes, into the reserve.
         verdicts: list[Verdict] = [Failed(full)] * len(mutations)
         chosen = [i for i, mutation in enumerate(mutations) if mutation.reserve]
@@ -443,12 +485,14 @@ class LmdbTablet:
         self._token.run_sync_soon(lambda: answer.put(self.engine.grow(need, reserve=reserve)))
         return answer.get()
 
-    def _write_batch(self, mutations: Sequence[Mutation], written: Written | None) -> Sequence[Verdict]:
+    def _write_batch(
+        self, mutations: Sequence[Mutation], written: Written | None, empty: Container[str] = NOWHERE
+    ) -> Sequence[Verdict]:
         try:
-            return self.engine.commit(mutations, self._floor, written.tell if written is not None else None)
+            return self.engine.commit(mutations, self._floor, written.tell if written is not None else None, empty)
         except MapTooSmall:
             full = self._grow(0, reserve=True)
-            return self._write_batch(mutations, written) if full is None else [Failed(full)] * len(mutations)
+            return self._write_batch(mutations, written, empty) if full is None else [Failed(full)] * len(mutations)
         except Exception as error:  # one mutation must not take its neighbours with it (S4)
             if len(mutations) == 1:
                 return [Failed(error)]
