@@ -18,6 +18,7 @@ What was appended last to a list and never read has no known place: let a histor
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -90,8 +91,7 @@ class _Search:
         for one in history:
             verify(one, f"transaction {one.id!r}")
         self.all = history
-        self.by_id = {one.id: one for one in history}
-        if len(self.by_id) != len(history):
+        if len({one.id for one in history}) != len(history):
             raise UsageError("two transactions of the history have the same id")
         self.anomalies: list[Anomaly] = []
         self.edges: list[Edge] = []
@@ -250,6 +250,7 @@ class _Search:
         writers = self.writers[key]
         done = [one for one, last in writers.values() if last and one.id in self.committed]
         done.sort(key=lambda one: one.begin)
+        begins = [one.begin for one in done]
         of = {value: one for value, (one, last) in writers.items() if last}
         wrote = {one.id for one in done}
         successors: dict[Any, list[Transaction]] = defaultdict(list)
@@ -266,7 +267,8 @@ class _Search:
             if before is not None:
                 self._edge(of[before], "wr", key, one)
             ended = _end(of[before]) if before is not None else float("-inf")
-            for other in (*successors[before][:_FOLLOWED_MAX], *(_next_in_time(done, ended) if real_time else ())):
+            later = _next_in_time(done, bisect_right(begins, ended)) if real_time else ()
+            for other in (*successors[before][:_FOLLOWED_MAX], *later):
                 self._edge(one, "rw", key, other)
 
     def _find_lost(self, key: Key, unread: Sequence[Transaction]) -> None:
@@ -350,12 +352,11 @@ def _short(value: Any) -> str:
     return repr(value)
 
 
-def _next_in_time(writers: Sequence[Transaction], ended: float) -> Iterable[Transaction]:
-    """Of writers in the order of their beginnings: those that surely came after `ended`, the first of them only."""
+def _next_in_time(writers: Sequence[Transaction], first: int) -> Iterable[Transaction]:
+    """Of writers in the order of their beginnings, from a place on: those that no other of them surely came before."""
     first_end = float("inf")
-    for one in writers:
-        if one.begin <= ended:
-            continue
+    for i in range(first, len(writers)):
+        one = writers[i]
         if one.begin > first_end:
             return
         first_end = min(first_end, _end(one))

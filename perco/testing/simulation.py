@@ -248,11 +248,11 @@ class Simulation:
                     died.set()
 
             store.before, store.after, store.shuffle = before, after, rng.shuffle
+            store.late = self._late
             use(db, store)
             fates = db.fates = db.driver.fates = _Hasty(random.Random(rng.getrandbits(64)), self._hasty)
             with contextlib.suppress(CrashedError):
                 await self._work(db, store, died)
-        self._late += store.late
         self.outcome.mistaken += fates.mistaken
 
     def _plan(self, mutation: Mutation, _: int) -> Fault | None:
