@@ -134,6 +134,8 @@ class _Hasty(Fates):
 
     __slots__ = ("_rate", "_rng", "mistaken")
 
+    exact = False
+
     def __init__(self, rng: random.Random, rate: float) -> None:
         super().__init__()
         self._rng, self._rate = rng, rate

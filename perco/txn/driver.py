@@ -9,7 +9,8 @@ T7  Whoever holds locks never waits for others': it lets go of all of them, wait
 T8  ... and nobody touches a lock without the check that it is still there (`mutations.py`).
 T10 Cancelled before the primary's commit was sent: Cancelled, own locks go in the background. After: the call
     completes and reports its outcome.
-L1  A lock whose owner is in the live set is waited for; any other is dead.
+L1  A lock whose owner is in the live set is waited for; any other is dead, unless its lease says that it lives
+    elsewhere: then it is looked at again and again.
 S4  A reader that knows the outcome of a lock answers without settling it.
 """
 
@@ -45,6 +46,7 @@ from perco.txn.recovery import Recovery, Step, primary_queries
 from perco.txn.snapshot import Blocked, InData, Missing, Seen, Value, look
 
 _ASK_PAUSE_MAX_S = 0.5  # between two questions to a primary that does not answer
+_POLL_S, _POLL_MAX_S = 0.002, 0.25  # between two looks at a lock whose owner lives in another process
 
 
 @dataclass(slots=True)
@@ -214,10 +216,18 @@ class Driver:
             commit.give_up()
             await self._release(commit)
             self.fates.settle(commit.header.start_ts, 0)  # or it would wait for us, if we met its locks and it ours
-            await self.fates.wait(other_ts)
+            await self._outlive(where, other_ts, packed)
             self.counters.conflicts += 1
             raise ConflictAt(where, other_ts, commit.header.start_ts)
+        await self._outlive(where, other_ts, packed)
+
+    async def _outlive(self, where: Cellref, other_ts: int, packed: bytes) -> None:
+        """Until the owner of a lock is done with it."""
+        pause_s = _POLL_S
         await self.fates.wait(other_ts)
+        while not self.fates.exact and await self.resolve(where, other_ts, unpack_lock(packed)) is None:
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _POLL_MAX_S)
 
     async def _ask_primary(self, commit: Commit) -> None:
         """T4: a lost reply, or a refusal that may be the echo of our own success: read the primary."""
@@ -269,7 +279,7 @@ class Driver:
         """
         header = commit.header
         recovery = Recovery(header.start_ts, header.primary, ())
-        await self._decide(recovery, alive=False)
+        await self._decide(recovery, None)
         if recovery.failure is not None:
             self.orphaned.set()  # full disk: the lock stays, dead, until there is space
             if commit.maybe_sent:
@@ -348,7 +358,7 @@ class Driver:
         recovery = Recovery(start_ts, lock.primary, [(cell, lock)])
         self.fates.observed += 1  # N7: a roll-forward puts notify cells
         try:
-            await self._decide(recovery, alive=self.fates.alive(start_ts))
+            await self._decide(recovery, lock)
             if recovery.fate is None:
                 if recovery.failure is not None:
                     raise recovery.failure
@@ -369,12 +379,19 @@ class Driver:
         finally:
             self._observed_done(observed=True)
 
-    async def _decide(self, recovery: Recovery, *, alive: bool) -> None:
-        """Until the primary's fate is known, the owner lives, or the store cannot write."""
-        primary = recovery.primary
+    async def _decide(self, recovery: Recovery, found: Lock | None) -> None:
+        """Until the primary's fate is known, the owner lives, or the store cannot write. `found`: the lock in the way;
+        None: the owner is surely gone."""
+        primary, fates = recovery.primary, self.fates
         request: ReadRequest = (primary.table, primary.row, primary_queries(primary, recovery.start_ts))
         while recovery.failure is None:
-            recovery.asked((await self.store.read([request]))[0], alive=alive)
+            [cells] = await self.store.read([request])
+            alive = found is not None and fates.alive(recovery.start_ts)
+            if found is not None and not alive and not fates.exact:
+                locks = cells[0]
+                lock = unpack_lock(locks[0][1]) if locks else found
+                alive = await fates.lives_elsewhere(recovery.start_ts, lock)
+            recovery.asked(cells, alive=alive)
             if recovery.step not in (Step.ROLL_PRIMARY, Step.MARK):
                 return
             [verdict] = await self.store.apply([recovery.decision()])
@@ -390,7 +407,9 @@ class Driver:
         if self.fates.alive(blocked.start_ts):
             self.counters.lock_waits += 1
             await self.fates.wait(blocked.start_ts)
-        await self.resolve(cell, blocked.start_ts, unpack_lock(blocked.lock))
+        if await self.resolve(cell, blocked.start_ts, unpack_lock(blocked.lock)) is None:
+            self.counters.lock_waits += 1
+            await self._outlive(cell, blocked.start_ts, blocked.lock)
 
     # ------------------------------------------------------------ reading
 
@@ -418,11 +437,14 @@ class Driver:
                     fate = await self.resolve(cell, start_ts, lock)
                 except StoreError:
                     self.orphaned.set()
-                    if start_ts in self.fates.doubtful:
-                        raise  # T4: its commit may be on its way
+                    if start_ts in self.fates.doubtful or not self.fates.exact:
+                        raise  # T4, L2: its commit may be on its way
                     # S4: no space to decide it, but nobody can commit it either: its owner is gone
                     settled = start_ts
                     return await self._look_again(cell, ts, settled)
+                if fate is None:
+                    self.counters.lock_waits += 1
+                    await self._outlive(cell, start_ts, blocked.lock)
             fate = self.fates.known(start_ts) if fate is None else fate
         if fate is not None and 0 < fate <= ts:
             return _from_lock(lock, start_ts, fate)
@@ -452,7 +474,7 @@ class Driver:
                 await self.fates.wait(start_ts)
                 continue
             recovery = Recovery(start_ts, primary, ())
-            await self._decide(recovery, alive=False)
+            await self._decide(recovery, None)
             if recovery.fate is None:
                 assert recovery.failure is not None
                 raise recovery.failure

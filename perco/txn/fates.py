@@ -5,11 +5,16 @@ L1  In one process a transaction is alive if and only if its start_ts is in the 
 
 Whoever meets a live transaction's lock waits here, without polling. Fates of the last transactions are remembered, so
 that a reader that meets a lock which is about to be cleared need not ask.
+
+L2  Where several processes share a store, whether another's transaction lives is hearsay: `exact` is False, and
+    `lives_elsewhere` asks leases. Then it may be taken for dead and commit nevertheless, unless it is rolled back.
 """
 
 from __future__ import annotations
 
 import trio
+
+from perco.txn.records import Lock
 
 _REMEMBERED = 1 << 15  # of the newest; as many of the generation before
 
@@ -18,6 +23,8 @@ class Fates:
     """Loop thread only."""
 
     __slots__ = ("_known", "_live", "_older", "doubtful", "observed")
+
+    exact = True  # a transaction that is not alive here will surely not commit any more
 
     def __init__(self) -> None:
         self._live: dict[int, trio.Event | None] = {}
@@ -36,6 +43,11 @@ class Fates:
 
     def live(self) -> int:
         return len(self._live)
+
+    async def lives_elsewhere(self, start_ts: int, lock: Lock) -> bool:
+        """Where this is not `exact`: whether it lives in another process, to judge by its lock, the primary's if it
+        has one (L1)."""
+        return False
 
     def settle(self, start_ts: int, fate: int | None) -> None:
         """`fate`: commit_ts, 0 for aborted, None for unknown. Wakes whoever waits."""
