@@ -92,9 +92,10 @@ async def test_a_lock_of_the_dead_elsewhere_is_broken_and_its_owner_meets_that(
         await gate.reached()
         await put(other, "a", 2)  # T7: it settles what is in its way
         gate.open()
-    assert met
-    async with other.snapshot() as snap:
-        assert await snap.get(n, "a") == 2
+        while not met:
+            await trio.sleep(0.1)
+        async with other.snapshot() as snap:
+            assert await snap.get(n, "a") == 2
 
 
 async def test_a_writer_lets_go_before_it_waits_for_the_living_elsewhere(
