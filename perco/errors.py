@@ -2,7 +2,7 @@
 
     PercoError
     ├── TransientError            nothing became visible: run the transaction again (`db.run` does)
-    │   ├── WriteConflict         another transaction committed, or is committing, a cell that this one writes
+    │   ├── WriteConflict         another transaction committed, or is committing, a cell that this one writes or locks
     │   ├── RolledBack            somebody took this transaction for dead and rolled it back
     │   └── CatalogueChanged      an observer was registered meanwhile (N10)
     ├── CommitUnknown             it may have committed: ask `db.outcome(token)`, never simply run it again
@@ -52,14 +52,18 @@ class WriteConflict(TransientError):
     """Another transaction got to a cell first (T7).
 
     Attributes: `cells`, a tuple of (table, key, column name); `other_ts`, the commit timestamp of the other
-    transaction, or its start timestamp while it is still undecided; `start_ts`, ours.
+    transaction, or its start timestamp while it is still undecided; `start_ts`, ours; `read`, whether the other one
+    has not written the cell, but read it under a lock (T14).
     """
 
-    def __init__(self, cells: Sequence[tuple[str, object, str]], other_ts: int, start_ts: int) -> None:
-        self.cells, self.other_ts, self.start_ts = tuple(cells), other_ts, start_ts
+    def __init__(
+        self, cells: Sequence[tuple[str, object, str]], other_ts: int, start_ts: int, *, read: bool = False
+    ) -> None:
+        self.cells, self.other_ts, self.start_ts, self.read = tuple(cells), other_ts, start_ts, read
         where = ", ".join(f"{table}[{key!r}].{column}" for table, key, column in self.cells[:3])
+        done = "read under a lock" if read else "written"
         super().__init__(
-            f"{where}: written by another transaction at {other_ts}, after this one began at {start_ts}; "
+            f"{where}: {done} by another transaction at {other_ts}, after this one began at {start_ts}; "
             "nothing was written. Run it again (`db.run` and `db.attempts` do so by themselves)."
         )
 

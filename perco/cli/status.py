@@ -13,7 +13,7 @@ import perco
 from perco.cli.looks import Look, look, observed_by
 from perco.cli.screen import FINE, ago, show_fields, show_json, show_table, size
 from perco.cli.values import shown
-from perco.storage import DATA, LOCK, PROTOCOL_GROUPS, owner
+from perco.storage import DATA, LOCK, PROTOCOL_GROUPS, SHARED, owner
 from perco.storage.folder import FORMAT, unsynced
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.heartbeat import LEASE_ROW
@@ -60,7 +60,12 @@ async def gather(db: perco.Database) -> dict[str, Any]:
         "tables": [_table(db, name) for name in catalogue.tables if name in db.local.store.tables()],
         "observers": _observers(db, waiting),
         "waiting": waiting.changes,
-        "locks": sum(tablet.entries(LOCK) for tablet in db.local.store.tablets() if tablet.table != SYSTEM_TABLE),
+        "locks": sum(
+            tablet.entries(group)
+            for tablet in db.local.store.tablets()
+            if tablet.table != SYSTEM_TABLE
+            for group in (LOCK, SHARED)
+        ),
     }
 
 

@@ -16,6 +16,8 @@ from perco.storage.cells import (
     PROTOCOL_GROUPS as PROTOCOL_GROUPS,
     ROLLBACK as ROLLBACK,
     ROW_BYTES_MAX as ROW_BYTES_MAX,
+    SHARED as SHARED,
+    TRACE as TRACE,
     TS_MAX as TS_MAX,
     VALUE_BYTES_MAX as VALUE_BYTES_MAX,
     WRITE as WRITE,

@@ -13,6 +13,8 @@ from perco.storage import (
     LOCK,
     NOTIFY,
     ROLLBACK,
+    SHARED,
+    TRACE,
     WRITE,
     Failed,
     Mutation,
@@ -45,11 +47,11 @@ def kind_of(mutation: Mutation) -> str:
     """Which step of the protocol it is: prewrite, commit (or roll-forward), marker, rollback, tidy, other."""
     writes = [write for _, _, row_writes in mutation.rows for write in row_writes]
     groups = {(group, value is None) for group, _, _, value in writes}
-    if (WRITE, False) in groups:
+    if (WRITE, False) in groups or (TRACE, False) in groups:
         return "commit"
-    if (LOCK, False) in groups:
+    if (LOCK, False) in groups or (SHARED, False) in groups:
         return "prewrite"
-    if (LOCK, True) in groups:
+    if (LOCK, True) in groups or (SHARED, True) in groups:
         return "rollback"
     if (ROLLBACK, False) in groups:
         return "marker"

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from perco.notify.database import Database
-from perco.storage import LOCK, BatchOptions, LmdbOptions, LocalRowStore
+from perco.storage import LOCK, SHARED, BatchOptions, LmdbOptions, LocalRowStore
 from perco.testing.faults import FaultyRowStore, use
 from perco.txn.client import Options
 from perco.txn.local import LocalStore
@@ -40,8 +40,8 @@ class Machine:
         return self._local.store
 
     def locks(self) -> int:
-        """How many locks stand, in any table."""
-        return sum(tablet.entries(LOCK) for tablet in self.store.tablets())
+        """How many locks stand, in any table, shared ones included."""
+        return sum(tablet.entries(group) for tablet in self.store.tablets() for group in (LOCK, SHARED))
 
     @asynccontextmanager
     async def opened(self, options: Options | None = None, *, sweeper: bool = False) -> AsyncIterator[Database]:

@@ -29,6 +29,7 @@ from perco.errors import Unavailable
 from perco.storage import APPLIED, Failed, Mutation, NoReply, Refused, Verdict
 from perco.txn import mutations
 from perco.txn.mutations import Header, Intent
+from perco.txn.records import READ
 
 
 class State(Enum):
@@ -52,6 +53,8 @@ FLOOR_CHECK: Final = -1
 WRITE_CHECK: Final = 0
 MARKER_CHECK: Final = 1
 LOCK_CHECK: Final = mutations.LOCK_CHECK
+SHARED_CHECK: Final = LOCK_CHECK + 1
+TRACE_CHECK: Final = LOCK_CHECK + 2
 
 
 class Commit:
@@ -135,15 +138,21 @@ class Commit:
                 self.state = State.RELEASE
 
     def refused_cell(self, part: int, refused: Refused) -> tuple[Intent, int]:
-        """The cell whose check refused a part, and which: WRITE_CHECK, MARKER_CHECK, LOCK_CHECK or FLOOR_CHECK."""
+        """The cell whose check refused a part, and which: one of the constants `..._CHECK`."""
         if refused.check < 0:
             return self._parts[part][0], FLOOR_CHECK
         rows: dict[bytes, list[Intent]] = {}
         for intent in self._parts[part]:
             rows.setdefault(intent.row, []).append(intent)
-        cells = list(rows.values())[refused.row]
-        cell, check = divmod(refused.check, mutations.CHECKS_PER_CELL + (part in self._again))
-        return cells[cell], min(check, LOCK_CHECK)
+        check = refused.check
+        twice = part in self._again  # then a write has two checks for locks: below ours, and above
+        for intent in list(rows.values())[refused.row]:
+            reads = intent.kind == READ
+            checks = mutations.CHECKS_PER_READ if reads else mutations.CHECKS_PER_CELL + twice
+            if check < checks:
+                return intent, check - (twice and not reads and check > LOCK_CHECK)
+            check -= checks
+        raise AssertionError(f"no cell of the part has {refused}")
 
     def echoed(self, part: int) -> None:
         """State BLOCKED: our own lock refused this part: the refusal echoes a success that was not told (T6)."""

@@ -26,6 +26,8 @@ from perco.errors import CatalogueChanged, CommitUnknown, Corruption, PercoError
 from perco.storage import (
     APPLIED,
     LOCK,
+    SHARED,
+    TRACE,
     TS_MAX,
     WRITE,
     LocalRowStore,
@@ -41,12 +43,13 @@ from perco.txn.chain import Chain, Settling
 from perco.txn.commit import Commit, State
 from perco.txn.fates import Fates
 from perco.txn.oracle import Oracle
-from perco.txn.records import PUT, PUT_DATA, Cellref, Lock, unpack_lock
+from perco.txn.records import PUT, PUT_DATA, READ, Cellref, Lock, unpack_lock
 from perco.txn.recovery import Recovery, Step, primary_queries
 from perco.txn.snapshot import Blocked, InData, Missing, Seen, Value, look
 
 _ASK_PAUSE_MAX_S = 0.5  # between two questions to a primary that does not answer
 _POLL_S, _POLL_MAX_S = 0.002, 0.25  # between two looks at a lock whose owner lives in another process
+_SHARED_MAX = 1024  # shared locks of one cell that are settled before the prewrite is sent again
 
 
 @dataclass(slots=True)
@@ -193,14 +196,22 @@ class Driver:
                 (LOCK, where.column, 0, TS_MAX, 1),
                 (WRITE, where.column, start_ts, TS_MAX, 1),
             ]
-            [[locks, records]] = await self.store.read([(where.table, where.row, queries)])
+            readers = check in (core.SHARED_CHECK, core.TRACE_CHECK)
+            if readers:
+                queries += [(TRACE, where.column, start_ts, TS_MAX, 1), (SHARED, where.column, 0, TS_MAX, _SHARED_MAX)]
+            [[locks, records, *read]] = await self.store.read([(where.table, where.row, queries)])
             if records:
                 self.counters.conflicts += 1
                 raise ConflictAt(where, records[0][0], start_ts)
+            if readers and read[0]:  # T14
+                self.counters.conflicts += 1
+                raise ConflictAt(where, read[0][0][0], start_ts, read=True)
             if locks and locks[0][0] == start_ts:
                 commit.echoed(part)
             elif locks:  # else it went away meanwhile
                 foreign.append((where, *locks[0]))
+            elif readers:
+                foreign += [(where, *lock) for lock in read[1]]
         for where, other_ts, packed in foreign:
             await self._settle_foreign(commit, where, other_ts, packed)
         commit.retry()
@@ -218,7 +229,7 @@ class Driver:
             self.fates.settle(commit.header.start_ts, 0)  # or it would wait for us, if we met its locks and it ours
             await self._outlive(where, other_ts, packed)
             self.counters.conflicts += 1
-            raise ConflictAt(where, other_ts, commit.header.start_ts)
+            raise ConflictAt(where, other_ts, commit.header.start_ts, read=unpack_lock(packed).kind == READ)
         await self._outlive(where, other_ts, packed)
 
     async def _outlive(self, where: Cellref, other_ts: int, packed: bytes) -> None:
@@ -485,13 +496,13 @@ class Driver:
 class ConflictAt(PercoError):
     """A WriteConflict before the cell has its names; the transaction knows them."""
 
-    def __init__(self, cell: Cellref, other_ts: int, start_ts: int) -> None:
-        self.cell, self.other_ts, self.start_ts = cell, other_ts, start_ts
+    def __init__(self, cell: Cellref, other_ts: int, start_ts: int, *, read: bool = False) -> None:
+        self.cell, self.other_ts, self.start_ts, self.read = cell, other_ts, start_ts, read
         super().__init__(cell)
 
 
 def conflict(found: ConflictAt, name: Callable[[Cellref], tuple[str, Any, str]]) -> WriteConflict:
-    return WriteConflict([name(found.cell)], found.other_ts, found.start_ts)
+    return WriteConflict([name(found.cell)], found.other_ts, found.start_ts, read=found.read)
 
 
 def _from_lock(lock: Lock, start_ts: int, commit_ts: int) -> Seen:

@@ -4,10 +4,11 @@ T5  (a) the primary's lock is there: check it, delete lock and data, put the mar
     neither a lock nor a write record at or above start_ts, put the marker. (c) a secondary: check the lock, delete
     lock and data.
 T7  A prewrite is refused by a write record at or above start_ts, by a marker at exactly start_ts, and by any lock
-    but its own.
+    but its own; that of a write also by any shared lock, and by a trace at or above start_ts (T14).
 T8  Whoever commits, rolls forward, rolls back or refreshes does so under the check that the lock with that start_ts is
     still there; the one exception is T5 (b).
 T13 What must not come late carries start_ts for the tablet's floor.
+T14 A shared lock is refused as an exclusive one is, only not by its like. Commit puts a trace in its place.
 N1  The mutation that replaces the lock of an observed cell by its record also puts a notify cell for each observer.
 N2  The mutation that commits an ack removes the notify cells that its run saw, at exactly their timestamps.
 """
@@ -23,6 +24,8 @@ from perco.storage import (
     NOTIFY,
     PRESENT,
     ROLLBACK,
+    SHARED,
+    TRACE,
     TS_MAX,
     WRITE,
     Check,
@@ -31,17 +34,19 @@ from perco.storage import (
 )
 from perco.txn.records import (
     PUT_DATA,
+    READ,
     Cellref,
     Lock,
     ack_of,
     pack_cause,
     pack_lock,
     pack_record,
+    pack_trace,
 )
 
 
 class Intent(NamedTuple):
-    """One cell that a transaction writes.
+    """One cell that a transaction writes, or, of kind READ, has read under a lock.
 
     `body`: the short value, or the data group's name; `data`: the long value, to be put into that group.
     """
@@ -67,7 +72,9 @@ class Header(NamedTuple):
     wall_ms: int
 
 
-CHECKS_PER_CELL: Final = 3  # of a first prewrite, in the order: write record, marker, lock
+# Of a first prewrite, in the order: write record, marker, lock, and of a write: shared locks, traces.
+CHECKS_PER_CELL: Final = 5
+CHECKS_PER_READ: Final = 3
 LOCK_CHECK: Final = 2
 
 _Cell = tuple[bytes, Sequence[Check], Sequence[Write]]
@@ -96,10 +103,15 @@ def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation
             (ABSENT, WRITE, column, start_ts, TS_MAX),  # T7
             (ABSENT, ROLLBACK, column, start_ts, start_ts),
             (ABSENT, LOCK, column, 0, TS_MAX),
+            (ABSENT, SHARED, column, 0, TS_MAX),  # T14
+            (ABSENT, TRACE, column, start_ts, TS_MAX),
         )
+        if kind == READ:
+            cells.append((row, checks[:CHECKS_PER_READ], ((SHARED, column, start_ts, _shared(header)),)))
+            continue
         if again:
             but_ours = (ABSENT, LOCK, column, 0, start_ts - 1), (ABSENT, LOCK, column, start_ts + 1, TS_MAX)
-            checks = (*checks[:LOCK_CHECK], *but_ours)
+            checks = (*checks[:LOCK_CHECK], *but_ours, *checks[LOCK_CHECK + 1 :])
         lock = pack_lock((kind, primary, body, observers, covers, root, depth, token, wall_ms))
         writes: tuple[Write, ...] = ((LOCK, column, start_ts, lock),)
         if data is not None:
@@ -115,6 +127,9 @@ def commit(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
     root, depth = header.root or commit_ts, header.depth
     cells: list[_Cell] = []
     for _, row, column, kind, body, observers, covers, _ in part:
+        if kind == READ:
+            cells.append(_leave_trace(row, column, start_ts, commit_ts))
+            continue
         writes: tuple[Write, ...] = (
             (LOCK, column, start_ts, None),
             (WRITE, column, commit_ts, pack_record(kind, start_ts, body)),
@@ -123,6 +138,17 @@ def commit(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
             writes = (*writes, *_notify(column, start_ts, commit_ts, observers, covers, root, depth))
         cells.append((row, ((PRESENT, LOCK, column, start_ts, start_ts),), writes))
     return Mutation(part[0].table, _by_row(cells), None, True)
+
+
+def _shared(header: Header) -> bytes:
+    _, primary, root, depth, token, wall_ms = header
+    return pack_lock((READ, primary, b"", (), (), root, depth, token, wall_ms))
+
+
+def _leave_trace(row: bytes, column: int, start_ts: int, commit_ts: int) -> _Cell:
+    """Replace a shared lock by its trace (T8, T14)."""
+    writes = (SHARED, column, start_ts, None), (TRACE, column, commit_ts, pack_trace(start_ts))
+    return row, ((PRESENT, SHARED, column, start_ts, start_ts),), writes
 
 
 def roll_forward(cell: Cellref, start_ts: int, lock: Lock, commit_ts: int) -> Mutation:
@@ -160,7 +186,7 @@ def release(header: Header, part: Sequence[Intent], *, marker: bool) -> Mutation
         _clear(writes, column, start_ts, kind, body)
         if marker and column == header.primary.column and row == header.primary.row:
             writes.append((ROLLBACK, column, start_ts, b""))
-        cells.append((row, ((PRESENT, LOCK, column, start_ts, start_ts),), writes))
+        cells.append((row, (_held(column, start_ts, kind),), writes))
     return Mutation(part[0].table, _by_row(cells), None, True)
 
 
@@ -187,7 +213,7 @@ def roll_back_secondary(cell: Cellref, start_ts: int, lock: Lock) -> Mutation:
     """T5 (c)."""
     writes: list[Write] = []
     _clear(writes, cell.column, start_ts, lock.kind, lock.body)
-    return _one(cell, [(PRESENT, LOCK, cell.column, start_ts, start_ts)], writes)
+    return _one(cell, [_held(cell.column, start_ts, lock.kind)], writes)
 
 
 def refresh(header: Header, primary: Intent) -> Mutation:
@@ -197,8 +223,13 @@ def refresh(header: Header, primary: Intent) -> Mutation:
     return _one(cell, [(PRESENT, LOCK, cell.column, header.start_ts, header.start_ts)], [put])
 
 
+def _held(column: int, start_ts: int, kind: int) -> Check:
+    """The lock of that kind is still there (T8)."""
+    return (PRESENT, SHARED if kind == READ else LOCK, column, start_ts, start_ts)
+
+
 def _clear(writes: list[Write], column: int, start_ts: int, kind: int, body: bytes) -> None:
-    writes.append((LOCK, column, start_ts, None))
+    writes.append((SHARED if kind == READ else LOCK, column, start_ts, None))
     if kind == PUT_DATA:
         writes.append((body.decode(), column, start_ts, None))
 

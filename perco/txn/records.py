@@ -7,6 +7,8 @@
     rollback   start_ts    a marker: the transaction that began at start_ts will never commit (T5)
     notify     commit_ts   one per observer: this change waits for that observer (N1, N11); its root cause (N9)
     pending    start_ts    a signal whose transaction is undecided (N5)
+    shared     start_ts    Lock of kind READ: a cell that an undecided transaction has read under a lock (T14)
+    trace      commit_ts   what such a lock leaves: "read by the transaction that began at start_ts, and committed"
 
 Column numbers: the catalogue numbers a table's columns from 1; a column is `number << 16` in the store, and the ack of
 observer `o` on it is the column `number << 16 | o` (N3): an ordinary transactional cell without data, next to the cell
@@ -32,6 +34,7 @@ PUT: Final = 1  # the value is in the record
 PUT_DATA: Final = 2  # the value is in a data group, at start_ts; the record names the group
 DELETE: Final = 3
 ACK: Final = 4
+READ: Final = 5  # nothing: it was read under a lock, and lies in the groups for that
 
 _RECORD: Final = struct.Struct(">BQ")
 _pack_record = _RECORD.pack
@@ -72,6 +75,18 @@ def unpack_record(value: bytes) -> Record:
     if len(value) < RECORD_HEAD or not PUT <= value[0] <= ACK:
         raise Corruption("write group", f"not a write record: {value[:16].hex()}")
     return Record(value[0], int.from_bytes(value[1:9], "big"), value[9:])
+
+
+def pack_trace(start_ts: int) -> bytes:
+    """The value of a trace: a record that writes nothing."""
+    return _pack_record(READ, start_ts)
+
+
+def unpack_trace(value: bytes) -> int:
+    """start_ts of the transaction that read."""
+    if len(value) != RECORD_HEAD or value[0] != READ:
+        raise Corruption("trace group", f"not a trace: {value[:16].hex()}")
+    return int.from_bytes(value[1:9], "big")
 
 
 class Cellref(NamedTuple):
@@ -131,7 +146,7 @@ def _is_sound(lock: Lock) -> bool:
         [type(part) for part in primary] == [str, bytes, int]
         and [type(part) for part in (body, observers, covers, token)] == [bytes, tuple, tuple, str]
         and all(type(number) is int for number in (kind, *observers, *covers, root, depth, wall_ms))
-        and PUT <= kind <= ACK
+        and PUT <= kind <= READ
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import trio
 
 from perco.errors import StoreError
-from perco.storage import LOCK, TS_MAX, LocalRowStore, ScanQuery, ScanRequest
+from perco.storage import LOCK, SHARED, TS_MAX, LocalRowStore, ScanQuery, ScanRequest
 from perco.txn.driver import Driver
 from perco.txn.records import Cellref, unpack_lock
 
@@ -51,13 +51,17 @@ class Sweeper:
 
     async def _sweep(self) -> None:
         for table in self._store.tables():
-            start: bytes | None = b""
-            while start is not None:
-                query = ScanQuery(LOCK, None, 0, TS_MAX, 1 << 20)
-                page = await self._store.scan(ScanRequest(table, start, None, (query,)))
-                for row, [locks] in page.rows:
-                    for column, start_ts, value in locks:
-                        if not self._driver.fates.alive(start_ts):
-                            await self._driver.resolve(Cellref(table, row, column), start_ts, unpack_lock(value))
-                            self.settled += 1
-                start = page.next
+            for group in (LOCK, SHARED):
+                await self._sweep_group(table, group)
+
+    async def _sweep_group(self, table: str, group: str) -> None:
+        start: bytes | None = b""
+        while start is not None:
+            query = ScanQuery(group, None, 0, TS_MAX, 1 << 20)
+            page = await self._store.scan(ScanRequest(table, start, None, (query,)))
+            for row, [locks] in page.rows:
+                for column, start_ts, value in locks:
+                    if not self._driver.fates.alive(start_ts):
+                        await self._driver.resolve(Cellref(table, row, column), start_ts, unpack_lock(value))
+                        self.settled += 1
+            start = page.next

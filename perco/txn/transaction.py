@@ -5,6 +5,7 @@ run concurrently. `set` and `delete` only note what to do: they never block, and
 `None` means absent.
 
 T9  Whatever a scan or a multi-get meets, it answers as point reads would, or waits; never a part.
+T14 What is read with `lock=True` is locked at commit, for as long as the commit takes, against all who write it.
 T12 The primary is an observer run's ack, else a cell in the tablet that holds most of the cells.
 """
 
@@ -24,7 +25,7 @@ from perco.txn.codecs import TupleCodec, decoded, encoded
 from perco.txn.commit import Commit
 from perco.txn.driver import ConflictAt, Driver, conflict, make_token
 from perco.txn.mutations import Header, Intent
-from perco.txn.records import DELETE, PUT, PUT_DATA, SHORT_VALUE_BYTES, Cellref
+from perco.txn.records import DELETE, PUT, PUT_DATA, READ, SHORT_VALUE_BYTES, Cellref
 from perco.txn.schema import Column, Table
 from perco.txn.snapshot import InData, Missing, Seen, Value, look, plain
 
@@ -92,8 +93,12 @@ class Snapshot:
 
     # ------------------------------------------------------------ reading
 
-    async def get(self, column: Column[K, V], key: K) -> V | None:
+    async def get(self, column: Column[K, V], key: K, *, lock: bool = False) -> V | None:
         """The value of a cell, or None.
+
+        Args:
+            lock: commit only if nobody has written the cell by then, and let nobody write it who does not see what this
+                transaction writes (T14). Costs as much as a write. Of no effect if the transaction writes nothing.
 
         Raises: TransactionClosed, TooLarge, Corruption; TypeError or ValueError for a key of the wrong kind.
         """
@@ -101,6 +106,8 @@ class Snapshot:
             raise self._closed()
         bound = self._bounds.get(column) or self._client.bind(column)
         row = column.table.row(key)
+        if lock:
+            self._lock(bound, row)
         if self._writes:
             own = self._writes.get((bound.table, row, bound.column))
             if own is not None:
@@ -125,10 +132,13 @@ class Snapshot:
             return None
         return decoded(column.codec, seen.value, column)  # type: ignore[union-attr]
 
-    async def get_many(self, column: Column[K, V], keys: Iterable[K]) -> dict[K, V | None]:
-        """The values of many cells of a column, by key, in the order asked; None where absent."""
+    async def get_many(self, column: Column[K, V], keys: Iterable[K], *, lock: bool = False) -> dict[K, V | None]:
+        """The values of many cells of a column, by key, in the order asked; None where absent. `lock`: see `get`."""
         bound = self._usable(column)
         wanted = {key: column.table.row(key) for key in keys}
+        if lock:
+            for row in wanted.values():
+                self._lock(bound, row)
         seen = await self._see(bound.table, [(row, (bound.column,)) for row in wanted.values()])
         out: dict[K, V | None] = {}
         for key, row in wanted.items():
@@ -136,11 +146,16 @@ class Snapshot:
             out[key] = self._value(column, own, seen[row, bound.column])[0]
         return out
 
-    async def row(self, table: Table[K], key: K, columns: Sequence[Column[K, Any]] | None = None) -> Row[K]:
-        """Several columns of one row (all declared ones by default); absent values are None."""
+    async def row(
+        self, table: Table[K], key: K, columns: Sequence[Column[K, Any]] | None = None, *, lock: bool = False
+    ) -> Row[K]:
+        """Several columns of one row (all declared ones by default); absent values are None. `lock`: see `get`."""
         columns = list(table.columns.values()) if columns is None else columns
         bounds = self._of_table(table, columns)
         row = table.row(key)
+        if lock:
+            for bound in bounds:
+                self._lock(bound, row)
         seen = await self._see(table.name, [(row, tuple(bound.column for bound in bounds))])
         return self._assemble(key, row, columns, bounds, seen)
 
@@ -154,6 +169,7 @@ class Snapshot:
         columns: Sequence[Column[K, Any]] | None = None,
         limit: int | None = None,
         reverse: bool = False,
+        lock: bool = False,
     ) -> Scan[K]:
         """Rows in key order that have a value in any of the columns: `async for row in txn.scan(...)`.
 
@@ -165,7 +181,14 @@ class Snapshot:
             reverse: against the key order.
 
         It may be left at any point: between two rows nothing is held.
+
+        Raises: UsageError for `lock`: there are no locks of ranges.
         """
+        if lock:
+            raise UsageError(
+                "a scan takes no read locks: rows that are not there yet could not be locked. "
+                "Lock single cells with get, get_many or row."
+            )
         columns = list(table.columns.values()) if columns is None else columns
         bounds = self._of_table(table, columns)
         low, high = _range(table, start, stop, prefix)
@@ -178,6 +201,9 @@ class Snapshot:
     def _closed(self) -> TransactionClosed:
         kind = type(self).__name__.lower()
         return TransactionClosed(f"this {kind} has ended; use it inside its `async with` or function only")
+
+    def _lock(self, bound: Bound, row: bytes) -> None:
+        raise UsageError("a snapshot commits nothing, so it has no use for lock=True; read in a transaction")
 
     def _usable(self, column: Column[Any, Any]) -> Bound:
         if not self._open:
@@ -263,7 +289,7 @@ class Transaction(Snapshot):
     "aborted" or "unknown" (T10).
     """
 
-    __slots__ = ("_ack", "_bytes", "_depth", "_primary", "_root", "_version", "commit_ts", "outcome")
+    __slots__ = ("_ack", "_bytes", "_depth", "_locked", "_primary", "_root", "_version", "commit_ts", "outcome")
 
     def __init__(self, client: Client, start_ts: int) -> None:
         super().__init__(client, start_ts)
@@ -272,6 +298,7 @@ class Transaction(Snapshot):
         self._primary: Cellref | None = None
         self._version = 0  # of the catalogue that the first write was noted under (N10)
         self._bytes = 0
+        self._locked: dict[_WHERE, None] | None = None  # read under a lock (T14)
         self._ack: Intent | None = None  # an observer run's primary (N2)
         self._root = self._depth = 0
 
@@ -312,6 +339,15 @@ class Transaction(Snapshot):
         self._bytes = size
         writes[where] = (bound, data)
 
+    def _lock(self, bound: Bound, row: bytes) -> None:
+        locked = self._locked
+        if locked is None:
+            locked = self._locked = {}
+        cells_max = self._client.config.transaction.cells_max
+        if len(locked) >= cells_max:
+            raise TooLarge("cells locked by one transaction", len(locked) + 1, cells_max, "Lock less at a time.")
+        locked[bound.table, row, bound.column] = None
+
     # ------------------------------------------------------------ commit
 
     def discard(self) -> None:
@@ -321,7 +357,8 @@ class Transaction(Snapshot):
             self.outcome = "aborted"
 
     async def commit(self) -> int:
-        """Commit; returns commit_ts, or 0 if nothing was written.
+        """Commit; returns commit_ts, or 0 if nothing was written: then all that was read is of one moment, start_ts,
+        and read locks have nothing to protect.
 
         Raises: WriteConflict, RolledBack, CatalogueChanged (run it again), StoreFull, CommitUnknown.
         """
@@ -336,6 +373,8 @@ class Transaction(Snapshot):
             self.outcome = "committed"
             return 0
         parts = self._parts(intents)
+        if self._locked is not None:
+            parts = self._with_locked(parts, self._locked)
         first = parts[0][0]
         primary = Cellref(first.table, first.row, first.column)
         header = Header(self.start_ts, primary, self._root, self._depth, client.lease_token, client.oracle.wall_ms())
@@ -379,6 +418,19 @@ class Transaction(Snapshot):
         if self._ack is None and len(ordered) > 1:
             ordered.sort(key=len, reverse=True)
         return ordered
+
+    def _with_locked(self, parts: list[list[Intent]], locked: Iterable[_WHERE]) -> list[list[Intent]]:
+        """The same with what was read under a lock, behind the writes: the primary is one of these (T12, T14)."""
+        store, writes = self._driver.store, self._writes
+
+        def place(table: str, row: bytes) -> object:
+            return store.locate(table, row) if store.groups else (table, row)
+
+        by_place = {place(part[0].table, part[0].row): part for part in parts}
+        for table, row, column in locked:
+            if (table, row, column) not in writes:  # its write is its lock
+                by_place.setdefault(place(table, row), []).append(Intent(table, row, column, READ))
+        return list(by_place.values())
 
 
 def _intent(where: _WHERE, write: tuple[Bound, bytes | None]) -> Intent:

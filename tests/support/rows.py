@@ -9,6 +9,7 @@ from perco.storage import (
     DATA,
     LOCK,
     ROLLBACK,
+    SHARED,
     TS_MAX,
     WRITE,
     LocalRowStore,
@@ -87,6 +88,9 @@ class Rows:
 
     def locks(self) -> list[tuple[Cellref, int, Lock]]:
         return [(cell, ts, unpack_lock(value)) for cell, ts, value in self.cells(LOCK)]
+
+    def shared(self) -> list[tuple[Cellref, int, Lock]]:
+        return [(cell, ts, unpack_lock(value)) for cell, ts, value in self.cells(SHARED)]
 
     def value(self, cell: Cellref, ts: int = TS_MAX - 1) -> bytes | None:
         """What a snapshot sees; nothing may be in the way."""

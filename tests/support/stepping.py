@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
-from perco.storage import APPLIED, LOCK, TS_MAX, Failed, Mutation, Verdict
+from perco.storage import APPLIED, LOCK, SHARED, TS_MAX, Failed, Mutation, Verdict
 from perco.txn import commit as core
 from perco.txn.commit import Commit, State
 from perco.txn.records import Cellref, Lock, unpack_lock
@@ -33,10 +33,11 @@ def commit_steps(commit: Commit, rows: Rows, draw: Callable[[], int]) -> Steps:
                 for part, refused in commit.refusals:
                     intent, found = commit.refused_cell(part, refused)
                     cell = Cellref(intent.table, intent.row, intent.column)
-                    if found != core.LOCK_CHECK:
+                    if found not in (core.LOCK_CHECK, core.SHARED_CHECK):
                         commit.give_up()
                         break
-                    [locks] = rows.read(cell.table, cell.row, [(LOCK, cell.column, 0, TS_MAX, 1)])
+                    group = LOCK if found == core.LOCK_CHECK else SHARED
+                    [locks] = rows.read(cell.table, cell.row, [(group, cell.column, 0, TS_MAX, 1 << 10)])
                     for start_ts, lock in locks:
                         if start_ts == header.start_ts:
                             commit.echoed(part)
@@ -85,9 +86,9 @@ def recovery_steps(start_ts: int, cell: Cellref, lock: Lock, rows: Rows) -> Step
 
 
 def sweep_steps(rows: Rows) -> Generator[Mutation, Verdict, None]:
-    """Settles every lock there is; all of them are dead."""
-    for cell, start_ts, lock in rows.locks():
-        if any(at == start_ts and where == cell for where, at, _ in rows.locks()):
+    """Settles every lock there is, shared ones too; all of them are dead."""
+    for cell, start_ts, lock in [*rows.locks(), *rows.shared()]:
+        if any(at == start_ts and where == cell for where, at, _ in [*rows.locks(), *rows.shared()]):
             yield from recovery_steps(start_ts, cell, lock, rows)
 
 

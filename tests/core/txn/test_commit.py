@@ -6,7 +6,16 @@ import pytest
 
 from perco.errors import StoreFull, Unavailable
 from perco.storage import APPLIED, LOCK, WRITE, Failed, Mutation, NoReply, Refused
-from perco.txn.commit import FLOOR_CHECK, LOCK_CHECK, MARKER_CHECK, WRITE_CHECK, Commit, State
+from perco.txn.commit import (
+    FLOOR_CHECK,
+    LOCK_CHECK,
+    MARKER_CHECK,
+    SHARED_CHECK,
+    TRACE_CHECK,
+    WRITE_CHECK,
+    Commit,
+    State,
+)
 from perco.txn.mutations import Header, Intent
 from perco.txn.records import PUT, Cellref, unpack_lock
 
@@ -224,8 +233,11 @@ def test_it_knows_which_check_of_which_cell_refused() -> None:  # T7 T13
         (0, 0, cells[0], WRITE_CHECK),
         (0, 1, cells[0], MARKER_CHECK),
         (0, 2, cells[0], LOCK_CHECK),
-        (0, 3, cells[1], WRITE_CHECK),
-        (0, 5, cells[1], LOCK_CHECK),
+        (0, 3, cells[0], SHARED_CHECK),
+        (0, 4, cells[0], TRACE_CHECK),
+        (0, 5, cells[1], WRITE_CHECK),
+        (0, 7, cells[1], LOCK_CHECK),
+        (0, 9, cells[1], TRACE_CHECK),
         (1, 1, B, MARKER_CHECK),
         (0, -1, cells[0], FLOOR_CHECK),
     ]:
@@ -235,8 +247,10 @@ def test_it_knows_which_check_of_which_cell_refused() -> None:  # T7 T13
     for row, check, cell, what in [
         (0, 2, cells[0], LOCK_CHECK),
         (0, 3, cells[0], LOCK_CHECK),
-        (0, 4, cells[1], WRITE_CHECK),
-        (0, 7, cells[1], LOCK_CHECK),
+        (0, 4, cells[0], SHARED_CHECK),
+        (0, 5, cells[0], TRACE_CHECK),
+        (0, 6, cells[1], WRITE_CHECK),
+        (0, 9, cells[1], LOCK_CHECK),
         (1, 3, B, LOCK_CHECK),
     ]:
         found, why = commit.refused_cell(0, Refused(row, check))

@@ -142,10 +142,10 @@ def test_a_file_that_is_not_lmdbs_is_corruption(tmp_path):
 
 def test_more_locality_groups_than_lmdb_has_room_for_are_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="122 locality groups"):
-        lmdb_engine(tmp_path, groups=[f"data:{n}" for n in range(130)])
+        lmdb_engine(tmp_path, groups=[f"data:{n}" for n in range(131)])
 
 
 def test_every_group_that_is_allowed_fits_the_smallest_map(tmp_path):
-    engine = lmdb_engine(tmp_path, TINY, groups=[f"data:{'g' * 60}{n}" for n in range(128)])
-    assert engine.read(b"a", [(f"data:{'g' * 60}127", 1, 0, TS_MAX, 1)]) == [[]]
+    engine = lmdb_engine(tmp_path, TINY, groups=[f"data:{'g' * 60}{n}" for n in range(130)])
+    assert engine.read(b"a", [(f"data:{'g' * 60}129", 1, 0, TS_MAX, 1)]) == [[]]
     engine.close()
