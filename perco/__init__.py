@@ -67,7 +67,9 @@ from perco.txn.codecs import (
 from perco.txn.driver import CommitOptions as CommitOptions
 from perco.txn.heartbeat import HeartbeatOptions as HeartbeatOptions
 from perco.txn.oracle import OracleOptions as OracleOptions
+from perco.txn.retention import Keep as Keep, Removed as Removed
 from perco.txn.schema import Change as Change, Column as Column, Schema as Schema, Table as Table
 from perco.txn.transaction import Row as Row, Scan as Scan, Snapshot as Snapshot, Transaction as Transaction
+from perco.txn.vacuum import VacuumOptions as VacuumOptions, VacuumResult as VacuumResult
 
 __version__ = "0.1.0"

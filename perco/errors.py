@@ -96,28 +96,38 @@ class CatalogueChanged(TransientError):
 class CommitUnknown(PercoError):
     """The commit was sent and its outcome could not be learned (T4).
 
-    Attribute: `token`, a short str; `await db.outcome(token)` answers from any process.
+    Attributes: `token`, a short str; `await db.outcome(token)` answers from any process. `for_good`: it was asked, and
+    its traces are older than what the store keeps: nobody can tell any more.
     """
 
-    def __init__(self, token: str, reason: str) -> None:
-        self.token, self.reason = token, reason
-        super().__init__(
-            f"transaction {token} may or may not have committed ({reason}). "
-            "Do not simply run it again: ask `await db.outcome(token)` first."
+    def __init__(self, token: str, reason: str, *, for_good: bool = False) -> None:
+        self.token, self.reason, self.for_good = token, reason, for_good
+        remedy = (
+            "Look at what it would have written; ask earlier, or keep versions for longer (perco.Keep)."
+            if for_good
+            else "Do not simply run it again: ask `await db.outcome(token)` first."
         )
+        super().__init__(f"transaction {token} may or may not have committed ({reason}). {remedy}")
 
 
 class SnapshotTooOld(PercoError):
-    """A read of versions that were collected, or before the oldest note of the clock (T15).
+    """A read of versions that were collected (G5), or before the oldest note of the clock (T15).
 
-    Attributes: `asked`, `oldest`: a timestamp (int), or a wall time (float, seconds since 1970).
+    Attributes: `asked`, `oldest`: a timestamp (int), or a wall time (float, seconds since 1970). `table`: of the one
+    that is not kept for so long, else "".
     """
 
-    def __init__(self, asked: float, oldest: float | str) -> None:
-        self.asked, self.oldest = asked, oldest
+    def __init__(self, asked: float, oldest: float | str, table: str = "") -> None:
+        self.asked, self.oldest, self.table = asked, oldest, table
+        where = f" of table {table!r}" if table else ""
+        remedy = (
+            "Ask for a newer one (the clock is noted about once a second while the store is in use)."
+            if isinstance(asked, float)
+            else "Ask for a newer one. To read the past for longer declare keep=perco.Keep(seconds=...), or hold it "
+            "with a pin (db.pin)."
+        )
         super().__init__(
-            f"no snapshot at {_moment(asked)}: the oldest that can be read is {_moment(oldest)}. Ask for a newer one "
-            "(the clock is noted about once a second while the store is in use)."
+            f"no snapshot{where} at {_moment(asked)}: the oldest that can be read is {_moment(oldest)}. {remedy}"
         )
 
 

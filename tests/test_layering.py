@@ -20,9 +20,9 @@ COMMANDS = {Path("webindex/cli.py"), Path("webindex/demo.py")}
 ORDER = {
     "storage": ["cells", "keys", "engine", "row", "call", "lmdb_engine", "handover", "tablet", "rowstore", "folder"],
     "txn": [
-        *("records", "codecs", "snapshot", "mutations", "commit", "recovery", "timestamps", "fates", "schema"),
-        *("catalogue", "oracle", "background", "chain", "driver", "local", "beside", "sweeper", "heartbeat"),
-        *("examine", "check", "transaction", "client"),
+        *("records", "codecs", "retention", "snapshot", "mutations", "commit", "recovery", "timestamps", "fates"),
+        *("schema", "catalogue", "holds", "oracle", "background", "chain", "driver", "local", "beside", "sweeper"),
+        *("heartbeat", "vacuum", "examine", "check", "transaction", "client"),
     ],
     "testing": ["history", "isolation", "drawing", "faults", "machine", "simulation", "simulate", "__main__"],
     "notify": ["claim", "rowlocks", "backoff", "worker", "scanner", "database"],

@@ -222,6 +222,7 @@ class Database(Client):
         """Record the schema, make what it needs, and notify new observers of what is there (N10)."""
         self.catalogue = await catalogues.declare(self.driver.store, self.schema)
         await self.local.adapt(self.catalogue)
+        await self.local.raise_floor(self.oracle.holds.watermark)  # T13: what an earlier process published
         self._take_over()
         for id, entry in list(self.catalogue.observers.items()):
             if not entry.ready:
@@ -257,6 +258,7 @@ class Database(Client):
                 if isinstance(verdict, Failed):
                     raise verdict.error
             start = page.next
+        snap.end()
         self.catalogue = await catalogues.change(self.driver.store, lambda c: c.made_ready(id))
         self._take_over()
         self.driver.notified()

@@ -36,6 +36,7 @@ from perco.storage.cells import (
     ScanPage as ScanPage,
     ScanQuery as ScanQuery,
     ScanRequest as ScanRequest,
+    ScanRow as ScanRow,
     Verdict as Verdict,
     Write as Write,
 )

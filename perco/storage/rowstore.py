@@ -72,6 +72,12 @@ class LocalRowStore:
         self._queues = all(tablet.queues for tablet in ordered)
         self._starts[table] = [tablet.start for tablet in ordered]
 
+    async def raise_floor(self, ts: int) -> None:
+        """Every tablet refuses mutations that name a timestamp below `ts` (T13). When this returns, none of those that
+        were let in before is still under way. Who adds a table later raises it again."""
+        for tablet in self.tablets():
+            await tablet.raise_floor(ts)
+
     def tablets(self) -> list[Tablet]:
         return [tablet for tablets in self._tables.values() for tablet in tablets]
 

@@ -87,6 +87,7 @@ class Tablet(Protocol):
     def submit(self, mutation: Mutation, call: Call, index: int) -> None: ...
     def entries(self, group: str) -> int: ...
     def expire(self, after_s: float) -> None: ...
+    async def raise_floor(self, ts: int) -> None: ...
     async def add_groups(self, groups: Sequence[str]) -> None: ...
     def statistics(self) -> TabletStatistics: ...
     async def drain(self) -> bool: ...
@@ -133,6 +134,11 @@ class MemoryTablet:
 
     def expire(self, after_s: float) -> None:
         """There is no disk to wait for."""
+
+    async def raise_floor(self, ts: int) -> None:
+        """See `LmdbTablet.raise_floor`."""
+        await trio.lowlevel.checkpoint()
+        self._floor = max(self._floor, ts)
 
     async def add_groups(self, groups: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
@@ -499,6 +505,20 @@ class LmdbTablet:
             return [self._write_batch([mutation], None)[0] for mutation in mutations]
 
     # ------------------------------------------------------------ upkeep
+
+    async def raise_floor(self, ts: int) -> None:
+        """From now on mutations that name an older timestamp are refused (T13).
+
+        When this returns, what was let in before has been committed and is visible, or has failed.
+        """
+        if self._thread is None:  # nothing was ever written
+            await trio.lowlevel.checkpoint()
+            self._raise_floor(ts)
+            return
+        await self._on_writer(lambda: self._raise_floor(ts))
+
+    def _raise_floor(self, ts: int) -> None:
+        self._floor = max(self._floor, ts)
 
     async def add_groups(self, groups: Sequence[str]) -> None:
         """Make locality groups that the environment lacks (a table got a new one)."""

@@ -4,6 +4,7 @@ A reader beside the owner can neither draw timestamps nor settle locks. It reads
 most a second old while the owner writes), or, when there is no owner, at the oracle's durable bound: then nothing can
 commit any more.
 
+G5  The owner does not know of it, so every read asks what the owner has published as its table's cut.
 T9  It meets locks as everybody does. Decided: it answers from the lock (S4). Undecided and the owner alive: it waits.
     Undecided and no owner: the transaction is dead and can never commit, so it is passed by.
 """
@@ -18,7 +19,7 @@ import trio
 from perco.errors import UsageError
 from perco.txn.driver import Driver, _from_lock
 from perco.txn.local import LocalStore
-from perco.txn.oracle import Oracle, OracleOptions, durable_bound, newest_note
+from perco.txn.oracle import Oracle, OracleOptions, durable_bound, newest_note, published
 from perco.txn.records import Cellref, unpack_lock
 from perco.txn.recovery import Recovery, primary_queries
 from perco.txn.snapshot import Blocked, Seen
@@ -47,6 +48,9 @@ class BesideOracle(Oracle):
         else:
             self._newest = bound
         return self._newest
+
+    async def cut(self, table: str) -> int:
+        return (await published(self._store))[2].get(table, 0)
 
     async def note(self) -> None:
         raise UsageError("a reader notes nothing")

@@ -17,14 +17,15 @@ from typing import Any, Final
 
 import msgpack
 
-from perco.errors import Corruption, SchemaMismatch, Unavailable
+from perco.errors import Corruption, SchemaMismatch, Unavailable, UsageError
 from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, TS_MAX, Failed, Mutation, RowStore
 from perco.txn.codecs import codec_named
 from perco.txn.records import ack_of, column_of
+from perco.txn.retention import Keep
 from perco.txn.schema import Column, Observer, Schema, Table
 
 SYSTEM_TABLE: Final = "_perco"
-_ROW: Final = b"catalogue"
+CATALOGUE_ROW: Final = b"catalogue"
 _COLUMNS_MAX: Final = 1 << 15
 _OBSERVERS_MAX: Final = (1 << 16) - 1  # the number of an observer has 16 bits of a cell's column
 _TRIES: Final = 16
@@ -41,11 +42,16 @@ class ColumnEntry:
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """A table as the store knows it; `splits`: the first rows of its tablets but the first."""
+    """A table as the store knows it.
+
+    `splits`: the first rows of its tablets but the first. `keep`: how long its old versions are kept; None: as the
+    store's default says.
+    """
 
     key: str
     splits: tuple[bytes, ...]
     columns: dict[str, ColumnEntry]
+    keep: Keep | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +70,20 @@ class ObserverEntry:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """One version of the catalogue; an immutable value."""
+    """One version of the catalogue; an immutable value. `keep`: of tables that have none of their own."""
 
     version: int = 0
     tables: dict[str, TableEntry] = field(default_factory=dict)
     observers: dict[str, ObserverEntry] = field(default_factory=dict)
+    keep: Keep = Keep()
 
     def groups(self, table: str) -> list[str]:
         """The data groups that a table needs besides the protocol's."""
         return sorted({column.group for column in self.tables[table].columns.values()} - {DATA})
+
+    def keep_of(self, table: str) -> Keep:
+        """How long old versions of a table are kept."""
+        return self.tables[table].keep or self.keep
 
     def column_name(self, table: str, column: int) -> str:
         """The name of a store's column, for people; acks and notify cells read as column@observer."""
@@ -112,37 +123,58 @@ class Catalogue:
                     f"observer {observer.id!r} is registered for {entry.table}.{entry.column}, the schema has it on "
                     f"{at[0]}.{at[1]}. Give the new one an id of its own."
                 )
-        if tables == self.tables and observers == self.observers:
+        keep = schema.keep or self.keep
+        if (tables, observers, keep) == (self.tables, self.observers, self.keep):
             return self
-        return Catalogue(self.version + 1, tables, observers)
+        return Catalogue(self.version + 1, tables, observers, keep)
 
     def made_ready(self, id: str) -> Catalogue:
         """The next version, in which what was there before an observer has been notified (N10)."""
         observers = {**self.observers, id: replace(self.observers[id], ready=True)}
-        return Catalogue(self.version + 1, self.tables, observers)
+        return Catalogue(self.version + 1, self.tables, observers, self.keep)
 
     def pack(self) -> bytes:
         tables = {
-            name: [t.key, list(t.splits), {n: [c.number, c.codec, c.group] for n, c in t.columns.items()}]
+            name: [
+                t.key,
+                list(t.splits),
+                {n: [c.number, c.codec, c.group] for n, c in t.columns.items()},
+                _pack_keep(t.keep) if t.keep else None,
+            ]
             for name, t in self.tables.items()
         }
         observers = {id: [o.number, o.table, o.column, o.since, o.ready] for id, o in self.observers.items()}
-        return msgpack.packb([self.version, tables, observers])  # type: ignore[no-any-return]
+        return msgpack.packb([self.version, tables, observers, _pack_keep(self.keep)])  # type: ignore[no-any-return]
 
     @classmethod
     def unpack(cls, data: bytes) -> Catalogue:
         try:
-            version, tables, observers = msgpack.unpackb(data)
+            version, tables, observers, *keep = msgpack.unpackb(data)  # it had no keep once
             return cls(
                 version,
                 {
-                    name: TableEntry(key, tuple(splits), {n: ColumnEntry(*c) for n, c in columns.items()})
-                    for name, (key, splits, columns) in tables.items()
+                    name: TableEntry(
+                        key,
+                        tuple(splits),
+                        {n: ColumnEntry(*c) for n, c in columns.items()},
+                        _unpack_keep(*kept) if kept and kept[0] else None,
+                    )
+                    for name, (key, splits, columns, *kept) in tables.items()
                 },
                 {id: ObserverEntry(*entry) for id, entry in observers.items()},
+                _unpack_keep(*keep) if keep else Keep(),
             )
-        except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        except (ValueError, TypeError, AttributeError, UsageError, msgpack.UnpackException) as error:
             raise Corruption("catalogue", f"does not read: {error}") from error
+
+
+def _pack_keep(keep: Keep) -> list[float]:
+    return [float(keep.seconds), keep.versions]
+
+
+def _unpack_keep(packed: list[Any]) -> Keep:
+    seconds, versions = packed
+    return Keep(seconds=seconds, versions=versions)
 
 
 def data_group(column: Column[Any, Any]) -> str:
@@ -170,12 +202,12 @@ def _merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
                 f"column {column!r} is {known.codec} in group {known.group!r} in the store, and {column.codec.name} "
                 f"in group {data_group(column)!r} in the schema. Declare it as it was made, or use another name."
             )
-    return entry if columns == entry.columns else replace(entry, columns=columns)
+    return replace(entry, columns=columns, keep=table.keep or entry.keep)
 
 
 async def load(store: RowStore) -> Catalogue:
     """The newest version in the store; version 0 if there is none yet."""
-    [[cells]] = await store.read([(SYSTEM_TABLE, _ROW, [(DATA, 0, 1, TS_MAX, 1)])])
+    [[cells]] = await store.read([(SYSTEM_TABLE, CATALOGUE_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
     if not cells:
         return Catalogue()
     catalogue = Catalogue.unpack(cells[0][1])
@@ -201,7 +233,7 @@ async def change(store: RowStore, step: Callable[[Catalogue], Catalogue]) -> Cat
             return before
         assert after.version == before.version + 1
         put = (DATA, 0, after.version, after.pack())
-        row = (_ROW, ((ABSENT, DATA, 0, after.version, TS_MAX),), (put,))
+        row = (CATALOGUE_ROW, ((ABSENT, DATA, 0, after.version, TS_MAX),), (put,))
         [verdict] = await store.apply([Mutation(SYSTEM_TABLE, (row,))])
         if verdict is APPLIED:
             return after

@@ -17,7 +17,15 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import trio
 
-from perco.errors import CommitUnknown, ReadOnly, SchemaMismatch, TransientError, Unavailable, UsageError
+from perco.errors import (
+    CommitUnknown,
+    ReadOnly,
+    SchemaMismatch,
+    SnapshotTooOld,
+    TransientError,
+    Unavailable,
+    UsageError,
+)
 from perco.storage import BatchOptions, LmdbOptions, TabletStatistics
 from perco.txn.background import Background
 from perco.txn.catalogue import Bound, Catalogue
@@ -28,7 +36,8 @@ from perco.txn.local import LocalStore
 from perco.txn.oracle import Oracle, OracleOptions
 from perco.txn.records import Cellref
 from perco.txn.schema import Column, Schema
-from perco.txn.transaction import Snapshot, Transaction
+from perco.txn.transaction import PastSnapshot, Snapshot, Transaction
+from perco.txn.vacuum import Vacuum, VacuumOptions, VacuumResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -71,7 +80,8 @@ class Options:
         wall: the machine's clock, seconds since 1970.
         seed: of every random choice; None: from the system.
         on_event: called on the loop with the name of each step of the store ("prewrite", "commit", "secondaries",
-            "recovery", "ack"): for tests that stop it anywhere, and for tracing.
+            "recovery", "ack"; of a vacuum "watermark", "floor", "locks", "vacuum"): for tests that stop it anywhere,
+            and for tracing.
     """
 
     durability: str = "power"
@@ -82,6 +92,7 @@ class Options:
     retry: RetryOptions = field(default_factory=RetryOptions)
     transaction: TransactionOptions = field(default_factory=TransactionOptions)
     heartbeat: HeartbeatOptions = field(default_factory=HeartbeatOptions)
+    vacuum: VacuumOptions = field(default_factory=VacuumOptions)
     wall: Callable[[], float] = time.time
     seed: int | None = None
     on_event: Callable[[str], None] | None = None
@@ -117,6 +128,7 @@ class Client:
         self.background = Background()
         self.driver = Driver(local.store, self.oracle, self.fates, options.commit, self.background, options.on_event)
         self.heartbeat = Heartbeat(options.heartbeat, local.store, self.driver, options.wall, self.lease_token)
+        self.vacuuming = Vacuum(local, self.driver, options.vacuum, lambda: self.catalogue, options.on_event)
 
     # ------------------------------------------------------------ transactions
 
@@ -229,9 +241,10 @@ class Client:
         try:
             yield snap
         finally:
-            snap._open = False
+            snap.end()
 
     async def snapshot_at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
+        """As `snapshot`; whoever takes it calls its `end`."""
         self.usable(writing=False)
         if ts is not None and at is not None:
             raise UsageError("give either ts= or at=, not both")
@@ -239,16 +252,29 @@ class Client:
             if at.tzinfo is None:
                 raise UsageError("at= needs an aware datetime: datetime.now(timezone.utc), or .astimezone()")
             found, wall = await self.oracle.at(at.timestamp())
-            snap = Snapshot(self, found)
+            snap = self._held(found)
             snap.wall = wall
             return snap
+        if self.local.readonly:
+            newest = await self.oracle.draw()
+            if ts is None:
+                return PastSnapshot(self, newest, 0)
         if ts is not None:
-            if self.local.readonly:
-                await self.oracle.draw()
             if not 1 <= ts <= self.oracle.last:
                 raise UsageError(f"there is no snapshot at {ts}: timestamps so far are 1 to {self.oracle.last}")
-            return Snapshot(self, ts)
-        return Snapshot(self, await self.oracle.draw())
+            return self._held(ts)
+        snap = Snapshot(self, await self.oracle.draw())
+        self.oracle.holds.open.add(snap.start_ts)
+        return snap
+
+    def _held(self, ts: int) -> Snapshot:
+        """A snapshot at a past timestamp, checked and held in one step (T15); beside the owner it is only checked."""
+        if self.local.readonly:
+            return PastSnapshot(self, ts, 0)
+        held = self.oracle.holds.hold(ts)
+        if not held:
+            raise SnapshotTooOld(ts, self.oracle.holds.oldest())
+        return PastSnapshot(self, ts, held)
 
     async def outcome(self, token: str) -> int:
         """What became of a transaction (T4): its commit_ts, or 0: it did not commit and never will.
@@ -264,6 +290,17 @@ class Client:
         if primary.table not in self.local.store.tables():
             raise UsageError(f"{token!r} names table {primary.table!r}, which this store does not have")
         return await self.driver.outcome(start_ts, primary)
+
+    async def vacuum(self, *, progress: Callable[[VacuumResult], None] | None = None) -> VacuumResult:
+        """Remove old versions that nobody can read any more, now; in the background it happens by itself.
+
+        Args:
+            progress: called after every page, with what was done so far.
+
+        Raises: StoreFull where not even the reserve of a full disk suffices; ReadOnly.
+        """
+        self.usable(writing=True)
+        return await self.vacuuming.run(tell=progress)
 
     # ------------------------------------------------------------ names
 

@@ -140,6 +140,7 @@ class Driver:
         if commit.has_secondaries:
             if observed:
                 self.notified()
+            self.oracle.holds.open.discard(start_ts)
             self.fates.settle(start_ts, commit.commit_ts)
             self._begin_phase_two(commit, observed=observed)
         else:
@@ -349,6 +350,7 @@ class Driver:
 
     def _settled(self, start_ts: int, fate: int | None, *, observed: bool) -> None:
         self.inflight.pop(start_ts, None)
+        self.oracle.holds.open.discard(start_ts)
         self.fates.settle(start_ts, fate)
         self._observed_done(observed=observed)
 
@@ -374,7 +376,9 @@ class Driver:
                 if recovery.failure is not None:
                     raise recovery.failure
                 return None
-            self.fates.learn(start_ts, recovery.fate)
+            if recovery.fate or start_ts >= self.oracle.holds.watermark:
+                # T4: an abort of what began below it may be a commit whose record has been collected meanwhile.
+                self.fates.learn(start_ts, recovery.fate)
             clearing = recovery.clearing()
             if clearing:
                 recovery.cleared(await self.store.apply(clearing))
@@ -476,7 +480,10 @@ class Driver:
     # ------------------------------------------------------------ asking
 
     async def outcome(self, start_ts: int, primary: Cellref) -> int:
-        """commit_ts of a transaction, or 0: it did not and will not commit (T4)."""
+        """commit_ts of a transaction, or 0: it did not and will not commit (T4).
+
+        Raises: CommitUnknown, for good, where its traces may have been collected.
+        """
         while True:
             known = self.fates.known(start_ts)
             if known is not None:
@@ -489,8 +496,15 @@ class Driver:
             if recovery.fate is None:
                 assert recovery.failure is not None
                 raise recovery.failure
+            watermark = self.oracle.holds.watermark  # after the primary was read: what was there then, was all there is
+            if not recovery.conclusive and start_ts < watermark:
+                raise CommitUnknown(make_token(start_ts, primary), _collected(watermark), for_good=True)
             self.fates.learn(start_ts, recovery.fate)
             return recovery.fate
+
+
+def _collected(watermark: int) -> str:
+    return f"its traces may have been collected: only what began at {watermark} or later can still be asked for"
 
 
 class ConflictAt(PercoError):

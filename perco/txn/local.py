@@ -112,6 +112,10 @@ class LocalStore:
                         await tablet.add_groups(sorted(missing))
                 self._groups[name] |= missing
 
+    async def raise_floor(self, ts: int) -> None:
+        """T13, in every tablet of every table."""
+        await self.store.raise_floor(ts)
+
     def check(self) -> None:
         """Raises UsedAfterFork in a child of the process that opened this."""
         if self._forked:

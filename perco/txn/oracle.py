@@ -1,29 +1,36 @@
 """The timestamp oracle in this process: ranges made durable in the system table, notes that map wall time to it.
 
 Rows of the system table: `oracle` holds the bound (a cell at timestamp = bound), `clock` the notes (a cell at
-timestamp = last issued, its value the wall time in milliseconds).
+timestamp = last issued, its value the wall time in milliseconds), `watermark` what was published last: the watermark
+and every table's cut (a cell at timestamp = its number).
 
 O1-O3: see `timestamps.py`. There is one oracle per folder because the folder has one owner: the kernel gives the
 folder's lock to the next process only when this one is gone.
+O4  `holds` has the watermark, `catalogue_version` the catalogue's version: in one process every answer tells them.
+G1  The watermark is computed between two answers, and is durable before anything below it is removed (G2).
 T15  `at=w` is the last note at or before w, never in the future and never before the oldest note.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgpack
 import trio
 
 from perco.errors import Corruption, SnapshotTooOld, Unavailable, UsageError, at_least_one
 from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict, Write
 from perco.txn.catalogue import SYSTEM_TABLE
+from perco.txn.holds import Holder, Holds
 from perco.txn.timestamps import Timestamps, WallClock
 
-_BOUND_ROW: Final = b"oracle"
-_CLOCK_ROW: Final = b"clock"
+BOUND_ROW: Final = b"oracle"
+CLOCK_ROW: Final = b"clock"
+_WATERMARK_ROW: Final = b"watermark"
+_TRIES: Final = 16
 _WALL: Final = struct.Struct(">Q")
 
 
@@ -52,20 +59,22 @@ class Oracle:
         self._noted = 0
         self._unsure = 0  # the bound of an attempt whose reply was lost
         self.catalogue_version = 0  # O4: told with every commit timestamp
+        self.holds = Holds()  # and the watermark
         self.ranges = 0
 
     async def start(self) -> None:
         """Go on above the durable bound (O1)."""
         [[bound], [note]] = await self._store.read(
             [
-                (SYSTEM_TABLE, _BOUND_ROW, [(DATA, 0, 1, TS_MAX, 1)]),
-                (SYSTEM_TABLE, _CLOCK_ROW, [(DATA, 0, 1, TS_MAX, 1)]),
+                (SYSTEM_TABLE, BOUND_ROW, [(DATA, 0, 1, TS_MAX, 1)]),
+                (SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, 1, TS_MAX, 1)]),
             ]
         )
         self._timestamps = Timestamps(bound[0][0] if bound else 0)
         if note:
             self._clock = WallClock(_wall_ms(note[0][1]))
             self._noted = note[0][0]
+        self.holds.take_over(*(await published(self._store))[1:])
 
     @property
     def last(self) -> int:
@@ -98,7 +107,7 @@ class Oracle:
         writes: list[Write] = [(DATA, 0, bound, b"")]
         if old:
             writes.append((DATA, 0, old, None))
-        [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, ((_BOUND_ROW, checks, writes),))])
+        [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, ((BOUND_ROW, checks, writes),))])
         if isinstance(verdict, NoReply):
             self._unsure = bound
         if verdict is not APPLIED and not (self._unsure == bound == await durable_bound(self._store)):
@@ -119,10 +128,50 @@ class Oracle:
         if last == self._noted or not last:
             return
         wall_ms = self.wall_ms()
-        row = (_CLOCK_ROW, (), ((DATA, 0, last, _WALL.pack(wall_ms)),))
+        row = (CLOCK_ROW, (), ((DATA, 0, last, _WALL.pack(wall_ms)),))
         [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, (row,))])
         if verdict is APPLIED:
             self._noted = last
+
+    # ------------------------------------------------------------ old versions
+
+    async def aged(self, seconds: float) -> int:
+        """The newest timestamp that is surely older than so many seconds; 0: none. TS_MAX for no time at all."""
+        if not seconds:
+            return TS_MAX
+        try:
+            return (await note_at(self._store, self.wall_ms() / 1000 - seconds))[0]
+        except SnapshotTooOld:
+            return 0
+
+    async def publish(self, keep_s: Mapping[str, float]) -> Holder:
+        """Compute the watermark and the cuts of these tables (G1), make them durable (G2); returns who holds it back.
+
+        Args:
+            keep_s: for each table the seconds of its retention.
+        """
+        ages = {seconds: await self.aged(seconds) for seconds in set(keep_s.values())}
+        aged = {table: ages[seconds] for table, seconds in keep_s.items()}
+        holder = self.holds.advance(self._timestamps.last, self.wall_ms(), aged)
+        for _ in range(_TRIES):
+            number, watermark, cuts = await published(self._store)
+            self.holds.take_over(watermark, cuts)
+            if (watermark, cuts) == (self.holds.watermark, self.holds.cuts):
+                return holder
+            value = msgpack.packb([self.holds.watermark, self.holds.cuts])
+            checks = [(ABSENT, DATA, 0, number + 1, TS_MAX)]
+            writes: list[Write] = [(DATA, 0, number + 1, value)]
+            if number:
+                writes.append((DATA, 0, number, None))
+            row = (_WATERMARK_ROW, checks, writes)
+            [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, (row,), None, True)])
+            if isinstance(verdict, Failed):
+                raise verdict.error
+        raise Unavailable("the watermark could not be made durable")
+
+    async def cut(self, table: str) -> int:
+        """The oldest timestamp at which a table can be read (G5)."""
+        return self.holds.cuts.get(table, 0)
 
     async def at(self, wall_s: float) -> tuple[int, float]:
         """(timestamp, its wall time in seconds) of the last note at or before a wall time (O3, T15).
@@ -139,8 +188,8 @@ async def note_at(store: RowStore, wall_s: float) -> tuple[int, float]:
     wanted = int(wall_s * 1000)
     [[oldest], [newest]] = await store.read(
         [
-            (SYSTEM_TABLE, _CLOCK_ROW, [(DATA, 0, 1, TS_MAX, -1)]),
-            (SYSTEM_TABLE, _CLOCK_ROW, [(DATA, 0, 1, TS_MAX, 1)]),
+            (SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, 1, TS_MAX, -1)]),
+            (SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, 1, TS_MAX, 1)]),
         ]
     )
     if not oldest or _wall_ms(oldest[0][1]) > wanted:
@@ -151,7 +200,7 @@ async def note_at(store: RowStore, wall_s: float) -> tuple[int, float]:
     low_ts, high_ts = best[0], high[0]  # note(low) <= wanted < note(high)
     while high_ts - low_ts > 1:
         middle = (low_ts + high_ts) // 2
-        [[found]] = await store.read([(SYSTEM_TABLE, _CLOCK_ROW, [(DATA, 0, low_ts + 1, middle, 1)])])
+        [[found]] = await store.read([(SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, low_ts + 1, middle, 1)])])
         if not found:
             low_ts = middle
         elif _wall_ms(found[0][1]) <= wanted:
@@ -163,13 +212,25 @@ async def note_at(store: RowStore, wall_s: float) -> tuple[int, float]:
 
 async def newest_note(store: RowStore) -> tuple[int, float] | None:
     """The newest note: what a reader beside the owner can know of the present."""
-    [[cells]] = await store.read([(SYSTEM_TABLE, _CLOCK_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
+    [[cells]] = await store.read([(SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
     return (cells[0][0], _wall_ms(cells[0][1]) / 1000) if cells else None
+
+
+async def published(store: RowStore) -> tuple[int, int, dict[str, int]]:
+    """(number, watermark, cuts) as they were made durable last."""
+    [[cells]] = await store.read([(SYSTEM_TABLE, _WATERMARK_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
+    if not cells:
+        return 0, 0, {}
+    try:
+        watermark, cuts = msgpack.unpackb(cells[0][1])
+        return cells[0][0], int(watermark), {str(table): int(ts) for table, ts in cuts.items()}
+    except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        raise Corruption("watermark", f"does not read: {error}") from error
 
 
 async def durable_bound(store: RowStore) -> int:
     """No timestamp above this was ever handed out."""
-    [[cells]] = await store.read([(SYSTEM_TABLE, _BOUND_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
+    [[cells]] = await store.read([(SYSTEM_TABLE, BOUND_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
     return cells[0][0] if cells else 0
 
 

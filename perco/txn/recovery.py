@@ -10,8 +10,11 @@
 
 T1  A write record on the primary that points at start_ts: committed. One at or above start_ts that does not: aborted,
     for a later writer was let in (T7), which it never is past a lock.
-T4  A marker, or a later record: aborted. Our lock: not settled.
+T4  A marker, or a later record: aborted. Our lock: not settled. After old versions were collected only a marker, or our
+    own decision, is proof (`conclusive`).
 T5  The primary first: (a) with its lock, (b) a marker without it. Only then the secondaries (c).
+T13 No marker can be put below the floor, and none is needed: a prewrite that comes late is refused as well. So where
+    the primary, read after that, still has no trace, the lock that was found is of one that did not commit.
 T8  Each under the check that the lock is still there; refused: the primary is read again.
 """
 
@@ -22,7 +25,20 @@ from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
 from perco.errors import Unavailable
-from perco.storage import APPLIED, LOCK, ROLLBACK, TS_MAX, WRITE, Cell, Failed, Mutation, NoReply, Query, Verdict
+from perco.storage import (
+    APPLIED,
+    LOCK,
+    ROLLBACK,
+    TS_MAX,
+    WRITE,
+    Cell,
+    Failed,
+    Mutation,
+    NoReply,
+    Query,
+    Refused,
+    Verdict,
+)
 from perco.txn import mutations
 from perco.txn.records import Cellref, Lock, unpack_lock, unpack_record
 
@@ -92,6 +108,8 @@ class Recovery:
         self.commit_ts = 0
         self.failure: Exception | None = None
         self._lost = 0
+        self._floored = False  # T13
+        self.conclusive = False
         self.step = Step.ASK
 
     @property
@@ -104,9 +122,11 @@ class Recovery:
     def asked(self, cells: Sequence[Sequence[Cell]], *, alive: bool) -> None:
         """State ASK: what the primary holds, and whether the transaction's client lives (L1, L2)."""
         assert self.step in (Step.ASK, Step.WAIT)
+        self.conclusive = bool(cells[1])
         match judge(self.start_ts, cells):
             case Committed(commit_ts):
                 self.commit_ts = commit_ts
+                self.conclusive = True
                 self.step = Step.FORWARD
             case Aborted():
                 self.step = Step.BACK
@@ -114,7 +134,7 @@ class Recovery:
                 self._lock = lock
                 self.step = Step.WAIT if alive else Step.ROLL_PRIMARY
             case Nothing():
-                self.step = Step.WAIT if alive else Step.MARK
+                self.step = Step.WAIT if alive else Step.BACK if self._floored else Step.MARK
 
     def decision(self) -> Mutation:
         """States ROLL_PRIMARY and MARK: the mutation that decides the transaction's fate (T5 a, b)."""
@@ -126,12 +146,14 @@ class Recovery:
 
     def decided(self, verdict: Verdict) -> None:
         if verdict is APPLIED:
+            self.conclusive = True
             self.step = Step.BACK
         elif isinstance(verdict, Failed):
             self.failure = verdict.error
             self.step = Step.ASK
         else:
             self._lost += isinstance(verdict, NoReply)
+            self._floored = self._floored or (isinstance(verdict, Refused) and verdict.check < 0)
             if self._lost >= _LOST_MAX:
                 self.failure = Unavailable("the store does not answer")
             self.step = Step.ASK  # T5: refused, or nobody knows: read the primary again

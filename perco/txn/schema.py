@@ -23,6 +23,7 @@ from urllib.parse import quote
 from perco.errors import SchemaMismatch, TooLarge, UsageError
 from perco.storage import ROW_BYTES_MAX
 from perco.txn.codecs import BYTES, Codec, encoded
+from perco.txn.retention import Keep
 
 if TYPE_CHECKING:
     from perco.txn.transaction import Transaction
@@ -50,6 +51,12 @@ def _must_be_codec(what: str, codec: object) -> None:
     raise UsageError(f"{what} takes {hint}, not {codec!r}")
 
 
+def _must_keep(what: str, keep: object) -> Keep | None:
+    if keep is None or isinstance(keep, Keep):
+        return keep
+    raise UsageError(f"{what} takes keep=perco.Keep(seconds=...), not {keep!r}")
+
+
 class Column(Generic[K, V]):
     """A column of a table: typed by the table's key and its own codec. Made by `Table.column`."""
 
@@ -69,13 +76,16 @@ class Table(Generic[K]):
         name: stored in the catalogue; at most 64 characters.
         key: an ordered codec: BYTES, TEXT, INT64, Tuple(...).
         splits: keys at which the table is cut into tablets when it is made: each has a writer of its own.
+        keep: how long its old versions are kept; None: as the store has it, at first as the schema says.
     """
 
     @overload
-    def __init__(self: Table[bytes], name: str, *, splits: Sequence[bytes] = ()) -> None: ...
+    def __init__(self: Table[bytes], name: str, *, splits: Sequence[bytes] = (), keep: Keep | None = None) -> None: ...
     @overload
-    def __init__(self, name: str, *, key: Codec[K], splits: Sequence[K] = ()) -> None: ...
-    def __init__(self, name: str, *, key: Codec[Any] = BYTES, splits: Sequence[Any] = ()) -> None:
+    def __init__(self, name: str, *, key: Codec[K], splits: Sequence[K] = (), keep: Keep | None = None) -> None: ...
+    def __init__(
+        self, name: str, *, key: Codec[Any] = BYTES, splits: Sequence[Any] = (), keep: Keep | None = None
+    ) -> None:
         self.name = _named("table", name)
         if len(quote(name, safe="")) > _QUOTED_MAX:
             raise UsageError(f"table {name!r}: its name is too long for a folder's once it is percent-encoded")
@@ -85,6 +95,7 @@ class Table(Generic[K]):
         self.key: Codec[K] = key
         self.columns: dict[str, Column[K, Any]] = {}
         self.splits = tuple(sorted({self.row(split) for split in splits} - {b""}))
+        self.keep = _must_keep(f"table {name!r}", keep)
 
     def column(self, name: str, codec: Codec[V], *, group: str | None = None) -> Column[K, V]:
         """Declare a column; `group` puts its long values into a locality group of their own."""
@@ -145,9 +156,15 @@ class Observer:
 
 
 class Schema:
-    """The tables and observers that a program uses."""
+    """The tables and observers that a program uses.
 
-    def __init__(self, *tables: Table[Any]) -> None:
+    Args:
+        keep: how long old versions are kept in tables that do not say so themselves; None: as the store has it, at
+            first a day.
+    """
+
+    def __init__(self, *tables: Table[Any], keep: Keep | None = None) -> None:
+        self.keep = _must_keep("a schema", keep)
         self.tables: dict[str, Table[Any]] = {}
         for table in tables:
             if not isinstance(table, Table):

@@ -4,6 +4,9 @@ All reads of a transaction see the store as of its start_ts, with its own writes
 run concurrently. `set` and `delete` only note what to do: they never block, and limits are raised there, not at commit.
 `None` means absent.
 
+G1  Whoever reads at a timestamp holds the watermark below it, from the moment that it was drawn to its end.
+G5  A snapshot at a past timestamp is answered only above its table's cut, looked at after the cells: the cut is raised
+    before anything goes, so one at or below the timestamp proves that nothing was missing.
 T9  Whatever a scan or a multi-get meets, it answers as point reads would, or waits; never a part.
 T14 What is read with `lock=True` is locked at commit, for as long as the commit takes, against all who write it.
 T12 The primary is an observer run's ack, else a cell in the tablet that holds most of the cells.
@@ -18,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import trio
 
-from perco.errors import TooLarge, TransactionClosed, UsageError
+from perco.errors import Corruption, SnapshotTooOld, TooLarge, TransactionClosed, UsageError
 from perco.storage import LOCK, VALUE_BYTES_MAX, WRITE, ReadRequest, ScanQuery, ScanRequest
 from perco.txn.catalogue import Bound
 from perco.txn.codecs import TupleCodec, decoded, encoded
@@ -90,6 +93,19 @@ class Snapshot:
         self._bounds = client.bounds
         self.start_ts = start_ts
         self._writes: dict[_WHERE, tuple[Bound, bytes | None]] = {}
+
+    def end(self) -> None:
+        """Nothing is read any more; the versions that it needed may go (G1)."""
+        if self._open:
+            self._open = False
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._client.oracle.holds.open.discard(self.start_ts)
+
+    def __del__(self) -> None:
+        if self._open:  # dropped without an end: it shall not hold old versions for ever
+            self._let_go()
 
     # ------------------------------------------------------------ reading
 
@@ -199,7 +215,7 @@ class Snapshot:
     # ------------------------------------------------------------ inside
 
     def _closed(self) -> TransactionClosed:
-        kind = type(self).__name__.lower()
+        kind = "transaction" if isinstance(self, Transaction) else "snapshot"
         return TransactionClosed(f"this {kind} has ended; use it inside its `async with` or function only")
 
     def _lock(self, bound: Bound, row: bytes) -> None:
@@ -282,6 +298,55 @@ class Snapshot:
         return Row(key, cells)
 
 
+class PastSnapshot(Snapshot):
+    """The store as of a timestamp that was not drawn for it: every read asks whether it is still kept (G5).
+
+    `held`: its hold on the watermark; 0: a pin has one, or nobody.
+    """
+
+    __slots__ = ("_held",)
+
+    def __init__(self, client: Client, ts: int, held: int) -> None:
+        super().__init__(client, ts)
+        self._held = held
+
+    def _let_go(self) -> None:
+        self._client.oracle.holds.release(self._held)
+
+    async def get(self, column: Column[K, V], key: K, *, lock: bool = False) -> V | None:
+        """As `Snapshot.get`.
+
+        Raises: SnapshotTooOld too.
+        """
+        value: V | None = None
+        failure: Corruption | None = None
+        try:
+            value = await super().get(column, key, lock=lock)
+        except Corruption as error:
+            failure = error  # a record may have been read, and have gone before its long value was
+        await self._still_kept(column.table.name, failure)
+        return value
+
+    async def _finish(
+        self, table: str, seen: dict[tuple[bytes, int], Seen]
+    ) -> dict[tuple[bytes, int], Value | Missing]:
+        out: dict[tuple[bytes, int], Value | Missing] = {}
+        failure: Corruption | None = None
+        try:
+            out = await super()._finish(table, seen)
+        except Corruption as error:
+            failure = error
+        await self._still_kept(table, failure)
+        return out
+
+    async def _still_kept(self, table: str, failure: Corruption | None) -> None:
+        cut = await self._client.oracle.cut(table)
+        if self.start_ts < cut:
+            raise SnapshotTooOld(self.start_ts, cut, table)
+        if failure is not None:
+            raise failure
+
+
 class Transaction(Snapshot):
     """Reads and writes that become visible together, or not at all.
 
@@ -293,6 +358,7 @@ class Transaction(Snapshot):
 
     def __init__(self, client: Client, start_ts: int) -> None:
         super().__init__(client, start_ts)
+        client.oracle.holds.open.add(start_ts)
         self.commit_ts = 0
         self.outcome = "open"
         self._primary: Cellref | None = None
@@ -353,7 +419,7 @@ class Transaction(Snapshot):
     def discard(self) -> None:
         """End without a commit. Nothing was sent, so there is nothing to undo."""
         if self._open:
-            self._open = False
+            self.end()
             self.outcome = "aborted"
 
     async def commit(self) -> int:
@@ -364,17 +430,18 @@ class Transaction(Snapshot):
         """
         if not self._open:
             raise self._closed()
-        self._open = False
         client = self._client
         intents = [_intent(where, write) for where, write in self._writes.items()]
         if self._ack is not None:
             intents.insert(0, self._ack)
         if not intents:
+            self.end()
             self.outcome = "committed"
             return 0
         parts = self._parts(intents)
         if self._locked is not None:
             parts = self._with_locked(parts, self._locked)
+        self._open = False  # from here on the driver says when it is done (G1)
         first = parts[0][0]
         primary = Cellref(first.table, first.row, first.column)
         header = Header(self.start_ts, primary, self._root, self._depth, client.lease_token, client.oracle.wall_ms())

@@ -141,6 +141,9 @@ class _Beside:
     async def adapt(self, catalogue: Any) -> None:
         await self._local.adapt(catalogue)
 
+    async def raise_floor(self, ts: int) -> None:
+        await self._local.raise_floor(ts)
+
 
 @asynccontextmanager
 async def client(

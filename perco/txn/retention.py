@@ -1,0 +1,222 @@
+"""What of a row's history nobody can read any more, as values. No I/O.
+
+    waste_of(cells of a row, cut, watermark, ...) -> Waste -> Mutation
+
+The *watermark* is the store's (G1): no open transaction began below it. A table's *cut* is the oldest timestamp at
+which it can still be read; it is at most the watermark, and lower for a table that keeps more. Versions at or below the
+cut never change, except by this (T13 refuses whoever comes late), so nothing has to be checked before they go, and
+twins that remove them do no harm: they name exact timestamps, which never come back.
+
+G3  Of each cell the newest version at or below the cut stays. A delete marker that is the newest goes, with all that
+    it hides, with its column's acks at or below the cut, in one mutation of the row, under the check that no notify
+    cell of that column stands there: its observers still have to see it. Long values go with their records (T2).
+G4  Rollback markers below the watermark go. Of an ack the newest at or below the cut stays, else an observer would run
+    twice; it goes when the cell that it acknowledges has gone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from perco.errors import UsageError, at_least_one
+from perco.storage import ABSENT, NOTIFY, ROLLBACK, TS_MAX, WRITE, Check, Mutation, ScanCell, Write
+from perco.txn.records import DELETE, PUT_DATA, observed_column, unpack_record
+
+DAY_S: Final = 86400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keep:
+    """How long old versions are kept.
+
+    Attributes:
+        seconds: every snapshot of the last so many seconds can be read.
+        versions: of what is older, the newest so many versions of each cell stay. Snapshots need one; more are seen by
+            `perco get --versions` only. What was deleted before that goes whatever this says.
+    """
+
+    seconds: float = DAY_S
+    versions: int = 1
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "versions")
+        if not (math.isfinite(self.seconds) and self.seconds >= 0):
+            raise UsageError(f"Keep: seconds is {self.seconds}; it must be a number from 0 on")
+
+
+@dataclass(slots=True)
+class Removed:
+    """How many cells a vacuum removed.
+
+    Attributes: `versions`, write records, delete markers included; `acks`; `rollbacks`, rollback markers; `data`, long
+    values; `notes`, of the clock; `system`, old versions of the catalogue and the like.
+    """
+
+    versions: int = 0
+    acks: int = 0
+    rollbacks: int = 0
+    data: int = 0
+    notes: int = 0
+    system: int = 0
+
+    def add(self, other: Removed) -> None:
+        self.versions += other.versions
+        self.acks += other.acks
+        self.rollbacks += other.rollbacks
+        self.data += other.data
+        self.notes += other.notes
+        self.system += other.system
+
+    @property
+    def cells(self) -> int:
+        """All of them."""
+        return self.versions + self.acks + self.rollbacks + self.data + self.notes + self.system
+
+
+_Unit = tuple[Write, ...]  # what goes together: a record and its long value
+
+
+class Waste(NamedTuple):
+    """What can go of one row.
+
+    `units`: at any time, in any order, a unit in one mutation. `ends`: what goes only under `checks`, all of it in one
+    mutation: delete markers with what they hide and their acks; `instead`: what of it goes if they refuse. `blocked`: a
+    marker had to stay for a notify cell.
+    """
+
+    table: str
+    row: bytes
+    units: list[_Unit]
+    checks: list[Check]
+    ends: list[Write]
+    instead: list[_Unit]
+    blocked: bool
+
+    def mutations(self, writes_max: int) -> list[Mutation]:
+        """The ends with as much of the units as fits, then the rest."""
+        out, writes = [], list(self.ends)
+        checks = self.checks
+        for unit in self.units:
+            if writes and len(writes) + len(unit) > writes_max:
+                out.append(self._mutation(checks, writes))
+                writes, checks = [], []
+            writes += unit
+        if writes:
+            out.append(self._mutation(checks, writes))
+        return out
+
+    def _mutation(self, checks: list[Check], writes: list[Write]) -> Mutation:
+        return Mutation(self.table, ((self.row, checks, writes),), None, True)
+
+    def without_ends(self) -> Waste:
+        """What is left to do when the checks have refused: a notify cell has come in between.
+
+        The units may have gone already; they lay in another mutation, or lie in the next vacuum's.
+        """
+        return Waste(self.table, self.row, self.instead, [], [], [], True)
+
+
+def removed_by(mutation: Mutation) -> Removed:
+    """What an applied mutation of a vacuum has removed: by the groups of its cells."""
+    removed = Removed()
+    for _, _, writes in mutation.rows:
+        for group, column, _, value in writes:
+            assert value is None
+            if group == WRITE:
+                if column != observed_column(column):
+                    removed.acks += 1
+                else:
+                    removed.versions += 1
+            elif group == ROLLBACK:
+                removed.rollbacks += 1
+            else:
+                removed.data += 1
+    return removed
+
+
+def waste_of(
+    table: str,
+    row: bytes,
+    records: Sequence[ScanCell],
+    markers: Sequence[ScanCell],
+    notified: Collection[int],
+    *,
+    cut: int,
+    watermark: int,
+    versions: int,
+    acks_of: Callable[[int], Sequence[int]],
+    more: bool = False,
+) -> Waste:
+    """What can go of a row.
+
+    Args:
+        records: of all its columns at or below the cut, by column, newest first.
+        markers: its rollback markers below the watermark.
+        notified: the ack columns of which a notify cell stands in the row.
+        acks_of: the ack columns of all observers of a column.
+        more: `records` ends early: older cells of its last column, and further columns, are not in it.
+    """
+    assert cut <= watermark, "G1"
+    waste = Waste(table, row, [], [], [], [], False)
+    for column, ts, _ in markers:
+        assert ts < watermark, "G4: a marker at the watermark may still be needed"
+        waste.units.append(((ROLLBACK, column, ts, None),))
+    last = observed_column(records[-1][0]) if records and more else -1
+    for column, cells in groupby(records, lambda cell: observed_column(cell[0])):
+        waste = _of_cell(waste, column, list(cells), notified, cut, versions, acks_of(column), complete=column != last)
+    return waste
+
+
+def _of_cell(
+    waste: Waste,
+    column: int,
+    records: list[ScanCell],
+    notified: Collection[int],
+    cut: int,
+    versions: int,
+    acks: Sequence[int],
+    *,
+    complete: bool,
+) -> Waste:
+    """A cell and its acks; `complete`: they are all here."""
+    own = [_unit(cell) for cell in records if cell[0] == column]
+    assert all(cell[1] <= cut for cell in records), "G3: above the cut everything is needed"
+    stays = 0
+    while stays < min(len(own), versions) and own[stays][0] != DELETE:
+        stays += 1
+    gone = not stays  # the cell does not exist at the cut
+    seen = {cell[0] for cell in records if cell[0] != column}
+    waiting = any(ack in notified for ack in (*acks, *seen))
+    superseded = [unit for _, unit in own[max(stays, 1) :]]
+    newest = -1
+    for ack, ts, _ in records:
+        if ack != column:
+            if ack == newest:  # G4
+                superseded.append(((WRITE, ack, ts, None),))
+            newest = ack
+    if not (gone and complete):
+        waste.units.extend(superseded)
+    elif waiting:  # G3
+        waste.units.extend(superseded)
+        return waste._replace(blocked=True)
+    else:
+        waste.instead.extend(superseded)
+        for _, unit in own:
+            waste.ends.extend(unit)
+        waste.ends.extend((WRITE, ack, ts, None) for ack, ts, _ in records if ack != column)
+        waste.checks.extend((ABSENT, NOTIFY, ack, 0, TS_MAX) for ack in sorted({*acks, *seen}))
+    return waste
+
+
+def _unit(cell: ScanCell) -> tuple[int, _Unit]:
+    """A record's kind, and what goes with it."""
+    column, ts, value = cell
+    kind, start_ts, body = unpack_record(value)
+    gone: Write = (WRITE, column, ts, None)
+    if kind == PUT_DATA:
+        return kind, (gone, (body.decode(), column, start_ts, None))
+    return kind, (gone,)

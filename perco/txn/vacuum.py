@@ -1,0 +1,365 @@
+"""Removes old versions that nobody can read any more, page by page, while everybody goes on.
+
+`retention.py` says what can go of a row, `holds.py` up to where; this does it, through the row store alone.
+
+G2  In this order, each step finished everywhere before the next begins anywhere: publish the watermark and the cuts,
+    durably; raise the floor in every tablet (T13); settle every lock with start_ts strictly below the watermark;
+    delete. Tablet by tablet would lose half a transaction: its primary's record gone, a secondary's lock still there.
+S4  It may use the reserve of a full disk, in mutations that are small enough for it.
+
+What it does can be cut short anywhere, and begun again by anybody: the next one publishes a watermark at least as high.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from perco.errors import StoreFull, Unavailable, UsageError, at_least_one
+from perco.storage import (
+    APPLIED,
+    DATA,
+    LOCK,
+    NOTIFY,
+    ROLLBACK,
+    TS_MAX,
+    WRITE,
+    Failed,
+    Mutation,
+    Refused,
+    RowStore,
+    ScanQuery,
+    ScanRequest,
+    ScanRow,
+    Verdict,
+)
+from perco.txn.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue
+from perco.txn.driver import Driver
+from perco.txn.holds import Holder
+from perco.txn.local import LocalStore
+from perco.txn.oracle import BOUND_ROW, CLOCK_ROW, Oracle, raise_for
+from perco.txn.records import Cellref, ack_of, column_of
+from perco.txn.retention import Removed, Waste, removed_by, waste_of
+from perco.txn.snapshot import Blocked
+
+_ROUNDS_MAX = 16  # over all locks, before it is given up
+_SYSTEM_CELLS = 32  # removed at once: they shall fit the reserve
+_CRAMPED_CELLS = 4  # of a row at a time on a full disk: what the reserve has room for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VacuumOptions:
+    """Attributes:
+    on: remove old versions in the background.
+    period_s: how often it is looked whether there are any.
+    share: the part of the time that it may take in the background; 1: it only gives way.
+    page_rows: rows that are read at a time.
+    row_cells: cells of a row that are read at a time.
+    """
+
+    on: bool = True
+    period_s: float = 30.0
+    share: float = 0.2
+    page_rows: int = 128
+    row_cells: int = 1024
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "page_rows", "row_cells")
+        if not self.period_s > 0:
+            raise UsageError(f"VacuumOptions: period_s is {self.period_s}; it must be above 0")
+        if not 0 < self.share <= 1:
+            raise UsageError(f"VacuumOptions: share is {self.share}; it must be above 0 and at most 1")
+
+
+@dataclass(slots=True)
+class VacuumResult:
+    """What a vacuum did, and while it runs, has done so far.
+
+    Attributes:
+        watermark: versions that are needed at or above it were left alone.
+        cuts: of each table the oldest timestamp at which it can be read from now on.
+        holder: who kept the watermark from moving on.
+        table: the one it is at.
+        rows: rows looked at.
+        locks: locks that were in the way and have been settled.
+        removed: cells, by kind.
+        blocked: rows where a delete marker stays until its observers have run.
+        left: mutations whose reply was lost; the next vacuum looks again.
+        seconds: how long it took.
+    """
+
+    watermark: int = 0
+    cuts: dict[str, int] = field(default_factory=dict)
+    holder: Holder = Holder("retention", 0)
+    table: str = ""
+    rows: int = 0
+    locks: int = 0
+    removed: Removed = field(default_factory=Removed)
+    blocked: int = 0
+    left: int = 0
+    seconds: float = 0.0
+
+
+class Vacuum:
+    """One per opened store; one run at a time."""
+
+    def __init__(
+        self,
+        local: LocalStore,
+        driver: Driver,
+        options: VacuumOptions,
+        catalogue: Callable[[], Catalogue],
+        event: Callable[[str], None] | None,
+    ) -> None:
+        self.options = options
+        self.removed = Removed()  # since the store was opened
+        self.runs = 0
+        self.last: VacuumResult | None = None
+        self.failure: Exception | None = None  # of the last run in the background
+        self._local, self._driver, self._catalogue, self._event = local, driver, catalogue, event
+        self._alone = trio.Lock()
+        self._share = 1.0
+        self._began = 0.0
+        self._result = VacuumResult()
+        self._tell: Callable[[VacuumResult], None] = lambda _: None
+
+    @property
+    def _store(self) -> RowStore:
+        return self._driver.store
+
+    @property
+    def _oracle(self) -> Oracle:
+        return self._driver.oracle
+
+    async def run(self, *, share: float = 1.0, tell: Callable[[VacuumResult], None] | None = None) -> VacuumResult:
+        """Once over everything.
+
+        Raises: StoreFull where not even the reserve suffices; Unavailable if locks cannot be settled.
+        """
+        async with self._alone:
+            self._share, self._tell = share, tell or (lambda _: None)
+            began = self._began = trio.current_time()
+            self._result = result = VacuumResult()
+            await self._publish()
+            await self._local.raise_floor(result.watermark)  # T13
+            self._step("floor")
+            await self._settle_locks()
+            self._step("locks")
+            for table in result.cuts:
+                await self._collect(table)
+            await self._collect_system()
+            self._step("vacuum")
+            result.table = ""
+            result.seconds = trio.current_time() - began
+            self.runs += 1
+            self.last = result
+            return result
+
+    def _step(self, name: str) -> None:
+        if self._event is not None:
+            self._event(name)
+
+    async def _publish(self) -> None:
+        """G1, and the first step of G2."""
+        catalogue, holds = self._catalogue(), self._oracle.holds
+        keep_s = {table: catalogue.keep_of(table).seconds for table in self._tables()}
+        self._result.holder = await self._oracle.publish(keep_s)
+        self._result.watermark = holds.watermark
+        self._result.cuts = {table: holds.cuts[table] for table in keep_s}
+        self._step("watermark")
+
+    def _tables(self) -> list[str]:
+        made = set(self._local.store.tables())
+        return [table for table in self._catalogue().tables if table in made]
+
+    # ------------------------------------------------------------ locks
+
+    async def _settle_locks(self) -> None:
+        """Until a whole look finds none below the watermark; no new ones can come (T13)."""
+        for _ in range(_ROUNDS_MAX):
+            if not await self._locks_found():
+                return
+        raise Unavailable("the vacuum ended before it removed anything: there are locks that it cannot settle")
+
+    async def _locks_found(self) -> int:
+        found = 0
+        for table in self._tables():
+            start: bytes | None = b""
+            while start is not None:
+                query = ScanQuery(LOCK, None, 0, TS_MAX, 1 << 16)
+                page = await self._store.scan(ScanRequest(table, start, None, (query,)))
+                for row, [locks] in page.rows:
+                    for column, start_ts, packed in locks:
+                        if start_ts < self._result.watermark:  # at the watermark it may be alive
+                            found += 1
+                            await self._driver.clear(Cellref(table, row, column), Blocked(start_ts, packed))
+                            self._result.locks += 1
+                start = page.next
+                await self._give_way()
+        return found
+
+    # ------------------------------------------------------------ rows
+
+    async def _collect(self, table: str) -> None:
+        self._result.table = table
+        start: bytes | None = b""
+        while start is not None:
+            page = await self._store.scan(self._request(table, start, None, self.options.row_cells))
+            wastes, crowded = [], []
+            for found in page.rows:
+                self._result.rows += 1
+                waste, more = self._waste(table, found, self.options.row_cells)
+                if more:
+                    crowded.append(found[0])
+                else:
+                    wastes.append(waste)
+            if not await self._remove(wastes):
+                crowded += [waste.row for waste in wastes]
+            for row in crowded:
+                await self._collect_row(table, row)
+            start = page.next
+            self._tell(self._result)
+            await self._give_way()
+
+    def _request(self, table: str, start: bytes, stop: bytes | None, cells: int) -> ScanRequest:
+        cut, watermark = self._result.cuts[table], self._result.watermark
+        queries = (
+            ScanQuery(WRITE, None, 0, cut, cells),
+            ScanQuery(ROLLBACK, None, 0, max(watermark - 1, 0), cells),
+            ScanQuery(NOTIFY, None, 0, TS_MAX, cells),
+        )
+        return ScanRequest(table, start, stop, queries, False, self.options.page_rows)
+
+    def _waste(self, table: str, found: ScanRow, cells: int) -> tuple[Waste, bool]:
+        """What can go of a row, and whether there is more in it than was read."""
+        row, (records, markers, notified) = found
+        catalogue = self._catalogue()
+        more = len(records) == cells
+        waste = waste_of(
+            table,
+            row,
+            records,
+            markers,
+            {column for column, _, _ in notified},
+            cut=self._result.cuts[table],
+            watermark=self._result.watermark,
+            versions=catalogue.keep_of(table).versions,
+            acks_of=_acks(catalogue, table),
+            more=more,
+        )
+        return waste, more or len(markers) == cells
+
+    async def _collect_row(self, table: str, row: bytes) -> None:
+        """A row with more than is read at once, or a full disk: in parts, as often as there is something to remove."""
+        cells = _CRAMPED_CELLS
+        while True:
+            page = await self._store.scan(self._request(table, row, row + b"\x00", cells))
+            if not page.rows:
+                return
+            waste, more = self._waste(table, page.rows[0], cells)
+            mutations = waste.mutations(cells)
+            left = self._result.left
+            if mutations and not await self._apply(mutations, [waste] * len(mutations)):
+                if cells == _CRAMPED_CELLS:
+                    raise StoreFull(f"table {table!r}", "old versions could not be removed, not even in the reserve")
+                cells = _CRAMPED_CELLS
+                continue
+            if not more or self._result.left > left:
+                return
+            cells = min(2 * cells, self.options.row_cells) if mutations else 2 * cells
+            await self._give_way()
+
+    async def _remove(self, wastes: Sequence[Waste]) -> bool:
+        """Returns False if a part found no space."""
+        mutations, of = [], []
+        for waste in wastes:
+            self._result.blocked += waste.blocked
+            for mutation in waste.mutations(self.options.row_cells):
+                mutations.append(mutation)
+                of.append(waste)
+        return not mutations or await self._apply(mutations, of)
+
+    async def _apply(self, mutations: Sequence[Mutation], of: Sequence[Waste]) -> bool:
+        room = True
+        refused = []
+        for mutation, waste, verdict in zip(mutations, of, await self._store.apply(mutations), strict=True):
+            if isinstance(verdict, Refused):  # G3: a notify cell has come in between
+                self._result.blocked += 1
+                refused += waste.without_ends().mutations(self.options.row_cells)
+            else:
+                room &= self._count(mutation, verdict)
+        for mutation, verdict in zip(refused, await self._store.apply(refused) if refused else (), strict=True):
+            room &= self._count(mutation, verdict)
+        return room
+
+    def _count(self, mutation: Mutation, verdict: Verdict) -> bool:
+        """Returns False for what found no space."""
+        if verdict is APPLIED:
+            gone = removed_by(mutation)
+            self._result.removed.add(gone)
+            self.removed.add(gone)
+            return True
+        if isinstance(verdict, Failed):
+            if isinstance(verdict.error, StoreFull):
+                return False
+            raise verdict.error
+        self._result.left += 1
+        return True
+
+    # ------------------------------------------------------------ system rows
+
+    async def _collect_system(self) -> None:
+        """Notes that no snapshot can stand on, but the newest at or below every cut (O3); what was superseded."""
+        self._result.table = SYSTEM_TABLE
+        oldest = min(self._result.cuts.values(), default=self._result.watermark)
+        catalogue = self._catalogue()
+        notes = await self._collect_versions(CLOCK_ROW, oldest)
+        # The version that registered an observer says whether it was told of what was there before.
+        system = await self._collect_versions(
+            CATALOGUE_ROW, TS_MAX, {observer.since for observer in catalogue.observers.values()}
+        )
+        system += await self._collect_versions(BOUND_ROW, TS_MAX)
+        gone = Removed(notes=notes, system=system)
+        self._result.removed.add(gone)
+        self.removed.add(gone)
+
+    async def _collect_versions(self, row: bytes, at: int, but: Collection[int] = ()) -> int:
+        """Remove what is older than the newest version at or below `at`, the oldest first; returns how many."""
+        store = self._local.store
+        [[newest]] = await store.read([(SYSTEM_TABLE, row, [(DATA, 0, 0, at, 1)])])
+        removed = low = 0
+        while newest and low < newest[0][0]:
+            query = (DATA, 0, low, newest[0][0] - 1, -_SYSTEM_CELLS)
+            [[cells]] = await store.read([(SYSTEM_TABLE, row, [query])])
+            if not cells:
+                break
+            low = cells[-1][0] + 1
+            gone = tuple((DATA, 0, ts, None) for ts, _ in cells if ts not in but)
+            if gone:
+                [verdict] = await store.apply([Mutation(SYSTEM_TABLE, ((row, (), gone),), None, True)])
+                if verdict is not APPLIED:
+                    raise_for(verdict, f"old versions of {row.decode()}")
+                removed += len(gone)
+            await self._give_way()
+        return removed
+
+    # ------------------------------------------------------------ manners
+
+    async def _give_way(self) -> None:
+        """So long that the whole takes no more than its share of the time."""
+        worked = trio.current_time() - self._began
+        await trio.sleep(worked * (1 / self._share - 1))
+        self._began = trio.current_time()
+
+
+def _acks(catalogue: Catalogue, table: str) -> Callable[[int], Sequence[int]]:
+    """The ack columns of all observers of a column of a table."""
+    columns = catalogue.tables[table].columns
+    found: dict[int, list[int]] = {}
+    for observer in catalogue.observers.values():
+        if observer.table == table:
+            column = column_of(columns[observer.column].number)
+            found.setdefault(column, []).append(ack_of(column, observer.number))
+    return lambda column: found.get(column, ())
