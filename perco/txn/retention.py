@@ -10,20 +10,20 @@ twins that remove them do no harm: they name exact timestamps, which never come 
 G3  Of each cell the newest version at or below the cut stays. A delete marker that is the newest goes, with all that
     it hides, with its column's acks at or below the cut, in one mutation of the row, under the check that no notify
     cell of that column stands there: its observers still have to see it. Long values go with their records (T2).
-G4  Rollback markers below the watermark go. Of an ack the newest at or below the cut stays, else an observer would run
-    twice; it goes when the cell that it acknowledges has gone.
+G4  Rollback markers and traces of read locks below the watermark go. Of an ack the newest at or below the cut stays,
+    else an observer would run twice; it goes when the cell that it acknowledges has gone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Final, NamedTuple
 
 from perco.errors import UsageError, at_least_one
-from perco.storage import ABSENT, NOTIFY, ROLLBACK, TS_MAX, WRITE, Check, Mutation, ScanCell, Write
+from perco.storage import ABSENT, NOTIFY, ROLLBACK, TRACE, TS_MAX, WRITE, Check, Mutation, ScanCell, Write
 from perco.txn.records import DELETE, PUT_DATA, observed_column, unpack_record
 
 DAY_S: Final = 86400.0
@@ -52,29 +52,26 @@ class Keep:
 class Removed:
     """How many cells a vacuum removed.
 
-    Attributes: `versions`, write records, delete markers included; `acks`; `rollbacks`, rollback markers; `data`, long
-    values; `notes`, of the clock; `system`, old versions of the catalogue and the like.
+    Attributes: `versions`, write records, delete markers included; `acks`; `rollbacks`, rollback markers; `traces`, of
+    read locks; `data`, long values; `notes`, of the clock; `system`, old versions of the catalogue and the like.
     """
 
     versions: int = 0
     acks: int = 0
     rollbacks: int = 0
+    traces: int = 0
     data: int = 0
     notes: int = 0
     system: int = 0
 
     def add(self, other: Removed) -> None:
-        self.versions += other.versions
-        self.acks += other.acks
-        self.rollbacks += other.rollbacks
-        self.data += other.data
-        self.notes += other.notes
-        self.system += other.system
+        for part in fields(self):
+            setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
 
     @property
     def cells(self) -> int:
         """All of them."""
-        return self.versions + self.acks + self.rollbacks + self.data + self.notes + self.system
+        return sum(getattr(self, part.name) for part in fields(self))
 
 
 _Unit = tuple[Write, ...]  # what goes together: a record and its long value
@@ -133,6 +130,8 @@ def removed_by(mutation: Mutation) -> Removed:
                     removed.versions += 1
             elif group == ROLLBACK:
                 removed.rollbacks += 1
+            elif group == TRACE:
+                removed.traces += 1
             else:
                 removed.data += 1
     return removed
@@ -143,6 +142,7 @@ def waste_of(
     row: bytes,
     records: Sequence[ScanCell],
     markers: Sequence[ScanCell],
+    traces: Sequence[ScanCell],
     notified: Collection[int],
     *,
     cut: int,
@@ -155,16 +155,17 @@ def waste_of(
 
     Args:
         records: of all its columns at or below the cut, by column, newest first.
-        markers: its rollback markers below the watermark.
+        markers, traces: its rollback markers, and traces of read locks, below the watermark.
         notified: the ack columns of which a notify cell stands in the row.
         acks_of: the ack columns of all observers of a column.
         more: `records` ends early: older cells of its last column, and further columns, are not in it.
     """
     assert cut <= watermark, "G1"
     waste = Waste(table, row, [], [], [], [], False)
-    for column, ts, _ in markers:
-        assert ts < watermark, "G4: a marker at the watermark may still be needed"
-        waste.units.append(((ROLLBACK, column, ts, None),))
+    for group, old in ((ROLLBACK, markers), (TRACE, traces)):
+        for column, ts, _ in old:
+            assert ts < watermark, "G4: whoever began at the watermark may still need it"
+            waste.units.append(((group, column, ts, None),))
     last = observed_column(records[-1][0]) if records and more else -1
     for column, cells in groupby(records, lambda cell: observed_column(cell[0])):
         waste = _of_cell(waste, column, list(cells), notified, cut, versions, acks_of(column), complete=column != last)

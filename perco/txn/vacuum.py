@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import trio
 
@@ -24,6 +25,8 @@ from perco.storage import (
     LOCK,
     NOTIFY,
     ROLLBACK,
+    SHARED,
+    TRACE,
     TS_MAX,
     WRITE,
     Failed,
@@ -185,10 +188,10 @@ class Vacuum:
 
     async def _locks_found(self) -> int:
         found = 0
-        for table in self._tables():
+        for table, group in product(self._tables(), (LOCK, SHARED)):
+            query = ScanQuery(group, None, 0, TS_MAX, 1 << 16)
             start: bytes | None = b""
             while start is not None:
-                query = ScanQuery(LOCK, None, 0, TS_MAX, 1 << 16)
                 page = await self._store.scan(ScanRequest(table, start, None, (query,)))
                 for row, [locks] in page.rows:
                     for column, start_ts, packed in locks:
@@ -228,13 +231,14 @@ class Vacuum:
         queries = (
             ScanQuery(WRITE, None, 0, cut, cells),
             ScanQuery(ROLLBACK, None, 0, max(watermark - 1, 0), cells),
+            ScanQuery(TRACE, None, 0, max(watermark - 1, 0), cells),
             ScanQuery(NOTIFY, None, 0, TS_MAX, cells),
         )
         return ScanRequest(table, start, stop, queries, False, self.options.page_rows)
 
     def _waste(self, table: str, found: ScanRow, cells: int) -> tuple[Waste, bool]:
         """What can go of a row, and whether there is more in it than was read."""
-        row, (records, markers, notified) = found
+        row, (records, markers, traces, notified) = found
         catalogue = self._catalogue()
         more = len(records) == cells
         waste = waste_of(
@@ -242,6 +246,7 @@ class Vacuum:
             row,
             records,
             markers,
+            traces,
             {column for column, _, _ in notified},
             cut=self._result.cuts[table],
             watermark=self._result.watermark,
@@ -249,7 +254,7 @@ class Vacuum:
             acks_of=_acks(catalogue, table),
             more=more,
         )
-        return waste, more or len(markers) == cells
+        return waste, more or cells in (len(markers), len(traces))
 
     async def _collect_row(self, table: str, row: bytes) -> None:
         """A row with more than is read at once, or a full disk: in parts, as often as there is something to remove."""

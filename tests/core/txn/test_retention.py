@@ -13,6 +13,7 @@ from perco.storage import (
     DATA,
     NOTIFY,
     ROLLBACK,
+    TRACE,
     TS_MAX,
     WRITE,
     Applied,
@@ -25,7 +26,7 @@ from perco.storage import (
 )
 from perco.storage.engine import MemoryBatch, MemoryEngine
 from perco.storage.row import check_and_write, read_row, scan_rows
-from perco.txn.records import ACK, DELETE, PUT, PUT_DATA, pack_cause, pack_record
+from perco.txn.records import ACK, DELETE, PUT, PUT_DATA, pack_cause, pack_record, pack_trace
 from perco.txn.retention import Keep, Removed, Waste, removed_by, waste_of
 from perco.txn.snapshot import InData, Missing, Value, data_query, look, queries_for
 
@@ -66,6 +67,10 @@ class History:
 
     def roll_back(self, column: int) -> None:
         self.make((ROLLBACK, column, self.draw(), b""))
+
+    def read_under_lock(self, column: int) -> None:
+        start_ts, commit_ts = self.draw(), self.draw()
+        self.make((TRACE, column, commit_ts, pack_trace(start_ts)))
 
     def decide(self, ack: int, ts: int) -> Run | Handled | Gone:
         verdict = decide(read_row(self.engine, ROW, claim_queries(A, ack, ts)), ts)
@@ -108,6 +113,7 @@ class History:
             ROW,
             records,
             self.cells(ROLLBACK, watermark - 1) if watermark else [],
+            self.cells(TRACE, watermark - 1) if watermark else [],
             {column for column, _, _ in self.cells(NOTIFY)},
             cut=cut,
             watermark=watermark,
@@ -135,7 +141,7 @@ _OPS = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.sampled_from([A, B]), st.sampled_from([PUT, PUT, PUT_DATA, DELETE])),
         st.tuples(st.just("observe"), st.sampled_from(ACKS[A]), st.just(0)),
-        st.tuples(st.just("rollback"), st.sampled_from([A, B]), st.just(0)),
+        st.tuples(st.sampled_from(["rollback", "read"]), st.sampled_from([A, B]), st.just(0)),
     ),
     max_size=25,
 )
@@ -149,6 +155,8 @@ def written(ops: list[tuple[str, int, int]]) -> History:
                 history.write(column, kind)
             case "observe":
                 history.observe(column)
+            case "read":
+                history.read_under_lock(column)
             case _:
                 history.roll_back(column)
     return history
@@ -168,7 +176,7 @@ def test_reads_above_the_cut_are_unchanged_and_nothing_superfluous_is_left(  # G
     assert history.to_run() == to_run
     assert history.cells(NOTIFY) == notified
     # Nothing that could go is left.
-    assert not [ts for _, ts, _ in history.cells(ROLLBACK) if ts < watermark]
+    assert not [ts for group in (ROLLBACK, TRACE) for _, ts, _ in history.cells(group) if ts < watermark]
     for column in (A, B):
         below = [value for at, _, value in history.cells(WRITE, cut) if at == column]
         waits = any(at in ACKS[column] for at, _, _ in notified)
@@ -200,6 +208,8 @@ def test_later_runs_do_what_they_would_have_done(  # G4: no observer runs twice 
                     history.write(column, kind)
                 case "observe":
                     history.observe(column)
+                case "read":
+                    history.read_under_lock(column)
                 case _:
                     history.roll_back(column)
         assert with_vacuum.last == without.last, "a run began in one of them only"
@@ -306,7 +316,9 @@ def test_a_record_and_its_long_value_go_in_one_mutation() -> None:  # T2
         assert [ts for group, _, ts, _ in writes if group == DATA] == [ts - 1 for ts in records]
 
 
-@pytest.mark.parametrize("bad", [{"seconds": -1}, {"seconds": float("nan")}, {"seconds": float("inf")}, {"versions": 0}])
+@pytest.mark.parametrize(
+    "bad", [{"seconds": -1}, {"seconds": float("nan")}, {"seconds": float("inf")}, {"versions": 0}]
+)
 def test_what_cannot_be_kept_is_an_error(bad: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         Keep(**bad)  # type: ignore[arg-type]
