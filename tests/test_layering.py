@@ -22,7 +22,7 @@ ORDER = {
     "txn": [
         *("records", "codecs", "retention", "snapshot", "mutations", "commit", "recovery", "timestamps", "fates"),
         *("schema", "catalogue", "holds", "oracle", "background", "chain", "driver", "local", "beside", "sweeper"),
-        *("heartbeat", "vacuum", "examine", "check", "transaction", "client"),
+        *("heartbeat", "vacuum", "image", "repairs", "examine", "across", "check", "repair", "transaction", "client"),
     ],
     "testing": ["history", "isolation", "drawing", "faults", "machine", "simulation", "simulate", "__main__"],
     "notify": ["claim", "rowlocks", "backoff", "worker", "scanner", "database"],

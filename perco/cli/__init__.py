@@ -208,24 +208,39 @@ def check(
     accept: Annotated[
         bool, typer.Option("--accept", help="If there are no errors, accept that the newest writes may be lost.")
     ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Put right what safely can be; no other process may have the store open.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Verify all that is stored.
 
     Reads every cell and reports what cannot be: records without data, commits without a primary, lost notifications
-    and more. Safe while another process writes: what looks wrong is looked at again before it counts. Locks of
-    transactions that are decided are notes, not errors: whoever meets them next settles them.
+    and more, each with what can be done about it. Safe while another process writes: what looks wrong is looked at
+    again before it counts. Locks that a dead client left are notes, not errors: whoever meets them next settles them.
+
+    --repair settles such locks, deletes data and notifications that belong to nothing, gives a change its lost
+    notification back, and the like; each under the check that what was found still holds. What cannot be known, such as
+    which of two values was meant, stays as it is. Without --repair nothing is changed: a plain check says what it would
+    do.
 
     A store written with durability="process" refuses to open after the machine restarted. Check it; --accept then
     makes it usable again.
 
     \b
+    Exit codes:
+      0  clean, or clean after the repair
+      1  errors or warnings (with --repair: that are left)
+      2  wrong usage, or the store cannot be used
+
+    \b
     Examples:
       perco check web/
+      perco check web/ --repair
       perco check web/ --accept
       perco check web/ --json | jq '.findings[]'
     """
-    perform(checking.check_store, store, json=json, accepting=accept)
+    perform(checking.check_store, store, json=json, accepting=accept, repairing=repair)
 
 
 def _register_others() -> None:

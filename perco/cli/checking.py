@@ -1,45 +1,83 @@
-"""`perco check`: verify what is stored, and accept it after a loss (S2)."""
+"""`perco check`: verify what is stored, repair what can be, and accept it after a loss (S2)."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress as Bar, TextColumn
 
 import perco
 from perco.cli.screen import FINE, FOUND, show_json
+from perco.notify.database import offline
 from perco.storage import PROTOCOL_GROUPS
 from perco.storage.folder import accept, unsynced
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import CheckResult, Progress, check
+from perco.txn.examine import Finding
+from perco.txn.repair import repair
 
 _NOTES_SHOWN = 10
 
 
-async def check_store(store: str, *, json: bool, accepting: bool) -> int:
-    """Findings and counts; with `accepting`, and no errors, a store that needed a check can be opened again."""
+async def check_store(store: str, *, json: bool, accepting: bool, repairing: bool) -> int:
+    """Findings and counts; with `repairing`, after what can be repaired has been; with `accepting`, and no errors, a
+    store that needed a check can be opened again."""
     async with perco.open(store, readonly=True) as db:
         path = db.local.path
         assert path is not None, "only folders are opened for reading"
-        with _progress(db) as tell:
-            result = await check(db.driver.store, ts=await db.oracle.draw(), progress=tell)
-    if not json:
-        _render(result)
-    marked = unsynced(path)
+        marked = unsynced(path)
+        if not repairing or (accepting and marked):
+            with _progress(db) as tell:
+                result = await check(db.driver.store, ts=await db.oracle.draw(), alive=_alive(db), progress=tell)
+    repaired: tuple[Finding, ...] = ()
+    settled = 0
+    if repairing and (not (accepting and marked) or _curable(result)):
+        async with offline(store, accept_loss=accepting) as db:
+            with _progress(db) as tell:
+                done = await repair(db.driver, db.local.store, ts=db.oracle.last, progress=tell)
+        repaired, settled, result = done.repaired, done.settled, done.after
     accepted = accepting and bool(marked) and not result.errors
-    if accepted:
+    if accepted and not repairing:
         accept(path)
     if json:
-        found = {"store": str(path.absolute()), "clean": result.clean, **asdict(result)}
-        show_json({**found, "errors": result.errors, "warnings": result.warnings, "mark": marked, "accepted": accepted})
+        found: dict[str, Any] = {"store": str(path.absolute()), "clean": result.clean, **_plain(result)}
+        found |= {"findings": list(map(_as_json, result.findings)), "repaired": list(map(_as_json, repaired))}
+        found |= {"settled": settled, "errors": result.errors, "warnings": result.warnings}
+        show_json({**found, "mark": marked, "accepted": accepted})
     else:
+        for finding in repaired:
+            assert finding.repair is not None
+            print(f"repaired {finding.invariant:<3}  {finding.where}: {finding.what} ({finding.repair.what})")
+        if settled:
+            print(f"settled  {settled} locks that were left behind")
+        _render(result)
         _render_mark(path, result, marked, accepted=accepted, accepting=accepting)
     return FINE if result.clean else FOUND
+
+
+def _alive(db: perco.Database) -> Callable[[int], bool]:
+    """L1: without an owner all clients are gone. A new owner finds the locks dead as well, and settles them."""
+    return lambda start_ts: db.local.owner_alive
+
+
+def _curable(result: CheckResult) -> bool:
+    """Whether every error has a repair: only then is a store in doubt opened (S2)."""
+    return not result.dropped and all(f.repair for f in result.findings if f.severity == "error")
+
+
+def _plain(result: CheckResult) -> dict[str, Any]:
+    return {field.name: getattr(result, field.name) for field in fields(result) if field.name != "findings"}
+
+
+def _as_json(finding: Finding) -> dict[str, Any]:
+    shown = {name: getattr(finding, name) for name in ("severity", "invariant", "where", "what")}
+    return {**shown, "repair": finding.repair.what if finding.repair else None, "remedy": finding.remedy}
 
 
 def _render(result: CheckResult) -> None:
@@ -48,8 +86,10 @@ def _render(result: CheckResult) -> None:
         notes += finding.severity == "note"
         if finding.severity != "note" or notes <= _NOTES_SHOWN:
             print(f"{finding.severity:<7}  {finding.invariant:<3}  {finding.where}: {finding.what}")
+            if finding.severity != "note":
+                print(f"              {finding.remedy}")
     if notes > _NOTES_SHOWN:
-        print(f"note     T3   and {result.unsettled - _NOTES_SHOWN} more unsettled locks")
+        print(f"note          and {result.unsettled + result.orphans - _NOTES_SHOWN} more locks that were left")
     if result.dropped:
         print(f"error    and {result.dropped} more findings")
     verdict = "clean" if result.clean else f"{result.errors} errors, {result.warnings} warnings"

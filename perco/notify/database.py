@@ -403,6 +403,26 @@ class open:
         assert not swallowed, "only a failure cancels the block"
 
 
+@asynccontextmanager
+async def offline(url: str | os.PathLike[str], *, accept_loss: bool = False) -> AsyncIterator[Database]:
+    """The owner's database, nothing running in it, under the store's own catalogue: for repairs. Raises: as `open`."""
+    options = Options()
+    local = LocalStore(
+        url, durable=True, readonly=False, accept_loss=accept_loss, lmdb=options.lmdb, batch=options.batch
+    )
+    try:
+        catalogue = await catalogues.load(local.store)
+        await local.adapt(catalogue)
+        db = Database(local, catalogues.schema_of(catalogue), options)
+        db.catalogue = catalogue
+        db._take_over()
+        await db.oracle.start()
+        yield db
+    finally:
+        with trio.CancelScope(shield=True):
+            await local.aclose()
+
+
 async def _beside(local: LocalStore, schema: Schema | None, options: Options) -> Database:
     """A database that only reads, from its owner's catalogue and notes."""
     catalogue = await catalogues.load(local.store)

@@ -285,15 +285,12 @@ class Worker:
 
     async def _tidy(self, table: str, row: bytes, ack: int, covers: tuple[int, ...]) -> None:
         """Remove notify cells of changes that an earlier run has seen (N2)."""
-        fates = self.client.fates
-        fates.observed += 1
-        try:
-            writes = tuple((NOTIFY, ack, ts, None) for ts in covers)
-            [verdict] = await self.client.driver.store.apply([Mutation(table, ((row, (), writes),), None, True)])
-            if isinstance(verdict, Failed):
-                raise verdict.error
-        finally:
-            self.client.driver._observed_done(observed=True)
+        driver = self.client.driver
+        writes = tuple((NOTIFY, ack, ts, None) for ts in covers)
+        with driver.observing():
+            [verdict] = await driver.store.apply([Mutation(table, ((row, (), writes),), None, True)])
+        if isinstance(verdict, Failed):
+            raise verdict.error
 
     def statistics(self) -> dict[str, ObserverCounters]:
         """By observer id."""

@@ -145,4 +145,5 @@ class MemoryEngine:
         return len(self._group(group).keys)
 
     def groups(self) -> list[str]:
-        return sorted(self._groups)
+        """Those that hold anything: here a group has no other existence."""
+        return sorted(name for name, group in self._groups.items() if group.keys)

@@ -227,6 +227,14 @@ class LmdbEngine:
         except lmdb.Error as error:
             raise self._unreadable(error) from error
 
+    def groups(self) -> list[str]:
+        """The names of all groups in the file, whoever made them."""
+        try:
+            with self._begin() as txn:
+                return [bytes(name).decode(errors="replace") for name in txn.cursor().iternext(values=False)]
+        except lmdb.Error as error:
+            raise self._unreadable(error) from error
+
     def used_bytes(self) -> int:
         return int(self._env.info()["last_pgno"] + 1) * self._page
 

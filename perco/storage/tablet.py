@@ -86,6 +86,7 @@ class Tablet(Protocol):
     def scan(self, request: ScanRequest) -> ScanPage: ...
     def submit(self, mutation: Mutation, call: Call, index: int) -> None: ...
     def entries(self, group: str) -> int: ...
+    def groups(self) -> list[str]: ...
     def expire(self, after_s: float) -> None: ...
     async def raise_floor(self, ts: int) -> None: ...
     async def add_groups(self, groups: Sequence[str]) -> None: ...
@@ -131,6 +132,10 @@ class MemoryTablet:
 
     def entries(self, group: str) -> int:
         return self.engine.entries(group)
+
+    def groups(self) -> list[str]:
+        """The locality groups that are there, whoever made them."""
+        return self.engine.groups()
 
     def expire(self, after_s: float) -> None:
         """There is no disk to wait for."""
@@ -246,6 +251,10 @@ class LmdbTablet:
 
     def entries(self, group: str) -> int:
         return self.engine.entries(group)
+
+    def groups(self) -> list[str]:
+        """The locality groups that are there, whoever made them."""
+        return self.engine.groups()
 
     # ------------------------------------------------------------ writing (loop thread)
 

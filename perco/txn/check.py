@@ -1,7 +1,7 @@
 """Verifies stored data: does what lies in the tablets obey the protocol?
 
-`examine.py` says what is wrong with the cells of one row. `check` reads a store page by page, asks the rows that others
-point at, and collects what they find.
+`examine.py` says what is wrong with the cells of one row, `across.py` what rows say of each other. `check` reads a
+store page by page, and collects what they find.
 
 It may run inside the owner or beside it. A row is read from one state of its tablet, but two rows are not, and the
 catalogue and the oracle's bound move on. So whatever looks wrong is looked at again, with everything read afresh, and
@@ -15,13 +15,15 @@ T3  No record of a transaction whose primary is still locked, or that was rolled
 T5  No marker beside a lock or record of the same transaction; no data without lock or record (a warning).
 T7  One lock on a cell; no record above it; records of a cell do not overlap.
 T8  A committed cell is not locked by the same transaction. T12: all its locks name one primary.
-N1  Locks decode. A change of an observed column that no run has seen has its notify cell, else it is lost.
+T14 A shared lock is of a reader, alone among its like, with no record above it; a trace overlaps no write.
+N1  Locks decode. A change of an observed column that no run has seen has its notify cell, else it is lost; a notify
+    cell has its change (a warning).
 N2  An ack's lock is its transaction's primary and covers nothing newer than itself. N3: acks point at the past.
-N9  Notify cells say what caused them. N10: columns and observers are in the catalogue.
-O1  Nothing is above the oracle's durable bound. O3: the clock's notes rise together.
+N9  Notify cells say what caused them. N10: columns, observers and locality groups are in the catalogue.
+O1  Nothing is above the oracle's durable bound, which is one. O3: the clock's notes rise together.
 
-A lock whose transaction is decided is no error: phase two is on its way, or its client died and the next to meet it
-settles it. It is a note, "unsettled".
+A lock that its client left is no error: the next to meet it settles it. It is a note: "unsettled" where its transaction
+is decided (T3: phase two is on its way, or its client died), "orphan" where it is not and its client is gone (L1).
 """
 
 from __future__ import annotations
@@ -38,28 +40,28 @@ from perco.storage import (
     DATA,
     LOCK,
     NOTIFY,
+    PROTOCOL_GROUPS,
     ROLLBACK,
+    SHARED,
+    TRACE,
     TS_MAX,
     WRITE,
+    LocalRowStore,
     Query,
     RowStore,
     ScanCell,
     ScanQuery,
     ScanRequest,
 )
+from perco.txn.across import Across
 from perco.txn.catalogue import SYSTEM_TABLE, Catalogue, ObserverEntry, load
-from perco.txn.examine import GROUPS, Book, Finding, Image, Rec, examine, lock_of, unnotified
+from perco.txn.examine import Finding, Notes, examine, unnotified
+from perco.txn.image import GROUPS, Book, Image, Rec, lock_of
 from perco.txn.oracle import durable_bound
-from perco.txn.records import (
-    PUT_DATA,
-    RECORD_HEAD,
-    Cellref,
-    Lock,
-    observer_of,
-    unpack_record,
-)
-from perco.txn.recovery import Aborted, Committed, Judgement, Locked, Nothing, judge, primary_queries
+from perco.txn.records import PUT_DATA, READ, RECORD_HEAD, Cellref, Lock, observer_of
+from perco.txn.recovery import Aborted, Committed, Locked, Nothing
 
+_LOCKS: Final = (LOCK, SHARED)
 _POOL_MAX: Final = 256  # changes kept for each observer of which it may have been too young to be told
 
 
@@ -91,6 +93,7 @@ class CheckResult:
         dropped: findings beyond `CheckOptions.findings_max`, not looked at again.
         tables, rows, cells, locks, records, markers, notifications: what was read. Waiting notifications are cells.
         unsettled: locks whose transaction is decided.
+        orphans: locks whose transaction is undecided, and whose client is gone.
         again: rows that were looked at again.
         sampled: every so many'th transaction was compared over all its cells (T1, T3); 1: all of them.
         seconds: how long it took.
@@ -107,6 +110,7 @@ class CheckResult:
     markers: int
     notifications: int
     unsettled: int
+    orphans: int
     again: int
     sampled: int
     seconds: float
@@ -138,6 +142,7 @@ class Progress:
     markers: int = 0
     notifications: int = 0
     unsettled: int = 0
+    orphans: int = 0
     again: int = 0
 
 
@@ -148,6 +153,7 @@ async def check(
     store: RowStore,
     *,
     ts: int = 0,
+    alive: Callable[[int], bool] = lambda start_ts: True,
     options: CheckOptions | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> CheckResult:
@@ -155,31 +161,13 @@ async def check(
 
     Args:
         ts: what a reader may ask for now, to be named in the result: all that was committed at or before it is covered.
+        alive: whether the client of the transaction that began at a timestamp may still be there (L1).
         options: see `CheckOptions`.
         progress: called after every page.
 
     Raises: Corruption if not even the catalogue can be read.
     """
-    return await _Check(store, options or CheckOptions(), progress or (lambda _: None)).run(ts)
-
-
-class _Sample(dict[int, tuple[int, Cellref]]):
-    """What is remembered of transactions: all of them, or, beyond a limit, every n'th by start_ts."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.every, self._limit = 1, limit
-
-    def note(self, number: int, other: int, cell: Cellref) -> int:
-        """Remember `other` for a number, unless something is; returns what is then."""
-        if number % self.every:
-            return other
-        found = self.setdefault(number, (other, cell))
-        if len(self) > self._limit:
-            self.every *= 2
-            for key in [key for key in self if key % self.every]:
-                del self[key]
-        return found[0]
+    return await _Check(store, alive, options or CheckOptions(), progress or (lambda _: None)).run(ts)
 
 
 @dataclass(slots=True)
@@ -197,19 +185,21 @@ class _Pool:
 class _Check:
     """One run over a store."""
 
-    def __init__(self, store: RowStore, options: CheckOptions, progress: Callable[[Progress], None]) -> None:
-        self._store, self._options, self._tell = store, options, progress
+    def __init__(
+        self,
+        store: RowStore,
+        alive: Callable[[int], bool],
+        options: CheckOptions,
+        progress: Callable[[Progress], None],
+    ) -> None:
+        self._store, self._alive, self._options, self._tell = store, alive, options, progress
         self._seen = Progress()
         self._problems: list[Finding] = []
         self._notes: list[Finding] = []
         self._dropped = 0
         self._groups: dict[str, tuple[str, ...]] = {}  # of each table, as they were when the check began
-        self._primaries: dict[int, tuple[Cellref, Cellref]] = {}  # start_ts -> its primary, and a lock that says so
-        self._rolled_back = _Sample(options.tracked_max)
-        self._starts = _Sample(options.tracked_max)
-        self._commits = _Sample(options.tracked_max)
+        self._across = Across(store, (), options.tracked_max)
         self._pools: dict[int, _Pool] = {}
-        self._fates: dict[tuple[int, Cellref], Judgement | None] = {}
         self._book = Book(Catalogue(), 0, frozenset())
 
     async def run(self, ts: int) -> CheckResult:
@@ -221,7 +211,9 @@ class _Check:
             except UsageError:
                 continue  # declared, and not made yet
             self._groups[table] = (DATA, *self._book.catalogue.groups(table))
+        self._across = Across(self._store, self._groups, self._options.tracked_max)
         await self._system()
+        await self._strange_groups()
         for table in self._groups:
             await self._survey(table)
         for table in self._groups:
@@ -240,8 +232,9 @@ class _Check:
             seen.markers,
             seen.notifications,
             seen.unsettled,
+            seen.orphans,
             seen.again,
-            max(self._starts.every, self._commits.every, self._rolled_back.every),
+            self._across.sampled,
             trio.current_time() - began,
         )
 
@@ -292,15 +285,16 @@ class _Check:
     async def _survey(self, table: str) -> None:
         """Locks name primaries, markers name the dead: known before any record is read (T1, T3)."""
         n = self._options.row_cells
-        queries = (ScanQuery(LOCK, None, 0, TS_MAX, n), ScanQuery(ROLLBACK, None, 0, TS_MAX, n))
+        queries = tuple(ScanQuery(group, None, 0, TS_MAX, n) for group in (*_LOCKS, ROLLBACK))
         async for rows in self._pages(table, queries):
-            for row, (locks, markers) in rows:
-                for column, start_ts, value in locks:
-                    lock = lock_of(value)
-                    if lock is not None and len(self._primaries) < self._options.tracked_max:
-                        self._primaries.setdefault(start_ts, (lock.primary, Cellref(table, row, column)))
+            for row, (*found, markers) in rows:
+                for group, locks in zip(_LOCKS, found, strict=True):
+                    for column, start_ts, value in locks:
+                        lock = lock_of(value)
+                        if lock is not None:
+                            self._across.locked(group, Cellref(table, row, column), start_ts, lock)
                 for column, start_ts, _ in markers:
-                    self._rolled_back.note(start_ts, 0, Cellref(table, row, column))
+                    self._across.marked(Cellref(table, row, column), start_ts)
 
     async def _table(self, table: str) -> None:
         options, seen = self._options, self._seen
@@ -309,7 +303,7 @@ class _Check:
         limits += [(group, options.data_cells) for group in self._groups[table]]
         queries = tuple(ScanQuery(group, None, 0, TS_MAX, n) for group, n in limits)
         async for rows in self._pages(table, queries):
-            self._fates.clear()  # what is asked from here on is newer than these rows
+            self._across.forget_fates()
             for row, found in rows:
                 cells = {group: part for (group, _), part in zip(limits, found, strict=True)}
                 if any(len(part) >= n for (_, n), part in zip(limits, found, strict=True)):
@@ -344,11 +338,11 @@ class _Check:
         seen = self._seen
         seen.rows += 1
         seen.cells += sum(map(len, cells.values()))
-        seen.locks += len(cells[LOCK])
+        seen.locks += len(cells[LOCK]) + len(cells[SHARED])
         seen.records += len(cells[WRITE])
         seen.markers += len(cells[ROLLBACK])
         seen.notifications += len(cells[NOTIFY])
-        await self._note_unsettled(image)
+        await self._note_locks(image)
         self._pool(image)
         suspicions = await self._suspicions(image)
         if not suspicions:
@@ -367,10 +361,10 @@ class _Check:
             if look:
                 await trio.sleep(self._options.pause_s)
             await self._refresh()
-            self._fates.clear()
+            self._across.forget_fates()
             image = Image(table, row, await self._whole(table, row, columns))
-            still = set(await self._suspicions(image, number))
-            suspicions = [finding for finding in suspicions if finding in still]
+            before = set(suspicions)
+            suspicions = [finding for finding in await self._suspicions(image, number) if finding in before]
             if not suspicions:
                 break
         return suspicions
@@ -380,114 +374,48 @@ class _Check:
         book, table, row = self._book, image.table, image.row
         found = list(examine(image, book))
         found += [loss.finding for loss in unnotified(image, book) if loss.sure or loss.number == number]
-        for column, locks in image.locks.items():
+        for column, locks in (*image.locks.items(), *image.shared.items()):
             for start_ts, lock in locks:
                 if lock is not None and not book.strange(table, column):
-                    found += await self._of_primary(Cellref(table, row, column), start_ts, lock)
+                    found += await self._across.of_lock(book, Cellref(table, row, column), start_ts, lock)
         for column, records in image.records.items():
             for record in records:
-                found += await self._of_transaction(Cellref(table, row, column), record)
+                found += await self._across.of_record(book, Cellref(table, row, column), record)
+        for column, traces in image.traces.items():
+            for ts, start_ts in traces:
+                if start_ts:
+                    found += await self._across.of_record(
+                        book, Cellref(table, row, column), Rec(ts, READ, start_ts, "")
+                    )
         return found
 
-    # ------------------------------------------------------------ what other rows say
+    # ------------------------------------------------------------ locks that were left
 
-    async def _judge(self, start_ts: int, primary: Cellref) -> Judgement | None:
-        """What the primary says of a transaction; None: it says nothing that can be understood."""
-        key = (start_ts, primary)
-        if key not in self._fates:
-            self._fates[key] = await self._ask(start_ts, primary)
-        return self._fates[key]
-
-    async def _ask(self, start_ts: int, primary: Cellref) -> Judgement | None:
-        if primary.table not in self._groups:
-            return None
-        [cells] = await self._store.read([(primary.table, primary.row, primary_queries(primary, start_ts))])
-        _, markers, records = cells
-        try:
-            if markers and records and unpack_record(records[0][1]).start_ts == start_ts:
-                return None  # T5: reported where it stands
-            return judge(start_ts, cells)
-        except (Corruption, ValueError):
-            return None
-
-    async def _note_unsettled(self, image: Image) -> None:
-        for column, locks in image.locks.items():
+    async def _note_locks(self, image: Image) -> None:
+        for group, column, locks in (
+            *((LOCK, *item) for item in image.locks.items()),
+            *((SHARED, *item) for item in image.shared.items()),
+        ):
             for start_ts, lock in locks:
-                if lock is None:
-                    continue
-                fate = await self._judge(start_ts, lock.primary)
-                if not isinstance(fate, Committed | Aborted):
-                    continue
-                self._seen.unsettled += 1
-                if len(self._notes) < self._options.findings_max:
-                    told = f"committed at {fate.commit_ts}" if isinstance(fate, Committed) else "rolled back"
-                    where = self._book.where(image.table, image.row, column)
-                    what = f"unsettled: transaction {start_ts} was {told}, and its lock is still there"
-                    self._notes.append(Finding("note", "T3", where, what))
+                cell = Cellref(image.table, image.row, column)
+                what = await self._of_left(start_ts, lock) if lock is not None else ""
+                if what and await self._across.stands(group, cell, start_ts):
+                    self._seen.orphans += what.startswith("orphan")
+                    self._seen.unsettled += what.startswith("unsettled")
+                    if len(self._notes) < self._options.findings_max:
+                        invariant = "L1" if what.startswith("orphan") else "T3"
+                        self._notes.append(Finding("note", invariant, self._book.where(*cell), what, cell, start_ts))
 
-    def _error(self, invariant: str, cell: Cellref, what: str) -> list[Finding]:
-        return [Finding("error", invariant, self._book.where(*cell), what)]
-
-    async def _of_primary(self, cell: Cellref, start_ts: int, lock: Lock) -> list[Finding]:
-        """A lock against the primary that it names (T12)."""
-        primary = lock.primary
-        if primary.table not in self._book.catalogue.tables:
-            what = f"the lock of transaction {start_ts} names a primary in table {primary.table!r}, which is not there"
-            return self._error("N1", cell, what)
-        fate = await self._judge(start_ts, primary)
-        if isinstance(fate, Locked) and fate.lock.primary != primary:
-            what = f"the lock of transaction {start_ts} names {self._name(primary)} as primary, which names another"
-            return self._error("T12", cell, what)
-        return []
-
-    async def _of_transaction(self, cell: Cellref, record: Rec) -> list[Finding]:
-        """A record against all else that is known of its transaction (T1, T3)."""
-        ts, _, start_ts, _ = record
-        known = self._starts.note(start_ts, ts, cell)
-        if known != ts:
-            return self._error("T1", cell, f"transaction {start_ts} committed at {known} and at {ts}")
-        other = self._commits.note(ts, start_ts, cell)
-        if other != start_ts:
-            return self._error("O1", cell, f"transactions {other} and {start_ts} both committed at {ts}")
-        if start_ts in self._primaries and (what := await self._against_primary(cell, record)):
-            return self._error("T3", cell, what)
-        if start_ts in self._rolled_back:
-            marked = self._rolled_back[start_ts][1]
-            if marked != cell and await self._stands(ROLLBACK, marked, start_ts):
-                what = f"transaction {start_ts} committed at {ts}, and was rolled back: {self._name(marked)}"
-                return self._error("T3", cell, what)
-        return []
-
-    async def _against_primary(self, cell: Cellref, record: Rec) -> str:
-        """Why a record cannot be, by what its transaction's primary says; or ""."""
-        start_ts, ts = record.start_ts, record.ts
-        primary, said_by = self._primaries[start_ts]
-        if primary == cell:
-            return ""
-        if not await self._stands(LOCK, said_by, start_ts):
-            del self._primaries[start_ts]  # settled meanwhile; what the primary said may since be collected
-            return ""
-        fate = await self._judge(start_ts, primary)
-        name = self._name(primary)
-        match fate:
-            case Locked():
-                return f"transaction {start_ts} committed here at {ts}, and its primary {name} is still locked"
+    async def _of_left(self, start_ts: int, lock: Lock) -> str:
+        """Whether a lock's client has left it. It may be gone by now: it is asked for after this."""
+        match await self._across.judge(start_ts, lock.primary):
+            case Committed(commit_ts):
+                return f"unsettled: transaction {start_ts} was committed at {commit_ts}, and its lock is still there"
             case Aborted():
-                return f"transaction {start_ts} committed here at {ts}, and its primary {name} was rolled back"
-            case Nothing():
-                return f"transaction {start_ts} committed here at {ts}, and its primary {name} has no record"
-            case Committed(commit_ts) if commit_ts != ts:
-                return f"transaction {start_ts} committed here at {ts}, and its primary {name} at {commit_ts}"
-            case _:
-                return ""
-
-    async def _stands(self, group: str, cell: Cellref, ts: int) -> bool:
-        query: Query = (group, cell.column, ts, ts, 1)
-        [[cells]] = await self._store.read([(cell.table, cell.row, [query])])
-        return bool(cells)
-
-    def _name(self, cell: Cellref) -> str:
-        return self._book.where(*cell)
+                return f"unsettled: transaction {start_ts} was rolled back, and its lock is still there"
+            case Locked() | Nothing() if not self._alive(start_ts):
+                return f"orphan: transaction {start_ts} is undecided, and its client is gone"
+        return ""
 
     # ------------------------------------------------------------ observers and what was there before them (N1)
 
@@ -530,20 +458,25 @@ class _Check:
                 continue
             if version != ts:
                 self._report([Finding("error", "N10", "catalogue", f"version {version} stands at {ts}")])
-        newer = (TS_MAX, TS_MAX)
+        notes: Notes | None = None
         async for ts, value in self._versions(b"clock"):
-            wall_ms = int.from_bytes(value, "big")
-            if newer[0] == TS_MAX:
-                bound = await durable_bound(self._store)  # read after the note, so above it
-                if ts > bound:
-                    self._report([Finding("error", "O1", "clock", f"the note at {ts} is above the bound, {bound}")])
-            if len(value) != 8:
-                self._report([Finding("error", "O3", "clock", f"the note at {ts} is not a wall time")])
-                continue
-            if wall_ms > newer[1]:
-                what = f"the note at {ts} has a later wall time than the one at {newer[0]}"
-                self._report([Finding("error", "O3", "clock", what)])
-            newer = (ts, wall_ms)
+            notes = notes or Notes(await durable_bound(self._store))  # read after the newest note, so above it
+            self._report(filter(None, [notes.next(ts, value)]))
+        bounds = [ts async for ts, _ in self._versions(b"oracle")]
+        if len(bounds) > 1:
+            self._report([Finding("error", "O1", "oracle", f"it has more than one bound: {bounds[0]} and {bounds[1]}")])
+
+    async def _strange_groups(self) -> None:
+        """N10: locality groups that the catalogue does not have. Read before the catalogue, which names them first."""
+        if not isinstance(self._store, LocalRowStore):
+            return
+        found = [(tablet.table, tablet.start, tablet.groups()) for tablet in self._store.tablets()]
+        await self._refresh()
+        for table, start, groups in found:
+            known = {*PROTOCOL_GROUPS, *(self._book.catalogue.groups(table) if table != SYSTEM_TABLE else ())}
+            for group in sorted(set(groups) - known):
+                what = f"the tablet from {start!r} on has a group {group!r}, which the catalogue does not have"
+                self._report([Finding("error", "N10", table, what)])
 
     async def _versions(self, row: bytes) -> AsyncIterator[tuple[int, bytes]]:
         """Every version of a cell of the system table, newest first."""
@@ -560,7 +493,7 @@ class _Check:
 
 def _needed(group: str, value: bytes) -> bytes:
     """What the check needs of a value: a row read in parts may have a great many."""
-    if group in (LOCK, NOTIFY):
+    if group in (LOCK, NOTIFY, SHARED, TRACE):
         return value
     if group == WRITE:
         return value if value[:1] == bytes([PUT_DATA]) else value[:RECORD_HEAD]

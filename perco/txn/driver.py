@@ -16,7 +16,8 @@ S4  A reader that knows the outcome of a lock answers without settling it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -360,6 +361,15 @@ class Driver:
             self.notified()
             if not self.fates.observed:
                 self.quiet()
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """While notify cells may be put or removed otherwise than by a commit (N7)."""
+        self.fates.observed += 1
+        try:
+            yield
+        finally:
+            self._observed_done(observed=True)
 
     # ------------------------------------------------------------ recovery
 

@@ -1,46 +1,36 @@
-"""What is wrong with the cells of one row. Pure.
+"""What is wrong with the cells of one row, and with the clock's notes. Pure.
 
-`examine` and `unnotified`: the cells of a row, and what the catalogue says of it, in; findings out. The invariants that
-they verify are listed in `check.py`, which asks the other rows that these point at.
+`examine` and `unnotified`: the cells of a row, and what the catalogue says of it, in; findings out, each with the
+repair that puts it right, if there is a safe one. The invariants that they verify are listed in `check.py`;
+`across.py` asks the other rows that these point at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from perco.errors import Corruption
-from perco.storage import (
-    LOCK,
-    NOTIFY,
-    ROLLBACK,
-    ROW_BYTES_MAX,
-    TS_MAX,
-    WRITE,
-    ScanCell,
-)
-from perco.storage.cells import COLUMN_MAX
-from perco.txn.catalogue import Catalogue, ColumnEntry
-from perco.txn.codecs import codec_named
+from perco.storage import ROLLBACK, SHARED, TRACE, TS_MAX, WRITE
+from perco.txn import repairs
+from perco.txn.image import Book, Image, Rec
 from perco.txn.records import (
     ACK,
     DELETE,
-    PUT,
     PUT_DATA,
+    READ,
+    Cellref,
     Lock,
     ack_of,
-    column_of,
     observed_column,
     observer_of,
     unpack_cause,
-    unpack_lock,
-    unpack_record,
 )
+from perco.txn.repairs import REMEDIES, Repair
 
 Severity = Literal["error", "warning", "note"]
-
-GROUPS: Final = (LOCK, WRITE, ROLLBACK, NOTIFY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,300 +39,294 @@ class Finding:
 
     Attributes:
         severity: "error": the protocol is broken; "warning": of no consequence for what is read, but nobody should
-            have left it; "note": a lock that is decided and not yet settled.
+            have left it; "note": a lock that its client left, and that any other will settle.
         invariant: its number, as in the module's list.
         where: the cell, as table[key].column.
         what: one sentence.
+        cell, start_ts: the cell, and the transaction that it is about, if any (0: none).
+        repair: what puts it right, or None: that cannot be known.
     """
 
     severity: Severity
     invariant: str
     where: str
     what: str
+    cell: Cellref | None = None
+    start_ts: int = 0
+    repair: Repair | None = field(default=None, compare=False)
+
+    @property
+    def remedy(self) -> str:
+        """What can be done about it."""
+        return f"--repair: {self.repair.what}" if self.repair else REMEDIES[self.invariant]
 
 
-# ------------------------------------------------------------------ one row, as values
+class _Complaint(NamedTuple):
+    invariant: str
+    what: str
+    start_ts: int = 0
+    repair: Repair | None = None
 
 
-class Rec(NamedTuple):
-    """A write record without its value; `group`: of a long value's data, else ""."""
-
-    ts: int
-    kind: int
-    start_ts: int
-    group: str
-
-
-class Image:
-    """The cells of one row, decoded; values themselves are left out. All lists newest first."""
-
-    __slots__ = ("broken", "data", "locks", "markers", "notify", "records", "row", "table")
-
-    def __init__(self, table: str, row: bytes, cells: Mapping[str, Iterable[ScanCell]]) -> None:
-        self.table, self.row = table, row
-        self.locks: dict[int, list[tuple[int, Lock | None]]] = {}
-        self.records: dict[int, list[Rec]] = {}
-        self.markers: dict[int, set[int]] = {}
-        self.notify: dict[int, list[tuple[int, bytes]]] = {}
-        self.data: dict[str, dict[int, set[int]]] = {}
-        self.broken: dict[int, int] = {}  # column -> timestamp of a record that does not decode
-        for column, ts, value in cells[LOCK]:
-            self.locks.setdefault(column, []).append((ts, lock_of(value)))
-        for column, ts, value in cells[WRITE]:
-            record = _record(ts, value)
-            if record is None:
-                self.broken[column] = ts
-            else:
-                self.records.setdefault(column, []).append(record)
-        for column, ts, _ in cells[ROLLBACK]:
-            self.markers.setdefault(column, set()).add(ts)
-        for column, ts, value in cells[NOTIFY]:
-            self.notify.setdefault(column, []).append((ts, value))
-        for group in cells.keys() - set(GROUPS):
-            found = self.data[group] = {}
-            for column, ts, _ in cells[group]:
-                found.setdefault(column, set()).add(ts)
-
-    def columns(self) -> list[int]:
-        columns = {*self.locks, *self.records, *self.markers, *self.notify, *self.broken}
-        return sorted(columns.union(*self.data.values()))
-
-
-def _record(ts: int, value: bytes) -> Rec | None:
-    try:
-        kind, start_ts, body = unpack_record(value)
-        return Rec(ts, kind, start_ts, body.decode() if kind == PUT_DATA else "")
-    except (Corruption, ValueError):
-        return None
-
-
-def lock_of(value: bytes) -> Lock | None:
-    """A lock with all its parts of the right kind, or None."""
-    try:
-        lock = unpack_lock(value)
-    except (Corruption, ValueError):
-        return None
-    kind, primary, body, observers, covers, root, depth, token, wall_ms = lock
-    numbers = (kind, primary.column, root, depth, wall_ms, *_tuple(observers), *_tuple(covers))
-    if not all(type(number) is int and 0 <= number <= TS_MAX for number in numbers):
-        return None
-    typed = (
-        type(observers) is tuple
-        and type(covers) is tuple
-        and type(body) is bytes
-        and type(token) is str
-        and type(primary.table) is str
-        and type(primary.row) is bytes
-    )
-    sized = typed and len(primary.row) <= ROW_BYTES_MAX and primary.column <= COLUMN_MAX and PUT <= kind <= ACK
-    if sized and kind == PUT_DATA and not body.isascii():
-        return None
-    return lock if sized else None
-
-
-def _tuple(value: object) -> tuple[object, ...]:
-    return value if isinstance(value, tuple) else ()
-
-
-class Book:
-    """What the catalogue and the oracle say: the context in which a row is examined."""
-
-    def __init__(self, catalogue: Catalogue, bound: int, replayed: frozenset[int]) -> None:
-        self.catalogue, self.bound = catalogue, bound
-        self.replayed = replayed  # observers that were registered with all that was there before
-        self.observers = {entry.number: (id, entry) for id, entry in catalogue.observers.items()}
-        self._columns = {
-            name: {column_of(column.number): (label, column) for label, column in table.columns.items()}
-            for name, table in catalogue.tables.items()
-        }
-        self._keys = {name: codec_named(table.key) for name, table in catalogue.tables.items()}
-        self._observed: dict[str, list[tuple[int, int]]] = {name: [] for name in catalogue.tables}
-        for observer in catalogue.observers.values():
-            column = catalogue.tables[observer.table].columns[observer.column]
-            self._observed[observer.table].append((column_of(column.number), observer.number))
-
-    def entry(self, table: str, column: int) -> ColumnEntry:
-        return self._columns[table][observed_column(column)][1]
-
-    def columns(self, table: str) -> list[int]:
-        """Every column that a row of the table may have, acks included."""
-        acks = [ack_of(column, number) for column, number in self.observed(table)]
-        return [*self._columns[table], *acks]
-
-    def observed(self, table: str) -> list[tuple[int, int]]:
-        """(column, observer's number) of all observers of a table."""
-        return self._observed[table]
-
-    def strange(self, table: str, column: int) -> str:
-        """Why there cannot be a cell of that column, or ""."""
-        found = self._columns[table].get(observed_column(column))
-        if found is None:
-            return f"a cell of column #{column >> 16}, which the catalogue does not have"
-        number = observer_of(column)
-        if not number:
-            return ""
-        if number not in self.observers:
-            return f"a cell for observer #{number}, which the catalogue does not have"
-        id, entry = self.observers[number]
-        if (entry.table, entry.column) != (table, found[0]):
-            return f"a cell for observer {id!r}, which observes {entry.table}.{entry.column}"
-        return ""
-
-    def where(self, table: str, row: bytes, column: int) -> str:
-        """table[key].column, for people."""
-        try:
-            key = repr(self._keys[table].decode(row)) if table in self._keys else repr(row)
-        except ValueError:
-            key = repr(row)
-        return f"{table}[{key}].{self.catalogue.column_name(table, column)}"
-
-
-# ------------------------------------------------------------------ one row, examined
-
-_Complaint = tuple[str, str]  # (invariant, what)
+# ------------------------------------------------------------------ one row
 
 
 def examine(image: Image, book: Book) -> Iterator[Finding]:
-    """What is wrong with a row by itself; of each cell the first thing."""
+    """What is wrong with a row by itself; of each lock, record and other cell the first thing."""
     for column in image.columns():
-        for severity, (invariant, what) in _of_column(image, column, book):
-            yield Finding(severity, invariant, book.where(image.table, image.row, column), what)
+        cell = Cellref(image.table, image.row, column)
+        where = book.where(*cell)
+        for severity, (invariant, what, start_ts, repair) in _of_column(image, cell, book):
+            yield Finding(severity, invariant, where, what, cell, start_ts, repair)
 
 
-def _of_column(image: Image, column: int, book: Book) -> Iterator[tuple[Severity, _Complaint]]:
+def _of_column(image: Image, cell: Cellref, book: Book) -> Iterator[tuple[Severity, _Complaint]]:
+    column = cell.column
     strange = book.strange(image.table, column)
     if strange:
-        yield "error", ("N10", strange)
+        yield "error", _Complaint("N10", strange, 0, _of_strays(image, column, book))
         return
+    if column in image.pending:
+        yield "error", _Complaint("N5", "a pending signal, which this version does not know")
     for complaint in (
-        *_of_locks(image, column, book),
-        *_of_records(image, column, book),
+        *_of_locks(image, cell, book),
+        *_of_records(image, cell, book),
+        *_of_shared(image, cell, book),
+        *_of_traces(image, column, book),
         *_of_markers(image, column, book),
         *_of_notify(image, column, book),
     ):
         yield "error", complaint
-    for complaint in (*_of_data(image, column), *_of_spurious(image, column, book)):
+    for complaint in (*_of_data(image, cell), *_of_spurious(image, cell, book)):
         yield "warning", complaint
 
 
-def _of_locks(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
-    locks = image.locks.get(column, ())
+def _of_strays(image: Image, column: int, book: Book) -> Repair | None:
+    """Notify cells that no observer of that column can ever have had, and nothing else.
+
+    An observer that the catalogue does not have is another matter: the catalogue only grows, so it may be too old.
+    """
+    notified = image.notify.get(column)
+    others = {*image.locks, *image.records, *image.markers, *image.broken, *image.pending}
+    others = others.union(image.shared, image.traces, *image.data.values())
+    if not notified or column in others or observer_of(column) not in book.observers:
+        return None
+    return repairs.drop_stray_notifications(image.table, image.row, column, [ts for ts, _ in notified])
+
+
+# ------------------------------------------------------------------ locks
+
+
+def _of_locks(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint]:
+    locks = image.locks.get(cell.column, ())
     if len(locks) > 1:
-        yield "T7", f"locked more than once, by transactions {_list(ts for ts, _ in locks)}"
+        yield _Complaint("T7", f"locked more than once, by transactions {_list(ts for ts, _ in locks)}")
     for start_ts, lock in locks:
-        complaint = _of_lock(image, column, start_ts, lock, book)
-        if complaint is not None:
-            yield complaint
+        found = _of_lock(image, cell, start_ts, lock, book)
+        if found is not None:
+            invariant, what, repair = found
+            yield _Complaint(invariant, what, start_ts, repair)
 
 
-def _of_lock(image: Image, column: int, start_ts: int, lock: Lock | None, book: Book) -> _Complaint | None:
-    if lock is None:
-        return "N1", f"the lock of transaction {start_ts} does not decode"
-    if start_ts > book.bound:
-        return "O1", f"the lock of transaction {start_ts} is above the oracle's bound"
-    if start_ts in image.markers.get(column, ()):
-        return "T5", f"the lock of transaction {start_ts} stands beside its rollback marker"
+def _of_lock(
+    image: Image, cell: Cellref, start_ts: int, lock: Lock | None, book: Book
+) -> tuple[str, str, Repair | None] | None:
+    column = cell.column
+    who = f"the lock of transaction {start_ts}"
+    marked = start_ts in image.markers.get(column, ())
     past = [record for record in image.records.get(column, ()) if record.ts >= start_ts]
-    for record in past:
-        if record.start_ts == start_ts:
-            return "T8", f"transaction {start_ts} committed at {record.ts} and its lock is still there"
+    own = next((record.ts for record in past if record.start_ts == start_ts), 0)
+    if lock is None:
+        proof = (WRITE, own) if own else (ROLLBACK, start_ts)
+        repair = repairs.drop_lock(cell, start_ts, beside=proof[0], at=proof[1]) if own or marked else None
+        return "N1", f"{who} does not decode", repair
+    if start_ts > book.bound:
+        return "O1", f"{who} is above the oracle's bound", None
+    if marked:
+        repair = None if own else repairs.roll_back_beside_marker(cell, start_ts, lock)
+        return "T5", f"{who} stands beside its rollback marker", repair
+    if own:
+        repair = repairs.drop_lock(cell, start_ts, beside=WRITE, at=own)
+        return "T8", f"transaction {start_ts} committed at {own} and its lock is still there", repair
     if past:
-        return "T7", f"the record at {past[0].ts} was let in past the lock of transaction {start_ts}"
+        return "T7", f"the record at {past[0].ts} was let in past {who}", None
     is_ack = bool(observer_of(column))
-    if (lock.kind == ACK) != is_ack:
-        return "N3", f"the lock of transaction {start_ts} is of kind {lock.kind}, not one for this column"
-    if is_ack and lock.primary != (image.table, image.row, column):
-        return "N2", f"the ack's lock of transaction {start_ts} is not its transaction's primary"
+    if (lock.kind == ACK) != is_ack or lock.kind == READ:
+        return "N3", f"{who} is of kind {lock.kind}, not one for this column", None
+    if is_ack and lock.primary != cell:
+        return "N2", f"the ack's lock of transaction {start_ts} is not its transaction's primary", None
     if any(ts > start_ts for ts in lock.covers):
-        return "N2", f"the ack's lock of transaction {start_ts} covers notifications that its run cannot have seen"
+        what = f"the ack's lock of transaction {start_ts} covers notifications that its run cannot have seen"
+        return "N2", what, None
     unknown = [number for number in lock.observers if book.strange(image.table, ack_of(column, number))]
     if unknown:
-        return "N10", f"the lock of transaction {start_ts} notifies unknown observers #{_list(unknown)}"
-    if lock.kind == PUT_DATA:
-        return _of_group(image, column, start_ts, lock.body.decode(), f"the lock of transaction {start_ts}", book)
+        return "N10", f"{who} notifies unknown observers #{_list(unknown)}", None
+    if lock.kind == PUT_DATA and (what := _of_group(image, column, start_ts, lock.body.decode(), who, book)):
+        return "T2", what, None
     return None
 
 
-def _of_group(image: Image, column: int, start_ts: int, group: str, who: str, book: Book) -> _Complaint | None:
+def _of_group(image: Image, column: int, start_ts: int, group: str, who: str, book: Book) -> str:
     expected = book.entry(image.table, column).group
     if group != expected:
-        return "T2", f"{who} names group {group!r}, and the column lies in {expected!r}"
+        return f"{who} names group {group!r}, and the column lies in {expected!r}"
     if group in image.data and start_ts not in image.data[group].get(column, ()):
-        return "T2", f"{who} points at missing data, at {start_ts} in group {group!r}"
+        return f"{who} points at missing data, at {start_ts} in group {group!r}"
+    return ""
+
+
+def _of_shared(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint]:
+    for start_ts, lock in image.shared.get(cell.column, ()):
+        found = _of_one_shared(image, cell, start_ts, lock, book)
+        if found is not None:
+            invariant, what, repair = found
+            yield _Complaint(invariant, what, start_ts, repair)
+
+
+def _of_one_shared(
+    image: Image, cell: Cellref, start_ts: int, lock: Lock | None, book: Book
+) -> tuple[str, str, Repair | None] | None:
+    column = cell.column
+    who = f"the shared lock of transaction {start_ts}"
+    own = next((ts for ts, begun in image.traces.get(column, ()) if begun == start_ts), 0)
+    repair = repairs.drop_lock(cell, start_ts, beside=TRACE, at=own, group=SHARED) if own else None
+    if lock is None:
+        return "N1", f"{who} does not decode", repair
+    if lock.kind != READ:
+        return "T14", f"{who} is of kind {lock.kind}, and not for reading", None
+    if start_ts > book.bound:
+        return "O1", f"{who} is above the oracle's bound", None
+    if own:
+        return "T8", f"transaction {start_ts} committed at {own} and its shared lock is still there", repair
+    if image.locks.get(column):
+        return "T14", f"{who} stands beside the lock of transaction {image.locks[column][0][0]}", None
+    past = image.records.get(column)
+    if past and past[0].ts >= start_ts:
+        return "T14", f"the record at {past[0].ts} was let in past {who}", None
     return None
 
 
-def _of_records(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
+def _of_traces(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
+    """What was read under a lock was not written from the reader's start to its commit: neither may overlap."""
+    oldest_first = image.records.get(column, [])[::-1]
+    commits = [record.ts for record in oldest_first]
+    for ts, start_ts in image.traces.get(column, ()):
+        if not start_ts:
+            yield _Complaint("T14", f"the trace at {ts} does not decode")
+            continue
+        at = bisect_left(commits, start_ts)  # the first record that is not older than the reader
+        if start_ts >= ts:
+            yield _Complaint(
+                "T2", f"the trace at {ts} points at transaction {start_ts}, which began no earlier", start_ts
+            )
+        elif ts > book.bound:
+            yield _Complaint("O1", f"the trace at {ts} is above the oracle's bound", start_ts)
+        elif at < len(commits) and oldest_first[at].start_ts <= ts and oldest_first[at].start_ts != start_ts:
+            what = f"the read of transaction {start_ts}, committed at {ts}, overlaps the write that committed at"
+            yield _Complaint("T14", f"{what} {commits[at]}", start_ts)
+
+
+# ------------------------------------------------------------------ records, markers, data
+
+
+def _of_records(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint]:
+    column = cell.column
     if column in image.broken:
-        yield "T1", f"the record at {image.broken[column]} does not decode"
+        yield _Complaint("T1", f"the record at {image.broken[column]} does not decode")
     records = image.records.get(column, [])
     for at, record in enumerate(records):
         older = records[at + 1] if at + 1 < len(records) else None
-        complaint = _of_record(image, column, record, older, book)
-        if complaint is not None:
-            yield complaint
+        found = _of_record(image, cell, record, older, book)
+        if found is not None:
+            invariant, what, repair = found
+            yield _Complaint(invariant, what, record.start_ts, repair)
 
 
-def _of_record(image: Image, column: int, record: Rec, older: Rec | None, book: Book) -> _Complaint | None:
+def _of_record(
+    image: Image, cell: Cellref, record: Rec, older: Rec | None, book: Book
+) -> tuple[str, str, Repair | None] | None:
     ts, kind, start_ts, group = record
+    column = cell.column
     is_ack = bool(observer_of(column))
     if (kind == ACK) != is_ack:
-        return "N3", f"the record at {ts} is of kind {kind}, not one for this column"
-    if is_ack and start_ts > book.bound:
-        return "N3", f"the ack at {ts} points at {start_ts}, in the future"
+        return "N3", f"the record at {ts} is of kind {kind}, not one for this column", None
+    if is_ack and (start_ts > book.bound or start_ts >= ts):
+        return "N3", f"the ack at {ts} points at {start_ts}, in the future", None
     if start_ts >= ts:
-        return "T2", f"the record at {ts} points at transaction {start_ts}, which began no earlier"
+        return "T2", f"the record at {ts} points at transaction {start_ts}, which began no earlier", None
     if ts > book.bound:
-        return "O1", f"the record at {ts} is above the oracle's bound"
+        return "O1", f"the record at {ts} is above the oracle's bound", None
     if start_ts in image.markers.get(column, ()):
-        return "T5", f"transaction {start_ts} committed at {ts} and was rolled back"
+        repair = repairs.drop_marker(cell, start_ts, ts)
+        return "T5", f"transaction {start_ts} committed at {ts} and was rolled back", repair
     if older is not None and older.ts >= start_ts and older.start_ts != start_ts:
-        return "T7", f"transaction {start_ts}, committed at {ts}, overlaps the one that committed at {older.ts}"
-    if kind == PUT_DATA:
-        return _of_group(image, column, start_ts, group, f"the record at {ts}", book)
+        return "T7", f"transaction {start_ts}, committed at {ts}, overlaps the one that committed at {older.ts}", None
+    if kind == PUT_DATA and (what := _of_group(image, column, start_ts, group, f"the record at {ts}", book)):
+        return "T2", what, None
     return None
 
 
 def _of_markers(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
     for ts in sorted(image.markers.get(column, ())):
         if ts > book.bound:
-            yield "O1", f"the rollback marker at {ts} is above the oracle's bound"
+            yield _Complaint("O1", f"the rollback marker at {ts} is above the oracle's bound", ts)
 
 
-def _of_data(image: Image, column: int) -> Iterator[_Complaint]:
+def _of_data(image: Image, cell: Cellref) -> Iterator[_Complaint]:
     """Long values that nothing points at."""
-    if column in image.broken:
-        return
-    wanted = {ts for ts, _ in image.locks.get(column, ())}
-    wanted |= {record.start_ts for record in image.records.get(column, ()) if record.kind == PUT_DATA}
+    column = cell.column
+    locks = image.locks.get(column, ())
+    if column in image.broken or any(lock is None for _, lock in locks):
+        return  # they may point at it
+    records = image.records.get(column, ())
+    wanted = {(record.group, record.start_ts) for record in records if record.kind == PUT_DATA}
+    wanted |= {(lock.body.decode(), ts) for ts, lock in locks if lock is not None and lock.kind == PUT_DATA}
+    locked = {ts for ts, _ in locks}
     for group, columns in sorted(image.data.items()):
-        for ts in sorted(columns.get(column, set()) - wanted):
-            yield "T5", f"data of transaction {ts} in group {group!r}, without a lock or record"
+        for ts in sorted(columns.get(column, ())):
+            if (group, ts) not in wanted:
+                superseded = any(record.ts >= ts for record in records)
+                repair = None if ts in locked else repairs.drop_data(cell, group, ts, superseded=superseded)
+                yield _Complaint(
+                    "T5", f"data of transaction {ts} in group {group!r}, without a lock or record", ts, repair
+                )
+
+
+# ------------------------------------------------------------------ notify cells
 
 
 def _of_notify(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
     cells = image.notify.get(column, ())
     if cells and not observer_of(column):
-        yield "N10", f"the notify cell at {cells[0][0]} is for no observer"
+        timestamps = [ts for ts, _ in cells]
+        repair = repairs.drop_stray_notifications(image.table, image.row, column, timestamps)
+        yield _Complaint("N10", f"the notify cell at {cells[0][0]} is for no observer", 0, repair)
         return
     for ts, value in cells:
         if ts > book.bound:
-            yield "O1", f"the notify cell at {ts} is above the oracle's bound"
+            yield _Complaint("O1", f"the notify cell at {ts} is above the oracle's bound")
         elif not 0 < _root(value) <= ts:
-            yield "N9", f"the notify cell at {ts} does not say what caused it"
+            repair = repairs.give_cause(image.table, image.row, column, ts)
+            yield _Complaint("N9", f"the notify cell at {ts} does not say what caused it", 0, repair)
 
 
-def _of_spurious(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
+def _of_spurious(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint]:
     """Notify cells whose change is not there. An older version may once be collected, the newest never."""
-    observed = observed_column(column)
+    ack = cell.column
+    observed = observed_column(ack)
     records = image.records.get(observed)
     newest = records[0].ts if records else 0
-    if not observer_of(column) or observed in image.broken:
+    if not observer_of(ack) or observed in image.broken or ack in image.broken:
         return
     locked = [start_ts for start_ts, _ in image.locks.get(observed, ())]  # it may yet be settled there
-    for ts, value in image.notify.get(column, ()):
+    acks = image.records.get(ack)
+    unseen = newest > (acks[0].start_ts if acks else 0)
+    for ts, value in image.notify.get(ack, ()):
         if newest < ts <= book.bound and 0 < _root(value) <= ts and not any(start_ts < ts for start_ts in locked):
-            yield "N1", f"the notify cell at {ts} is for a change that is not there"
+            what = f"the notify cell at {ts} is for a change that is not there"
+            observed_cell = cell._replace(column=observed)
+            repair = repairs.drop_notification(observed_cell, ack, ts, newest if unseen else 0)
+            yield _Complaint("N1", what, 0, repair)
 
 
 def _root(value: bytes) -> int:
@@ -383,6 +367,38 @@ def unnotified(image: Image, book: Book) -> Iterator[Unnotified]:
         running = any(start_ts >= newest for start_ts, _ in image.locks.get(ack, ()))
         if newest > pointer and not running and not image.notify.get(ack) and newest <= book.bound:
             what = f"lost notification: observer {id!r} has not seen the change at {newest} and is not told of it"
-            finding = Finding("error", "N1", book.where(image.table, image.row, column), what)
+            cell = Cellref(image.table, image.row, column)
+            repair = repairs.notify(cell, ack, newest, acks[0].ts if acks else 0)
+            finding = Finding("error", "N1", book.where(*cell), what, cell, records[0].start_ts, repair)
             told_of_old = number in book.replayed and records[0].kind != DELETE
             yield Unnotified(number, newest, pointer > 0 or told_of_old, finding)
+
+
+# ------------------------------------------------------------------ the clock's notes
+
+
+class Notes:
+    """O1, O3: each note is a wall time, none above the bound; wall times rise with the timestamps.
+
+    Of two that contradict each other nobody can tell which is wrong, so a repair takes both.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._newer = (TS_MAX, TS_MAX)
+
+    def next(self, ts: int, value: bytes) -> Finding | None:
+        """What is wrong with the note at `ts`, if anything; they come newest first."""
+        if len(value) != 8:
+            return _of_note("O3", f"the note at {ts} is not a wall time", ts)
+        if ts > self._bound:
+            return _of_note("O1", f"the note at {ts} is above the bound, {self._bound}", ts)
+        wall_ms = int.from_bytes(value, "big")
+        (newer, newer_ms), self._newer = self._newer, (ts, wall_ms)
+        if wall_ms > newer_ms:
+            return _of_note("O3", f"the note at {ts} has a later wall time than the one at {newer}", newer, ts)
+        return None
+
+
+def _of_note(invariant: str, what: str, *drops: int) -> Finding:
+    return Finding("error", invariant, "clock", what, None, 0, repairs.drop_notes(*drops))

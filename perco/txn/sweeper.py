@@ -50,18 +50,23 @@ class Sweeper:
             self.clean = False
 
     async def _sweep(self) -> None:
-        for table in self._store.tables():
-            for group in (LOCK, SHARED):
-                await self._sweep_group(table, group)
+        self.settled += await sweep(self._store, self._driver, lambda cell, start_ts: False)
 
-    async def _sweep_group(self, table: str, group: str) -> None:
-        start: bytes | None = b""
-        while start is not None:
-            query = ScanQuery(group, None, 0, TS_MAX, 1 << 20)
-            page = await self._store.scan(ScanRequest(table, start, None, (query,)))
-            for row, [locks] in page.rows:
-                for column, start_ts, value in locks:
-                    if not self._driver.fates.alive(start_ts):
-                        await self._driver.resolve(Cellref(table, row, column), start_ts, unpack_lock(value))
-                        self.settled += 1
-            start = page.next
+
+async def sweep(store: LocalRowStore, driver: Driver, spared: Callable[[Cellref, int], bool]) -> int:
+    """Settle every dead lock that is not to be spared; returns how many those were."""
+    settled = 0
+    for table in store.tables():
+        for group in (LOCK, SHARED):
+            start: bytes | None = b""
+            while start is not None:
+                query = ScanQuery(group, None, 0, TS_MAX, 1 << 20)
+                page = await store.scan(ScanRequest(table, start, None, (query,)))
+                for row, [locks] in page.rows:
+                    for column, start_ts, value in locks:
+                        cell = Cellref(table, row, column)
+                        if not driver.fates.alive(start_ts) and not spared(cell, start_ts):
+                            await driver.resolve(cell, start_ts, unpack_lock(value))
+                            settled += 1
+                start = page.next
+    return settled

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 
 import perco
 from perco.storage import NOTIFY, Mutation, Write
 from perco.txn.records import ack_of
-from tests.acceptance.cli.stores import contents, owned, run, schema
+from tests.acceptance.cli.stores import ROOT, contents, owned, run, schema
 
 
 async def damage(path: Path, *, severity: str) -> None:
@@ -25,6 +29,10 @@ async def damage(path: Path, *, severity: str) -> None:
         await db.driver.store.apply([Mutation("docs", ((b"lost", (), (write,)),))])
 
 
+def files(store: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in store.glob("tablets/*/data.mdb")}
+
+
 async def test_a_healthy_store_is_clean(store: Path) -> None:
     done = await run("check", store)
     assert (done.code, done.err) == (0, "")
@@ -35,8 +43,9 @@ async def test_findings_are_exit_code_1(store: Path) -> None:
     await damage(store, severity="error")
     done = await run("check", store)
     assert done.code == 1
-    first, last = done.out.splitlines()
+    first, remedy, last = done.out.splitlines()
     assert first.startswith("error    N1   docs['lost'].contents: lost notification: observer 'measure'")
+    assert remedy.strip() == "--repair: put the notification again"
     assert last.startswith("1 errors, 0 warnings: ")
 
 
@@ -60,6 +69,87 @@ async def test_check_beside_a_busy_owner_reports_nothing(store: Path) -> None:
             assert [f for f in found["findings"] if f["severity"] != "note"] == []
             assert found["clean"]
         assert int(await owner.tell("commits")) > before
+
+
+# ------------------------------------------------------------------ repairs
+
+
+async def test_what_can_be_repaired_is(store: Path) -> None:
+    await damage(store, severity="error")
+    done = await run("check", store, "--repair")
+    assert done.code == 0
+    first, last = done.out.splitlines()
+    assert first.startswith("repaired N1   docs['lost'].contents: lost notification: observer 'measure'")
+    assert first.endswith("(put the notification again)")
+    assert last.startswith("clean: ")
+    assert (await run("check", store)).code == 0
+    async with perco.open(store, schema) as db, db.worker(concurrency=1, scanners=1) as worker:
+        await db.wait_idle()
+        assert worker.statistics()["measure"].commits == 1
+
+
+async def test_a_repair_of_a_healthy_store_changes_nothing(store: Path) -> None:
+    before = files(store)
+    done = await run("check", store, "--repair")
+    assert (done.code, done.err) == (0, "")
+    assert files(store) == before
+
+
+async def test_what_cannot_be_repaired_stays_and_says_what_to_do(store: Path) -> None:
+    async with perco.open(store, schema) as db:
+        async with db.transaction() as txn:
+            txn.set(contents, "gone", b"long" * 200)
+        write: Write = ("data:raw", db.bind(contents).column, txn.start_ts, None)
+        await db.driver.store.apply([Mutation("docs", ((b"gone", (), (write,)),))])
+    before = files(store)
+    found = json.loads((await run("check", store, "--repair", "--json")).out)
+    assert (found["clean"], found["repaired"], found["settled"]) == (False, [], 0)
+    [finding] = found["findings"]
+    assert (finding["invariant"], finding["repair"]) == ("T2", None)
+    assert "write the cell again" in finding["remedy"]
+    assert files(store) == before
+    await run("set", store, "docs", "gone", "contents", "new")
+    assert (await run("get", store, "docs", "gone", "contents")).out == "new\n"
+
+
+async def test_a_repair_settles_what_a_killed_process_left(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    async with trio.open_nursery() as nursery:
+        argv = [sys.executable, "-m", "tests.support.owner", str(path), "killed@prewrite"]
+        await nursery.start(partial(trio.run_process, argv, stdout=subprocess.DEVNULL, check=False, cwd=ROOT))
+    found = json.loads((await run("check", path, "--json")).out)
+    assert found["clean"]
+    assert found["orphans"] == found["locks"] > 1
+    done = json.loads((await run("check", path, "--repair", "--json")).out)
+    assert done["settled"] >= found["orphans"] - 1, "the primary goes with the decision"
+    assert (done["clean"], done["locks"], done["orphans"]) == (True, 0, 0)
+
+
+async def test_a_store_that_somebody_has_open_cannot_be_repaired(store: Path) -> None:
+    await damage(store, severity="error")
+    async with owned(store) as owner:
+        done = await run("check", store, "--repair")
+        assert done.code == 2
+        assert f"in use by process {owner.pid}" in done.err
+    assert (await run("check", store)).code == 1
+
+
+async def test_a_repair_makes_no_store(tmp_path: Path) -> None:
+    done = await run("check", tmp_path / "none", "--repair")
+    assert done.code == 2
+    assert "there is no such folder" in done.err
+    assert not (tmp_path / "none").exists()
+
+
+async def test_a_store_in_doubt_is_repaired_where_it_is_accepted_too(store: Path) -> None:  # S2
+    await damage(store, severity="error")
+    file = mark(store)
+    assert (await run("check", store, "--repair")).code == 2
+    assert file.exists()
+    done = await run("check", store, "--repair", "--accept")
+    assert done.code == 0
+    assert "accepted" in done.out
+    assert not file.exists()
 
 
 # ------------------------------------------------------------------ after a loss (S2)

@@ -10,10 +10,12 @@ from typing import Any
 from trio.testing import wait_all_tasks_blocked
 
 import perco
-from perco.storage import APPLIED, Mutation, Write
+from perco.storage import APPLIED, Mutation, ScanQuery, ScanRequest, Write
 from perco.txn.check import CheckOptions, CheckResult, check
 from perco.txn.mutations import Header, Intent, prewrite
+from perco.txn.oracle import OracleOptions
 from perco.txn.records import PUT, Cellref, ack_of
+from perco.txn.repair import RepairResult, repair
 
 LONG = b"x" * 5000
 # Small enough that rows are read in parts and pages end everywhere.
@@ -72,13 +74,37 @@ class Store:
             assert verdict is APPLIED
 
     async def check(self, options: CheckOptions | None = None) -> CheckResult:
-        return await check(self.db.driver.store, ts=self.db.oracle.last, options=options or CheckOptions(pause_s=0.0))
+        db = self.db
+        return await check(
+            db.driver.store, ts=db.oracle.last, alive=db.fates.alive, options=options or CheckOptions(pause_s=0.0)
+        )
+
+    async def repair(self, options: CheckOptions | None = None) -> RepairResult:
+        db = self.db
+        chosen = options or CheckOptions(pause_s=0.0)
+        return await repair(db.driver, db.local.store, ts=db.oracle.last, options=chosen)
+
+    async def cells(self) -> dict[tuple[str, str, bytes, int, int], bytes]:
+        """Every cell of every group of every table, as it is stored."""
+        found = {}
+        for tablet in self.db.local.store.tablets():
+            for group in tablet.groups():
+                page = tablet.scan(
+                    ScanRequest(tablet.table, b"", None, (ScanQuery(group, None, n=1 << 30),), rows_max=1 << 30)
+                )
+                assert page.next is None
+                for row, [cells] in page.rows:
+                    found |= {(tablet.table, group, row, column, ts): value for column, ts, value in cells}
+        return found
 
 
 @asynccontextmanager
-async def opened(url: str | os.PathLike[str] = "memory:", docs: Docs | None = None) -> AsyncIterator[Store]:
+async def opened(
+    url: str | os.PathLike[str] = "memory:", docs: Docs | None = None, *, range_size: int = 100_000
+) -> AsyncIterator[Store]:
     docs = docs or Docs()
-    async with perco.open(url, docs.schema, options=perco.Options(seed=7)) as db:
+    options = perco.Options(seed=7, oracle=OracleOptions(range_size=range_size))
+    async with perco.open(url, docs.schema, options=options) as db:
         await db.wait_idle()  # so that the sweeper has nothing to do with what a test leaves behind
         yield Store(db, docs)
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import trio
+from trio._core import _run as scheduler
 
 import perco
+from perco.storage import LocalRowStore, ReadRequest, RowCells, ScanPage, ScanRequest
 from perco.txn.check import CheckOptions, check
+from perco.txn.repair import repair
 from tests.component.check.stores import LONG, PARTS, Docs, Store, fill, opened
 
 
@@ -46,16 +51,47 @@ async def test_an_undecided_transaction_is_nothing_to_report() -> None:
     async with opened() as store:
         rank = store.number(store.docs.rank)
         start_ts = await store.draw()
+        store.db.fates.begin(start_ts)
         await store.lock(start_ts, (b"a", rank), (b"a", rank), (b"z", rank))
         result = await store.check()
     assert result.findings == ()
     assert (result.locks, result.unsettled) == (2, 0)
 
 
+async def test_the_locks_of_a_client_that_is_gone_are_orphans_and_a_repair_rolls_them_back() -> None:  # L1 T5
+    async with opened() as store:
+        rank, was = store.number(store.docs.rank), await store.cells()
+        start_ts = await store.draw()
+        await store.lock(start_ts, (b"a", rank), (b"a", rank), (b"z", rank))
+        result = await store.check()
+        assert [(finding.severity, finding.invariant) for finding in result.findings] == [("note", "L1")] * 2
+        assert f"orphan: transaction {start_ts} is undecided" in result.findings[0].what
+        assert result.clean
+        assert (result.orphans, result.unsettled) == (2, 0)
+        done = await store.repair()
+        assert (done.settled, done.after.findings) == (2, ())
+        assert await store.cells() == {**was, ("docs", "rollback", b"a", rank, start_ts): b""}
+
+
+async def test_a_repair_rolls_forward_what_had_committed() -> None:  # T8 N1
+    docs = Docs()
+    async with opened(docs=docs) as store:
+        async with _without_phase_two(store), store.db.transaction() as txn:
+            txn.set(docs.note, "a", b"1")
+            txn.set(docs.contents, "z", LONG)
+        assert (await store.check()).unsettled == 1
+        done = await store.repair()
+        assert (done.settled, done.after.findings) == (1, ())
+        assert done.after.notifications == 1
+        async with store.db.snapshot() as snap:
+            assert await snap.get(docs.contents, "z") == LONG
+
+
 async def test_a_secondary_may_be_locked_before_its_primary() -> None:
     async with opened() as store:
         rank = store.number(store.docs.rank)
         start_ts = await store.draw()
+        store.db.fates.begin(start_ts)
         await store.lock(start_ts, (b"a", rank), (b"z", rank))
         result = await store.check()
     assert result.findings == ()
@@ -154,12 +190,19 @@ async def test_progress_is_told_by_the_page() -> None:
     assert len(told) > 2
 
 
-@pytest.mark.parametrize("kind", ["memory", "folder"])
-async def test_nothing_is_reported_beside_busy_writers(kind: str, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("kind", ["memory-1", "memory-2", "memory-3", "folder"])
+@pytest.mark.parametrize("repairing", [False, True], ids=["checked", "repaired"])
+async def test_beside_busy_writers_nothing_is_reported_and_nothing_repaired(
+    kind: str, repairing: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, _, seed = kind.partition("-")
+    if seed:  # tasks are scheduled by it
+        monkeypatch.setattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+        scheduler._r.seed(int(seed))
     docs = Docs()
-    url = "memory:" if kind == "memory" else tmp_path / "s"
-    async with opened(url, docs) as store:
+    async with opened("memory:" if name == "memory" else tmp_path / "s", docs, range_size=8) as store:
         db = store.db
+        slow = _Slow(db.local.store)
         stop = trio.Event()
 
         async def write(number: int) -> None:
@@ -168,18 +211,45 @@ async def test_nothing_is_reported_beside_busy_writers(kind: str, tmp_path: path
                 round += 1
                 await db.run(_touch, docs, number, round)
 
-        checks = 0
+        checks = again = 0
         async with trio.open_nursery() as nursery, db.worker(concurrency=8, scanners=2):
             for number in range(4):
                 nursery.start_soon(write, number)
-            while checks < 6 or db.statistics().counters.commits < 60:
-                for options in (CheckOptions(), PARTS):
-                    result = await store.check(options)
+            while checks < 4 or db.statistics().counters.commits < 100:
+                for options in (CheckOptions(pause_s=0.001), CheckOptions(row_cells=16, data_cells=4, pause_s=0.0)):
+                    if repairing:
+                        done = await repair(db.driver, slow, options=options)  # type: ignore[arg-type]
+                        assert done.repaired == ()
+                        result = done.after
+                    else:
+                        result = await check(slow, alive=db.fates.alive, options=options)
                     assert [f for f in result.findings if f.severity != "note"] == []
+                    again += result.again
                     checks += 1
             stop.set()
-        assert result.records > 60
+        assert result.records > 100
+        assert again, "some things did look wrong at first sight"
         assert db.statistics().counters.lock_waits, "they did get into each other's way"
+        result = await store.check()
+        assert (result.clean, result.orphans) == (True, 0)
+
+
+class _Slow:
+    """A store that is read a row at a time, others being let through in between."""
+
+    def __init__(self, store: LocalRowStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        await trio.lowlevel.checkpoint()
+        return await self._store.read(requests)
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        await trio.lowlevel.checkpoint()
+        return await self._store.scan(request._replace(rows_max=1))
 
 
 async def _touch(txn: perco.Transaction, docs: Docs, number: int, round: int) -> None:

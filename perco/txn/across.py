@@ -1,0 +1,148 @@
+"""What rows say of each other: a transaction's records, locks and markers against those of its other cells (T1, T3).
+
+Remembered as the rows go by; asked of the primary where a lock names it. Of very many transactions a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from perco.errors import Corruption
+from perco.storage import ROLLBACK, Query, RowStore
+from perco.txn.examine import Finding
+from perco.txn.image import Book, Rec
+from perco.txn.records import Cellref, Lock, unpack_record
+from perco.txn.recovery import Aborted, Committed, Judgement, Locked, Nothing, judge, primary_queries
+
+
+class Sample(dict[int, tuple[int, Cellref]]):
+    """What is remembered of transactions: all of them, or, beyond a limit, every n'th by start_ts."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.every, self._limit = 1, limit
+
+    def note(self, number: int, other: int, cell: Cellref) -> int:
+        """Remember `other` for a number, unless something is; returns what is then."""
+        if number % self.every:
+            return other
+        found = self.setdefault(number, (other, cell))
+        if len(self) > self._limit:
+            self.every *= 2
+            for key in [key for key in self if key % self.every]:
+                del self[key]
+        return found[0]
+
+
+class Across:
+    """What one check knows of transactions. `tables`: those that have been made."""
+
+    def __init__(self, store: RowStore, tables: Iterable[str], tracked_max: int) -> None:
+        self._store, self._tables, self._tracked_max = store, frozenset(tables), tracked_max
+        self._primaries: dict[
+            int, tuple[Cellref, str, Cellref]
+        ] = {}  # start_ts -> its primary, and a lock that says so
+        self._rolled_back = Sample(tracked_max)
+        self._starts = Sample(tracked_max)
+        self._commits = Sample(tracked_max)
+        self._fates: dict[tuple[int, Cellref], Judgement | None] = {}
+
+    @property
+    def sampled(self) -> int:
+        return max(self._starts.every, self._commits.every, self._rolled_back.every)
+
+    def locked(self, group: str, cell: Cellref, start_ts: int, lock: Lock) -> None:
+        """A lock, shared or not, names its primary; told before any record is looked at."""
+        if len(self._primaries) < self._tracked_max:
+            self._primaries.setdefault(start_ts, (lock.primary, group, cell))
+
+    def marked(self, cell: Cellref, start_ts: int) -> None:
+        """A marker names the dead; told before any record is looked at."""
+        self._rolled_back.note(start_ts, 0, cell)
+
+    def forget_fates(self) -> None:
+        """From here on primaries are asked again: rows that are read now are newer than what they said."""
+        self._fates.clear()
+
+    async def judge(self, start_ts: int, primary: Cellref) -> Judgement | None:
+        """What the primary says of a transaction; None: it says nothing that can be understood."""
+        key = (start_ts, primary)
+        if key not in self._fates:
+            self._fates[key] = await self._ask(start_ts, primary)
+        return self._fates[key]
+
+    async def _ask(self, start_ts: int, primary: Cellref) -> Judgement | None:
+        if primary.table not in self._tables:
+            return None
+        [cells] = await self._store.read([(primary.table, primary.row, primary_queries(primary, start_ts))])
+        _, markers, records = cells
+        try:
+            if markers and records and unpack_record(records[0][1]).start_ts == start_ts:
+                return None  # T5: reported where it stands
+            return judge(start_ts, cells)
+        except (Corruption, ValueError):
+            return None
+
+    async def stands(self, group: str, cell: Cellref, ts: int) -> bool:
+        query: Query = (group, cell.column, ts, ts, 1)
+        [[cells]] = await self._store.read([(cell.table, cell.row, [query])])
+        return bool(cells)
+
+    async def of_lock(self, book: Book, cell: Cellref, start_ts: int, lock: Lock) -> list[Finding]:
+        """A lock against the primary that it names (T12)."""
+        primary = lock.primary
+        who = f"the lock of transaction {start_ts} names"
+        if primary.table not in book.catalogue.tables:
+            what = f"{who} a primary in table {primary.table!r}, which is not there"
+            return _error(book, "N1", cell, what, start_ts)
+        fate = await self.judge(start_ts, primary)
+        if isinstance(fate, Locked) and fate.lock.primary != primary:
+            what = f"{who} {book.where(*primary)} as primary, which names another"
+            return _error(book, "T12", cell, what, start_ts)
+        return []
+
+    async def of_record(self, book: Book, cell: Cellref, record: Rec) -> list[Finding]:
+        """A record against all else that is known of its transaction (T1, T3)."""
+        ts, _, start_ts, _ = record
+        known = self._starts.note(start_ts, ts, cell)
+        if known != ts:
+            return _error(book, "T1", cell, f"transaction {start_ts} committed at {known} and at {ts}", start_ts)
+        other = self._commits.note(ts, start_ts, cell)
+        if other != start_ts:
+            what = f"transactions {other} and {start_ts} both committed at {ts}"
+            return _error(book, "O1", cell, what, start_ts)
+        if start_ts in self._primaries and (what := await self._against_primary(book, cell, record)):
+            return _error(book, "T3", cell, what, start_ts)
+        if start_ts in self._rolled_back:
+            marked = self._rolled_back[start_ts][1]
+            if marked != cell and await self.stands(ROLLBACK, marked, start_ts):
+                what = f"transaction {start_ts} committed at {ts}, and was rolled back: {book.where(*marked)}"
+                return _error(book, "T3", cell, what, start_ts)
+        return []
+
+    async def _against_primary(self, book: Book, cell: Cellref, record: Rec) -> str:
+        """Why a record cannot be, by what its transaction's primary says; or ""."""
+        start_ts, ts = record.start_ts, record.ts
+        primary, group, said_by = self._primaries[start_ts]
+        if primary == cell:
+            return ""
+        if not await self.stands(group, said_by, start_ts):
+            del self._primaries[start_ts]  # settled meanwhile; what the primary said may since be collected
+            return ""
+        fate = await self.judge(start_ts, primary)
+        name = book.where(*primary)
+        match fate:
+            case Locked():
+                return f"transaction {start_ts} committed here at {ts}, and its primary {name} is still locked"
+            case Aborted():
+                return f"transaction {start_ts} committed here at {ts}, and its primary {name} was rolled back"
+            case Nothing():
+                return f"transaction {start_ts} committed here at {ts}, and its primary {name} has no record"
+            case Committed(commit_ts) if commit_ts != ts:
+                return f"transaction {start_ts} committed here at {ts}, and its primary {name} at {commit_ts}"
+            case _:
+                return ""
+
+
+def _error(book: Book, invariant: str, cell: Cellref, what: str, start_ts: int) -> list[Finding]:
+    return [Finding("error", invariant, book.where(*cell), what, cell, start_ts)]

@@ -1,0 +1,82 @@
+"""Puts right what `check` finds, where that is safe: in the process that owns the store, also beside its own traffic.
+
+Each repair is a mutation of one row under checks that what was found still holds (`repairs.py`); locks that were left
+are settled as by whoever meets them (T5, T8). A transaction or a cell with an error that has no repair is left alone:
+its locks stay too, for they may be all that tells what was meant.
+
+One repair may uncover another finding, so it is checked and repaired until nothing more can be done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from perco.storage import APPLIED, Failed, LocalRowStore
+from perco.txn.check import CheckOptions, CheckResult, Progress, check
+from perco.txn.driver import Driver
+from perco.txn.examine import Finding
+from perco.txn.records import Cellref
+from perco.txn.sweeper import sweep
+
+_ROUNDS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RepairResult:
+    """What a repair did, and what a check found after it.
+
+    Attributes: `repaired`, in the order it was done; `settled`: locks that were left; `after`.
+    """
+
+    repaired: tuple[Finding, ...]
+    settled: int
+    after: CheckResult
+
+
+async def repair(
+    driver: Driver,
+    store: LocalRowStore,
+    *,
+    ts: int = 0,
+    options: CheckOptions | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> RepairResult:
+    """Repair all that can be repaired safely. Arguments as for `check`.
+
+    Raises: StoreFull and others of the store; what was repaired until then stays so.
+    """
+    repaired: list[Finding] = []
+    settled = 0
+    for _ in range(_ROUNDS_MAX):
+        result = await check(store, ts=ts, alive=driver.fates.alive, options=options, progress=progress)
+        done = [finding for finding in result.findings if await _repaired(driver, finding)]
+        left = result.unsettled + result.orphans
+        swept = await _settle(driver, store, result) if left and not result.dropped else 0
+        repaired += done
+        settled += swept
+        if not done and not swept:
+            break
+    return RepairResult(tuple(repaired), settled, result)
+
+
+async def _repaired(driver: Driver, finding: Finding) -> bool:
+    """Whether it was done: not if what was found no longer holds."""
+    if finding.repair is None:
+        return False
+    with driver.observing():  # N7: it may put or remove notify cells
+        [verdict] = await driver.store.apply([finding.repair.mutation])
+    if isinstance(verdict, Failed):
+        raise verdict.error
+    return verdict is APPLIED
+
+
+async def _settle(driver: Driver, store: LocalRowStore, result: CheckResult) -> int:
+    errors = [finding for finding in result.findings if finding.severity == "error"]
+    cells = {finding.cell for finding in errors}
+    transactions = {finding.start_ts for finding in errors}
+
+    def spared(cell: Cellref, start_ts: int) -> bool:
+        return cell in cells or start_ts in transactions
+
+    return await sweep(store, driver, spared)

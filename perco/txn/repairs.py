@@ -1,0 +1,144 @@
+"""What puts damage right: each repair is one mutation of one row, under checks that what was found still holds. Pure.
+
+What cannot be put right without guessing what was meant is not here: it is reported, and the cells stay as they are.
+`REMEDIES` says what a person can do then.
+
+T5  Data without lock or record: of a transaction that is dead, or was; no lock can come back at that timestamp where a
+    later record stands, and where none does, the check sees to it. A lock beside its own marker goes as (c) says.
+T1  A record is what commits, whatever marker stands beside it: the marker goes, and the record refuses all that the
+    marker would have refused (T7).
+T8  A lock beside its own record has nothing left to do.
+N1  A change that an observer has not acknowledged and is not told of is told again; one that is not there is not told.
+N9  Where the cause is lost the earliest possible one stands in for it, lest anybody who waits for it be told too soon.
+N10 No worker may ever run what stands under a column that it does not observe.
+O3  A note less makes `at=` coarser there, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from perco.storage import (
+    ABSENT,
+    DATA,
+    LOCK,
+    NOTIFY,
+    PRESENT,
+    ROLLBACK,
+    TS_MAX,
+    WRITE,
+    Check,
+    Mutation,
+    Write,
+)
+from perco.txn.catalogue import SYSTEM_TABLE
+from perco.txn.mutations import roll_back_secondary
+from perco.txn.records import Cellref, Lock, pack_cause
+
+_EARLIEST: Final = pack_cause(1, 0)
+
+REMEDIES: Final = {
+    "L1": "opening the store settles it, and so does --repair",
+    "N1": "restore a copy: what the lock would have committed cannot be told",
+    "N2": "a bug, or a damaged lock: opening the store settles it as its transaction ended",
+    "N3": "the observer may pass over changes of this cell: restore a copy, or write the cell's row under another key",
+    "N5": "signals are of a later version of perco: read the store with that",
+    "N9": "restore a copy",
+    "N10": "the catalogue is older than this cell: restore the whole folder from one copy",
+    "O1": "the oracle's bound is older than this: restore the whole folder from one copy, of one moment",
+    "O3": "restore a copy",
+    "S1": "the tablet's file is damaged: restore a copy",
+    "T1": "a transaction is there twice: restore a copy, or compare the cells that both wrote",
+    "T2": "its value is lost: restore a copy, or write the cell again",
+    "T3": "a transaction is there in part: restore a copy, or write all that it wrote again",
+    "T5": "restore a copy",
+    "T7": "an update was lost: restore a copy, or compare the versions (perco get --versions) and write the cell again",
+    "T8": "restore a copy",
+    "T14": "a read was not protected: restore a copy, or look whether what was written from it still holds",
+    "T12": "the locks of one transaction disagree: restore a copy; opening the store settles each as it says itself",
+}
+
+
+class Repair(NamedTuple):
+    """`what` it does, for people, and the mutation that does it."""
+
+    what: str
+    mutation: Mutation
+
+
+def _of_row(what: str, table: str, row: bytes, checks: Sequence[Check], writes: Sequence[Write]) -> Repair:
+    return Repair(what, Mutation(table, ((row, tuple(checks), tuple(writes)),)))
+
+
+def drop_data(cell: Cellref, group: str, ts: int, *, superseded: bool) -> Repair:
+    """T5. `superseded`: a record at or above `ts` was seen, so no lock at `ts` can have come and gone since (T7)."""
+    table, row, column = cell
+    checks: list[Check] = [(ABSENT, LOCK, column, ts, ts)]
+    if not superseded:
+        checks.append((ABSENT, WRITE, column, ts, TS_MAX))
+    return _of_row("delete the data", table, row, checks, [(group, column, ts, None)])
+
+
+def roll_back_beside_marker(cell: Cellref, start_ts: int, lock: Lock) -> Repair:
+    """T5 (c), with its transaction's own marker for a proof."""
+    [(row, checks, writes)] = roll_back_secondary(cell, start_ts, lock).rows
+    proof: Check = (PRESENT, ROLLBACK, cell.column, start_ts, start_ts)
+    return _of_row("roll the lock back", cell.table, row, [*checks, proof], writes)
+
+
+def drop_lock(cell: Cellref, start_ts: int, *, beside: str, at: int, group: str = LOCK) -> Repair:
+    """Where the transaction's own record or trace (T8) or marker (T5) stands at `at`."""
+    table, row, column = cell
+    checks: list[Check] = [(PRESENT, group, column, start_ts, start_ts), (PRESENT, beside, column, at, at)]
+    return _of_row("delete the lock", table, row, checks, [(group, column, start_ts, None)])
+
+
+def drop_marker(cell: Cellref, start_ts: int, commit_ts: int) -> Repair:
+    """T1: the record counts."""
+    table, row, column = cell
+    checks: list[Check] = [(PRESENT, WRITE, column, commit_ts, commit_ts)]
+    return _of_row("delete the marker", table, row, checks, [(ROLLBACK, column, start_ts, None)])
+
+
+def notify(cell: Cellref, ack: int, ts: int, acked: int) -> Repair:
+    """N1: tell the observer of the change at `ts`; `acked`: where its newest ack stands, 0: nowhere."""
+    table, row, column = cell
+    checks: list[Check] = [
+        (PRESENT, WRITE, column, ts, ts),
+        (ABSENT, LOCK, ack, ts, TS_MAX),  # a run that sees the change
+        (ABSENT, WRITE, ack, acked + 1, TS_MAX),
+    ]
+    return _of_row("put the notification again", table, row, checks, [(NOTIFY, ack, ts, _EARLIEST)])
+
+
+def drop_notification(cell: Cellref, ack: int, ts: int, instead: int) -> Repair:
+    """N1: no change is there at or above `ts`, or can still come there; `instead`: one that must be told, or 0."""
+    table, row, column = cell
+    checks: list[Check] = [(ABSENT, WRITE, column, ts, TS_MAX), (ABSENT, LOCK, column, 0, ts)]
+    writes: list[Write] = [(NOTIFY, ack, ts, None)]
+    if instead:
+        checks.append((PRESENT, WRITE, column, instead, instead))
+        writes.append((NOTIFY, ack, instead, _EARLIEST))
+    return _of_row("delete the notification", table, row, checks, writes)
+
+
+def give_cause(table: str, row: bytes, ack: int, ts: int) -> Repair:
+    """N9."""
+    checks: list[Check] = [(PRESENT, NOTIFY, ack, ts, ts)]
+    return _of_row("give it the earliest cause", table, row, checks, [(NOTIFY, ack, ts, _EARLIEST)])
+
+
+def drop_stray_notifications(table: str, row: bytes, column: int, timestamps: Sequence[int]) -> Repair:
+    """N10."""
+    checks: list[Check] = [(PRESENT, NOTIFY, column, ts, ts) for ts in timestamps]
+    writes: list[Write] = [(NOTIFY, column, ts, None) for ts in timestamps]
+    return _of_row("delete the notification", table, row, checks, writes)
+
+
+def drop_notes(*timestamps: int) -> Repair:
+    """O3."""
+    checks: list[Check] = [(PRESENT, DATA, 0, ts, ts) for ts in timestamps]
+    writes: list[Write] = [(DATA, 0, ts, None) for ts in timestamps]
+    what = "delete the note" if len(timestamps) == 1 else "delete both notes"
+    return _of_row(what, SYSTEM_TABLE, b"clock", checks, writes)
