@@ -98,6 +98,8 @@ def _render(result: CheckResult) -> None:
         f"({result.records} records, {result.locks} locks, {result.notifications} notifications) "
         f"as of timestamp {result.ts}, in {result.seconds:.1f} s"
     )
+    if result.waste:
+        print(f"{result.waste} cells that nobody can read any more wait for the next vacuum")
     if result.sampled > 1:
         print(f"of its transactions every {result.sampled}th was compared over all its cells")
 

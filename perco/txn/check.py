@@ -20,7 +20,8 @@ N1  Locks decode. A change of an observed column that no run has seen has its no
     cell has its change (a warning).
 N2  An ack's lock is its transaction's primary and covers nothing newer than itself. N3: acks point at the past.
 N9  Notify cells say what caused them. N10: columns, observers and locality groups are in the catalogue.
-O1  Nothing is above the oracle's durable bound, which is one. O3: the clock's notes rise together.
+O1  Nothing is above the oracle's durable bound. O3: the clock's notes rise together.
+G1  The watermark reads, and no table is cut above it. G3, G4: what is below it and not needed is counted, as waste.
 
 A lock that its client left is no error: the next to meet it settles it. It is a note: "unsettled" where its transaction
 is decided (T3: phase two is on its way, or its client died), "orphan" where it is not and its client is gone (L1).
@@ -57,9 +58,10 @@ from perco.txn.across import Across
 from perco.txn.catalogue import SYSTEM_TABLE, Catalogue, ObserverEntry, load
 from perco.txn.examine import Finding, Notes, examine, unnotified
 from perco.txn.image import GROUPS, Book, Image, Rec, lock_of
-from perco.txn.oracle import durable_bound
-from perco.txn.records import PUT_DATA, READ, RECORD_HEAD, Cellref, Lock, observer_of
+from perco.txn.oracle import durable_bound, published
+from perco.txn.records import PUT_DATA, READ, RECORD_HEAD, Cellref, Lock, ack_of, observer_of
 from perco.txn.recovery import Aborted, Committed, Locked, Nothing
+from perco.txn.retention import waste_of
 
 _LOCKS: Final = (LOCK, SHARED)
 _POOL_MAX: Final = 256  # changes kept for each observer of which it may have been too young to be told
@@ -94,6 +96,7 @@ class CheckResult:
         tables, rows, cells, locks, records, markers, notifications: what was read. Waiting notifications are cells.
         unsettled: locks whose transaction is decided.
         orphans: locks whose transaction is undecided, and whose client is gone.
+        waste: cells below the watermark that nobody can read any more: a vacuum is under way, or was cut short.
         again: rows that were looked at again.
         sampled: every so many'th transaction was compared over all its cells (T1, T3); 1: all of them.
         seconds: how long it took.
@@ -111,6 +114,7 @@ class CheckResult:
     notifications: int
     unsettled: int
     orphans: int
+    waste: int
     again: int
     sampled: int
     seconds: float
@@ -143,6 +147,7 @@ class Progress:
     notifications: int = 0
     unsettled: int = 0
     orphans: int = 0
+    waste: int = 0
     again: int = 0
 
 
@@ -200,6 +205,8 @@ class _Check:
         self._groups: dict[str, tuple[str, ...]] = {}  # of each table, as they were when the check began
         self._across = Across(store, (), options.tracked_max)
         self._pools: dict[int, _Pool] = {}
+        self._watermark = 0
+        self._cuts: dict[str, int] = {}
         self._book = Book(Catalogue(), 0, frozenset())
 
     async def run(self, ts: int) -> CheckResult:
@@ -233,6 +240,7 @@ class _Check:
             seen.notifications,
             seen.unsettled,
             seen.orphans,
+            seen.waste,
             seen.again,
             self._across.sampled,
             trio.current_time() - began,
@@ -343,6 +351,7 @@ class _Check:
         seen.markers += len(cells[ROLLBACK])
         seen.notifications += len(cells[NOTIFY])
         await self._note_locks(image)
+        self._note_waste(image, cells)
         self._pool(image)
         suspicions = await self._suspicions(image)
         if not suspicions:
@@ -406,6 +415,26 @@ class _Check:
                         invariant = "L1" if what.startswith("orphan") else "T3"
                         self._notes.append(Finding("note", invariant, self._book.where(*cell), what, cell, start_ts))
 
+    def _note_waste(self, image: Image, cells: Mapping[str, list[ScanCell]]) -> None:
+        """G3, G4: what the last vacuum left, or the one under way has not come to."""
+        cut, book = self._cuts.get(image.table, 0), self._book
+        if not cut or image.broken:
+            return
+        observed = book.observed(image.table)
+        waste = waste_of(
+            image.table,
+            image.row,
+            [cell for cell in cells[WRITE] if cell[1] <= cut],
+            [cell for cell in cells[ROLLBACK] if cell[1] < self._watermark],
+            [cell for cell in cells[TRACE] if cell[1] < self._watermark],
+            {*image.notify},
+            cut=cut,
+            watermark=self._watermark,
+            versions=book.catalogue.keep_of(image.table).versions,
+            acks_of=lambda column: [ack_of(at, number) for at, number in observed if at == column],
+        )
+        self._seen.waste += len(waste.ends) + sum(map(len, waste.units))
+
     async def _of_left(self, start_ts: int, lock: Lock) -> str:
         """Whether a lock's client has left it. It may be gone by now: it is asked for after this."""
         match await self._across.judge(start_ts, lock.primary):
@@ -462,9 +491,23 @@ class _Check:
         async for ts, value in self._versions(b"clock"):
             notes = notes or Notes(await durable_bound(self._store))  # read after the newest note, so above it
             self._report(filter(None, [notes.next(ts, value)]))
-        bounds = [ts async for ts, _ in self._versions(b"oracle")]
-        if len(bounds) > 1:
-            self._report([Finding("error", "O1", "oracle", f"it has more than one bound: {bounds[0]} and {bounds[1]}")])
+        await self._published()
+
+    async def _published(self) -> None:
+        """G1: what the last vacuum made durable."""
+        try:
+            _, watermark, cuts = await published(self._store)
+        except Corruption as error:
+            self._report([Finding("error", "G1", "watermark", error.what)])
+            return
+        bound = await durable_bound(self._store)  # read after the watermark, so above it
+        highest = max(cuts.values(), default=0)
+        if watermark > bound:
+            self._report([Finding("error", "O1", "watermark", f"{watermark} is above the bound, {bound}")])
+        elif highest > watermark:
+            self._report([Finding("error", "G1", "watermark", f"a table is cut at {highest}, above it, {watermark}")])
+        else:
+            self._watermark, self._cuts = watermark, cuts
 
     async def _strange_groups(self) -> None:
         """N10: locality groups that the catalogue does not have. Read before the catalogue, which names them first."""

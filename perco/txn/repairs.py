@@ -39,6 +39,9 @@ from perco.txn.records import Cellref, Lock, pack_cause
 _EARLIEST: Final = pack_cause(1, 0)
 
 REMEDIES: Final = {
+    "G1": "restore the whole folder from one copy",
+    "G3": "the next vacuum removes it",
+    "G4": "the next vacuum removes it",
     "L1": "opening the store settles it, and so does --repair",
     "N1": "restore a copy: what the lock would have committed cannot be told",
     "N2": "a bug, or a damaged lock: opening the store settles it as its transaction ended",

@@ -25,14 +25,14 @@ PARTS = CheckOptions(row_cells=2, data_cells=2, pause_s=0.0)
 class Docs:
     """Three tablets; `contents` has a group of its own and an observer, `rank` has neither."""
 
-    def __init__(self, *, observe: bool = True, existing: bool = True) -> None:
+    def __init__(self, *, observe: bool = True, existing: bool = True, keep_s: float = 3600.0) -> None:
         self.docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
         self.contents = self.docs.column("contents", perco.BYTES, group="raw")
         self.rank = self.docs.column("rank", perco.INT64)
         self.note = self.docs.column("note", perco.BYTES)
         self.words = perco.Table("words", key=perco.Tuple(perco.TEXT, perco.INT64))
         self.count = self.words.column("count", perco.INT64)
-        self.schema = perco.Schema(self.docs, self.words)
+        self.schema = perco.Schema(self.docs, self.words, keep=perco.Keep(seconds=keep_s))
         self.fails = False
         if observe:
             self.schema.observe(self.contents, id="parse", existing=existing)(self.parse)

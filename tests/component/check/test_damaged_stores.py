@@ -681,10 +681,19 @@ async def test_a_note_of_the_clock_that_is_no_time() -> None:  # O3
         await system_finding(store, "O3", "not a wall time", mended=mended)
 
 
-async def test_a_bound_beside_the_oracles_own() -> None:  # O1
+@pytest.mark.parametrize(
+    ("value", "invariant", "what"),
+    [
+        (b"?", "G1", "does not read"),
+        (msgpack.packb([10**9, {}]), "O1", "above the bound"),
+        (msgpack.packb([3, {"docs": 4}]), "G1", "a table is cut at 4"),
+    ],
+)
+async def test_a_watermark_that_cannot_be(value: bytes, invariant: str, what: str) -> None:  # G1
     async with opened() as store:
-        await store.plant(b"oracle", (DATA, 0, 1, b""), table=SYSTEM_TABLE)
-        await system_finding(store, "O1", "more than one bound: ")
+        await store.draw()
+        await store.plant(b"watermark", (DATA, 0, 1, value), table=SYSTEM_TABLE)
+        await system_finding(store, invariant, what)
 
 
 async def test_a_locality_group_that_the_catalogue_does_not_have(tmp_path: pathlib.Path) -> None:  # N10

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import trio
 from trio._core import _run as scheduler
+from trio.testing import wait_all_tasks_blocked
 
 import perco
-from perco.storage import LocalRowStore, ReadRequest, RowCells, ScanPage, ScanRequest
+from perco.storage import ROLLBACK, LocalRowStore, ReadRequest, RowCells, ScanPage, ScanRequest
+from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import CheckOptions, check
 from perco.txn.repair import repair
 from tests.component.check.stores import LONG, PARTS, Docs, Store, fill, opened
@@ -180,6 +182,31 @@ async def test_an_observer_registered_without_the_past_misses_nothing_of_it() ->
         assert result.notifications == 1
 
 
+async def test_what_a_vacuum_should_have_removed_is_counted() -> None:  # G3 G4
+    docs = Docs(keep_s=0.0)
+    async with opened(docs=docs) as store:
+        await fill(store)
+        rank = store.number(docs.rank)
+        dead = await store.draw()
+        await store.plant(b"a", (ROLLBACK, rank, dead, b""))
+        whole = await store.cells()
+        assert (await store.check()).waste == 0, "nobody has said that it is not needed"
+        async with store.db.transaction() as txn:
+            txn.set(docs.note, "new", b"1")
+        await wait_all_tasks_blocked()
+        done = await store.db.vacuum()
+        assert (await store.check()).waste == 0
+        gone = whole.keys() - (await store.cells()).keys()
+        removed = {key: whole[key] for key in gone if key[0] != SYSTEM_TABLE}
+        assert len(removed) == done.removed.cells - done.removed.notes - done.removed.system > 20
+        for (table, group, row, column, ts), value in removed.items():
+            await store.plant(row, (group, column, ts, value), table=table)
+        result = await store.check()
+        assert (result.findings, result.waste) == ((), len(removed))
+        await store.db.vacuum()
+        assert (await store.check()).waste == 0
+
+
 async def test_progress_is_told_by_the_page() -> None:
     async with opened() as store:
         await fill(store)
@@ -199,7 +226,7 @@ async def test_beside_busy_writers_nothing_is_reported_and_nothing_repaired(
     if seed:  # tasks are scheduled by it
         monkeypatch.setattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
         scheduler._r.seed(int(seed))
-    docs = Docs()
+    docs = Docs(keep_s=0.0)
     async with opened("memory:" if name == "memory" else tmp_path / "s", docs, range_size=8) as store:
         db = store.db
         slow = _Slow(db.local.store)
@@ -211,10 +238,15 @@ async def test_beside_busy_writers_nothing_is_reported_and_nothing_repaired(
                 round += 1
                 await db.run(_touch, docs, number, round)
 
+        async def vacuum() -> None:
+            while not stop.is_set():
+                await db.vacuum()
+
         checks = again = 0
         async with trio.open_nursery() as nursery, db.worker(concurrency=8, scanners=2):
             for number in range(4):
                 nursery.start_soon(write, number)
+            nursery.start_soon(vacuum)
             while checks < 4 or db.statistics().counters.commits < 100:
                 for options in (CheckOptions(pause_s=0.001), CheckOptions(row_cells=16, data_cells=4, pause_s=0.0)):
                     if repairing:
@@ -227,11 +259,12 @@ async def test_beside_busy_writers_nothing_is_reported_and_nothing_repaired(
                     again += result.again
                     checks += 1
             stop.set()
-        assert result.records > 100
+        assert db.vacuuming.removed.versions > 50
         assert again, "some things did look wrong at first sight"
         assert db.statistics().counters.lock_waits, "they did get into each other's way"
+        await db.vacuum()
         result = await store.check()
-        assert (result.clean, result.orphans) == (True, 0)
+        assert (result.clean, result.orphans, result.waste) == (True, 0, 0)
 
 
 class _Slow:

@@ -133,6 +133,6 @@ def test_it_is_refused_where_that_no_longer_holds(repair: Repair, before: Sequen
 
 
 def test_every_invariant_that_check_reports_has_a_remedy() -> None:
-    listed = set(re.findall(r"\b[LNOST]\d+\b", check.__doc__ or ""))
+    listed = set(re.findall(r"\b[GLNOST]\d+\b", check.__doc__ or ""))
     assert listed <= set(REMEDIES)
     assert len(listed) > 10
