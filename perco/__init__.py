@@ -23,6 +23,7 @@ from perco.errors import (
     NotIdle as NotIdle,
     PercoError as PercoError,
     PercoWarning as PercoWarning,
+    ReadConflict as ReadConflict,
     ReadOnly as ReadOnly,
     RolledBack as RolledBack,
     SchemaMismatch as SchemaMismatch,
@@ -67,6 +68,7 @@ from perco.txn.codecs import (
 from perco.txn.driver import CommitOptions as CommitOptions
 from perco.txn.heartbeat import HeartbeatOptions as HeartbeatOptions
 from perco.txn.oracle import OracleOptions as OracleOptions
+from perco.txn.reads import Isolation as Isolation
 from perco.txn.retention import Keep as Keep, Removed as Removed
 from perco.txn.schema import Change as Change, Column as Column, Schema as Schema, Table as Table
 from perco.txn.transaction import Row as Row, Scan as Scan, Snapshot as Snapshot, Transaction as Transaction

@@ -3,6 +3,7 @@
     PercoError
     ├── TransientError            nothing became visible: run the transaction again (`db.run` does)
     │   ├── WriteConflict         another transaction committed, or is committing, a cell that this one writes or locks
+    │   ├── ReadConflict          ... a cell or range that this one, serializable, has read
     │   ├── RolledBack            somebody took this transaction for dead and rolled it back
     │   └── CatalogueChanged      an observer was registered meanwhile (N10)
     ├── CommitUnknown             it may have committed: ask `db.outcome(token)`, never simply run it again
@@ -64,6 +65,30 @@ class WriteConflict(TransientError):
         done = "read under a lock" if read else "written"
         super().__init__(
             f"{where}: {done} by another transaction at {other_ts}, after this one began at {start_ts}; "
+            "nothing was written. Run it again (`db.run` and `db.attempts` do so by themselves)."
+        )
+
+
+class ReadConflict(TransientError):
+    """What a serializable transaction has read was written by another one meanwhile, or is being written (T14).
+
+    Attributes: `cells`, a tuple of (table, key, column name); `ranges`, a tuple of (table, first key, stop key), None
+    where the scan was not bounded: the first few that were found; `start_ts`, `commit_ts`, ours.
+    """
+
+    def __init__(
+        self,
+        cells: Sequence[tuple[str, object, str]],
+        ranges: Sequence[tuple[str, object, object]],
+        start_ts: int,
+        commit_ts: int,
+    ) -> None:
+        self.cells, self.ranges, self.start_ts, self.commit_ts = tuple(cells), tuple(ranges), start_ts, commit_ts
+        where = [f"{table}[{key!r}].{column}" for table, key, column in self.cells[:3]]
+        where += [f"the rows of {table} from {low!r} to {high!r}" for table, low, high in self.ranges[:3]]
+        super().__init__(
+            f"{', '.join(where)}: written by another transaction between {start_ts}, when this one read it, and "
+            f"{commit_ts}, when it would have committed, or locked by one that is not yet decided; "
             "nothing was written. Run it again (`db.run` and `db.attempts` do so by themselves)."
         )
 

@@ -20,9 +20,10 @@ COMMANDS = {Path("webindex/cli.py"), Path("webindex/demo.py")}
 ORDER = {
     "storage": ["cells", "keys", "engine", "row", "call", "lmdb_engine", "handover", "tablet", "rowstore", "folder"],
     "txn": [
-        *("records", "codecs", "retention", "snapshot", "mutations", "commit", "recovery", "timestamps", "fates"),
-        *("schema", "catalogue", "holds", "oracle", "background", "chain", "driver", "local", "beside", "sweeper"),
-        *("heartbeat", "vacuum", "image", "repairs", "examine", "across", "check", "repair", "transaction", "client"),
+        *("records", "codecs", "retention", "snapshot", "reads", "mutations", "commit", "recovery", "timestamps"),
+        *("fates", "schema", "catalogue", "holds", "oracle", "background", "chain", "validation", "driver", "local"),
+        *("beside", "sweeper", "heartbeat", "vacuum", "image", "repairs", "examine", "across", "check", "repair"),
+        *("transaction", "client"),
     ],
     "testing": ["history", "isolation", "drawing", "faults", "machine", "simulation", "simulate", "__main__"],
     "notify": ["claim", "rowlocks", "backoff", "worker", "scanner", "database"],

@@ -212,7 +212,7 @@ class Worker:
     ) -> bool:
         """One run; whether there is nothing left to do for what was seen."""
         client, driver = self.client, self.client.driver
-        txn = await client.begin()
+        txn = await client.begin(isolation=observer.isolation)
         start_ts, column = txn.start_ts, observed_column(ack)
         [cells] = await driver.store.read([(table, row, claim_queries(column, ack, start_ts))])
         verdict = decide(cells, start_ts)
@@ -239,6 +239,8 @@ class Worker:
         txn._ack = Intent(table, row, ack, ACK, b"", (), verdict.covers)
         txn._root, txn._depth = verdict.root, verdict.depth
         txn._known = ((table, row, column), seen)  # the function will want it: it is not read twice
+        if txn._reads is not None:
+            txn._reads.note(table, row, column, seen.commit_ts)  # T14: the change tells it
         attempt = 1 + conflicts + self.backoff.attempts((table, row, ack))
         counters.runs += 1
         self._roots[start_ts] = verdict.root

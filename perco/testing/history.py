@@ -23,6 +23,7 @@ import trio
 
 from perco.errors import UsageError
 from perco.notify.database import Database
+from perco.txn.reads import Isolation
 from perco.txn.transaction import Transaction as Running
 
 OK: Final = "ok"
@@ -94,7 +95,9 @@ class Recorder:
         self.transactions: list[Transaction] = []
 
     @asynccontextmanager
-    async def transaction(self, db: Database, client: str) -> AsyncIterator[tuple[Running, Ops]]:
+    async def transaction(
+        self, db: Database, client: str, *, isolation: Isolation | None = None
+    ) -> AsyncIterator[tuple[Running, Ops]]:
         """One try of a transaction, recorded: `async with recorder.transaction(db, "a") as (txn, ops): ...`.
 
         What it reads and writes is told to `ops` by the body. Raises what `db.transaction()` raises.
@@ -102,7 +105,7 @@ class Recorder:
         ops, begin = Ops(), trio.current_time()
         txn: Running | None = None
         try:
-            async with db.transaction() as txn:
+            async with db.transaction(isolation=isolation) as txn:
                 yield txn, ops
         finally:
             status = FAIL if txn is None else _STATUS[txn.outcome]

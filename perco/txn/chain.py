@@ -30,7 +30,7 @@ class Chain:
             return None
         commit, oracle = self._commit, self._oracle
         self._prewritten(verdicts)
-        if commit.state is not State.DRAW or oracle.catalogue_version != self._version:
+        if commit.state is not State.DRAW or commit.reads is not None or oracle.catalogue_version != self._version:
             return None
         commit_ts = oracle.draw_nowait()
         if not commit_ts:

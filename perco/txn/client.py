@@ -2,6 +2,7 @@
 
 T10 A deadline or a cancellation before the commit is sent means that it did not happen.
 T11 A retry runs the function again, with a new start_ts; the writes of a failed attempt are never replayed.
+T14 `isolation="serializable"`, per transaction or for all of a store.
 T15 A snapshot at a past timestamp is checked against what was issued and what was kept.
 """
 
@@ -19,6 +20,7 @@ import trio
 
 from perco.errors import (
     CommitUnknown,
+    ReadConflict,
     ReadOnly,
     SchemaMismatch,
     SnapshotTooOld,
@@ -29,11 +31,12 @@ from perco.errors import (
 from perco.storage import BatchOptions, LmdbOptions, TabletStatistics
 from perco.txn.background import Background
 from perco.txn.catalogue import Bound, Catalogue
-from perco.txn.driver import CommitOptions, Counters, Driver, read_token
+from perco.txn.driver import CommitOptions, Counters, Driver, StaleAt, read_token
 from perco.txn.fates import Fates
 from perco.txn.heartbeat import Heartbeat, HeartbeatOptions, LoopStatistics
 from perco.txn.local import LocalStore
 from perco.txn.oracle import Oracle, OracleOptions
+from perco.txn.reads import Isolation, Reads, is_serializable
 from perco.txn.records import Cellref
 from perco.txn.schema import Column, Schema
 from perco.txn.transaction import PastSnapshot, Snapshot, Transaction
@@ -65,10 +68,22 @@ class RetryOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransactionOptions:
-    """Limits of one transaction: `cells_max` cells, `bytes_max` bytes of values."""
+    """Limits of one transaction, and what it is like unless it is begun otherwise.
+
+    Attributes:
+        cells_max: cells it writes; and cells it locks without writing them.
+        bytes_max: bytes of values.
+        reads_max: cells and scans that a serializable transaction reads.
+        isolation: "snapshot", which allows write skew, or "serializable" (T14).
+    """
 
     cells_max: int = 100_000
     bytes_max: int = 256 << 20
+    reads_max: int = 100_000
+    isolation: Isolation = "snapshot"
+
+    def __post_init__(self) -> None:
+        is_serializable(self.isolation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +137,7 @@ class Client:
         self.bounds: dict[Column[Any, Any], Bound] = {}
         self.catalogue = Catalogue()
         self.fates = Fates()
+        self._serializable = is_serializable(options.transaction.isolation)
         self.random = random.Random(options.seed)
         self.lease_token = f"{self.random.getrandbits(64):016x}"
         self.oracle = Oracle(local.store, options.oracle, options.wall)
@@ -140,19 +156,29 @@ class Client:
             total = await db.run(transfer, source, target, amount)
 
         Returns what the function returned in the attempt that committed.
-        Raises: WriteConflict after the last attempt; Unavailable past the timeout; CommitUnknown; and whatever the
-        function raises, after discarding its writes.
+        Raises: WriteConflict or ReadConflict after the last attempt; Unavailable past the timeout; CommitUnknown; and
+        whatever the function raises, after discarding its writes.
         """
-        return self._run_as(self.config.retry, function, args, kwargs)
+        return self._run_as(self.config.retry, self._serializable, function, args, kwargs)
 
     def _run_as(
-        self, retry: RetryOptions, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        retry: RetryOptions,
+        serializable: bool,
+        function: Callable[..., Awaitable[T]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Coroutine[Any, Any, T]:
         run = self._run if retry.timeout_s is None else self._run_until
-        return run(retry, function, args, kwargs)
+        return run(retry, serializable, function, args, kwargs)
 
     async def _run_until(
-        self, retry: RetryOptions, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        retry: RetryOptions,
+        serializable: bool,
+        function: Callable[..., Awaitable[T]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> T:
         assert retry.timeout_s is not None
         last: list[Transaction] = []
@@ -162,17 +188,24 @@ class Client:
             return function(txn, *args, **kwargs)
 
         with trio.move_on_after(retry.timeout_s):
-            return await self._run(retry, noted, args, kwargs)
+            return await self._run(retry, serializable, noted, args, kwargs)
         what = f"the transaction did not get through within {retry.timeout_s} s"
         raise Unavailable(what, last[0].commit_ts if last else 0)
 
     async def _run(
-        self, retry: RetryOptions, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        retry: RetryOptions,
+        serializable: bool,
+        function: Callable[..., Awaitable[T]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> T:
         failed = 0
         while True:
             self.usable(writing=True)
             txn = Transaction(self, self.oracle.draw_nowait() or await self.oracle.draw())
+            if serializable:
+                txn._reads = Reads(self.config.transaction.reads_max)
             try:
                 running = function(txn, *args, **kwargs)
                 if running is None:
@@ -191,14 +224,17 @@ class Client:
 
     def attempts(self) -> Attempts:
         """The same without a function: `async for attempt in db.attempts(): async with attempt as txn: ...`."""
-        return Attempts(self, self.config.retry)
+        return Attempts(self, self.config.retry, self._serializable)
 
-    def options(self, *, attempts: int | None = None, timeout: float | None = None) -> Retrying:
+    def options(
+        self, *, attempts: int | None = None, timeout: float | None = None, isolation: Isolation | None = None
+    ) -> Retrying:
         """`run` and `attempts` with other limits: `db.options(attempts=5, timeout=2.0).run(...)`.
 
         Args:
             attempts: how often at most, the first one included.
             timeout: seconds for all attempts together.
+            isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
         retry = self.config.retry
         if attempts is not None:
@@ -207,20 +243,30 @@ class Client:
             retry = replace(retry, attempts=attempts)
         if timeout is not None:
             retry = replace(retry, timeout_s=timeout)
-        return Retrying(self, retry)
+        return Retrying(self, retry, self._is_serializable(isolation))
 
-    async def begin(self) -> Transaction:
+    def _is_serializable(self, isolation: Isolation | None) -> bool:
+        return self._serializable if isolation is None else is_serializable(isolation)
+
+    async def begin(self, *, isolation: Isolation | None = None) -> Transaction:
         """A transaction that the caller ends with `commit` or `discard`; prefer `transaction()` or `run`."""
         self.usable(writing=True)
-        return Transaction(self, self.oracle.draw_nowait() or await self.oracle.draw())
+        serializable = self._is_serializable(isolation)
+        txn = Transaction(self, self.oracle.draw_nowait() or await self.oracle.draw())
+        if serializable:
+            txn._reads = Reads(self.config.transaction.reads_max)
+        return txn
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Transaction]:
+    async def transaction(self, *, isolation: Isolation | None = None) -> AsyncIterator[Transaction]:
         """One try: commits at the end of the block; an exception discards it.
 
         Afterwards `txn.commit_ts` and `txn.outcome` tell what came of it.
+
+        Args:
+            isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
-        txn = await self.begin()
+        txn = await self.begin(isolation=isolation)
         try:
             yield txn
             if txn.outcome == "open":
@@ -325,6 +371,21 @@ class Client:
         table = self.schema.tables.get(cell.table)
         return cell.table, (table.key.decode(cell.row) if table else cell.row), name
 
+    def read_conflict(self, found: StaleAt) -> ReadConflict:
+        """What a serializable transaction's reads ran into, for people."""
+        ranges = [(r.table, self._key(r.table, r.low), self._key(r.table, r.high)) for r in found.stale.ranges]
+        cells = [self.name_of(cell) for cell in found.stale.cells]
+        return ReadConflict(cells, ranges, found.start_ts, found.commit_ts)
+
+    def _key(self, table: str, row: bytes | None) -> Any:
+        """The end of a range as a key, or as it is: not every row is one."""
+        if row is None or table not in self.schema.tables:
+            return row
+        try:
+            return self.schema.tables[table].key.decode(row)
+        except ValueError:
+            return row
+
     def is_unknown(self, error: BaseException) -> bool:
         return isinstance(error, CommitUnknown)
 
@@ -350,20 +411,20 @@ class Client:
 
 
 class Retrying:
-    """`run` and `attempts` with limits of their own; from `db.options(...)`."""
+    """`run` and `attempts` with limits and isolation of their own; from `db.options(...)`."""
 
-    def __init__(self, client: Client, retry: RetryOptions) -> None:
-        self._client, self._retry = client, retry
+    def __init__(self, client: Client, retry: RetryOptions, serializable: bool) -> None:
+        self._client, self._retry, self._serializable = client, retry, serializable
 
     def run(
         self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, T]:
         """As `Client.run`."""
-        return self._client._run_as(self._retry, function, args, kwargs)
+        return self._client._run_as(self._retry, self._serializable, function, args, kwargs)
 
     def attempts(self) -> Attempts:
         """As `Client.attempts`."""
-        return Attempts(self._client, self._retry)
+        return Attempts(self._client, self._retry, self._serializable)
 
 
 class Attempts:
@@ -374,8 +435,9 @@ class Attempts:
             txn.set(...)
     """
 
-    def __init__(self, client: Client, retry: RetryOptions) -> None:
+    def __init__(self, client: Client, retry: RetryOptions, serializable: bool) -> None:
         self._client, self._retry = client, retry
+        self._isolation: Isolation = "serializable" if serializable else "snapshot"
         self._failed = 0
         self._done = False
         self._used = True  # the attempt that was given last
@@ -407,7 +469,7 @@ class Attempt:
 
     async def __aenter__(self) -> Transaction:
         self._attempts._used = True
-        self._txn = await self._attempts._client.begin()
+        self._txn = await self._attempts._client.begin(isolation=self._attempts._isolation)
         return self._txn
 
     def __getattr__(self, name: str) -> Any:

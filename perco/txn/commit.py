@@ -17,6 +17,8 @@ T3  No secondary gets its record before the primary has it, except in one group 
 T4  A lost reply is never an abort: the primary is asked.
 T6  Asked twice, a step has the effect of once; the second answer may be a refusal, which is settled by asking.
 T12 The primary is chosen before the first prewrite and stays.
+T14 Of a serializable transaction `drawn` leads to VALIDATE, which leads to COMMIT or RELEASE: validated before the
+    draw, others could commit in between. What is final once need not be validated again when COMMIT is asked for twice.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from perco.errors import Unavailable
 from perco.storage import APPLIED, Failed, Mutation, NoReply, Refused, Verdict
 from perco.txn import mutations
 from perco.txn.mutations import Header, Intent
+from perco.txn.reads import Reads
 from perco.txn.records import READ
 
 
@@ -36,6 +39,7 @@ class State(Enum):
     PREWRITE = "prewrite"
     BLOCKED = "blocked"
     DRAW = "draw"
+    VALIDATE = "validate"
     COMMIT = "commit"
     ASK = "ask"
     RELEASE = "release"
@@ -58,7 +62,7 @@ TRACE_CHECK: Final = LOCK_CHECK + 2
 
 
 class Commit:
-    """The commit of one transaction."""
+    """The commit of one transaction. `reads`: what is to be validated of a serializable one (T14)."""
 
     __slots__ = (
         "_again",
@@ -70,15 +74,17 @@ class Commit:
         "failure",
         "header",
         "maybe_sent",
+        "reads",
         "refusals",
         "state",
     )
 
-    def __init__(self, header: Header, parts: Sequence[Sequence[Intent]]) -> None:
+    def __init__(self, header: Header, parts: Sequence[Sequence[Intent]], reads: Reads | None = None) -> None:
         assert parts, "a transaction without writes has nothing to commit"
         first = parts[0][0]
         assert (first.table, first.row, first.column) == header.primary, "T12: the primary leads"
         self.header = header
+        self.reads = reads
         self._parts = parts
         self._standing = [0] * len(parts)
         self._again: frozenset[int] = _NONE  # parts of the last round that may have been applied before (T6)
@@ -166,7 +172,7 @@ class Commit:
 
     def give_up(self) -> None:
         """Before the primary's commit is sent: let go of everything (T7, T10)."""
-        assert self.state in (State.PREWRITE, State.BLOCKED, State.DRAW, State.COMMIT), self.state
+        assert self.state in (State.PREWRITE, State.BLOCKED, State.DRAW, State.VALIDATE, State.COMMIT), self.state
         self.state = State.RELEASE
 
     # ------------------------------------------------------------ DRAW, COMMIT, ASK
@@ -177,6 +183,11 @@ class Commit:
         assert self._standing.count(_HELD) == len(self._standing), "T2: every prewrite was acknowledged"
         assert commit_ts > self.header.start_ts
         self.commit_ts = commit_ts
+        self.state = State.COMMIT if self.reads is None else State.VALIDATE
+
+    def validated(self) -> None:
+        """State VALIDATE: at commit_ts all is as it was read (T14). Else: `give_up`."""
+        assert self.state is State.VALIDATE
         self.state = State.COMMIT
 
     def primary_commit(self) -> Mutation:
@@ -209,7 +220,8 @@ class Commit:
 
     def refresh(self, wall_ms: int) -> Mutation | None:
         """The primary's lock with a newer wall time, if we hold it and it is still wanted (L1); any thread."""
-        if self.state not in (State.DRAW, State.COMMIT, State.BLOCKED, State.ASK) or self._standing[0] != _HELD:
+        waiting = (State.DRAW, State.VALIDATE, State.COMMIT, State.BLOCKED, State.ASK)
+        if self.state not in waiting or self._standing[0] != _HELD:
             return None
         return mutations.refresh(self.header._replace(wall_ms=wall_ms), self._parts[0][0])
 

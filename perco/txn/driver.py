@@ -9,6 +9,7 @@ T7  Whoever holds locks never waits for others': it lets go of all of them, wait
 T8  ... and nobody touches a lock without the check that it is still there (`mutations.py`).
 T10 Cancelled before the primary's commit was sent: Cancelled, own locks go in the background. After: the call
     completes and reports its outcome.
+T14 A serializable transaction's reads are validated between the draw of its commit_ts and its primary's commit.
 L1  A lock whose owner is in the live set is waited for; any other is dead, unless its lease says that it lives
     elsewhere: then it is looked at again and again.
 S4  A reader that knows the outcome of a lock answers without settling it.
@@ -44,9 +45,11 @@ from perco.txn.chain import Chain, Settling
 from perco.txn.commit import Commit, State
 from perco.txn.fates import Fates
 from perco.txn.oracle import Oracle
+from perco.txn.reads import Stale
 from perco.txn.records import PUT, PUT_DATA, READ, Cellref, Lock, unpack_lock
 from perco.txn.recovery import Recovery, Step, primary_queries
 from perco.txn.snapshot import Blocked, InData, Missing, Seen, Value, look
+from perco.txn.validation import Validation
 
 _ASK_PAUSE_MAX_S = 0.5  # between two questions to a primary that does not answer
 _POLL_S, _POLL_MAX_S = 0.002, 0.25  # between two looks at a lock whose owner lives in another process
@@ -103,7 +106,7 @@ class Driver:
     async def commit(self, commit: Commit, *, observed: bool, version: int) -> int:
         """Drive a commit to its end; returns commit_ts.
 
-        Raises: WriteConflict, RolledBack, CatalogueChanged, StoreFull, CommitUnknown; trio.Cancelled only if it
+        Raises: ConflictAt, StaleAt, RolledBack, CatalogueChanged, StoreFull, CommitUnknown; trio.Cancelled only if it
         surely did not and will not commit (T10).
         """
         start_ts = commit.header.start_ts
@@ -166,6 +169,8 @@ class Driver:
                 commit.drawn(await self.oracle.draw())
                 if self.oracle.catalogue_version != version:  # N10
                     raise CatalogueChanged(commit.header.start_ts, self.oracle.catalogue_version)
+            elif state is State.VALIDATE:
+                await self._validate(commit)
             elif state is State.COMMIT:
                 [verdict] = await apply([commit.primary_commit()])
                 commit.primary_told(verdict)
@@ -184,6 +189,16 @@ class Driver:
                 raise RolledBack(commit.header.start_ts)
             else:  # pragma: no cover
                 raise AssertionError(state)
+
+    async def _validate(self, commit: Commit) -> None:
+        """T14: what was read is read again, now that the locks stand and commit_ts is drawn."""
+        assert commit.reads is not None
+        start_ts, commit_ts = commit.header.start_ts, commit.commit_ts
+        stale = await Validation(self.store, self.fates, start_ts, commit_ts).run(commit.reads)
+        if stale is not None:
+            self.counters.conflicts += 1
+            raise StaleAt(stale, start_ts, commit_ts)
+        commit.validated()
 
     async def _unblock(self, commit: Commit) -> None:
         """A prewrite was refused: settle what can be settled and send again, or give up (T7)."""
@@ -523,6 +538,14 @@ class ConflictAt(PercoError):
     def __init__(self, cell: Cellref, other_ts: int, start_ts: int, *, read: bool = False) -> None:
         self.cell, self.other_ts, self.start_ts, self.read = cell, other_ts, start_ts, read
         super().__init__(cell)
+
+
+class StaleAt(PercoError):
+    """A ReadConflict before cells and ranges have their names."""
+
+    def __init__(self, stale: Stale, start_ts: int, commit_ts: int) -> None:
+        self.stale, self.start_ts, self.commit_ts = stale, start_ts, commit_ts
+        super().__init__(stale)
 
 
 def conflict(found: ConflictAt, name: Callable[[Cellref], tuple[str, Any, str]]) -> WriteConflict:

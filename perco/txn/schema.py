@@ -23,6 +23,7 @@ from urllib.parse import quote
 from perco.errors import SchemaMismatch, TooLarge, UsageError
 from perco.storage import ROW_BYTES_MAX
 from perco.txn.codecs import BYTES, Codec, encoded
+from perco.txn.reads import Isolation, is_serializable
 from perco.txn.retention import Keep
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ class Observer:
     column: Column[Any, Any]
     function: Callable[[Transaction, Change[Any, Any]], Awaitable[None]]
     existing: bool
+    isolation: Isolation | None
 
 
 class Schema:
@@ -175,13 +177,16 @@ class Schema:
         self.observers: dict[str, Observer] = {}
 
     def observe(
-        self, column: Column[K, V], *, id: str, existing: bool = True
+        self, column: Column[K, V], *, id: str, existing: bool = True, isolation: Isolation | None = None
     ) -> Callable[[ObserverFunction[K, V]], ObserverFunction[K, V]]:
         """Run a function, in a transaction, after each change of a column.
 
         Several observers may observe one column; deletes count as changes; changes may collapse (N4). `id` is
         stored. `existing`: when the observer is registered for the first time, run it also for what is already there.
+        `isolation`: of its transactions, "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
+        if isolation is not None:
+            is_serializable(isolation)
         _named("observer", id)
         if id in self.observers:
             raise UsageError(f"there are two observers with the id {id!r}")
@@ -193,7 +198,7 @@ class Schema:
                 inspect.unwrap(function)
             ):
                 raise UsageError(f"observer {id!r} has to be an `async def`")
-            self.observers[id] = Observer(id, column, function, existing)
+            self.observers[id] = Observer(id, column, function, existing, isolation)
             return function
 
         return register

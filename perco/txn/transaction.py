@@ -8,7 +8,8 @@ G1  Whoever reads at a timestamp holds the watermark below it, from the moment t
 G5  A snapshot at a past timestamp is answered only above its table's cut, looked at after the cells: the cut is raised
     before anything goes, so one at or below the timestamp proves that nothing was missing.
 T9  Whatever a scan or a multi-get meets, it answers as point reads would, or waits; never a part.
-T14 What is read with `lock=True` is locked at commit, for as long as the commit takes, against all who write it.
+T14 What is read with `lock=True` is locked at commit, for as long as the commit takes, against all who write it. A
+    serializable transaction notes what it reads, and of a scan how far it was taken; it is read again at commit.
 T12 The primary is an observer run's ack, else a cell in the tablet that holds most of the cells.
 """
 
@@ -26,8 +27,9 @@ from perco.storage import LOCK, VALUE_BYTES_MAX, WRITE, ReadRequest, ScanQuery, 
 from perco.txn.catalogue import Bound
 from perco.txn.codecs import TupleCodec, decoded, encoded
 from perco.txn.commit import Commit
-from perco.txn.driver import ConflictAt, Driver, conflict, make_token
+from perco.txn.driver import ConflictAt, Driver, StaleAt, conflict, make_token
 from perco.txn.mutations import Header, Intent
+from perco.txn.reads import Isolation, Range, Reads
 from perco.txn.records import DELETE, PUT, PUT_DATA, READ, SHORT_VALUE_BYTES, Cellref
 from perco.txn.schema import Column, Table
 from perco.txn.snapshot import InData, Missing, Seen, Value, look, plain
@@ -82,12 +84,13 @@ class Snapshot:
     that it stands on, else None.
     """
 
-    __slots__ = ("_bounds", "_client", "_driver", "_known", "_open", "_writes", "start_ts", "wall")
+    __slots__ = ("_bounds", "_client", "_driver", "_known", "_open", "_reads", "_writes", "start_ts", "wall")
 
     def __init__(self, client: Client, start_ts: int) -> None:
         self.wall: float | None = None
         self._open = True
         self._known: tuple[_WHERE, Value | Missing] | None = None  # what an observer's run read before its function
+        self._reads: Reads | None = None  # of a serializable transaction (T14)
         self._client = client
         self._driver: Driver = client.driver
         self._bounds = client.bounds
@@ -140,10 +143,14 @@ class Snapshot:
             )
             value = plain(locks, writes)
             if value is not None:
+                if self._reads is not None:
+                    self._reads.note(bound.table, row, number, writes[0][0])
                 return decoded(column.codec, value, column)
             seen = look(locks, writes)
             if type(seen) is not Value and type(seen) is not Missing:
                 seen = await driver.finish(bound.table, row, number, ts, seen)
+        if self._reads is not None:
+            self._reads.note(bound.table, row, number, seen.commit_ts)
         if type(seen) is Missing:
             return None
         return decoded(column.codec, seen.value, column)  # type: ignore[union-attr]
@@ -253,6 +260,9 @@ class Snapshot:
                 for i, column in enumerate(columns):
                     seen[row, column] = look(cells[2 * i], cells[2 * i + 1])
             out.update(await self._finish(table, seen))
+        if self._reads is not None:
+            for (row, column), found_there in out.items():
+                self._reads.note(table, row, column, found_there.commit_ts)
         return out
 
     async def _finish(
@@ -352,6 +362,10 @@ class Transaction(Snapshot):
 
     Attributes: `commit_ts`, 0 until committed (and for one that wrote nothing); `outcome`: "open", "committed",
     "aborted" or "unknown" (T10).
+
+    Serializable ones that commit are, among themselves and with snapshots, as if one had run after the other, in the
+    order of their commit_ts; one that wrote nothing is such a snapshot. Those that are not may still suffer, and cause,
+    write skew.
     """
 
     __slots__ = ("_ack", "_bytes", "_depth", "_locked", "_primary", "_root", "_version", "commit_ts", "outcome")
@@ -367,6 +381,11 @@ class Transaction(Snapshot):
         self._locked: dict[_WHERE, None] | None = None  # read under a lock (T14)
         self._ack: Intent | None = None  # an observer run's primary (N2)
         self._root = self._depth = 0
+
+    @property
+    def isolation(self) -> Isolation:
+        """What it was begun with: "snapshot" or "serializable"."""
+        return "snapshot" if self._reads is None else "serializable"
 
     @property
     def token(self) -> str:
@@ -426,7 +445,7 @@ class Transaction(Snapshot):
         """Commit; returns commit_ts, or 0 if nothing was written: then all that was read is of one moment, start_ts,
         and read locks have nothing to protect.
 
-        Raises: WriteConflict, RolledBack, CatalogueChanged (run it again), StoreFull, CommitUnknown.
+        Raises: WriteConflict, ReadConflict, RolledBack, CatalogueChanged (run it again), StoreFull, CommitUnknown.
         """
         if not self._open:
             raise self._closed()
@@ -452,7 +471,7 @@ class Transaction(Snapshot):
             if intent.observers:
                 observed = True
                 break
-        commit = Commit(header, parts)
+        commit = Commit(header, parts, self._reads)
         try:
             self.commit_ts = await self._driver.commit(
                 commit, observed=observed, version=self._version or client.oracle.catalogue_version
@@ -460,6 +479,9 @@ class Transaction(Snapshot):
         except ConflictAt as found:
             self.outcome = "aborted"
             raise conflict(found, client.name_of) from None
+        except StaleAt as found:
+            self.outcome = "aborted"
+            raise client.read_conflict(found) from None
         except BaseException as error:
             self.outcome = "unknown" if client.is_unknown(error) else "aborted"
             raise
@@ -555,6 +577,7 @@ class Scan(Generic[K]):
         self._found: dict[tuple[bytes, int], Value | Missing] = {}
         self._span: tuple[bytes, bytes | None] = (low, low)
         self._last: bytes | None = None  # the row that was taken last
+        self._range: Range | None = None  # what has been taken in all, of a serializable transaction (T14)
         self._noted = 0  # own writes that have been looked at
 
     def __aiter__(self) -> Scan[K]:
@@ -563,6 +586,8 @@ class Scan(Generic[K]):
     async def __anext__(self) -> Row[K]:
         while self._left != 0:
             row = self._next_row()
+            if self._range is not None:
+                self._taken(self._range, row)
             if row is None:
                 if self._ended:
                     break
@@ -580,6 +605,17 @@ class Scan(Generic[K]):
     async def all(self) -> list[Row[K]]:
         """The rest of the rows as a list."""
         return [row async for row in self]
+
+    def _taken(self, taken: Range, row: bytes | None) -> None:
+        """A row was taken; None: all of the page was."""
+        if row is None:
+            taken.passed(None if self._ended else self._high if self._reverse else self._low)
+            return
+        versions = []
+        for column in taken.columns:
+            seen = self._found.get((row, column))
+            versions.append((column, 0 if seen is None else seen.commit_ts))
+        taken.took(row, versions)
 
     def _next_row(self) -> bytes | None:
         """The next row of the page, own rows written meanwhile included; None: fetch another page."""
@@ -621,6 +657,8 @@ class Scan(Generic[K]):
             self._reverse,
             _ROWS_PER_READ if self._left is None else min(max(self._left, 16), _ROWS_PER_READ),
         )
+        if snapshot._reads is not None and self._range is None:
+            self._range = snapshot._reads.begin(self._table.name, columns, self._low, self._high, reverse=self._reverse)
         page = await snapshot._driver.store.scan(request)
         seen: dict[tuple[bytes, int], Seen] = {}
         for row, (locks, writes) in page.rows:

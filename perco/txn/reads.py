@@ -1,0 +1,146 @@
+"""What a serializable transaction has read, to be read again at its commit. Pure.
+
+Single cells are kept with the version that was seen of each; of a scan only its range, as far as it was consumed, and a
+digest of the versions in it. A range is read again as a whole, so what has come into its gaps shows as well.
+
+T14 Among serializable transactions and snapshots the history is serializable, in the order of commit timestamps. Such a
+    transaction holds its locks, has drawn commit_ts, and *then* reads all of this again at commit_ts. What it finds is
+    final: whoever commits below commit_ts has its locks in place by now (T2), and a lock whose fate is not known
+    refuses. Had it looked before the draw, another could have committed in between.
+
+    A transaction that wrote nothing, or a snapshot at S, needs no second look: it sees just the transactions with a
+    commit_ts up to S, so it fits into that order right after them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from perco.errors import TooLarge, UsageError
+from perco.storage import LOCK, WRITE, Cell, Query, ScanQuery, ScanRequest
+from perco.txn.records import Cellref
+
+Isolation: TypeAlias = Literal["snapshot", "serializable"]
+
+UNDECIDED: Final = -1  # instead of a version: a lock of somebody whose fate is not known
+
+_HEAD: Final = struct.Struct(">I")
+_VERSION: Final = struct.Struct(">IQ")
+
+
+def is_serializable(isolation: str) -> bool:
+    """Raises: UsageError for what is neither of the two."""
+    if isolation not in ("snapshot", "serializable"):
+        raise UsageError(f'isolation is "snapshot" or "serializable", not {isolation!r}')
+    return isolation == "serializable"
+
+
+class Range:
+    """What one scan has taken: the rows from `low` up to `high` (None: to the end), and a digest of their versions."""
+
+    __slots__ = ("_digest", "_from", "_to", "columns", "high", "low", "reverse", "rows", "table")
+
+    def __init__(self, table: str, columns: Sequence[int], low: bytes, high: bytes | None, *, reverse: bool) -> None:
+        self.table, self.columns, self.reverse = table, tuple(dict.fromkeys(columns)), reverse
+        self._from, self._to = low, high
+        self.low: bytes | None = high if reverse else low  # None: nothing was taken, from the end backwards
+        self.high: bytes | None = high if reverse else low
+        self.rows = 0  # that have a version in them
+        self._digest = blake2b(digest_size=16)
+
+    def took(self, row: bytes, versions: Iterable[tuple[int, int]]) -> None:
+        """The next row, with what was seen of its columns: (column, commit_ts), 0 for never written."""
+        self.passed(row if self.reverse else row + b"\x00")
+        self.add(row, versions)
+
+    def passed(self, row: bytes | None) -> None:
+        """All was taken up to a row, or from it on if reversed, whatever was there; None: all that there is."""
+        if self.reverse:
+            self.low = self._from if row is None else row
+        else:
+            self.high = self._to if row is None else row
+
+    def add(self, row: bytes, versions: Iterable[tuple[int, int]]) -> None:
+        """A row and its versions into the digest."""
+        packed = b"".join([_VERSION.pack(column, ts) for column, ts in versions if ts])
+        if packed:
+            self.rows += 1
+            self._digest.update(_HEAD.pack(len(row)) + row + _HEAD.pack(len(packed)) + packed)
+
+    def again(self) -> Range:
+        """What was taken, to be added anew."""
+        assert self.low is not None
+        return Range(self.table, self.columns, self.low, self.high, reverse=self.reverse)
+
+    def same(self, other: Range) -> bool:
+        """Whether the same was added."""
+        return self.rows == other.rows and self._digest.digest() == other._digest.digest()
+
+    def first_page(self, ts: int, rows_max: int) -> ScanRequest | None:
+        """What to scan of it at a timestamp; None: nothing was taken."""
+        if self.low is None or self.low == self.high:
+            return None
+        queries = (ScanQuery(LOCK, self.columns, 0, ts), ScanQuery(WRITE, self.columns, 0, ts))
+        return ScanRequest(self.table, self.low, self.high, queries, self.reverse, rows_max)
+
+
+class Reads:
+    """All that one transaction has read. Bounded: every cell and every scan counts as one."""
+
+    __slots__ = ("_max", "cells", "ranges")
+
+    def __init__(self, reads_max: int) -> None:
+        self._max = reads_max
+        self.cells: dict[Cellref, int] = {}
+        self.ranges: list[Range] = []
+
+    def note(self, table: str, row: bytes, column: int, commit_ts: int) -> None:
+        """A cell was read, and this version seen; 0: it was never written."""
+        self.cells[Cellref(table, row, column)] = commit_ts
+        self._bounded()
+
+    def begin(self, table: str, columns: Sequence[int], low: bytes, high: bytes | None, *, reverse: bool) -> Range:
+        """A scan begins; what it takes is to be told to the range."""
+        scanned = Range(table, columns, low, high, reverse=reverse)
+        self.ranges.append(scanned)
+        self._bounded()
+        return scanned
+
+    def _bounded(self) -> None:
+        size = len(self.cells) + len(self.ranges)
+        if size > self._max:
+            remedy = "Read less in one transaction, or by scans: each counts as one."
+            raise TooLarge("cells and ranges read by one serializable transaction", size, self._max, remedy)
+
+
+class Stale(NamedTuple):
+    """What is no longer as it was read, or may not be: cells and ranges, the first that were found."""
+
+    cells: tuple[Cellref, ...]
+    ranges: tuple[Range, ...]
+
+
+def queries_at(columns: Iterable[int], ts: int) -> list[Query]:
+    """What to read of a row to see its versions at a timestamp: for each column locks, then records."""
+    return [query for column in columns for query in ((LOCK, column, 0, ts, 1), (WRITE, column, 0, ts, 1))]
+
+
+def version_at(
+    ts: int, own: int, locks: Sequence[Cell], writes: Sequence[Cell], known: Callable[[int], int | None]
+) -> int:
+    """Which version of a cell is the newest at `ts`: its commit_ts, 0 for none, or UNDECIDED.
+
+    Args:
+        own: start_ts of the transaction that asks: its own lock is no conflict.
+        known: the fate of a transaction, if it is known: commit_ts, 0 for aborted.
+    """
+    if locks and locks[0][0] != own:
+        fate = known(locks[0][0])
+        if fate is None:
+            return UNDECIDED
+        if 0 < fate <= ts:
+            return fate  # its record is about to take the lock's place
+    return writes[0][0] if writes else 0

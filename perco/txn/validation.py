@@ -1,0 +1,77 @@
+"""Reads again, at commit_ts, what a serializable transaction has read (T14); `reads.py` says what it means.
+
+T7  The transaction holds locks meanwhile, so nothing here waits for others'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perco.storage import ReadRequest, RowStore, ScanCell
+from perco.txn.fates import Fates
+from perco.txn.reads import UNDECIDED, Range, Reads, Stale, queries_at, version_at
+from perco.txn.records import Cellref
+
+_ROWS_PER_READ = 256
+
+
+class Validation:
+    """Of one transaction that holds its locks and has drawn its commit_ts."""
+
+    def __init__(self, store: RowStore, fates: Fates, start_ts: int, commit_ts: int) -> None:
+        self._store, self._fates, self._start_ts, self._commit_ts = store, fates, start_ts, commit_ts
+
+    async def run(self, reads: Reads) -> Stale | None:
+        """None: everything is as it was read."""
+        rows: dict[tuple[str, bytes], list[int]] = {}
+        for table, row, column in reads.cells:
+            rows.setdefault((table, row), []).append(column)
+        wanted = list(rows.items())
+        for at in range(0, len(wanted), _ROWS_PER_READ):
+            stale = await self._cells(wanted[at : at + _ROWS_PER_READ], reads)
+            if stale:
+                return Stale(tuple(stale), ())
+        for scanned in reads.ranges:
+            if not await self._is_as_read(scanned):
+                return Stale((), (scanned,))
+        return None
+
+    async def _cells(self, wanted: Sequence[tuple[tuple[str, bytes], list[int]]], reads: Reads) -> list[Cellref]:
+        """Those of some rows' cells that are not as they were read."""
+        ts = self._commit_ts
+        requests: list[ReadRequest] = [(table, row, queries_at(columns, ts)) for (table, row), columns in wanted]
+        stale = []
+        for ((table, row), columns), cells in zip(wanted, await self._store.read(requests), strict=True):
+            for i, column in enumerate(columns):
+                cell = Cellref(table, row, column)
+                locks, writes = cells[2 * i], cells[2 * i + 1]
+                if version_at(ts, self._start_ts, locks, writes, self._fates.known) != reads.cells[cell]:
+                    stale.append(cell)
+        return stale
+
+    async def _is_as_read(self, scanned: Range) -> bool:
+        request = scanned.first_page(self._commit_ts, _ROWS_PER_READ)
+        now = scanned.again() if request is not None else scanned
+        while request is not None:
+            page = await self._store.scan(request)
+            for row, (locks, writes) in page.rows:
+                versions = self._versions(scanned.columns, locks, writes)
+                if any(version == UNDECIDED for _, version in versions):
+                    return False
+                now.add(row, versions)
+            if now.rows > scanned.rows:
+                return False
+            if page.next is None:
+                break
+            request = request._replace(stop=page.next) if scanned.reverse else request._replace(start=page.next)
+        return now.same(scanned)
+
+    def _versions(
+        self, columns: Sequence[int], locks: Sequence[ScanCell], writes: Sequence[ScanCell]
+    ) -> list[tuple[int, int]]:
+        ts, own, known = self._commit_ts, self._start_ts, self._fates.known
+        held = {column: [(at, value)] for column, at, value in locks}
+        newest = {column: [(at, value)] for column, at, value in writes}
+        return [
+            (column, version_at(ts, own, held.get(column, ()), newest.get(column, ()), known)) for column in columns
+        ]

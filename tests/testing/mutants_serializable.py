@@ -1,0 +1,173 @@
+"""Faults in what keeps transactions serializable, switched on one at a time; see `mutants.py`.
+
+`SERIALIZABLE` are of the serializable mode, `LOCKS` of read locks: each has to be found by a workload of its own kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from perco.storage import LOCK, SHARED, TRACE, WRITE, Mutation
+from perco.txn import commit, driver, mutations, reads, validation
+from tests.testing.mutants import Mutant, changed, without_writes
+
+SERIALIZABLE: dict[str, Mutant] = {}
+LOCKS: dict[str, Mutant] = {}
+
+
+def mutant(of: dict[str, Mutant], name: str) -> Callable[[Mutant], Mutant]:
+    def note(function: Mutant) -> Mutant:
+        of[name] = function
+        return function
+
+    return note
+
+
+def without_checks_of_writes(mutation: Mutation, group: str) -> Mutation:
+    """Whoever locks a cell to write it does not look into a group."""
+    rows = []
+    for row, checks, writes in mutation.rows:
+        written = {column for in_group, column, _, _ in writes if in_group == LOCK}
+        rows.append((row, [check for check in checks if check[1] != group or check[2] not in written], writes))
+    return mutation._replace(rows=rows)
+
+
+def without_checks_of_reads(mutation: Mutation, group: str) -> Mutation:
+    """Whoever locks a cell that was read does not look into a group."""
+    rows = []
+    for row, checks, writes in mutation.rows:
+        shared = {column for in_group, column, _, _ in writes if in_group == SHARED}
+        rows.append((row, [check for check in checks if check[1] != group or check[2] not in shared], writes))
+    return mutation._replace(rows=rows)
+
+
+# ------------------------------------------------------------ validation
+
+
+@mutant(SERIALIZABLE, "T14 nothing is validated")
+def nothing(patch: pytest.MonkeyPatch) -> None:
+    async def validate(self: driver.Driver, commit: commit.Commit) -> None:
+        commit.validated()
+
+    patch.setattr(driver.Driver, "_validate", validate)
+
+
+@mutant(SERIALIZABLE, "T14 validated before the draw")
+def before_the_draw(patch: pytest.MonkeyPatch) -> None:
+    right = driver.Driver._validate
+    until_decided = driver.Driver._until_decided
+
+    async def validate(self: driver.Driver, commit: commit.Commit) -> None:
+        commit.validated()
+
+    async def first(self: driver.Driver, one: commit.Commit, version: int) -> None:
+        if one.state is commit.State.DRAW and one.reads is not None:
+            one.state, one.commit_ts = commit.State.VALIDATE, self.oracle.last
+            await right(self, one)
+            one.state, one.commit_ts = commit.State.DRAW, 0
+        await until_decided(self, one, version)
+
+    patch.setattr(driver.Driver, "_validate", validate)
+    patch.setattr(driver.Driver, "_until_decided", first)
+
+
+@mutant(SERIALIZABLE, "T14 a foreign lock is ignored")
+def foreign_lock(patch: pytest.MonkeyPatch) -> None:
+    def version_at(ts: int, own: int, locks: Any, writes: Any, known: Any) -> int:
+        return writes[0][0] if writes else 0
+
+    patch.setattr(validation, "version_at", version_at)
+
+
+@mutant(SERIALIZABLE, "T14 an empty range is not read again")
+def empty_range(patch: pytest.MonkeyPatch) -> None:
+    right = validation.Validation._is_as_read
+
+    async def is_as_read(self: validation.Validation, scanned: reads.Range) -> bool:
+        return not scanned.rows or await right(self, scanned)
+
+    patch.setattr(validation.Validation, "_is_as_read", is_as_read)
+
+
+@mutant(SERIALIZABLE, "T14 gaps between rows are not read again")
+def gaps(patch: pytest.MonkeyPatch) -> None:
+    took = reads.Range.took
+    rows: dict[int, set[bytes]] = {}
+
+    def noted(self: reads.Range, row: bytes, versions: Any) -> None:
+        rows.setdefault(id(self), set()).add(row)
+        took(self, row, versions)
+
+    again = reads.Range.again
+    add = reads.Range.add
+
+    def only_these(self: reads.Range) -> reads.Range:
+        now = again(self)
+        rows[id(now)] = rows.get(id(self), set())
+        return now
+
+    def added(self: reads.Range, row: bytes, versions: Any) -> None:
+        if row in rows.get(id(self), {row}):
+            add(self, row, versions)
+
+    patch.setattr(reads.Range, "took", noted)
+    patch.setattr(reads.Range, "again", only_these)
+    patch.setattr(reads.Range, "add", added)
+
+
+@mutant(SERIALIZABLE, "T14 a scan that reached its end covers only up to its last row")
+def end(patch: pytest.MonkeyPatch) -> None:
+    passed = reads.Range.passed
+    patch.setattr(reads.Range, "passed", lambda self, row: None if row is None else passed(self, row))
+
+
+@mutant(SERIALIZABLE, "T14 a cell that was not there is not read again")
+def absent(patch: pytest.MonkeyPatch) -> None:
+    note = reads.Reads.note
+
+    def only_found(self: reads.Reads, table: str, row: bytes, column: int, commit_ts: int) -> None:
+        if commit_ts:
+            note(self, table, row, column, commit_ts)
+
+    patch.setattr(reads.Reads, "note", only_found)
+
+
+# ------------------------------------------------------------ read locks
+
+
+@mutant(LOCKS, "T14 a shared lock is not refused by a newer record")
+def newer_record(patch: pytest.MonkeyPatch) -> None:
+    changed(patch, "prewrite", lambda mutation: without_checks_of_reads(mutation, WRITE))
+
+
+@mutant(LOCKS, "T14 a shared lock is not refused by a lock")
+def held_by_a_writer(patch: pytest.MonkeyPatch) -> None:
+    changed(patch, "prewrite", lambda mutation: without_checks_of_reads(mutation, LOCK))
+
+
+@mutant(LOCKS, "T14 a writer ignores traces")
+def traces(patch: pytest.MonkeyPatch) -> None:
+    changed(patch, "prewrite", lambda mutation: without_checks_of_writes(mutation, TRACE))
+
+
+@mutant(LOCKS, "T14 a writer ignores shared locks")
+def shared_locks(patch: pytest.MonkeyPatch) -> None:
+    changed(patch, "prewrite", lambda mutation: without_checks_of_writes(mutation, SHARED))
+
+
+@mutant(LOCKS, "T14 a shared lock leaves no trace")
+def no_trace(patch: pytest.MonkeyPatch) -> None:
+    changed(patch, "commit", lambda mutation: without_writes(mutation, TRACE))
+
+
+@mutant(LOCKS, "T14 the trace is left at start_ts")
+def trace_at_start(patch: pytest.MonkeyPatch) -> None:
+    right = mutations._leave_trace
+    patch.setattr(
+        mutations,
+        "_leave_trace",
+        lambda row, column, start_ts, commit_ts: right(row, column, start_ts, start_ts),
+    )

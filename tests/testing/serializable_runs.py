@@ -1,0 +1,179 @@
+"""Lists that clients read in every way and append to, from one seed: a history that is serializable, or not (T14).
+
+In mode "mixed" only those read under locks who write what is read without: some append to the first lists and read the
+others, and lock nothing; the rest append to the others, and lock all that they read. Snapshots read the others only. So
+nobody who is overtaken by one transaction overtakes another, and the history must be serializable. Traces see to it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any, Literal
+
+import trio
+import trio.testing
+
+import perco
+from perco.storage import Mutation
+from perco.testing import Report, Transaction, check
+from perco.testing.faults import Fault, FaultyRowStore, use
+from perco.testing.history import FAIL, OK, UNKNOWN, Ops, record
+from perco.testing.machine import Machine
+from perco.testing.simulation import _Hasty, _seeded
+
+Mode = Literal["snapshot", "serializable", "locks", "mixed"]
+
+KEYS = [f"k{i}" for i in range(7)]
+lists = perco.Table("lists", key=perco.TEXT, splits=["k2", "k5"])
+values: perco.Column[str, Any] = lists.column("values", perco.MSGPACK)
+FAULTS = (Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.DELAY, Fault.REPEAT, Fault.ECHO, Fault.FAIL)
+CLIENTS, TRANSACTIONS = 5, 16
+FIRST = 3  # so many lists are written without locks in mode "mixed"
+
+
+class Run:
+    """One run; `history` and `fired` when it has ended."""
+
+    def __init__(self, seed: int, mode: Mode, *, faults: bool) -> None:
+        self.mode: Mode = mode
+        self.rng = rng = random.Random(f"serializable {seed} {mode}")
+        self.machine = Machine(perco.Schema(lists), groups=rng.random() < 0.7)
+        self.rate = rng.choice((0.02, 0.1)) if faults else 0.0
+        self.hasty = rng.choice((0.0, 0.1)) if faults else 0.0
+        self.slow = rng.choice((0.0, 0.3))
+        self.fired: Counter[Fault] = Counter()
+        self.refused: Counter[str] = Counter()  # transactions by the error that ended them
+        self.ways: Counter[str] = Counter()
+        self.count = 0
+
+    async def run(self) -> list[Transaction]:
+        with record() as self.recorder:
+            late = await self.work()
+            for mutation in late:
+                await self.machine.store.apply([mutation])
+            await self.machine.swept()
+            async with self.machine.opened() as db:
+                await trio.sleep(1.0)
+                ops, begin = Ops(), trio.current_time()
+                async with db.snapshot() as snap:
+                    for key, seen in (await snap.get_many(values, KEYS)).items():
+                        ops.read(key, seen or [])
+                await trio.sleep(1.0)
+                self.recorder.add("end", begin, trio.current_time(), OK, ops.made)
+        assert not self.machine.locks()
+        return self.recorder.transactions
+
+    async def work(self) -> list[Mutation]:
+        async with self.machine.opened(perco.Options(seed=1), sweeper=True) as db:
+            store = use(db, FaultyRowStore(db.driver.store, self.plan, looking=self.wait))
+            store.before = lambda mutation: self.wait()
+            db.fates = db.driver.fates = _Hasty(random.Random(self.rng.random()), self.hasty)
+            async with trio.open_nursery() as nursery:
+                for i in range(CLIENTS):
+                    nursery.start_soon(self.client, db, f"c{i}", random.Random(self.rng.random()))
+        self.fired += store.fired
+        return store.late
+
+    def plan(self, mutation: Mutation, number: int) -> Fault | None:
+        return self.rng.choice(FAULTS) if self.rng.random() < self.rate else None
+
+    async def wait(self) -> None:
+        if self.rng.random() < self.slow:
+            await trio.sleep(self.rng.choice((0.0, 0.001, 0.01)))
+
+    async def client(self, db: perco.Database, name: str, rng: random.Random) -> None:
+        for _ in range(TRANSACTIONS):
+            await self.transaction(db, name, rng)
+            await trio.sleep(rng.choice((0.0, 0.001)))
+
+    async def transaction(self, db: perco.Database, name: str, rng: random.Random) -> None:
+        ops, begin = Ops(), trio.current_time()
+        outcome = ""
+        try:
+            if rng.random() < 0.2:
+                async with db.snapshot() as snap:
+                    await self.read(snap, ops, rng, KEYS[FIRST:] if self.mode == "mixed" else KEYS)
+                outcome = "committed"
+            else:
+                reads, lock, writes = KEYS, self.mode == "locks", KEYS
+                if self.mode == "mixed":
+                    lock = rng.random() < 0.5
+                    reads, writes = (KEYS, KEYS[FIRST:]) if lock else (KEYS[FIRST:], KEYS[:FIRST])
+                txn = None
+                try:
+                    async with db.transaction(isolation="serializable" if self.mode == "serializable" else None) as txn:
+                        await self.read(txn, ops, rng, reads, lock=lock)
+                        if rng.random() < 0.9 or self.mode == "mixed":
+                            await self.append(txn, ops, rng, writes)
+                finally:
+                    outcome = txn.outcome if txn is not None else ""
+        except (perco.TransientError, perco.StoreError, perco.CommitUnknown) as error:
+            self.refused[type(error).__name__] += 1
+        status = {"committed": OK, "unknown": UNKNOWN}.get(outcome, FAIL)
+        self.recorder.add(name, begin, trio.current_time(), status, ops.made)
+
+    async def read(
+        self, snap: perco.Snapshot, ops: Ops, rng: random.Random, among: list[str], *, lock: bool = False
+    ) -> None:
+        way = rng.choice(["get", "get_many", "row"] if lock else ["get", "get_many", "row", "scan", "reverse", "limit"])
+        self.ways[way] += 1
+        keys = rng.sample(among, rng.randint(1, 3))
+        match way:
+            case "get":
+                for key in keys:
+                    ops.read(key, await snap.get(values, key, lock=lock) or [])
+            case "get_many":
+                for key, seen in (await snap.get_many(values, keys, lock=lock)).items():
+                    ops.read(key, seen or [])
+            case "row":
+                for key in keys:
+                    ops.read(key, (await snap.row(lists, key, lock=lock))[values] or [])
+            case _:
+                await self.scan(snap, ops, rng, way, among)
+
+    async def scan(self, snap: perco.Snapshot, ops: Ops, rng: random.Random, way: str, among: list[str]) -> None:
+        """What was taken of a range is read, rows that are not there as empty lists."""
+        low, high = sorted(rng.sample(range(KEYS.index(among[0]), len(KEYS) + 1), 2))
+        reverse = way != "scan" and rng.random() < 0.7
+        limit = rng.randint(1, 2) if way == "limit" else None
+        inside = KEYS[low:high]
+        stop = KEYS[high] if high < len(KEYS) else None
+        found = {}
+        async for row in snap.scan(lists, start=KEYS[low], stop=stop, reverse=reverse, limit=limit):
+            found[row.key] = row[values]
+        if limit is not None and len(found) == limit:  # it did not look further
+            last = list(found)[-1]
+            inside = [key for key in inside if (key >= last if reverse else key <= last)]
+        for key in inside:
+            ops.read(key, found.get(key) or [])
+
+    async def append(self, txn: perco.Transaction, ops: Ops, rng: random.Random, among: list[str]) -> None:
+        """To one list, which is read for that and nothing else."""
+        key = rng.choice(among)
+        seen = await txn.get(values, key) or []
+        self.count += 1
+        ops.append(key, self.count)
+        txn.set(values, key, [*seen, self.count])
+        if rng.random() < 0.5:
+            await trio.sleep(rng.choice((0.0, 0.002)))
+
+
+def run(seed: int, mode: Mode, *, faults: bool = False) -> tuple[Report, Run]:
+    """The same seed is the same run."""
+    with _seeded(seed):
+        one = Run(seed, mode, faults=faults)
+        history = trio.run(one.run, clock=trio.testing.MockClock(autojump_threshold=0))
+    return check(history, serializable=True), one
+
+
+def seeds_to_anomaly(mode: Mode, seeds: range, *, faults: bool = False) -> int | None:
+    """How many seeds it takes until a run goes wrong: an anomaly, or an assertion of perco's; None: none does."""
+    for number, seed in enumerate(seeds, 1):
+        try:
+            if run(seed, mode, faults=faults)[0].ok:
+                continue
+        except AssertionError:
+            pass
+        return number
+    return None
