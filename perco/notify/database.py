@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from perco.errors import NotIdle, SchemaMismatch, UsageError
+from perco.errors import NotIdle, SchemaMismatch, StoreError, UsageError
 from perco.notify.scanner import Scanner, ScannerCounters
 from perco.notify.worker import ObserverCounters, Worker, WorkerOptions
 from perco.storage import LOCK, NOTIFY, TS_MAX, WRITE, Failed, Mutation, ScanCell, ScanQuery, ScanRequest
@@ -167,6 +167,8 @@ class Database(Client):
         Notify cells, and locks of observed cells, which become such cells (N1). One look lies: a run may carry its
         cause from where we have not looked to where we have; so a look does not count if any such run was under way.
         """
+        if self.driver.entered.up_to(ts):
+            return False  # C4: its notify cells are not visible yet
         watch = self._worker.watch(ts) if self._worker is not None else None
         try:
             for table in self._observed_tables():
@@ -241,6 +243,7 @@ class Database(Client):
         number = column_of(self.catalogue.tables[entry.table].columns[entry.column].number)
         ack = ack_of(number, entry.number)
         snap = await self.snapshot_at()
+        await self.driver.visible(snap.start_ts)
         queries = (ScanQuery(LOCK, (number,), 0, snap.start_ts), ScanQuery(WRITE, (number,), 0, snap.start_ts))
         start: bytes | None = b""
         while start is not None:
@@ -269,7 +272,12 @@ class Database(Client):
         """Note the clock while timestamps are drawn (O3)."""
         while True:
             await trio.sleep(self.config.oracle.note_period_s)
-            await self.oracle.note()
+            await self.note_now()
+
+    async def note_now(self) -> None:
+        """Note the clock, unless the store cannot say what is visible by now: then the next time."""
+        with contextlib.suppress(StoreError):
+            await self.oracle.note(self.driver.visible)
 
     async def watch_disk(self) -> None:
         """Nobody waits for a disk longer than `commit_timeout_s` (T10)."""
@@ -285,7 +293,7 @@ class Database(Client):
             await self.heartbeat.aclose()
             await self.background.aclose()
             if not self.local.readonly:
-                await self.oracle.note()
+                await self.note_now()
             await self.local.aclose()
 
 

@@ -214,6 +214,8 @@ class Worker:
         client, driver = self.client, self.client.driver
         txn = await client.begin(isolation=observer.isolation)
         start_ts, column = txn.start_ts, observed_column(ack)
+        if driver.entered.cells:
+            await driver.past_cells(((table, row, ack), (table, row, column)), start_ts)  # C4
         [cells] = await driver.store.read([(table, row, claim_queries(column, ack, start_ts))])
         verdict = decide(cells, start_ts)
         match verdict:

@@ -165,7 +165,7 @@ class MemoryTablet:
 
 Resubmit = Callable[[Sequence[Mutation], Call], None]
 
-# One entry of the queue: the mutation, who waits for it, which of the caller's mutations it is, its `_room`, its number.
+# In the queue: the mutation, who waits for it, which of the caller's mutations it is, its `_room`, its number.
 _Entry = tuple[Mutation, Call, int, int, int]
 # What the writer thread is handed: mutations, their room, what to do with the verdicts (on the writer's thread), and
 # which groups were empty when the batch closed.

@@ -44,9 +44,11 @@ Plan = Callable[[Mutation, int], "Fault | None"]
 
 
 def kind_of(mutation: Mutation) -> str:
-    """Which step of the protocol it is: prewrite, commit (or roll-forward), marker, rollback, tidy, other."""
+    """Which step of the protocol it is: prewrite, commit (or roll-forward), one step, marker, rollback, tidy, other."""
     writes = [write for _, _, row_writes in mutation.rows for write in row_writes]
     groups = {(group, value is None) for group, _, _, value in writes}
+    if (WRITE, False) in groups and (LOCK, True) not in groups:
+        return "one step"
     if (WRITE, False) in groups or (TRACE, False) in groups:
         return "commit"
     if (LOCK, False) in groups or (SHARED, False) in groups:
@@ -126,6 +128,8 @@ class FaultyRowStore:
         number = len(self.log)
         self.log.append(kind_of(mutation))
         fault = self.plan(mutation, number)
+        if self.log[-1] == "one step" and fault in (Fault.REPEAT, Fault.ECHO):
+            fault = Fault.LOSE_REPLY  # C6: it goes to tablets of the same process, and is handed over once
         if fault is not None:
             self.fired[fault] += 1
         match fault:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import trio
 import trio.testing
@@ -23,8 +24,8 @@ class CrashedError(Exception):
 class Machine:
     """Holds the store; `opened` is a process that opens it, `crash` what ends one."""
 
-    def __init__(self, schema: Schema, *, groups: bool = True) -> None:
-        self.schema = schema
+    def __init__(self, schema: Schema, *, groups: bool = True, one_step: bool = True) -> None:
+        self.schema, self._one_step = schema, one_step
         self._local = LocalStore(
             "memory:",
             durable=True,
@@ -46,7 +47,10 @@ class Machine:
     @asynccontextmanager
     async def opened(self, options: Options | None = None, *, sweeper: bool = False) -> AsyncIterator[Database]:
         """A database on the store, as after a restart. Ends what it runs, and leaves the store."""
-        db = Database(self._local, self.schema, options or Options())
+        options = options or Options()
+        if not self._one_step:
+            options = replace(options, commit=replace(options.commit, one_step=False))
+        db = Database(self._local, self.schema, options)
         await db.oracle.start()
         await db.declare()
         if sweeper:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from perco.testing.simulation import CRASHES, FAULTS, STEPS, Outcome, simulate
+from perco.testing.simulation import CRASHES, FAULTS, STEPS, Outcome, faults_of, simulate
 
 COMMAND = "python -m perco.testing.simulate --seed"
 
@@ -28,8 +28,10 @@ def table(fired: Counter[tuple[str, str]]) -> tuple[str, list[str]]:
     lines = ["step      " + "".join(f"{name:>14}" for name in columns)]
     empty = []
     for step in STEPS:
-        lines.append(f"{step:10}" + "".join(f"{fired[step, name]:>14}" for name in columns))
-        empty += [f"{step} x {name}" for name in columns if not fired[step, name]]
+        possible = {*(fault.name for fault in faults_of(step)), *CRASHES}
+        counts = [fired[step, name] if name in possible else "-" for name in columns]
+        lines.append(f"{step:10}" + "".join(f"{count:>14}" for count in counts))
+        empty += [f"{step} x {name}" for name in columns if name in possible and not fired[step, name]]
     return "\n".join(lines), empty
 
 

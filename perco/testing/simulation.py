@@ -22,7 +22,7 @@ import hashlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ from perco.testing.machine import CrashedError, Machine
 from perco.txn.check import CheckOptions, check as check_store
 from perco.txn.client import Options
 from perco.txn.codecs import INT64, MSGPACK, TEXT
+from perco.txn.driver import CommitOptions
 from perco.txn.fates import Fates
 from perco.txn.schema import Change, Column, Schema, Table
 from perco.txn.transaction import Transaction
@@ -52,10 +53,16 @@ _CALLS_MAX: Final = 100_000  # of the store, in one run; a usual one makes a ten
 _TRIES_MAX: Final = 50  # transactions for each commit that a run has to have
 _HOUR_S: Final = 3600.0
 FAULTS: Final = (Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.DELAY, Fault.REPEAT, Fault.ECHO, Fault.FAIL)
+_ONCE: Final = tuple(fault for fault in FAULTS if fault not in (Fault.REPEAT, Fault.ECHO))
 CRASHES: Final = ("CRASH_BEFORE", "CRASH_AFTER")
 # What is sent. (Removing notify cells by itself comes only after more than 512 changes of one cell: it has own tests.)
-STEPS: Final = ("prewrite", "commit", "marker", "rollback")
+STEPS: Final = ("one step", "prewrite", "commit", "marker", "rollback")
 _RARE: Final = {"marker": 0.5, "rollback": 0.1}  # how often at least these meet a fault, or are the process's last
+
+
+def faults_of(step: str) -> Sequence[Fault]:
+    """What can befall a step: a commit in one step is handed to a tablet of the same process, once (C6)."""
+    return _ONCE if step == "one step" else FAULTS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,7 +221,11 @@ class Simulation:
     # ------------------------------------------------------------ a process
 
     def _open(self) -> contextlib.AbstractAsyncContextManager[Database]:
-        options = Options(wall=lambda: _WALL + trio.current_time() + self._ahead, seed=self._rng.getrandbits(32))
+        options = Options(
+            wall=lambda: _WALL + trio.current_time() + self._ahead,
+            seed=self._rng.getrandbits(32),
+            commit=CommitOptions(one_step=self._rng.random() < 0.6),
+        )
         return self.machine.opened(options, sweeper=True)
 
     async def _live(self) -> None:
@@ -256,12 +267,14 @@ class Simulation:
             with contextlib.suppress(CrashedError):
                 await self._work(db, store, died)
         self.outcome.mistaken += fates.mistaken
+        # What a process has queued for its own tablets ends with it (C6).
+        self._late[:] = [mutation for mutation in self._late if kind_of(mutation) != "one step"]
 
     def _plan(self, mutation: Mutation, _: int) -> Fault | None:
         kind = kind_of(mutation)
         if self._rng.random() >= max(self._rate, _RARE.get(kind, 0.0)):
             return None
-        fault = self._rng.choice(FAULTS)
+        fault = self._rng.choice(faults_of(kind))
         self.outcome.fired[kind, fault.name] += 1
         return fault
 

@@ -11,7 +11,7 @@ T9  It meets locks as everybody does. Decided: it answers from the lock (S4). Un
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -52,7 +52,7 @@ class BesideOracle(Oracle):
     async def cut(self, table: str) -> int:
         return (await published(self._store))[2].get(table, 0)
 
-    async def note(self) -> None:
+    async def note(self, visible: Callable[[int], Awaitable[None]] | None = None) -> None:
         raise UsageError("a reader notes nothing")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from perco.storage import APPLIED, Failed, Mutation, NoReply, Verdict
 from perco.txn.commit import Commit, State
+from perco.txn.entered import Entered
 from perco.txn.oracle import Oracle
 
 
@@ -19,11 +20,15 @@ class Chain:
     T2 holds as ever: commit_ts is drawn when every prewrite has been acknowledged.
     """
 
-    __slots__ = ("_commit", "_event", "_oracle", "_sent", "_told", "_version")
+    __slots__ = ("_commit", "_event", "_memory", "_oracle", "_sent", "_told", "_version", "entered")
 
-    def __init__(self, commit: Commit, oracle: Oracle, version: int, event: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, commit: Commit, oracle: Oracle, version: int, event: Callable[[str], None] | None, memory: Entered
+    ) -> None:
         self._commit, self._oracle, self._version, self._event = commit, oracle, version, event
+        self._memory = memory
         self._told = self._sent = False
+        self.entered = False  # C2: the primary's part stands in the memory of entered cells
 
     def __call__(self, verdicts: Sequence[Verdict]) -> list[Mutation] | None:
         if self._sent:
@@ -32,10 +37,15 @@ class Chain:
         self._prewritten(verdicts)
         if commit.state is not State.DRAW or commit.reads is not None or oracle.catalogue_version != self._version:
             return None
+        if commit.one_step and self._memory.in_the_way(commit) is not None:
+            return None
         commit_ts = oracle.draw_nowait()
         if not commit_ts:
             return None
         commit.drawn(commit_ts)
+        if commit.one_step:
+            self._memory.enter(commit)
+            self.entered = True
         self._sent = True
         return [commit.primary_commit()]
 

@@ -19,6 +19,9 @@ T6  Asked twice, a step has the effect of once; the second answer may be a refus
 T12 The primary is chosen before the first prewrite and stays.
 T14 Of a serializable transaction `drawn` leads to VALIDATE, which leads to COMMIT or RELEASE: validated before the
     draw, others could commit in between. What is final once need not be validated again when COMMIT is asked for twice.
+C1  *In one step*: the primary's part is not prewritten; one mutation checks it and writes its records. If that is the
+    whole transaction, PREWRITE is skipped; else the other parts are prewritten first (C7, last agent), and DRAW, COMMIT
+    and phase two follow as ever. A refusal is one: nothing was written, and nothing is sent twice (C6).
 """
 
 from __future__ import annotations
@@ -74,12 +77,21 @@ class Commit:
         "failure",
         "header",
         "maybe_sent",
+        "one_step",
         "reads",
         "refusals",
         "state",
     )
 
-    def __init__(self, header: Header, parts: Sequence[Sequence[Intent]], reads: Reads | None = None) -> None:
+    def __init__(
+        self,
+        header: Header,
+        parts: Sequence[Sequence[Intent]],
+        reads: Reads | None = None,
+        *,
+        one_step: bool = False,
+    ) -> None:
+        assert reads is None or not one_step, "T14: what is read again must be locked against meanwhile"
         assert parts, "a transaction without writes has nothing to commit"
         first = parts[0][0]
         assert (first.table, first.row, first.column) == header.primary, "T12: the primary leads"
@@ -89,7 +101,8 @@ class Commit:
         self._standing = [0] * len(parts)
         self._again: frozenset[int] = _NONE  # parts of the last round that may have been applied before (T6)
         self._sent: Sequence[int] = ()
-        self.state = State.PREWRITE
+        self.one_step = one_step
+        self.state = State.DRAW if one_step and len(parts) == 1 else State.PREWRITE
         self.commit_ts = 0
         self.refusals: Sequence[tuple[int, Refused]] = ()  # (part, which check of it)
         self.failure: Exception | None = None  # why it was given up, if the store could not
@@ -104,9 +117,9 @@ class Commit:
         standing = self._standing
         sent: Sequence[int]
         if not self._sent:  # the first round
-            sent = range(len(standing))
+            sent = range(self.one_step, len(standing))
         else:
-            sent = [i for i, stands in enumerate(standing) if stands != _HELD]
+            sent = [i for i, stands in enumerate(standing) if stands != _HELD and i >= self.one_step]
             self._again = frozenset(i for i in sent if standing[i] == _MAYBE)
         self._sent = sent
         out = []
@@ -168,19 +181,29 @@ class Commit:
     def retry(self) -> None:
         """State BLOCKED: what was in the way has been settled; send again what was refused (T7)."""
         assert self.state is State.BLOCKED
-        self.state = State.PREWRITE
+        self.state = State.PREWRITE if self._standing.count(_HELD) < self._to_hold else State.DRAW
 
     def give_up(self) -> None:
         """Before the primary's commit is sent: let go of everything (T7, T10)."""
         assert self.state in (State.PREWRITE, State.BLOCKED, State.DRAW, State.VALIDATE, State.COMMIT), self.state
         self.state = State.RELEASE
 
+    @property
+    def _to_hold(self) -> int:
+        """How many parts are prewritten."""
+        return len(self._parts) - self.one_step
+
     # ------------------------------------------------------------ DRAW, COMMIT, ASK
+
+    @property
+    def one_step_part(self) -> Sequence[Intent]:
+        """The cells that commit without a lock (C1)."""
+        return self._parts[0] if self.one_step else ()
 
     def drawn(self, commit_ts: int) -> None:
         """T2: drawn now that everything is held."""
         assert self.state is State.DRAW
-        assert self._standing.count(_HELD) == len(self._standing), "T2: every prewrite was acknowledged"
+        assert self._standing.count(_HELD) == self._to_hold, "T2: every prewrite was acknowledged"
         assert commit_ts > self.header.start_ts
         self.commit_ts = commit_ts
         self.state = State.COMMIT if self.reads is None else State.VALIDATE
@@ -193,6 +216,8 @@ class Commit:
     def primary_commit(self) -> Mutation:
         """State COMMIT: the mutation that decides."""
         assert self.state is State.COMMIT
+        if self.one_step:
+            return mutations.one_step(self.header, self._parts[0], self.commit_ts)
         return mutations.commit(self.header, self._parts[0], self.commit_ts)
 
     def primary_told(self, verdict: Verdict) -> None:
@@ -201,6 +226,9 @@ class Commit:
         elif isinstance(verdict, Failed):
             self.failure = verdict.error
             self.state = State.RELEASE
+        elif self.one_step and isinstance(verdict, Refused):
+            self.refusals = ((0, verdict),)
+            self.state = State.BLOCKED
         else:
             assert isinstance(verdict, Refused | NoReply)
             self.maybe_sent = True
@@ -210,6 +238,7 @@ class Commit:
         """State ASK: what the primary says: commit_ts, 0 for aborted, None for "our lock is still there"."""
         assert self.state is State.ASK
         if fate is None:
+            assert not self.one_step, "C6: never sent twice"
             self.state = State.COMMIT
         elif fate:
             assert fate == self.commit_ts, "T1: only we commit with our commit_ts"

@@ -17,8 +17,8 @@ S4  A reader that knows the outcome of a lock answers without settling it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ from perco.txn import commit as core
 from perco.txn.background import Background
 from perco.txn.chain import Chain, Settling
 from perco.txn.commit import Commit, State
+from perco.txn.entered import Entered, Entry, Where
 from perco.txn.fates import Fates
 from perco.txn.oracle import Oracle
 from perco.txn.reads import Stale
@@ -74,9 +75,12 @@ class CommitOptions:
     """Attributes:
     commit_timeout_s: how long a disk that does not answer is waited for, and how long a commit whose reply was
         lost is asked after, before CommitUnknown (T4, T10).
+    one_step: commit what lies in the primary's tablet in one write transaction, without locks (C1). False: always
+        in two phases, as in the paper.
     """
 
     commit_timeout_s: float = 30.0
+    one_step: bool = True
 
 
 class Driver:
@@ -94,6 +98,7 @@ class Driver:
         self.store, self.oracle, self.fates, self.options = store, oracle, fates, options
         self.counters = Counters()
         self.inflight: dict[int, Commit] = {}  # what the refresher of locks looks after (L1)
+        self.entered = Entered()  # C2
         self.orphaned = trio.Event()  # set when locks were left behind: the sweeper has work
         self._background = background
         self._event = event
@@ -115,8 +120,10 @@ class Driver:
         if observed:
             self.fates.observed += 1
         try:
-            chain = Chain(commit, self.oracle, version, self._event)
-            chain.ended(await self._chained(commit.prewrites(), chain))
+            if commit.state is State.DRAW:
+                await self._in_one_step(commit, version)
+            else:
+                await self._prewritten(commit, version)
             if commit.state is not State.COMMITTED:
                 await self._until_decided(commit, version)
         except BaseException as error:
@@ -125,6 +132,8 @@ class Driver:
             asking = commit.maybe_sent and commit.state in (State.ASK, State.COMMIT)
             if isinstance(error, CommitUnknown) or asking:
                 self.counters.unknown += 1
+                if commit.one_step:
+                    self.entered.leave_behind(commit)
                 self._settled(start_ts, None, observed=observed)
                 self.orphaned.set()
                 if isinstance(error, CommitUnknown) or not isinstance(error, Exception):
@@ -151,6 +160,92 @@ class Driver:
             self._settled(start_ts, commit.commit_ts, observed=observed)
         return commit.commit_ts
 
+    async def _prewritten(self, commit: Commit, version: int) -> None:
+        """Send prewrites, and what follows from their verdicts by itself."""
+        chain = Chain(commit, self.oracle, version, self._event, self.entered)
+        try:
+            chain.ended(await self._chained(commit.prewrites(), chain))
+        except BaseException:
+            if chain.entered:
+                self.entered.leave(commit)  # C3: it was never sent
+            raise
+        if chain.entered and commit.state is not State.ASK:
+            self.entered.leave(commit)
+
+    async def _in_one_step(self, commit: Commit, version: int) -> None:
+        """State DRAW: check, and write what the primary's part writes, in one write transaction (C1 - C5)."""
+        while True:
+            found = self.entered.in_the_way(commit)
+            if found is not None:
+                await self._settle_entered(commit, *found)
+                continue
+            # C2: no await between the look, the draw, and the entry.
+            commit_ts = self.oracle.draw_nowait()
+            if commit_ts:
+                break
+            await self.oracle.extend()
+        commit.drawn(commit_ts)
+        if self.oracle.catalogue_version != version:  # N10
+            raise CatalogueChanged(commit.header.start_ts, self.oracle.catalogue_version)
+        self.entered.enter(commit)
+        try:
+            [verdict] = await self.store.apply((commit.primary_commit(),))
+        except BaseException:
+            self.entered.leave(commit)  # C3: it was never sent (T10)
+            raise
+        commit.primary_told(verdict)
+        if commit.state is not State.ASK:
+            self.entered.leave(commit)
+
+    async def _settle_entered(self, commit: Commit, where: Where, entry: Entry) -> None:
+        """Another's one-step commit of a cell is under way: wait for it, holding nothing (T7)."""
+        start_ts = commit.header.start_ts
+        if commit.holds_any:
+            commit.give_up()
+            await self._release(commit)
+            self.fates.settle(start_ts, 0)
+            await self.past(entry)
+        else:
+            await self.fates.wait(entry.start_ts)
+            if await self.past(entry) < start_ts:
+                return  # it did not commit, or before this transaction began
+        self.counters.conflicts += 1
+        raise ConflictAt(Cellref(*where), entry.commit_ts, start_ts)
+
+    async def past(self, entry: Entry) -> int:
+        """C4: until the records of an entry are visible, or surely never will be; returns its commit_ts, or 0."""
+        start_ts = entry.start_ts
+        if self.fates.alive(start_ts):
+            self.counters.lock_waits += 1
+            await self.fates.wait(start_ts)
+        known = self.fates.known(start_ts)
+        if known is None:
+            with suppress(CommitUnknown):  # for good: then what is visible now is all that ever will be (T13)
+                known = await self.outcome(start_ts, entry.primary)
+        return known or 0
+
+    async def past_cells(self, cells: Iterable[Where], ts: int) -> None:
+        """C4: until the entries of these cells at or below `ts` have left; what enters from now on is above it."""
+        for entry in self.entered.among(cells, ts):
+            await self.past(entry)
+
+    async def visible(self, ts: int) -> None:
+        """C4: until whatever commits in one step at or below `ts` can be seen by all, in other processes too."""
+        for entry in self.entered.up_to(ts):
+            await self.past(entry)
+
+    async def settle_left(self) -> int:
+        """Settle the one-step commits whose answer did not come; returns how many.
+
+        Raises: StoreError where that cannot be done now.
+        """
+        settled = 0
+        for entry, _ in list(self.entered.left.values()):
+            if await self.outcome(entry.start_ts, entry.primary):
+                self.notified()
+            settled += 1
+        return settled
+
     def _chained(self, mutations: Sequence[Mutation], chain: Chain) -> Awaitable[list[Verdict]]:
         """Where the store can go on by itself, it does."""
         store = self.store
@@ -163,8 +258,9 @@ class Driver:
         while True:
             state = commit.state
             if state is State.PREWRITE:
-                chain = Chain(commit, self.oracle, version, self._event)
-                chain.ended(await self._chained(commit.prewrites(), chain))
+                await self._prewritten(commit, version)
+            elif state is State.DRAW and commit.one_step:
+                await self._in_one_step(commit, version)
             elif state is State.DRAW:
                 commit.drawn(await self.oracle.draw())
                 if self.oracle.catalogue_version != version:  # N10
@@ -180,6 +276,8 @@ class Driver:
                 await self._unblock(commit)
             elif state is State.ASK:
                 await self._ask_primary(commit)
+                if commit.one_step:
+                    self.entered.leave(commit)
             elif state is State.RELEASE:
                 await self._release(commit)
                 if commit.state is State.COMMITTED:
@@ -194,6 +292,7 @@ class Driver:
         """T14: what was read is read again, now that the locks stand and commit_ts is drawn."""
         assert commit.reads is not None
         start_ts, commit_ts = commit.header.start_ts, commit.commit_ts
+        await self.visible(commit_ts)  # C4; who commits in one step waits for nobody, so this is no deadlock (T7)
         stale = await Validation(self.store, self.fates, start_ts, commit_ts).run(commit.reads)
         if stale is not None:
             self.counters.conflicts += 1
@@ -404,6 +503,7 @@ class Driver:
             if recovery.fate or start_ts >= self.oracle.holds.watermark:
                 # T4: an abort of what began below it may be a commit whose record has been collected meanwhile.
                 self.fates.learn(start_ts, recovery.fate)
+            self.entered.settled(start_ts)
             clearing = recovery.clearing()
             if clearing:
                 recovery.cleared(await self.store.apply(clearing))
@@ -521,6 +621,7 @@ class Driver:
             if recovery.fate is None:
                 assert recovery.failure is not None
                 raise recovery.failure
+            self.entered.settled(start_ts)
             watermark = self.oracle.holds.watermark  # after the primary was read: what was there then, was all there is
             if not recovery.conclusive and start_ts < watermark:
                 raise CommitUnknown(make_token(start_ts, primary), _collected(watermark), for_good=True)

@@ -25,6 +25,7 @@ class Fates:
     __slots__ = ("_known", "_live", "_older", "doubtful", "observed")
 
     exact = True  # a transaction that is not alive here will surely not commit any more
+    alone = True  # every client of the store is in this process: so all that commits in one step is known here (C2)
 
     def __init__(self) -> None:
         self._live: dict[int, trio.Event | None] = {}

@@ -9,7 +9,9 @@ T8  Whoever commits, rolls forward, rolls back or refreshes does so under the ch
     still there; the one exception is T5 (b).
 T13 What must not come late carries start_ts for the tablet's floor.
 T14 A shared lock is refused as an exclusive one is, only not by its like. Commit puts a trace in its place.
-N1  The mutation that replaces the lock of an observed cell by its record also puts a notify cell for each observer.
+C5  A one-step commit is refused by all that refuses a prewrite (T7, T13).
+N1  The mutation that replaces the lock of an observed cell by its record, or writes the record without a lock (C1),
+    also puts a notify cell for each observer.
 N2  The mutation that commits an ack removes the notify cells that its run saw, at exactly their timestamps.
 """
 
@@ -72,7 +74,7 @@ class Header(NamedTuple):
     wall_ms: int
 
 
-# Of a first prewrite, in the order: write record, marker, lock, and of a write: shared locks, traces.
+# Of a first prewrite, or a commit in one step: write record, marker, lock, and of a write: shared locks, traces.
 CHECKS_PER_CELL: Final = 5
 CHECKS_PER_READ: Final = 3
 LOCK_CHECK: Final = 2
@@ -149,6 +151,32 @@ def _leave_trace(row: bytes, column: int, start_ts: int, commit_ts: int) -> _Cel
     """Replace a shared lock by its trace (T8, T14)."""
     writes = (SHARED, column, start_ts, None), (TRACE, column, commit_ts, pack_trace(start_ts))
     return row, ((PRESENT, SHARED, column, start_ts, start_ts),), writes
+
+
+def one_step(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
+    """Check as a prewrite does, and write records and notify cells at once: no lock in between (C1, C5)."""
+    start_ts = header.start_ts
+    assert commit_ts > start_ts
+    cells: list[_Cell] = []
+    for _, row, column, kind, body, observers, covers, data in part:
+        checks: tuple[Check, ...] = (
+            (ABSENT, WRITE, column, start_ts, TS_MAX),  # T7
+            (ABSENT, ROLLBACK, column, start_ts, start_ts),
+            (ABSENT, LOCK, column, 0, TS_MAX),
+            (ABSENT, SHARED, column, 0, TS_MAX),  # T14
+            (ABSENT, TRACE, column, start_ts, TS_MAX),
+        )
+        if kind == READ:
+            cells.append((row, checks[:CHECKS_PER_READ], ((TRACE, column, commit_ts, pack_trace(start_ts)),)))
+            continue
+        writes: tuple[Write, ...] = ((WRITE, column, commit_ts, pack_record(kind, start_ts, body)),)
+        if data is not None:
+            writes = (*writes, (body.decode(), column, start_ts, data))
+        if observers or covers:
+            root, depth = header.root or commit_ts, header.depth
+            writes = (*writes, *_notify(column, start_ts, commit_ts, observers, covers, root, depth))
+        cells.append((row, checks, writes))
+    return Mutation(part[0].table, _by_row(cells), start_ts)
 
 
 def roll_forward(cell: Cellref, start_ts: int, lock: Lock, commit_ts: int) -> Mutation:

@@ -14,7 +14,7 @@ T15  `at=w` is the last note at or before w, never in the future and never befor
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -89,11 +89,12 @@ class Oracle:
         """A new timestamp, drawn after this call was made (O2)."""
         ts = self._timestamps.draw()
         while not ts:
-            await self._extend()
+            await self.extend()
             ts = self._timestamps.draw()
         return ts
 
-    async def _extend(self) -> None:
+    async def extend(self) -> None:
+        """Make the next range durable, if there is none left to draw from (O1)."""
         async with self._extending:
             if self._timestamps.last < self._timestamps.bound:
                 return  # somebody else extended it while we waited
@@ -122,12 +123,18 @@ class Oracle:
         """The oracle's wall time in milliseconds; never goes back (O3, O4)."""
         return self._clock.tell_ms(self._wall())
 
-    async def note(self) -> None:
-        """Note (last issued, now) durably, if any timestamp was issued since the last note (O3)."""
+    async def note(self, visible: Callable[[int], Awaitable[None]] | None = None) -> None:
+        """Note (last issued, now) durably, if any timestamp was issued since the last note (O3).
+
+        `visible`: returns once all that committed up to a timestamp can be seen by readers of other processes, who know
+        of the present by this note alone (C4).
+        """
         last = self._timestamps.last
         if last == self._noted or not last:
             return
         wall_ms = self.wall_ms()
+        if visible is not None:
+            await visible(last)
         row = (CLOCK_ROW, (), ((DATA, 0, last, _WALL.pack(wall_ms)),))
         [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, (row,))])
         if verdict is APPLIED:

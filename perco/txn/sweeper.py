@@ -50,6 +50,7 @@ class Sweeper:
             self.clean = False
 
     async def _sweep(self) -> None:
+        self.settled += await self._driver.settle_left()
         self.settled += await sweep(self._store, self._driver, lambda cell, start_ts: False)
 
 

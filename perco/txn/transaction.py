@@ -138,6 +138,10 @@ class Snapshot:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
             driver = self._driver
+            if driver.entered.cells:
+                entry = driver.entered.cells.get((bound.table, row, number))
+                if entry is not None and entry.commit_ts <= ts:
+                    await driver.past(entry)  # C4
             [[locks, writes]] = await driver.store.read(
                 ((bound.table, row, ((LOCK, number, 0, ts, 1), (WRITE, number, 0, ts, 1))),)
             )
@@ -254,6 +258,8 @@ class Snapshot:
                 (table, row, [q for c in columns for q in ((LOCK, c, 0, ts, 1), (WRITE, c, 0, ts, 1))])
                 for row, columns in chunk
             ]
+            if self._driver.entered.cells:  # C4
+                await self._driver.past_cells(((table, row, c) for row, columns in chunk for c in columns), ts)
             found = await self._driver.store.read(requests)
             seen: dict[tuple[bytes, int], Seen] = {}
             for (row, columns), cells in zip(chunk, found, strict=True):
@@ -471,7 +477,9 @@ class Transaction(Snapshot):
             if intent.observers:
                 observed = True
                 break
-        commit = Commit(header, parts, self._reads)
+        driver = self._driver
+        one_step = self._reads is None and driver.options.one_step and driver.fates.alone
+        commit = Commit(header, parts, self._reads, one_step=one_step)
         try:
             self.commit_ts = await self._driver.commit(
                 commit, observed=observed, version=self._version or client.oracle.catalogue_version
@@ -659,7 +667,10 @@ class Scan(Generic[K]):
         )
         if snapshot._reads is not None and self._range is None:
             self._range = snapshot._reads.begin(self._table.name, columns, self._low, self._high, reverse=self._reverse)
-        page = await snapshot._driver.store.scan(request)
+        driver = snapshot._driver
+        for entry in driver.entered.within(self._table.name, self._low, self._high, columns, ts):
+            await driver.past(entry)  # C4
+        page = await driver.store.scan(request)
         seen: dict[tuple[bytes, int], Seen] = {}
         for row, (locks, writes) in page.rows:
             by_column = {column: ([], []) for column in columns}  # type: ignore[var-annotated]

@@ -11,7 +11,7 @@ import trio.testing
 
 import perco
 from perco.storage import LOCK, Mutation
-from tests.support.faults import Fault, FaultyRowStore, faulty, gated, on, use
+from tests.support.faults import TWO_PHASES, Fault, FaultyRowStore, faulty, gated, on, use
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
 n = docs.column("n", perco.INT64)
@@ -82,11 +82,12 @@ async def sweep(db: perco.Database, keys: list[str]) -> list[str]:
     raise AssertionError("it never ended")
 
 
+@pytest.mark.parametrize("one_step", [False, True], ids=["two phases", "one step"])
 @pytest.mark.parametrize("keys", [KEYS, KEYS[:1]], ids=["three tablets", "one cell"])
-async def test_cancelled_at_any_step_it_did_not_happen_or_is_reported(keys: list[str]) -> None:  # T10
+async def test_cancelled_at_any_step_it_did_not_happen_or_is_reported(keys: list[str], one_step: bool) -> None:  # T10
     """Memory engine, with a place to stop before and after each mutation is made."""
-    async with perco.open("memory:", SCHEMA) as db:
-        mutations = 2 * len(keys)
+    async with perco.open("memory:", SCHEMA, options=None if one_step else TWO_PHASES) as db:
+        prewrites = len(keys) - one_step
 
         async def pause(_: Mutation) -> None:
             await trio.lowlevel.checkpoint()
@@ -95,9 +96,9 @@ async def test_cancelled_at_any_step_it_did_not_happen_or_is_reported(keys: list
         outcomes = await sweep(db, keys)
         committed = outcomes.index("committed")
         assert outcomes == ["aborted"] * committed + ["committed"] * (len(outcomes) - committed)
-        assert committed > 2 * len(keys), "every prewrite is a chance to be cancelled"
-        assert len(outcomes) - committed > 2
-        assert len(outcomes) > mutations
+        assert committed > 2 * prewrites, "every prewrite is a chance to be cancelled"
+        assert len(outcomes) - committed > 1
+        assert len(outcomes) > 2 * prewrites + 1
 
 
 @pytest.mark.parametrize("keys", [KEYS, KEYS[:1]], ids=["three tablets", "one cell"])
@@ -109,7 +110,7 @@ async def test_cancelled_at_any_step_over_lmdb(tmp_path: Path, keys: list[str]) 
 
 
 async def test_cancelled_before_it_begins_nothing_is_sent() -> None:  # T10
-    async with perco.open("memory:", SCHEMA) as db:
+    async with perco.open("memory:", SCHEMA, options=TWO_PHASES) as db:
         store = faulty(db)
         txn = await begin(db, 1)
         with trio.CancelScope() as scope:
@@ -135,7 +136,7 @@ async def begin(db: perco.Database, value: int) -> perco.Transaction:
 
 
 async def test_cancelled_while_the_commit_is_on_its_way_it_is_reported() -> None:  # T10
-    async with perco.open("memory:", SCHEMA) as db:
+    async with perco.open("memory:", SCHEMA, options=TWO_PHASES) as db:
         gate = await gated(db, "commit", made=True)
         txn, scope = await begin(db, 1), trio.CancelScope()
         async with trio.open_nursery() as nursery:
@@ -151,7 +152,7 @@ async def test_cancelled_while_the_commit_is_on_its_way_it_is_reported() -> None
 
 
 async def test_cancelled_just_before_the_commit_is_sent_its_locks_go() -> None:  # T10
-    async with perco.open("memory:", SCHEMA) as db:
+    async with perco.open("memory:", SCHEMA, options=TWO_PHASES) as db:
         gate = await gated(db, "commit")
         txn, scope = await begin(db, 1), trio.CancelScope()
         async with trio.open_nursery() as nursery:
@@ -167,7 +168,7 @@ async def test_cancelled_just_before_the_commit_is_sent_its_locks_go() -> None: 
 
 
 async def test_others_wait_until_a_cancelled_ones_locks_are_gone() -> None:  # T9 T10
-    async with perco.open("memory:", SCHEMA) as db:
+    async with perco.open("memory:", SCHEMA, options=TWO_PHASES) as db:
         gate = await gated(db, "commit")
         txn, scope = await begin(db, 1), trio.CancelScope()
         async with trio.open_nursery() as nursery:
@@ -195,7 +196,7 @@ async def gated_release(db: perco.Database):  # type: ignore[no-untyped-def]
 
 async def test_cancelled_while_it_asks_it_still_learns_its_outcome() -> None:  # T4 T10
     """The reply to the commit was lost, and the scope is cancelled: it asks all the same."""
-    async with perco.open("memory:", SCHEMA) as db:
+    async with perco.open("memory:", SCHEMA, options=TWO_PHASES) as db:
         store = faulty(db, on("commit", Fault.LOSE_REPLY))
         txn, scope = await begin(db, 1), trio.CancelScope()
 
@@ -211,17 +212,18 @@ async def test_cancelled_while_it_asks_it_still_learns_its_outcome() -> None:  #
         assert await values(db) == {1}
 
 
+@pytest.mark.parametrize("one_step", [False, True])
 async def test_cancelled_while_the_store_is_silent_the_outcome_is_unknown(
-    autojump_clock: trio.testing.MockClock,
-) -> None:  # T10
+    autojump_clock: trio.testing.MockClock, one_step: bool
+) -> None:  # T10 C6
     """Not Cancelled, which would mean that it did not happen: CommitUnknown, after commit_timeout."""
-    options = perco.Options(commit=perco.CommitOptions(commit_timeout_s=5))
+    options = perco.Options(commit=perco.CommitOptions(commit_timeout_s=5, one_step=one_step))
     async with perco.open("memory:", SCHEMA, options=options) as db:
-        store = faulty(db, on("commit", Fault.LOSE_REPLY))
+        store = faulty(db, on("one step" if one_step else "commit", Fault.LOSE_REPLY))
         txn = await begin(db, 1)
 
         async def deaf(mutation: Mutation) -> None:
-            store.deaf = len(store.log) == 4
+            store.deaf = len(store.log) == 4 - one_step
 
         store.after = deaf
         with trio.move_on_after(1), pytest.raises(perco.CommitUnknown) as caught:
@@ -233,7 +235,7 @@ async def test_cancelled_while_the_store_is_silent_the_outcome_is_unknown(
 
 
 async def test_cancelled_while_it_waits_for_another_it_lets_go() -> None:  # T7 T10
-    async with perco.open("memory:", SCHEMA) as db:
+    async with perco.open("memory:", SCHEMA, options=TWO_PHASES) as db:
         gate = await gated(db, "commit")
         first, second, scope = await db.begin(), await begin(db, 2), trio.CancelScope()
         first.set(n, "q", 1)
@@ -251,7 +253,7 @@ async def test_cancelled_while_it_waits_for_another_it_lets_go() -> None:  # T7 
 
 
 async def test_a_body_that_is_cancelled_commits_nothing() -> None:  # T10
-    async with perco.open("memory:", SCHEMA) as db:
+    async with perco.open("memory:", SCHEMA, options=TWO_PHASES) as db:
         with trio.CancelScope() as scope:
             async with db.transaction() as txn:
                 txn.set(n, "a", 1)
@@ -269,7 +271,7 @@ async def test_a_body_that_is_cancelled_commits_nothing() -> None:  # T10
 
 
 async def test_a_deadline_around_a_commit_is_a_cancellation(autojump_clock: trio.testing.MockClock) -> None:  # T10
-    async with perco.open("memory:", SCHEMA) as db:
+    async with perco.open("memory:", SCHEMA, options=TWO_PHASES) as db:
 
         async def slow(mutation: Mutation) -> None:
             await trio.sleep(1)
@@ -290,7 +292,7 @@ async def test_a_deadline_around_a_commit_is_a_cancellation(autojump_clock: trio
 async def test_closing_the_store_finishes_phase_two() -> None:  # T3 T10
     """What is short is finished, although the block it is closed from was cancelled."""
     with trio.CancelScope() as scope:
-        async with perco.open("memory:", SCHEMA) as db:
+        async with perco.open("memory:", SCHEMA, options=TWO_PHASES) as db:
             await (await begin(db, 1)).commit()
             scope.cancel()
     assert sum(tablet.entries(LOCK) for tablet in db.local.store.tablets()) == 0

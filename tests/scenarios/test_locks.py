@@ -12,7 +12,7 @@ import trio.testing
 import perco
 from perco.storage import Mutation
 from tests.support import bank
-from tests.support.faults import FaultyRowStore, gated, kind_of, use
+from tests.support.faults import TWO_PHASES, FaultyRowStore, gated, kind_of, use
 from tests.support.machines import CrashedError, Machine
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
@@ -151,7 +151,7 @@ async def test_a_reader_does_not_wait_for_phase_two(read: Read) -> None:  # T3 S
 
 @pytest.mark.parametrize("read", READS)
 async def test_a_reader_waits_until_a_conflicting_writer_has_let_go(read: Read) -> None:  # T9
-    async with perco.open("memory:", SCHEMA) as db:
+    async with perco.open("memory:", SCHEMA, options=TWO_PHASES) as db:
         await write(db, 1)
         loser = await db.begin()
         await write(db, 2, ["q"])
@@ -196,7 +196,7 @@ async def dead(machine: Machine, number: int, keys: list[str], value: int) -> No
 @pytest.mark.parametrize("read", READS)
 async def test_a_reader_rolls_back_what_died_before_its_commit(read: Read) -> None:  # T5 T9
     """Fluo's testRollbackMany: rows and columns of a dead client; the first reader settles them."""
-    machine = Machine(SCHEMA)
+    machine = Machine(SCHEMA, one_step=False)
     async with machine.opened() as db:
         await write(db, 1)
     await dead(machine, 3, KEYS, 2)
@@ -211,7 +211,7 @@ async def test_a_reader_rolls_back_what_died_before_its_commit(read: Read) -> No
 @pytest.mark.parametrize("read", READS)
 async def test_a_reader_rolls_forward_what_died_after_its_commit(read: Read) -> None:  # T1 T9
     """Fluo's testRollforwardMany."""
-    machine = Machine(SCHEMA)
+    machine = Machine(SCHEMA, one_step=False)
     async with machine.opened() as db:
         await write(db, 1)
     async with machine.crashing(4, made=False) as (db, _):
@@ -228,7 +228,7 @@ async def test_a_reader_rolls_forward_what_died_after_its_commit(read: Read) -> 
 @pytest.mark.parametrize("read", [by_get_many, by_scan, by_scan_backwards])
 async def test_one_read_meets_locks_to_roll_back_and_locks_to_roll_forward(read: Read) -> None:  # T9
     """Fluo's ParallelScannerIT: several dead transactions, mixed, in a single multi-get or scan."""
-    machine = Machine(SCHEMA)
+    machine = Machine(SCHEMA, one_step=False)
     async with machine.opened() as db:
         await write(db, 1)
     await dead(machine, 1, ["a"], 2)  # died before its commit
@@ -250,7 +250,7 @@ async def test_one_read_meets_locks_to_roll_back_and_locks_to_roll_forward(read:
 
 async def test_exactly_one_marker_is_left_by_a_rollback() -> None:  # T5
     """Fluo's testRollbackSelf and friends: on the primary, and nowhere else."""
-    machine = Machine(SCHEMA)
+    machine = Machine(SCHEMA, one_step=False)
     await dead(machine, 3, KEYS, 2)
     await machine.swept()
     [(cell, _, value)] = machine.rows.cells("rollback")
@@ -260,7 +260,7 @@ async def test_exactly_one_marker_is_left_by_a_rollback() -> None:  # T5
 
 
 async def test_a_transaction_that_rolls_itself_back_marks_its_primary() -> None:  # T5
-    machine = Machine(SCHEMA)
+    machine = Machine(SCHEMA, one_step=False)
     async with machine.opened() as db:
         loser = await db.begin()
         await write(db, 2, ["q"])
@@ -277,7 +277,7 @@ async def test_a_transaction_that_rolls_itself_back_marks_its_primary() -> None:
 
 async def test_locks_in_empty_rows_recover() -> None:  # T5
     """Fluo's testRecoverEmptyColumn: the empty key, the empty value."""
-    machine = Machine(SCHEMA)
+    machine = Machine(SCHEMA, one_step=False)
     async with machine.crashing(1, made=False) as (db, _):
         with pytest.raises(CrashedError):
             async with db.transaction() as txn:
@@ -289,7 +289,7 @@ async def test_locks_in_empty_rows_recover() -> None:  # T5
 
 async def test_a_transaction_that_only_writes_settles_the_dead() -> None:  # T7 T9
     """Fluo's testCommitBug1: it never reads, and must get past locks of the dead all the same."""
-    machine = Machine(SCHEMA)
+    machine = Machine(SCHEMA, one_step=False)
     await dead(machine, 3, KEYS, 2)
     async with machine.opened() as db:
         txn = await write(db, 3)
@@ -300,7 +300,7 @@ async def test_a_transaction_that_only_writes_settles_the_dead() -> None:  # T7 
 
 
 async def test_many_rows_of_the_dead_are_settled_by_one_writer() -> None:  # T5 T7
-    machine = Machine(bank.SCHEMA)
+    machine = Machine(bank.SCHEMA, one_step=False)
     async with machine.opened() as db:
         await db.run(bank.opening)
     async with machine.crashing(6, made=False) as (db, _):
@@ -315,7 +315,7 @@ async def test_many_rows_of_the_dead_are_settled_by_one_writer() -> None:  # T5 
 
 
 async def test_a_store_that_is_opened_sweeps_what_the_dead_left() -> None:  # L1
-    machine = Machine(SCHEMA)
+    machine = Machine(SCHEMA, one_step=False)
     await dead(machine, 3, KEYS, 2)
     assert await machine.swept() == 2 * len(KEYS)
     assert not machine.locks()
@@ -323,7 +323,7 @@ async def test_a_store_that_is_opened_sweeps_what_the_dead_left() -> None:  # L1
 
 
 async def test_a_recovery_that_crashed_is_finished_by_the_next() -> None:  # T5
-    machine = Machine(SCHEMA)
+    machine = Machine(SCHEMA, one_step=False)
     await dead(machine, 3, KEYS, 2)
     for number in range(5):
         async with machine.crashing(1, made=False) as (db, store), db.snapshot() as snap:

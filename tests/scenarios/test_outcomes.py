@@ -16,9 +16,13 @@ docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
 n = docs.column("n", perco.INT64)
 SCHEMA = perco.Schema(docs)
 KEYS = ["a", "i", "q"]
-QUICK = perco.Options(commit=perco.CommitOptions(commit_timeout_s=5))
 
 pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")
+
+
+@pytest.fixture(params=[False, True], ids=["two phases", "one step"])
+def quick(request: pytest.FixtureRequest) -> perco.Options:
+    return perco.Options(commit=perco.CommitOptions(commit_timeout_s=5, one_step=request.param))
 
 
 async def begin(db: perco.Database, value: int = 1) -> perco.Transaction:
@@ -35,11 +39,12 @@ async def values(db: perco.Database) -> set[int | None]:
 
 async def unknown(db: perco.Database, *, made: bool) -> perco.Transaction:
     """A transaction whose commit was made, or not, and whose store then said nothing more."""
-    store = faulty(db, on("commit", Fault.LOSE_REPLY if made else Fault.LOSE_REQUEST))
+    one_step = db.config.commit.one_step
+    store = faulty(db, on("one step" if one_step else "commit", Fault.LOSE_REPLY if made else Fault.LOSE_REQUEST))
     txn = await begin(db)
 
     async def deaf(mutation: object) -> None:
-        store.deaf = store.log.count("commit") >= 0 and len(store.log) >= 3
+        store.deaf = len(store.log) >= 3 - one_step
 
     store.after = deaf
     with pytest.raises(perco.CommitUnknown) as caught:
@@ -55,9 +60,11 @@ async def unknown(db: perco.Database, *, made: bool) -> perco.Transaction:
 
 
 @pytest.mark.parametrize("made", [True, False])
-async def test_asking_tells_and_what_it_tells_stays_true(autojump_clock: trio.testing.MockClock, made: bool) -> None:
+async def test_asking_tells_and_what_it_tells_stays_true(
+    autojump_clock: trio.testing.MockClock, quick: perco.Options, made: bool
+) -> None:
     """T4 T5: an unsent commit is made impossible by asking."""
-    async with perco.open("memory:", SCHEMA, options=QUICK) as db:
+    async with perco.open("memory:", SCHEMA, options=quick) as db:
         txn = await unknown(db, made=made)
         outcome = await db.outcome(txn.token)
         assert (outcome > txn.start_ts) == made
@@ -69,8 +76,10 @@ async def test_asking_tells_and_what_it_tells_stays_true(autojump_clock: trio.te
 
 
 @pytest.mark.parametrize("made", [True, False])
-async def test_a_reader_that_comes_first_settles_it(autojump_clock: trio.testing.MockClock, made: bool) -> None:  # T4
-    async with perco.open("memory:", SCHEMA, options=QUICK) as db:
+async def test_a_reader_that_comes_first_settles_it(
+    autojump_clock: trio.testing.MockClock, quick: perco.Options, made: bool
+) -> None:  # T4
+    async with perco.open("memory:", SCHEMA, options=quick) as db:
         txn = await unknown(db, made=made)
         assert await values(db) == ({1} if made else {None})
         assert (await db.outcome(txn.token) > 0) == made
@@ -79,10 +88,10 @@ async def test_a_reader_that_comes_first_settles_it(autojump_clock: trio.testing
 @pytest.mark.parametrize("made", [True, False])
 @pytest.mark.parametrize("swept", [True, False])
 async def test_asked_by_another_database_on_the_same_store(
-    autojump_clock: trio.testing.MockClock, made: bool, swept: bool
+    autojump_clock: trio.testing.MockClock, quick: perco.Options, made: bool, swept: bool
 ) -> None:  # T4 T5
     machine = Machine(SCHEMA)
-    async with machine.opened(QUICK) as db:
+    async with machine.opened(quick) as db:
         txn = await unknown(db, made=made)
     if swept:
         await machine.swept()
@@ -94,19 +103,20 @@ async def test_asked_by_another_database_on_the_same_store(
         assert await db.outcome(txn.token) == outcome
 
 
-@pytest.mark.parametrize("number", range(7))
-async def test_the_token_of_a_dead_client_tells_what_became_of_it(number: int) -> None:  # T4
-    machine = Machine(SCHEMA)
+@pytest.mark.parametrize(("one_step", "number"), [(False, n) for n in range(7)] + [(True, n) for n in range(6)])
+async def test_the_token_of_a_dead_client_tells_what_became_of_it(one_step: bool, number: int) -> None:  # T4 C6
+    machine = Machine(SCHEMA, one_step=one_step)
+    decides = 4 - one_step
     async with machine.crashing(number, made=False) as (db, _):
         txn = await begin(db)
         try:
             await txn.commit()
         except CrashedError:
-            assert number < 4
+            assert number < decides
         await trio.testing.wait_all_tasks_blocked()
     async with machine.opened() as db:
         outcome = await db.outcome(txn.token)
-        assert (outcome > 0) == (number >= 4)
+        assert (outcome > 0) == (number >= decides)
         if outcome:
             assert outcome == txn.commit_ts
         assert await values(db) == ({1} if outcome else {None})

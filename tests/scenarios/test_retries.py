@@ -178,7 +178,7 @@ async def test_what_the_function_raises_comes_out_and_discards_its_writes() -> N
 
 
 async def test_an_unknown_outcome_is_never_run_again(autojump_clock: trio.testing.MockClock) -> None:  # T4 T11
-    options = perco.Options(commit=perco.CommitOptions(commit_timeout_s=3))
+    options = perco.Options(commit=perco.CommitOptions(commit_timeout_s=3, one_step=False))
     async with perco.open("memory:", SCHEMA, options=options) as db:
         store = faulty(db, on("commit", Fault.LOSE_REQUEST, times=1 << 30))
         tried = 0
@@ -201,7 +201,7 @@ async def test_an_unknown_outcome_is_never_run_again(autojump_clock: trio.testin
 
 async def test_a_full_store_is_not_retried() -> None:  # S4
     async with perco.open("memory:", SCHEMA) as db:
-        store = faulty(db, on("prewrite", Fault.FAIL))
+        store = faulty(db, on(["prewrite", "one step"], Fault.FAIL))
         with pytest.raises(perco.StoreFull):
             await db.run(put_one)
         assert store.fired[Fault.FAIL] == 1

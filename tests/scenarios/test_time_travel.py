@@ -217,7 +217,7 @@ async def test_a_clock_set_back_does_not_keep_the_locks_of_the_dead(
     """Liveness does not hang on wall times: after a restart every lock is dead, however young it says it is."""
     from tests.support.machines import CrashedError, Machine
 
-    machine = Machine(SCHEMA)
+    machine = Machine(SCHEMA, one_step=False)
     async with machine.crashing(1, made=False, options=options(wall)) as (db, _):
         with pytest.raises(CrashedError):
             await put(db, 1)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import trio
 import trio.testing
 
 from perco.storage import Mutation
 from perco.testing.faults import Fault as Fault, FaultyRowStore as FaultyRowStore, Plan, kind_of as kind_of, use as use
-from perco.txn.client import Client
+from perco.txn.client import Client, Options
+from perco.txn.driver import CommitOptions
+
+TWO_PHASES = Options(commit=CommitOptions(one_step=False))
 
 
 def on(kinds: str | Iterable[str], fault: Fault, *, times: int = 1) -> Plan:
@@ -61,8 +65,10 @@ class Gate:
 async def gated(client: Client, kind: str, *, skip: int = 0, made: bool = False) -> Gate:
     """The client's next mutation of that kind waits at a gate; what is under way ends first.
 
-    `made`: the gate keeps its reply.
+    `made`: the gate keeps its reply. Who waits for a step of two phases gets two phases.
     """
+    if kind in ("prewrite", "commit"):
+        client.driver.options = replace(client.driver.options, one_step=False)
     await trio.testing.wait_all_tasks_blocked()
     gate = Gate(kind, skip=skip)
     use(client, FaultyRowStore(client.driver.store, **{"after" if made else "before": gate}))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -154,6 +155,7 @@ async def client(
     options: perco.Options = OPTIONS,
     beside: Database | None = None,
     sweeping: bool = True,
+    one_step: bool = False,
 ) -> AsyncIterator[Database]:
     """One more client on an open store, as another process would be; its end leaves the store open.
 
@@ -161,7 +163,10 @@ async def client(
         store: a wrapper round `local.store`, through which all that it does goes.
         beside: a client that lives at the same time: they share an oracle, and nothing else.
         sweeping: whether it settles what the dead left.
+        one_step: whether it commits in one step, as only one may who has the store to itself (C2).
     """
+    assert not (one_step and beside), "C2: the memory of entered cells is one process's"
+    options = replace(options, commit=replace(options.commit, one_step=one_step))
     db = Database(_Beside(local, store), schema, options)  # type: ignore[arg-type]
     if beside is not None:
         db.oracle = db.driver.oracle = beside.oracle

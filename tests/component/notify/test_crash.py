@@ -74,12 +74,12 @@ async def recover(local: LocalStore, web: Web, keys: str) -> None:
 # ---------------------------------------------------------------- the writer dies
 
 
-async def dies_while_loading(web: Web, steps: int, *, backwards: bool) -> bool:
+async def dies_while_loading(web: Web, steps: int, *, backwards: bool, one_step: bool) -> bool:
     """Whether it died; afterwards all of the load is there and handled, or nothing of it."""
     async with client(memory(), web.schema, sweeping=False) as first:
         store = StoppingStore(first.local.store, backwards=backwards)
         committed = False
-        async with client(first.local, web.schema, store=store) as doomed:
+        async with client(first.local, web.schema, store=store, one_step=one_step) as doomed:
             store.left = steps
             try:
                 async with doomed.transaction() as txn:
@@ -100,12 +100,15 @@ async def dies_while_loading(web: Web, steps: int, *, backwards: bool) -> bool:
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-async def test_a_load_that_dies_at_any_step_is_handled_or_never_was(backwards: bool) -> None:  # N1, T3
+@pytest.mark.parametrize("one_step", [False, True])
+async def test_a_load_that_dies_at_any_step_is_handled_or_never_was(
+    backwards: bool, one_step: bool
+) -> None:  # N1, T3, C7
     steps = 0
     while True:
         web = Web()
         measuring(web)
-        if not await dies_while_loading(web, steps, backwards=backwards):
+        if not await dies_while_loading(web, steps, backwards=backwards, one_step=one_step):
             break
         steps += 1
     assert steps >= 6, "three prewrites, the primary, two secondaries"
@@ -190,13 +193,13 @@ def ended(store: StoppingStore, db: perco.Database) -> Callable[[], bool]:
     return lambda: store.stopped.is_set() or db.is_idle()
 
 
-async def dies_while_observing(web: Web, steps: int, *, backwards: bool) -> bool:
+async def dies_while_observing(web: Web, steps: int, *, backwards: bool, one_step: bool) -> bool:
     """Whether it died within so many steps; afterwards all is handled exactly once."""
     async with client(memory(), web.schema, sweeping=False) as first:
         for key, body in BODIES.items():
             await put(first, web.body, key, body)
         store = StoppingStore(first.local.store, backwards=backwards)
-        async with client(first.local, web.schema, store=store) as doomed:
+        async with client(first.local, web.schema, store=store, one_step=one_step) as doomed:
             store.left = steps
             async with doomed.worker(concurrency=1, scanners=1):
                 await until(ended(store, doomed))
@@ -207,19 +210,23 @@ async def dies_while_observing(web: Web, steps: int, *, backwards: bool) -> bool
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-async def test_an_observer_that_dies_at_any_step_has_run_exactly_once(backwards: bool) -> None:  # N1, N2, N3
+@pytest.mark.parametrize("one_step", [False, True])
+async def test_an_observer_that_dies_at_any_step_has_run_exactly_once(
+    backwards: bool, one_step: bool
+) -> None:  # N1, N2, N3, C7
     steps = 0
     while True:
         web = Web()
         measuring(web)
-        if not await dies_while_observing(web, steps, backwards=backwards):
+        if not await dies_while_observing(web, steps, backwards=backwards, one_step=one_step):
             break
         steps += 1
-    assert steps > 30, "three runs of some nine steps, and what they caused"
+    assert steps > (20 if one_step else 30), "three runs of some nine steps (or six), and what they caused"
 
 
 @pytest.mark.parametrize("between", [1, 4, 5, 9])
-async def test_one_client_after_the_other_dies(between: int) -> None:  # N1, N2, N3
+@pytest.mark.parametrize("one_step", [False, True])
+async def test_one_client_after_the_other_dies(between: int, one_step: bool) -> None:  # N1, N2, N3, C7
     """Each gets only so many steps; what one recovers is what the one before it left."""
     web = Web()
     measuring(web)
@@ -229,7 +236,7 @@ async def test_one_client_after_the_other_dies(between: int) -> None:  # N1, N2,
         clients = 0
         while True:
             store = StoppingStore(first.local.store)
-            async with client(first.local, web.schema, store=store) as doomed:
+            async with client(first.local, web.schema, store=store, one_step=one_step) as doomed:
                 await doomed.oracle.draw()  # its range costs a step of its own
                 store.left = between + clients // 4  # so that some day one of them gets a whole run done
                 async with doomed.worker(concurrency=2, scanners=1):

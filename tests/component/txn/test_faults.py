@@ -25,7 +25,7 @@ def groups(request: pytest.FixtureRequest) -> bool:
 
 
 async def opened(groups: bool) -> Machine:
-    machine = Machine(bank.SCHEMA, groups=groups)
+    machine = Machine(bank.SCHEMA, groups=groups, one_step=False)
     async with machine.opened() as db:
         await db.run(bank.opening)
     return machine

@@ -78,7 +78,10 @@ async def test_locks_are_refreshed_while_an_observer_computes(  # L1
             fresh.append(max(lock.wall_ms for lock in locks(db)) - before)
         txn.set(size, change.key, len(change.value or ""))
 
-    options = perco.Options(heartbeat=perco.HeartbeatOptions(refresh_s=0.02, tick_s=0.01, held_s=0.03))
+    options = perco.Options(
+        heartbeat=perco.HeartbeatOptions(refresh_s=0.02, tick_s=0.01, held_s=0.03),
+        commit=perco.CommitOptions(one_step=False),  # a lock is what is looked at
+    )
     async with perco.open(tmp_path / "store", schema, options=options) as db:
         held = Held(db, monkeypatch)
         holding, commit_now = trio.Event(), trio.Event()

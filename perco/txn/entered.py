@@ -1,0 +1,106 @@
+"""Cells whose one-step commit is under way: what readers ask before they look. In memory, on the loop.
+
+A one-step commit leaves no lock that a reader could meet: its records become visible when its write transaction ends,
+some time after its commit_ts was drawn. Until then its cells stand here.
+
+C2  Enter: in the same step as commit_ts is drawn, no await between.
+C3  Leave: when the write transaction has ended, whatever became of the caller. A commit whose answer did not come stays
+    until somebody has settled it (`left`).
+C4  Read: a reader at S asks here first, then opens its view, and waits for an entry with commit_ts <= S. Nothing waits
+    in the other direction.
+
+At most one entry stands for a cell: who would be the second waits for the first, holding nothing (T7).
+
+Why it is right: a reader with S >= commit_ts drew S after the entry stood, asks here before it looks, and an entry
+leaves only once its records are visible. So it meets the entry or the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import NamedTuple
+
+from perco.txn.commit import Commit
+from perco.txn.records import Cellref
+
+Where = tuple[str, bytes, int]  # (table, row, column)
+
+
+class Entry(NamedTuple):
+    """A transaction whose one-step commit is under way."""
+
+    commit_ts: int
+    start_ts: int
+    primary: Cellref
+
+
+class Entered:
+    """Loop thread only. `cells`: by cell; `left`: cells of those whose answer did not come, by start_ts."""
+
+    __slots__ = ("cells", "left")
+
+    def __init__(self) -> None:
+        self.cells: dict[Where, Entry] = {}
+        self.left: dict[int, tuple[Entry, list[Where]]] = {}
+
+    def in_the_way(self, commit: Commit) -> tuple[Where, Entry] | None:
+        """Another's entry for a cell that this commit would enter."""
+        cells = self.cells
+        if cells:
+            for intent in commit.one_step_part:
+                where = intent[:3]
+                entry = cells.get(where)
+                if entry is not None:
+                    return where, entry
+        return None
+
+    def enter(self, commit: Commit) -> None:
+        """C2: `commit.commit_ts` has just been drawn."""
+        header = commit.header
+        entry = Entry(commit.commit_ts, header.start_ts, header.primary)
+        cells = self.cells
+        for intent in commit.one_step_part:
+            cells[intent[:3]] = entry
+
+    def leave(self, commit: Commit) -> None:
+        """C3: the write transaction has ended, or was never begun."""
+        cells = self.cells
+        for intent in commit.one_step_part:
+            entry = cells.pop(intent[:3])
+            assert entry.start_ts == commit.header.start_ts, "C3: an entry is its own transaction's"
+
+    def leave_behind(self, commit: Commit) -> None:
+        """Nobody knows whether the write transaction has ended: the entries stay until `settled`."""
+        where = [intent[:3] for intent in commit.one_step_part]
+        self.left[commit.header.start_ts] = self.cells[where[0]], where
+
+    def settled(self, start_ts: int) -> None:
+        """The fate of a transaction has been learnt from the store."""
+        if start_ts in self.left:
+            for where in self.left.pop(start_ts)[1]:
+                del self.cells[where]
+
+    def among(self, cells: Iterable[Where], ts: int) -> list[Entry]:
+        """C4: entries for any of these cells with commit_ts <= ts."""
+        mine = self.cells
+        found = (entry for where in cells if (entry := mine.get(where)) is not None and entry.commit_ts <= ts)
+        return list(dict.fromkeys(found))
+
+    def within(self, table: str, low: bytes, high: bytes | None, columns: Container[int], ts: int) -> list[Entry]:
+        """C4: entries for these columns in rows [low, high) with commit_ts <= ts."""
+        if not self.cells:
+            return []
+        found = (
+            entry
+            for (in_table, row, column), entry in self.cells.items()
+            if entry.commit_ts <= ts
+            and in_table == table
+            and low <= row
+            and (high is None or row < high)
+            and column in columns
+        )
+        return list(dict.fromkeys(found))
+
+    def up_to(self, ts: int) -> list[Entry]:
+        """Entries anywhere with commit_ts <= ts."""
+        return list(dict.fromkeys(entry for entry in self.cells.values() if entry.commit_ts <= ts))
