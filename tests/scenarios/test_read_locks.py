@@ -294,7 +294,7 @@ async def test_a_cancelled_transaction_lets_go_of_its_read_locks() -> None:  # T
 
 @pytest.mark.parametrize("groups", [True, False])
 async def test_a_failed_transaction_takes_its_read_locks_away(groups: bool) -> None:  # S4 T5 T14
-    machine = Machine(SCHEMA, groups=groups)
+    machine = Machine(SCHEMA, groups=groups, one_step=False)
     async with machine.opened() as db:
         writer = await db.begin()
         txn = await db.begin()
@@ -319,7 +319,7 @@ CRASHES = [(groups, at, made) for groups in (True, False) for at in range(STEPS[
 
 async def crashed(groups: bool, at: int, made: bool) -> tuple[Machine, int, bool]:
     """A transaction that locked FAR, wrote "a" and died; the start_ts of a writer before it; whether it committed."""
-    machine = Machine(SCHEMA, groups=groups)
+    machine = Machine(SCHEMA, groups=groups, one_step=False)
     async with machine.opened() as db:
         await set_all(db, 0, ["a", *FAR])
         await trio.testing.wait_all_tasks_blocked()
@@ -399,7 +399,7 @@ async def test_a_reader_settles_the_write_and_leaves_the_read_locks_to_others(
 
 @pytest.mark.parametrize(("groups", "at", "made"), CRASHES)
 async def test_all_that_the_dead_sent_may_come_again(groups: bool, at: int, made: bool) -> None:  # T6 T14
-    machine = Machine(SCHEMA, groups=groups)
+    machine = Machine(SCHEMA, groups=groups, one_step=False)
     async with machine.opened() as db:
         await set_all(db, 0, ["a", *FAR])
         await trio.testing.wait_all_tasks_blocked()
@@ -420,7 +420,7 @@ async def test_all_that_the_dead_sent_may_come_again(groups: bool, at: int, made
 @pytest.mark.parametrize("fault", [Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.ECHO])
 @pytest.mark.parametrize(("groups", "at"), [(groups, at) for groups in (True, False) for at in range(STEPS[groups])])
 async def test_a_lost_reply_at_any_step_is_not_an_abort(groups: bool, at: int, fault: Fault) -> None:  # T4 T6 T14
-    machine = Machine(SCHEMA, groups=groups)
+    machine = Machine(SCHEMA, groups=groups, one_step=False)
     async with machine.opened() as db:
         await set_all(db, 0, ["a", *FAR])
         await trio.testing.wait_all_tasks_blocked()
