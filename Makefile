@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format bench simulate clean help
+.PHONY: demo test check format bench simulate sweep powerloss clean help
 
 help: ## what can be made
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -28,6 +28,12 @@ bench: .venv/.dev ## the benchmarks, quick form
 SEEDS ?= 2000
 simulate: .venv/.dev ## SEEDS=2000 runs of clients, observers and processes that die, over a bad network
 	$(BIN)/python -m perco.testing.simulate --seeds $(SEEDS)
+
+sweep: .venv/.dev ## every two faults at every two steps of every scenario: most of an hour
+	$(BIN)/python -m tests.sweep --pairs
+
+powerloss: .venv/.dev ## power fails at every moment of a recorded run, with any of what was not yet synced (needs strace)
+	$(BIN)/python -m tests.powerloss
 
 clean: ## remove what was installed and drawn
 	rm -rf .venv bench/out

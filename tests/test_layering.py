@@ -37,7 +37,7 @@ ORDER = {
         ),
         *("transaction", "client"),
     ],
-    "testing": ["history", "isolation", "drawing", "faults", "machine", "simulation", "simulate", "__main__"],
+    "testing": ["history", "isolation", "drawing", "faults", "machine", "simulation", "simulate", "sweep", "__main__"],
     "notify": ["claim", "rowlocks", "backoff", "worker", "scanner", "database"],
 }
 

@@ -17,10 +17,12 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import sys
 import time
 import urllib.parse
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 from perco.errors import FormatUnknown, NeedsCheck, PercoWarning, StoreFull, StoreLocked, UnsuitableFolder, UsageError
@@ -72,6 +74,7 @@ class Folder:
         _check_file_system(path)
         _refuse_if_open_here(path)
         try:
+            made = [new for new in (path, *path.parents) if not new.exists()]
             path.mkdir(parents=True, exist_ok=True)
             known = _read_format(path)
             # Readable for others who may read the store: they have to see its lock.
@@ -86,7 +89,9 @@ class Folder:
             # In place and of one length: taking over a store needs no space on a full disk.
             record = f"{os.getpid()}\n{_boot_id()}\n{' '.join(sys.argv)[:200]}\n".encode(errors="replace")
             os.pwrite(lock, record.ljust(_OWNER_BYTES, b"\n"), 0)
-            if not known:
+            if not known:  # or its maker was stopped: then nobody has synced what it made
+                for new in made or [path]:
+                    _sync_entry(new)
                 _write_durably(path / _FORMAT_FILE, FORMAT + "\n")
             folder = cls(path, lock, readonly=False, owner_alive=False)
             folder._check_unsynced(durable=durable, accept_loss=accept_loss)
@@ -180,15 +185,24 @@ class Folder:
         """Where a tablet lies; a table's name may hold any character."""
         return self.path / _TABLETS / f"{urllib.parse.quote(table, safe='')}-{number}"
 
-    def make_tablet_folder(self, table: str, number: int) -> Path:
+    def make_tablet_folder(self, table: str, number: int, fill: Callable[[Path], None] = lambda path: None) -> Path:
+        """Where a tablet lies. One that is not there is made and filled under another name, and put in its place when
+        all of it is on disk: a power loss leaves it whole or not at all (S2). `fill` syncs the files that it makes.
+        """
         path = self.tablet_path(table, number)
         if not self.readonly:
             try:
-                path.mkdir(parents=True, exist_ok=True)
+                if not path.exists():
+                    making = path.with_name(f"{path.name}.new")
+                    shutil.rmtree(making, ignore_errors=True)  # half of one, of a process that was stopped
+                    making.mkdir(parents=True)
+                    fill(making)
+                    _sync_folder(making)
+                    making.rename(path)
+                _sync_folder(path.parent)
+                _sync_folder(self.path)
             except OSError as error:
                 raise _unusable(path, error) from error
-            _sync_folder(path.parent)
-            _sync_folder(self.path)
         return path
 
     def forget(self) -> None:
@@ -349,6 +363,12 @@ def _write_durably(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     _sync_folder(path.parent)
+
+
+def _sync_entry(path: Path) -> None:
+    """Make durable that a file or folder is there; of a folder that we may enter but not read, nobody can."""
+    with contextlib.suppress(PermissionError):
+        _sync_folder(path.parent)
 
 
 def _sync_folder(path: Path) -> None:

@@ -15,7 +15,7 @@ import errno
 import os
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,15 @@ class LmdbEngine:
         except BaseException:
             self._env.close()
             raise
+
+    @staticmethod
+    def make(path: Path, groups: Sequence[str], options: LmdbOptions) -> None:
+        """Make an environment with these groups, durably; until this returns it may be there in part."""
+        engine = LmdbEngine(path, groups, replace(options, sync=False), readonly=False, lock=True)
+        try:
+            engine.sync()
+        finally:
+            engine.close()
 
     def _open_groups(self, groups: Sequence[str]) -> None:
         for group in groups:

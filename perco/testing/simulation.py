@@ -410,7 +410,7 @@ class Simulation:
 
 
 @contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """trio's scheduler chooses by the seed."""
     before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING
     state = scheduler._r.getstate()
@@ -429,6 +429,6 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def simulate(seed: int, options: SimulationOptions | None = None) -> Outcome:
     """Run one seed, in a trio loop of its own, in virtual time."""
-    with _seeded(seed):
+    with seeded(seed):
         simulation = Simulation(seed, options or SimulationOptions())
         return trio.run(simulation.run, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -86,12 +86,15 @@ class LocalStore:
         tablets: list[Tablet] = []
         options = self._lmdb if sync is None else replace(self._lmdb, sync=sync)
         lock = not self._folder.without_lock
+        every = [*PROTOCOL_GROUPS, *groups]
         with ExitStack() as opened:  # LMDB would not open again in this process what a failure leaves open
             for number, start in enumerate(starts):
-                path = self._folder.make_tablet_folder(table, number)
+                path = self._folder.make_tablet_folder(
+                    table, number, lambda making: LmdbEngine.make(making, every, options)
+                )
                 if self.readonly and not path.exists():
                     return  # the owner has declared it and not made it yet
-                engine = LmdbEngine(path, [*PROTOCOL_GROUPS, *groups], options, readonly=self.readonly, lock=lock)
+                engine = LmdbEngine(path, every, options, readonly=self.readonly, lock=lock)
                 opened.callback(engine.close)
                 if not self.readonly:
                     engine.clear_dead_readers()

@@ -1,0 +1,486 @@
+"""A crash sweep: every step of a scenario meets every fault, alone and in pairs; what is left must be whole.
+
+A *scenario* says what the first process does, what every later one does, and what must hold at the end. A *step* is a
+mutation, of whichever process: they are numbered through, so a *schedule*, a few faults at steps, replays exactly. A
+run without faults tells the steps there are; a run with one fault tells the steps that may meet a second.
+
+    CRASH_BEFORE, CRASH_AFTER   the process dies, the mutation made or not; another recovers
+    LOSE_REQUEST, LOSE_REPLY    its process is told that nobody knows
+    PAUSE_BEFORE, PAUSE_AFTER   the process stands still, is taken for dead by another, which recovers and goes on; then
+                                it wakes up
+    REPEAT                      made, and once more before a later step, or after everything
+    DELAY                       taken for lost, it arrives before a later step, or after everything
+
+Of the last two there is one fault for each moment of arrival. A mutation of a process that died may arrive as well:
+that takes a pair.
+
+At the end: no lock is left, `check` is clean, no timestamp was handed out twice (O1), and what the scenario says.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar, Final, NamedTuple
+
+import trio
+import trio.testing
+
+from perco.notify.database import Database
+from perco.notify.worker import WorkerOptions
+from perco.storage import Mutation, NoReply, RowStore, Verdict
+from perco.testing.faults import FaultyRowStore, kind_of, use
+from perco.testing.machine import CrashedError, Machine
+from perco.testing.simulation import seeded
+from perco.txn.check import CheckOptions, check
+from perco.txn.client import Options
+from perco.txn.schema import Schema
+from perco.txn.timestamps import Timestamps
+
+_WALL: Final = 1_700_000_000.0
+_HOUR_S: Final = 3600.0  # of virtual time: what has not ended by then never does
+_STEPS_MAX: Final = 1000  # in one run; a usual one makes a few dozen
+END: Final = -1  # arrives after everything
+
+
+class Kind(Enum):
+    CRASH_BEFORE = "dies before"
+    CRASH_AFTER = "dies after"
+    LOSE_REQUEST = "its request is lost"
+    LOSE_REPLY = "its reply is lost"
+    PAUSE_BEFORE = "stands still before"
+    PAUSE_AFTER = "stands still after"
+    REPEAT = "is repeated"
+    DELAY = "is late"
+
+
+LATE: Final = (Kind.REPEAT, Kind.DELAY)
+
+
+class Fault(NamedTuple):
+    """At the step of that number; `arrives`: before which later step, of a late one."""
+
+    step: int
+    kind: Kind
+    arrives: int = END
+
+    def __str__(self) -> str:
+        when = ""
+        if self.kind in LATE:
+            when = " until the end" if self.arrives == END else f" until {self.arrives}"
+        return f"{self.step} {self.kind.name}{when}"
+
+
+Schedule = tuple[Fault, ...]
+
+
+class Step(NamedTuple):
+    """Which process, from 0, sent what (`kind_of`)."""
+
+    process: int
+    kind: str
+
+    @property
+    def name(self) -> str:
+        return f"{'first' if self.process == 0 else 'later'} {self.kind}"
+
+
+class Scenario:
+    """What is swept. One object lives for one run; it may note in itself what processes were told.
+
+    Attributes: `name`; `groups`, whether the store has groups (S1); `backwards`, whether mutations sent together arrive
+    in reverse; `splits` and the like belong to the schema.
+    """
+
+    name: ClassVar[str] = ""
+    groups: ClassVar[bool] = True
+    backwards: ClassVar[bool] = False
+    schema: Schema
+
+    async def prepare(self, db: Database) -> None:
+        """What is there before, made without faults. The default: nothing."""
+
+    async def first(self, db: Database) -> None:
+        """What is swept: what the first process does."""
+        raise NotImplementedError
+
+    async def meet(self, db: Database) -> None:
+        """What those do that come after it, before anything else has settled what it left. The default: nothing."""
+
+    async def later(self, db: Database) -> None:
+        """What they do after that, and after everything has been settled and observed. The default: nothing."""
+
+    async def verify(self, db: Database) -> None:
+        """Asserts what must hold at the end; nothing goes wrong any more."""
+        raise NotImplementedError
+
+
+async def observe(db: Database) -> None:
+    """Run the schema's observers until nothing waits for them, and no lock is left over."""
+    options = WorkerOptions(concurrency=2, scanners=1)
+    if db.schema.observers:
+        async with db.worker(options=options):
+            await db.wait_idle(timeout=_HOUR_S)
+    while not db.sweeper.clean:  # noqa: ASYNC110
+        await trio.sleep(0.5)
+
+
+@dataclass(slots=True)
+class Result:
+    """Of one run: the steps that were made, the faults that fired, and what was wrong with the end."""
+
+    schedule: Schedule
+    steps: list[Step] = field(default_factory=list)
+    fired: list[Fault] = field(default_factory=list)
+    problem: str = ""
+
+
+class _Noting(Timestamps):
+    """Notes what is handed out, by whichever process."""
+
+    __slots__ = ("_noted",)
+
+    def __init__(self, bound: int, noted: list[int]) -> None:
+        super().__init__(bound)
+        self._noted = noted
+
+    def draw(self) -> int:
+        ts = super().draw()
+        if ts:
+            assert not self._noted or ts > self._noted[-1], f"O1: {ts} comes after {self._noted[-1]}"
+            self._noted.append(ts)
+        return ts
+
+
+class _Store(FaultyRowStore):
+    """What a process sees of the store."""
+
+    def __init__(self, store: RowStore, process: _Process) -> None:
+        super().__init__(store, looking=process.awake)
+        self._process = process
+        if process.run.scenario.backwards:
+            self.shuffle = list.reverse
+
+    async def _apply(self, mutation: Mutation) -> Verdict:
+        process = self._process
+        await process.awake()
+        self._alive()
+        fault = await process.run.step(process, mutation)
+        match fault.kind if fault is not None else None:
+            case None:
+                return await self._make(mutation)
+            case Kind.CRASH_BEFORE:
+                process.die()
+                self._alive()
+            case Kind.CRASH_AFTER:
+                await self._make(mutation)
+                process.die()
+                self._alive()
+            case Kind.PAUSE_BEFORE:
+                await process.pause()
+                return await self._make(mutation)
+            case Kind.PAUSE_AFTER:
+                verdict = await self._make(mutation)
+                await process.pause()
+                return verdict
+            case Kind.LOSE_REPLY:
+                await self._make(mutation)
+            case Kind.REPEAT:
+                return await self._make(mutation)
+        return NoReply(str(fault))
+
+
+class _Process:
+    """From its opening of the store to its end or death; meanwhile it may stand still."""
+
+    def __init__(self, run: Run, number: int) -> None:
+        self.run, self.number = run, number
+        self.died = False
+        self.stopped = trio.Event()  # it died, ended, or stands still: the next may come
+        self.ended = trio.Event()
+        self._awake = trio.Event()
+        self._awake.set()
+        self._scope = trio.CancelScope()
+        self._store: _Store | None = None
+        self.db: Database | None = None
+
+    async def live(self) -> None:
+        run = self.run
+        try:
+            async with run.opened(self.number) as db:
+                self.db = db
+                self._store = _Store(db.driver.store, self)
+                use(db, self._store)
+                try:
+                    with self._scope:
+                        await _work(run.scenario, db, first=self.number == 0)
+                except* CrashedError:
+                    assert self.died
+            failure = db.background.failure()
+            if failure is not None and not (self.died and _only_crashed(failure.__cause__)):
+                raise failure
+        finally:
+            self.ended.set()
+            self.stopped.set()
+
+    @property
+    def paused(self) -> bool:
+        return not self._awake.is_set()
+
+    async def awake(self) -> None:
+        await self._awake.wait()
+
+    async def pause(self) -> None:
+        """Until it is woken; whatever its tasks ask of the store waits as well."""
+        self._awake = trio.Event()
+        self.stopped.set()
+        with trio.CancelScope(shield=True):
+            await self._awake.wait()
+
+    async def wake(self) -> None:
+        """Until it has ended, or stands still again."""
+        self.stopped = trio.Event()
+        self._awake.set()
+        await self.stopped.wait()
+
+    def die(self) -> None:
+        assert self._store is not None
+        self.died = True
+        self._store.dead = CrashedError()
+        self._scope.cancel()
+        self.stopped.set()
+
+
+def _only_crashed(error: BaseException | None) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(CrashedError)[1] is None
+    return isinstance(error, CrashedError)
+
+
+async def _work(scenario: Scenario, db: Database, *, first: bool) -> None:
+    if not first:
+        await scenario.meet(db)
+    db.background.start(db.sweeper.run, "sweeper")
+    if first:
+        await scenario.first(db)
+        return
+    await observe(db)
+    await scenario.later(db)
+    await observe(db)
+
+
+class Run:
+    """One schedule, carried out."""
+
+    def __init__(self, scenario: Scenario, schedule: Schedule) -> None:
+        self.scenario = scenario
+        self.result = Result(schedule)
+        self.machine = Machine(scenario.schema, groups=scenario.groups)
+        self._faults = {fault.step: fault for fault in schedule}
+        self._late: list[tuple[int, Mutation]] = []
+        self._handed_out: list[int] = []
+        self._standing: list[_Process] = []
+
+    async def main(self) -> Result:
+        with trio.fail_after(_HOUR_S * 10):
+            async with self.machine.opened(Options(seed=0)) as db:
+                await self.scenario.prepare(db)
+            async with trio.open_nursery() as nursery:
+                await self._processes(nursery)
+            await self._end()
+        return self.result
+
+    async def _processes(self, nursery: trio.Nursery) -> None:
+        """One after the other, until one that came after the first has ended and nothing is under way any more."""
+        number = 0
+        while True:
+            process = _Process(self, number)
+            nursery.start_soon(process.live)
+            await process.stopped.wait()
+            number += 1
+            if process.paused:
+                self._standing.append(process)
+            elif process.died:
+                await process.ended.wait()
+            elif self._standing:
+                for standing in self._standing:
+                    await standing.wake()
+                self._standing = [standing for standing in self._standing if standing.paused]
+            elif self._late:
+                await self._arrive(len(self.result.steps), everything=True)
+            elif number > 1:
+                return
+
+    async def _end(self) -> None:
+        async with self.opened(len(self.result.steps)) as db:
+            db.background.start(db.sweeper.run, "sweeper")
+            await observe(db)
+            assert not self.machine.locks(), f"{self.machine.locks()} locks are left"
+            await self.scenario.verify(db)
+            result = await check(self.machine.store, ts=db.oracle.last, options=CheckOptions(pause_s=0.0))
+            assert result.clean, "\n".join(map(str, result.findings))
+
+    @asynccontextmanager
+    async def opened(self, number: int) -> AsyncIterator[Database]:
+        """The store, for a process. One that lives beside another, which stands still, shares the oracle with it."""
+        async with self.machine.opened(Options(seed=number, wall=lambda: _WALL + trio.current_time())) as db:
+            beside = self._standing[-1].db if self._standing else None
+            if beside is not None:
+                db.oracle = db.driver.oracle = beside.oracle
+            else:
+                db.oracle._timestamps = _Noting(db.oracle._timestamps.bound, self._handed_out)
+            yield db
+
+    async def step(self, process: _Process, mutation: Mutation) -> Fault | None:
+        """A mutation is about to be made; what arrives before it arrives. Returns what it meets."""
+        number = len(self.result.steps)
+        assert number < _STEPS_MAX, "it goes round in circles"
+        self.result.steps.append(Step(process.number, kind_of(mutation)))
+        fault = self._faults.pop(number, None)
+        await self._arrive(number)
+        if fault is not None:
+            self.result.fired.append(fault)
+            if fault.kind in LATE:
+                self._late.append((fault.arrives, mutation))
+        return fault
+
+    async def _arrive(self, step: int, *, everything: bool = False) -> None:
+        due = [late for late in self._late if everything or late[0] == step]
+        self._late = [late for late in self._late if late not in due]
+        with trio.CancelScope(shield=True):
+            for _, mutation in due:
+                await self.machine.store.apply([mutation])
+
+
+def run(make: Callable[[], Scenario], schedule: Schedule = ()) -> Result:
+    """Carry out one schedule, in a trio loop of its own, in virtual time; the same schedule is the same run."""
+    with seeded(0):
+        one = Run(make(), schedule)
+        try:
+            trio.run(one.main, clock=trio.testing.MockClock(autojump_threshold=0))
+        except Exception as error:
+            one.result.problem = "".join(traceback.format_exception(error)).strip()
+    return one.result
+
+
+def next_faults(result: Result) -> Iterator[Schedule]:
+    """All schedules with one more fault, at a later step than those of a run; a late one arrives last."""
+    schedule = result.schedule
+    after = schedule[-1].step + 1 if schedule else 0
+    for step in range(after, len(result.steps)):
+        for kind in Kind:
+            yield (*schedule, Fault(step, kind))
+
+
+def arrivals(result: Result) -> list[Schedule]:
+    """Of a run in which the newest fault is a late one, and arrived last: each earlier moment of its arrival."""
+    *others, last = result.schedule
+    steps = range(last.step + 1, len(result.steps)) if last.kind in LATE else ()
+    return [(*others, last._replace(arrives=step)) for step in steps]
+
+
+def deeper(make: Callable[[], Scenario], result: Result, *, moments: int | None = None) -> Iterator[Result]:
+    """All runs with one more fault than a run had; a late one arrives last, and before each step, or the first few."""
+    for schedule in next_faults(result):
+        one = run(make, schedule)
+        yield one
+        for moment in arrivals(one)[:moments]:
+            yield run(make, moment)
+
+
+@dataclass(slots=True)
+class Report:
+    """What a sweep did: `runs`, of how many faults each; `met`, which fault met which step; `wrong`, the runs that
+    ended badly."""
+
+    runs: Counter[int] = field(default_factory=Counter)
+    met: Counter[tuple[str, Kind]] = field(default_factory=Counter)
+    wrong: list[Result] = field(default_factory=list)
+
+    def add(self, result: Result) -> None:
+        self.runs[len(result.schedule)] += 1
+        for fault in result.fired:
+            self.met[result.steps[fault.step].name, fault.kind] += 1
+        if not result.problem and tuple(result.fired) != result.schedule:
+            result.problem = f"not every fault fired, only {result.fired}"
+        if result.problem:
+            self.wrong.append(result)
+
+    def merge(self, other: Report) -> None:
+        self.runs += other.runs
+        self.met += other.met
+        self.wrong += other.wrong
+
+    def steps(self) -> list[str]:
+        return sorted({name for name, _ in self.met})
+
+    def table(self) -> str:
+        """Which fault met which step how often."""
+        lines = [" " * 16 + "".join(f"{kind.name:>14}" for kind in Kind)]
+        lines += [f"{name:16}" + "".join(f"{self.met[name, kind]:>14}" for kind in Kind) for name in self.steps()]
+        return "\n".join(lines)
+
+    def empty(self) -> list[str]:
+        """Faults that steps never met."""
+        return [f"{name} x {kind.name}" for name in self.steps() for kind in Kind if not self.met[name, kind]]
+
+
+def singles(make: Callable[[], Scenario], *, moments: int | None = None) -> Report:
+    """No fault, then every fault at every step; late ones before every later step, or the first few, and last."""
+    report = Report()
+    dry = run(make)
+    report.add(dry)
+    if not dry.problem:
+        for result in deeper(make, dry, moments=moments):
+            report.add(result)
+    return report
+
+
+def pairs(make: Callable[[], Scenario], first: Schedule) -> Report:
+    """A first fault, with every second one at every later step; if that is late, it arrives at once, or last."""
+    report = Report()
+    for result in deeper(make, run(make, first), moments=1):
+        report.add(result)
+    return report
+
+
+def firsts(make: Callable[[], Scenario]) -> list[Schedule]:
+    """What to call `pairs` with to have them all."""
+    return [result.schedule for result in deeper(make, run(make))]
+
+
+def sample(make: Callable[[], Scenario], pairs: int, rng: random.Random) -> Report:
+    """So many pairs, drawn; of late ones, at any moment of arrival."""
+    report = Report()
+    dry = run(make)
+    while report.runs[2] < pairs:
+        result = dry
+        for _ in range(2):
+            schedules = list(next_faults(result))
+            if not schedules:
+                break  # the first fault was at the very last step
+            result = run(make, rng.choice(schedules))
+            moments = arrivals(result)
+            if moments and rng.random() < 0.8:
+                result = run(make, rng.choice(moments))
+        report.add(result)
+    return report
+
+
+def again(schedule: Schedule) -> str:
+    """A schedule as the command takes it."""
+    return ",".join(f"{fault.step}:{fault.kind.name}:{fault.arrives}" for fault in schedule)
+
+
+def parse(text: str) -> Schedule:
+    """The schedule that `again` wrote."""
+    out = []
+    for part in text.split(","):
+        step, kind, arrives = part.split(":")
+        out.append(Fault(int(step), Kind[kind], int(arrives)))
+    return tuple(out)

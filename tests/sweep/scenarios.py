@@ -1,0 +1,314 @@
+"""What is swept: transactions and observer runs, as `perco.testing.sweep` wants them.
+
+Writers append their name to lists, and all of a transaction's lists shall stay equal: so one sees at the end who
+committed, in which order, and that none of it is missing or there twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import perco
+from perco.errors import CommitUnknown
+from perco.notify.database import Database
+from perco.testing.sweep import Scenario, observe
+from perco.txn.transaction import Transaction
+
+LONG = "x" * 300  # does not fit into a write record: it lies in the data group
+
+
+class World:
+    """Lists in three tablets, what observers make of them in two, and a count of runs by change."""
+
+    def __init__(self) -> None:
+        self.lists = perco.Table("lists", key=perco.TEXT, splits=["h", "p"])
+        self.derived = perco.Table("derived", key=perco.TEXT, splits=["k"])
+        self.names = self.lists.column("names", perco.MSGPACK)
+        self.gone = self.lists.column("gone", perco.TEXT)
+        self.watched = self.lists.column("watched", perco.MSGPACK)
+        self.length = self.derived.column("length", perco.INT64)
+        self.twice = self.derived.column("twice", perco.INT64)
+        self.last = self.lists.column("last", perco.TEXT)
+        self.handled = self.derived.column("handled", perco.MSGPACK)
+        self.schema = perco.Schema(self.lists, self.derived)
+
+    async def note(self, txn: Transaction, change: perco.Change[str, Any], id: str) -> None:
+        """In the run's own transaction: which changes an observer has handled."""
+        key = f"{id}/{change.key}"
+        txn.set(self.handled, key, [*(await txn.get(self.handled, key) or ()), change.commit_ts])
+
+    def observe_length(self) -> None:
+        @self.schema.observe(self.watched, id="length")
+        async def length(txn: Transaction, change: perco.Change[str, Any]) -> None:
+            txn.set(self.length, change.key, len(change.value or ()))
+            await self.note(txn, change, "length")
+
+    def observe_twice(self) -> None:
+        @self.schema.observe(self.length, id="twice")
+        async def twice(txn: Transaction, change: perco.Change[str, int]) -> None:
+            txn.set(self.twice, change.key, 2 * (change.value or 0))
+            await self.note(txn, change, "twice")
+
+    def observe_last(self) -> None:
+        @self.schema.observe(self.watched, id="last")
+        async def last(txn: Transaction, change: perco.Change[str, Any]) -> None:
+            txn.set(self.last, change.key, change.value[-1] if change.value else "")
+            await self.note(txn, change, "last")
+
+
+class Writing(Scenario):
+    """One transaction over several cells; those that come later write them as well."""
+
+    keys: ClassVar[tuple[str, ...]] = ()
+    deletes: ClassVar[tuple[str, ...]] = ()
+    padding: ClassVar[str] = ""
+    meets: ClassVar[str] = ""  # how whoever comes later meets what was left: "read", "scan", "write"; else it sweeps
+    moves_on: ClassVar[bool] = True  # and writes itself
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.schema = self.world.schema
+        self.told: dict[str, str] = {}  # by name of the writer: committed, unknown; others were told nothing
+        self.tokens: dict[str, str] = {}
+        self.seen: list[tuple[int, dict[str, Any]]] = []  # by snapshot
+        self._later = 0
+
+    async def prepare(self, db: Database) -> None:
+        async with db.transaction() as txn:
+            for key in self.keys:
+                txn.set(self.world.names, key, [self.padding, "old"])
+            for key in self.deletes:
+                txn.set(self.world.gone, key, "old")
+
+    async def append(self, txn: Transaction, name: str, *, delete: bool) -> None:
+        world = self.world
+        for key in self.keys:
+            txn.set(world.names, key, [*(await txn.get(world.names, key) or ()), name])
+        for key in self.deletes:
+            if delete:
+                txn.delete(world.gone, key)
+            else:
+                txn.set(world.gone, key, (await txn.get(world.gone, key) or "") + name)
+
+    async def write(self, db: Database, name: str, *, delete: bool) -> None:
+        async def once(txn: Transaction) -> None:
+            await self.append(txn, name, delete=delete)
+
+        try:
+            await db.run(once)
+        except CommitUnknown as unknown:
+            self.told[name] = "unknown"
+            self.tokens[name] = unknown.token
+        else:
+            self.told[name] = "committed"
+
+    async def first(self, db: Database) -> None:
+        await self.write(db, "first", delete=True)
+
+    async def meet(self, db: Database) -> None:
+        if self.meets == "write":
+            await self.move_on(db)
+        elif self.meets:
+            async with db.snapshot() as snap:
+                if self.meets == "scan":
+                    found = {row.key: row[self.world.names] async for row in snap.scan(self.world.lists)}
+                    found = {key: found.get(key) for key in self.keys}
+                else:
+                    found = await snap.get_many(self.world.names, self.keys)
+                self.seen.append((snap.start_ts, found))
+
+    async def later(self, db: Database) -> None:
+        if self.moves_on:
+            await self.move_on(db)
+
+    async def move_on(self, db: Database) -> None:
+        self._later += 1
+        await self.write(db, f"later {self._later}", delete=False)
+
+    async def verify(self, db: Database) -> None:
+        for ts, found in self.seen:
+            async with db.snapshot(ts=ts) as snap:
+                assert found == await snap.get_many(self.world.names, self.keys), f"T2, T9: at {ts} it read {found}"
+        async with db.snapshot() as snap:
+            lists = await snap.get_many(self.world.names, self.keys)
+            assert len(set(lists.values())) == 1, f"T1: not all or nothing: {lists}"
+            names = list(lists[self.keys[0]] or ())
+            assert names[:2] == [self.padding, "old"], f"lost: {names}"
+            assert len(set(names)) == len(names), f"T11: written twice: {names}"
+            for name, told in self.told.items():
+                assert told != "committed" or name in names, f"{name} was told that it committed: {names}"
+            for name, token in self.tokens.items():
+                assert bool(await db.outcome(token)) == (name in names), f"T4: the outcome of {name}"
+            gone: str | None = "old"
+            for name in names[2:]:
+                gone = None if name == "first" else (gone or "") + name
+            for key in self.deletes:
+                assert await snap.get(self.world.gone, key) == gone, f"{key}: not {gone!r}"
+
+
+class OneTablet(Writing):
+    name = "one tablet"
+    keys = ("a", "b")
+
+
+class TwoTablets(Writing):
+    name = "two tablets"
+    keys = ("a", "q", "r")
+
+
+class TwoTabletsBackwards(TwoTablets):
+    """The primary's mutation is the last to arrive."""
+
+    name = "two tablets, backwards"
+    backwards = True
+
+
+class Swept(TwoTabletsBackwards):
+    """Nobody moves on: what the dead one left is all there is."""
+
+    name = "two tablets, swept"
+    moves_on = False
+
+
+class Read(Swept):
+    name = "two tablets, read"
+    meets = "read"
+
+
+class Scanned(Swept):
+    name = "two tablets, scanned"
+    meets = "scan"
+
+
+class WrittenOver(TwoTabletsBackwards):
+    name = "two tablets, written"
+    meets = "write"
+
+
+class TwoRows(Writing):
+    """Each row goes by itself."""
+
+    name = "two rows, no groups"
+    keys = ("a", "b")
+    groups = False
+
+
+class LongValues(Writing):
+    name = "three tablets, long"
+    keys = ("a", "i", "q")
+    padding = LONG
+    backwards = True
+
+
+class Delete(Writing):
+    name = "a delete"
+    keys = ("a", "q")
+    deletes = ("b", "z")
+
+
+class OneCell(Writing):
+    name = "one cell"
+    keys = ("a",)
+
+
+class Observing(Scenario):
+    """Changes wait for observers; whoever comes later makes another change."""
+
+    keys: ClassVar[tuple[str, ...]] = ("a",)
+    observers: ClassVar[tuple[str, ...]] = ("length",)
+    loads: ClassVar[bool] = False  # whether the first process makes the changes as well
+
+    def __init__(self) -> None:
+        self.world = World()
+        for id in self.observers:
+            getattr(self.world, f"observe_{id}")()
+        self.schema = self.world.schema
+        self.acknowledged: list[str] = []
+        self._later = 0
+
+    async def load(self, db: Database, name: str) -> None:
+        async def once(txn: Transaction) -> None:
+            for key in self.keys:
+                txn.set(self.world.watched, key, [*(await txn.get(self.world.watched, key) or ()), name])
+
+        try:
+            await db.run(once)
+        except CommitUnknown:
+            return
+        self.acknowledged.append(name)
+
+    async def prepare(self, db: Database) -> None:
+        if not self.loads:
+            await self.load(db, "old")
+
+    async def first(self, db: Database) -> None:
+        if self.loads:
+            await self.load(db, "first")
+        await observe(db)
+
+    async def later(self, db: Database) -> None:
+        self._later += 1
+        await self.load(db, f"later {self._later}")
+
+    async def verify(self, db: Database) -> None:
+        world = self.world
+        async with db.snapshot() as snap:
+            lists = await snap.get_many(world.watched, self.keys)
+            assert len(set(lists.values())) == 1, f"T1: not all or nothing: {lists}"
+            names = list(lists[self.keys[0]] or ())
+            assert len(set(names)) == len(names), f"T11: written twice: {names}"
+            assert set(self.acknowledged) <= set(names), f"lost: {self.acknowledged}, and found {names}"
+            for key in self.keys:
+                expected = {"length": len(names), "twice": 2 * len(names), "last": names[-1]}
+                for id in self.observers:
+                    column: Any = getattr(world, id)
+                    found = await snap.get(column, key)
+                    assert found == expected[id], f"N1: {id} of {key} is {found}, not {expected[id]}"
+                    handled = await snap.get(world.handled, f"{id}/{key}") or []
+                    assert len(set(handled)) == len(handled), f"N3: {id} committed twice for a change: {handled}"
+        assert db.is_idle(), "N7"
+
+
+class ObserverRun(Observing):
+    """The ack is the primary; what the run writes lies in another tablet."""
+
+    name = "observer run"
+
+
+class ObserverChain(Observing):
+    name = "chain of two"
+    observers = ("length", "twice")
+
+
+class TwoObservers(Observing):
+    name = "two on one column"
+    observers = ("length", "last")
+
+
+class Load(Observing):
+    """Who loads dies before or after the commit point: the locks are the pending notifications (N1)."""
+
+    name = "load and observe"
+    keys = ("a", "q")
+    loads = True
+    backwards = True
+
+
+SCENARIOS: list[Callable[[], Scenario]] = [
+    OneCell,
+    OneTablet,
+    TwoTablets,
+    TwoTabletsBackwards,
+    Swept,
+    Read,
+    Scanned,
+    WrittenOver,
+    TwoRows,
+    LongValues,
+    Delete,
+    ObserverRun,
+    ObserverChain,
+    TwoObservers,
+    Load,
+]

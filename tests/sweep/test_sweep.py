@@ -1,0 +1,96 @@
+"""Crash, lost, late and repeated at every step: nothing is lost, nothing is half done, nothing is handled twice.
+
+`python -m tests.sweep --pairs` goes through every two of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from perco.testing import sweep
+from perco.testing.machine import Machine
+from perco.testing.sweep import Fault, Kind, Report, Scenario
+from tests.support.guard import hangs_fail as hangs_fail
+from tests.sweep.scenarios import SCENARIOS, Delete, ObserverRun, Swept, TwoTablets
+
+PAIRS = 40  # of each scenario, drawn
+MOMENTS = 3  # at which a late one arrives, besides after everything
+DEATHS = {Kind.CRASH_BEFORE, Kind.CRASH_AFTER}
+ids = [make().name for make in SCENARIOS]
+
+
+def clean(report: Report) -> None:
+    assert not report.wrong, f"{sweep.again(report.wrong[0].schedule)}: {report.wrong[0].problem}"
+
+
+@pytest.mark.parametrize("make", SCENARIOS, ids=ids)
+def test_every_fault_at_every_step(make: Callable[[], Scenario]) -> None:  # T1 T4 T5 T6 T7 T8 N1 N2 N3 O1
+    dry = sweep.run(make)
+    report = sweep.singles(make, moments=MOMENTS)
+    clean(report)
+    assert report.runs[0] == 1
+    wanted = Counter((step.name, kind) for step in dry.steps for kind in Kind)
+    assert all(report.met[cell] >= times for cell, times in wanted.items())
+    late = len(dry.steps) * (len(Kind) - len(sweep.LATE))
+    assert report.met.total() == report.runs[1] > late + 2 * len(dry.steps), "late ones at several moments"
+
+
+@pytest.mark.parametrize("make", [Swept, Delete, ObserverRun])
+def test_every_fault_at_every_step_of_a_recovery(make: Callable[[], Scenario]) -> None:  # T4 T5 T6 T8
+    """The first process dies, at each of its steps; then all that recovers it meets a fault as well."""
+    report = Report()
+    dry = sweep.run(make)
+    for schedule in sweep.next_faults(dry):
+        [fault] = schedule
+        if fault.kind in DEATHS and dry.steps[fault.step].process == 0:
+            report.merge(sweep.pairs(make, schedule))
+    clean(report)
+    steps = {name for name in report.steps() if name.startswith("later")}
+    assert {"later rollback", "later commit"} <= steps
+    assert report.empty() == [cell for cell in report.empty() if cell.startswith("first")]
+    assert report.runs[2] > 100
+
+
+@pytest.mark.parametrize("make", SCENARIOS, ids=ids)
+def test_two_faults(make: Callable[[], Scenario]) -> None:
+    report = sweep.sample(make, PAIRS, random.Random(2010))
+    clean(report)
+    assert report.runs[2] == PAIRS
+
+
+def test_a_late_prewrite_of_the_dead_meets_a_marker() -> None:  # T5
+    """The primary's prewrite is on its way when its process dies; a recovery that dies itself has put the marker."""
+    report = Report()
+    on_its_way = sweep.run(TwoTablets, (Fault(0, Kind.DELAY, 3), Fault(1, Kind.CRASH_AFTER)))
+    for result in sweep.deeper(TwoTablets, on_its_way):
+        report.add(result)
+    clean(report)
+    assert "later marker" in report.steps()
+    assert not [cell for cell in report.empty() if cell.startswith("later marker")]
+
+
+def test_a_schedule_is_the_same_run_every_time() -> None:
+    schedule = (Fault(1, Kind.DELAY, 9), Fault(6, Kind.CRASH_AFTER))
+    one, two = (sweep.run(ObserverRun, schedule) for _ in range(2))
+    assert one == two
+    assert one.problem == ""
+    assert one.fired == list(schedule)
+    assert sweep.parse(sweep.again(schedule)) == schedule
+
+
+# ------------------------------------------------------------ a sweep that finds nothing must be able to
+
+
+def test_a_fault_that_cannot_fire_is_a_problem() -> None:
+    report = Report()
+    report.add(sweep.run(TwoTablets, (Fault(500, Kind.CRASH_AFTER),)))
+    assert "not every fault fired" in report.wrong[0].problem
+
+
+def test_a_lock_that_is_left_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Machine, "locks", lambda self: 1)
+    assert "1 locks are left" in sweep.run(TwoTablets).problem
