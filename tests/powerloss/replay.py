@@ -68,13 +68,15 @@ def cases(disk: Disk, rng: random.Random, *, moments: Sequence[int] | None = Non
 
 
 def sample(disk: Disk, rng: random.Random, count: int) -> list[Case]:
-    """About so many cases, of moments spread evenly over the whole, of every kind."""
+    """About so many cases, spread over all moments, at least one of each kind that there is."""
     moments = disk.moments()
     every = [list(cases(disk, rng, moments=[moment])) for moment in moments]
     total = sum(map(len, every))
     chosen = []
     for of_moment in every:
         chosen += [case for case in of_moment if rng.random() < count / total]
+    for kind in sorted({case.kind for of_moment in every for case in of_moment} - {case.kind for case in chosen}):
+        chosen.append(rng.choice([case for of_moment in every for case in of_moment if case.kind == kind]))
     return chosen
 
 

@@ -18,8 +18,7 @@ from tests.support.guard import hangs_fail as hangs_fail
 from tests.sweep.scenarios import SCENARIOS, Delete, ObserverRun, Swept, TwoTablets
 
 PAIRS = 40  # of each scenario, drawn
-MOMENTS = 3  # at which a late one arrives, besides after everything
-DEATHS = {Kind.CRASH_BEFORE, Kind.CRASH_AFTER}
+MOMENTS = 2  # at which a late one arrives, besides after everything
 ids = [make().name for make in SCENARIOS]
 
 
@@ -41,18 +40,18 @@ def test_every_fault_at_every_step(make: Callable[[], Scenario]) -> None:  # T1 
 
 @pytest.mark.parametrize("make", [Swept, Delete, ObserverRun])
 def test_every_fault_at_every_step_of_a_recovery(make: Callable[[], Scenario]) -> None:  # T4 T5 T6 T8
-    """The first process dies, at each of its steps; then all that recovers it meets a fault as well."""
+    """The first process dies, before each of its steps; then all that recovers it meets a fault as well."""
     report = Report()
     dry = sweep.run(make)
     for schedule in sweep.next_faults(dry):
         [fault] = schedule
-        if fault.kind in DEATHS and dry.steps[fault.step].process == 0:
+        if fault.kind is Kind.CRASH_BEFORE and dry.steps[fault.step].process == 0:
             report.merge(sweep.pairs(make, schedule))
     clean(report)
     steps = {name for name in report.steps() if name.startswith("later")}
     assert {"later rollback", "later commit"} <= steps
     assert report.empty() == [cell for cell in report.empty() if cell.startswith("first")]
-    assert report.runs[2] > 100
+    assert report.runs[2] > 50
 
 
 @pytest.mark.parametrize("make", SCENARIOS, ids=ids)
