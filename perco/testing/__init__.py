@@ -7,8 +7,8 @@ serializable, and if not, names the anomaly with a shortest cycle (`isolation.py
 
 `simulate` runs clients, observers and processes that die over a network that loses, delays, repeats and reorders, from
 one seed (`simulation.py`): `python -m perco.testing.simulate --seeds 2000`. `FaultyRowStore` (`faults.py`) is that
-network, `Machine` (`machine.py`) a memory store that outlives processes. `sweep.py` takes a scenario through every fault
-at every step, and every two of them.
+network, `Machine` (`machine.py`) a memory store that outlives processes. `sweep.py` takes a scenario through every
+fault at every step, and every two of them.
 """
 
 from perco.testing.drawing import draw as draw
