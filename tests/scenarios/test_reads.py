@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given, settings, strategies as st
 
 import perco
@@ -310,3 +311,20 @@ async def test_what_is_set_during_a_scan_is_seen_wherever_it_is_ahead(
                 ("bb", "next to it"),
                 ("b", "new"),
             ]
+
+
+async def test_reads_of_one_transaction_may_run_at_once() -> None:  # T9 (TransactionImplIT)
+    async with perco.open("memory:", SCHEMA) as db:
+        async with db.transaction() as txn:
+            for number in range(50):
+                txn.set(a, f"{number:02}", "v")
+        found: dict[int, object] = {}
+        async with db.transaction() as txn, trio.open_nursery() as nursery:
+            txn.set(a, "07", "own")
+
+            async def read(number: int) -> None:
+                found[number] = await txn.get(a, f"{number:02}")
+
+            for number in range(60):
+                nursery.start_soon(read, number)
+        assert found == {n: "own" if n == 7 else "v" if n < 50 else None for n in range(60)}
