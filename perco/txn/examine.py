@@ -281,12 +281,11 @@ def _of_data(image: Image, cell: Cellref) -> Iterator[_Complaint]:
     records = image.records.get(column, ())
     wanted = {(record.group, record.start_ts) for record in records if record.kind == PUT_DATA}
     wanted |= {(lock.body.decode(), ts) for ts, lock in locks if lock is not None and lock.kind == PUT_DATA}
-    locked = {ts for ts, _ in locks}
     for group, columns in sorted(image.data.items()):
         for ts in sorted(columns.get(column, ())):
             if (group, ts) not in wanted:
                 superseded = any(record.ts >= ts for record in records)
-                repair = None if ts in locked else repairs.drop_data(cell, group, ts, superseded=superseded)
+                repair = repairs.drop_data(cell, group, ts, superseded=superseded)
                 yield _Complaint(
                     "T5", f"data of transaction {ts} in group {group!r}, without a lock or record", ts, repair
                 )

@@ -181,6 +181,11 @@ async def _own(path: str, durability: str) -> None:
                     for number in range(4):
                         nursery.start_soon(_write, db, number, stop)
                     print("writing", flush=True)
+                case ["vacuum"]:
+                    nursery.start_soon(_vacuum, db, stop)
+                    print("removing", flush=True)
+                case ["removed"]:
+                    print(db.vacuuming.removed.cells, flush=True)
                 case ["commits"]:
                     print(db.statistics().counters.commits, flush=True)
                 case _:
@@ -192,6 +197,11 @@ async def _own(path: str, durability: str) -> None:
 async def _work(db: perco.Database, stop: trio.Event) -> None:
     async with db.worker(concurrency=4, scanners=1):
         await stop.wait()
+
+
+async def _vacuum(db: perco.Database, stop: trio.Event) -> None:
+    while not stop.is_set():
+        await db.vacuum()
 
 
 async def _write(db: perco.Database, number: int, stop: trio.Event) -> None:

@@ -14,7 +14,7 @@ import trio
 import perco
 from perco.storage import NOTIFY, Mutation, Write
 from perco.txn.records import ack_of
-from tests.acceptance.cli.stores import ROOT, contents, owned, run, schema
+from tests.acceptance.cli.stores import ROOT, contents, docs, owned, run, schema
 
 
 async def damage(path: Path, *, severity: str) -> None:
@@ -60,15 +60,19 @@ async def test_check_as_json(store: Path) -> None:
 
 
 async def test_check_beside_a_busy_owner_reports_nothing(store: Path) -> None:
+    async with perco.open(store, perco.Schema(docs, keep=perco.Keep(seconds=0))):
+        pass  # the store keeps that in mind
     async with owned(store) as owner:
         await owner.tell("work")
         await owner.tell("write")
+        await owner.tell("vacuum")
         before = int(await owner.tell("commits"))
         for _ in range(3):
             found = json.loads((await run("check", store, "--json")).out)
             assert [f for f in found["findings"] if f["severity"] != "note"] == []
             assert found["clean"]
         assert int(await owner.tell("commits")) > before
+        assert int(await owner.tell("removed")) > 100
 
 
 # ------------------------------------------------------------------ repairs

@@ -23,7 +23,7 @@ from perco.txn.records import (
     pack_record,
     pack_trace,
 )
-from tests.component.check.stores import PARTS, Docs, Store, fill, opened
+from tests.component.check.stores import LONG, PARTS, Docs, Store, fill, opened
 
 Cells = dict[tuple[str, str, bytes, int, int], bytes]
 
@@ -47,7 +47,7 @@ async def found(store: Store, severity: str, invariant: str, what: str, *, mende
             (severity, invariant)
         ]
         return
-    assert findings[0] in done.repaired
+    assert done.repaired == (findings[0],)
     assert done.after.findings == ()
     assert _but_causes(await store.cells()) == _but_causes(mended)
     assert not (await store.repair()).repaired, "once is enough"
@@ -88,6 +88,33 @@ async def test_a_lock_whose_parts_make_no_sense(parts: tuple[object, ...]) -> No
     async with opened() as store:
         await store.plant(b"a", (LOCK, store.number(store.docs.rank), await store.draw(), msgpack.packb(parts)))
         await found(store, "error", "N1", "does not decode")
+
+
+async def test_a_lock_and_a_marker_beside_the_record_of_a_long_value() -> None:  # T1: the data are the record's
+    async with opened() as store:
+        async with store.db.transaction() as txn:
+            txn.set(store.docs.contents, "a", LONG)
+        contents, mended = store.number(store.docs.contents), await store.cells()
+        value = lock((b"a", contents), PUT_DATA, b"data:raw")
+        await store.plant(b"a", (LOCK, contents, txn.start_ts, value), (ROLLBACK, contents, txn.start_ts, b""))
+        errors = [finding for finding in (await store.check()).findings if finding.severity == "error"]
+        assert [finding.invariant for finding in errors] == ["T5", "T5"]
+        done = await store.repair()
+        assert [finding.invariant for finding in done.repaired] == ["T5", "T8"], "the marker, then the lock"
+        assert (await store.cells(), done.after.findings) == (mended, ())
+
+
+async def test_where_not_all_errors_are_known_no_lock_is_settled() -> None:
+    async with opened() as store:
+        rank, start_ts = store.number(store.docs.rank), await store.draw()
+        await store.plant(b"a", (ROLLBACK, 99 << 16, 1, b""))
+        await store.plant(b"b", (ROLLBACK, 99 << 16, 1, b""))
+        await store.lock(start_ts, (b"z", rank), (b"z", rank))
+        before = await store.cells()
+        done = await store.repair(CheckOptions(findings_max=1, pause_s=0.0))
+        assert (done.after.dropped, done.settled) == (1, 0)
+        assert await store.cells() == before
+        assert (await store.repair()).settled == 1
 
 
 async def test_two_locks_on_a_cell() -> None:  # T7

@@ -12,9 +12,10 @@ from trio._core import _run as scheduler
 from trio.testing import wait_all_tasks_blocked
 
 import perco
-from perco.storage import ROLLBACK, LocalRowStore, ReadRequest, RowCells, ScanPage, ScanRequest
+from perco.storage import LOCK, NOTIFY, ROLLBACK, LocalRowStore, ReadRequest, RowCells, ScanPage, ScanRequest
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import CheckOptions, check
+from perco.txn.oracle import published
 from perco.txn.repair import repair
 from tests.component.check.stores import LONG, PARTS, Docs, Store, fill, opened
 
@@ -180,6 +181,52 @@ async def test_an_observer_registered_without_the_past_misses_nothing_of_it() ->
         result = await store.check()
         assert result.findings == ()
         assert result.notifications == 1
+
+
+async def test_a_lock_that_is_gone_when_its_primary_is_asked_is_no_orphan() -> None:  # L1
+    """Its client gave up and left nothing, between the look at the row and the question."""
+    async with opened() as store:
+        rank, start_ts = store.number(store.docs.rank), await store.draw()
+        await store.lock(start_ts, (b"a", rank), (b"z", rank))
+        assert (await store.check()).orphans == 1
+
+        class Giving(_Slow):
+            async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+                if requests[0][1] == b"a":  # the primary
+                    await store.plant(b"z", (LOCK, rank, start_ts, None))
+                return await super().read(requests)
+
+        result = await check(Giving(store.db.local.store), alive=store.db.fates.alive)
+        assert (result.locks, result.orphans, result.findings) == (1, 0, ())
+
+
+async def test_a_group_that_is_declared_meanwhile_is_not_strange(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # N10
+    async with opened(tmp_path / "s") as store:
+
+        async def later(given: LocalRowStore) -> Any:
+            store.docs.docs.column("late", perco.BYTES, group="late")
+            await store.db.declare()
+            return await published(given)
+
+        monkeypatch.setattr(perco.txn.check, "published", later)
+        assert (await store.check()).findings == ()
+        assert "data:late" in store.db.local.store.tablet("docs", b"").groups()
+
+
+async def test_a_repair_wakes_the_worker_that_it_has_work_for() -> None:  # N1 N7 N8
+    docs = Docs()
+    async with opened(docs=docs) as store:
+        async with store.db.transaction() as txn:
+            txn.set(docs.contents, "a", b"1")
+        await store.plant(b"a", (NOTIFY, store.ack, txn.commit_ts, None))
+        async with store.db.worker(concurrency=1, scanners=1) as worker:
+            await wait_all_tasks_blocked()
+            assert worker.statistics()["parse"].runs == 0
+            assert len((await store.repair()).repaired) == 1
+            await wait_all_tasks_blocked()
+            assert worker.statistics()["parse"].commits == 1
 
 
 async def test_what_a_vacuum_should_have_removed_is_counted() -> None:  # G3 G4
