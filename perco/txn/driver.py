@@ -239,12 +239,10 @@ class Driver:
 
         Raises: StoreError where that cannot be done now.
         """
-        settled = 0
-        for entry, _ in list(self.entered.left.values()):
-            if await self.outcome(entry.start_ts, entry.primary):
-                self.notified()
-            settled += 1
-        return settled
+        left = list(self.entered.left.values())
+        for entry, _ in left:
+            await self.past(entry)
+        return len(left)
 
     def _chained(self, mutations: Sequence[Mutation], chain: Chain) -> Awaitable[list[Verdict]]:
         """Where the store can go on by itself, it does."""
@@ -503,7 +501,8 @@ class Driver:
             if recovery.fate or start_ts >= self.oracle.holds.watermark:
                 # T4: an abort of what began below it may be a commit whose record has been collected meanwhile.
                 self.fates.learn(start_ts, recovery.fate)
-            self.entered.settled(start_ts)
+            if self.entered.settled(start_ts) and recovery.fate:
+                self.notified()  # N8: its notify cells became visible and nobody was told
             clearing = recovery.clearing()
             if clearing:
                 recovery.cleared(await self.store.apply(clearing))
@@ -621,7 +620,8 @@ class Driver:
             if recovery.fate is None:
                 assert recovery.failure is not None
                 raise recovery.failure
-            self.entered.settled(start_ts)
+            if self.entered.settled(start_ts) and recovery.fate:
+                self.notified()  # N8: its notify cells became visible and nobody was told
             watermark = self.oracle.holds.watermark  # after the primary was read: what was there then, was all there is
             if not recovery.conclusive and start_ts < watermark:
                 raise CommitUnknown(make_token(start_ts, primary), _collected(watermark), for_good=True)

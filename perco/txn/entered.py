@@ -74,11 +74,13 @@ class Entered:
         where = [intent[:3] for intent in commit.one_step_part]
         self.left[commit.header.start_ts] = self.cells[where[0]], where
 
-    def settled(self, start_ts: int) -> None:
-        """The fate of a transaction has been learnt from the store."""
-        if start_ts in self.left:
-            for where in self.left.pop(start_ts)[1]:
-                del self.cells[where]
+    def settled(self, start_ts: int) -> bool:
+        """The fate of a transaction has been learnt from the store; whether it had been left behind."""
+        if start_ts not in self.left:
+            return False
+        for where in self.left.pop(start_ts)[1]:
+            del self.cells[where]
+        return True
 
     def among(self, cells: Iterable[Where], ts: int) -> list[Entry]:
         """C4: entries for any of these cells with commit_ts <= ts."""

@@ -116,11 +116,12 @@ async def test_what_is_there_is_notified_once_though_the_writer_is_not_done() ->
         assert db.pending() == 3
 
 
-async def test_what_commits_while_an_observer_is_registered_is_notified() -> None:  # N10
+@pytest.mark.parametrize("kind", ["commit", "one step"])
+async def test_what_commits_while_an_observer_is_registered_is_notified(kind: str) -> None:  # N10 C4
     """Its commit timestamp is drawn before the registration, its record written after."""
     shop = Shop()
     async with perco.open("memory:", shop.schema) as db:
-        gate = await gated(db, "commit")
+        gate = await gated(db, kind)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(write, shop, db, "a", "z")
             await gate.reached()
