@@ -32,6 +32,7 @@ ORDER = {
             "repairs",
             "examine",
             "across",
+            "system",
             "check",
             "repair",
         ),

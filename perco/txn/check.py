@@ -29,6 +29,7 @@ is decided (T3: phase two is on its way, or its client died), "orphan" where it 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -41,13 +42,11 @@ from perco.storage import (
     DATA,
     LOCK,
     NOTIFY,
-    PROTOCOL_GROUPS,
     ROLLBACK,
     SHARED,
     TRACE,
     TS_MAX,
     WRITE,
-    LocalRowStore,
     Query,
     RowStore,
     ScanCell,
@@ -56,12 +55,13 @@ from perco.storage import (
 )
 from perco.txn.across import Across
 from perco.txn.catalogue import SYSTEM_TABLE, Catalogue, ObserverEntry, load
-from perco.txn.examine import Finding, Notes, examine, unnotified
+from perco.txn.examine import Finding, examine, unnotified
 from perco.txn.image import GROUPS, Book, Image, Rec, lock_of
 from perco.txn.oracle import durable_bound, published
 from perco.txn.records import PUT_DATA, READ, RECORD_HEAD, Cellref, Lock, ack_of, observer_of
 from perco.txn.recovery import Aborted, Committed, Locked, Nothing
 from perco.txn.retention import waste_of
+from perco.txn.system import groups_of, of_system, strange_groups
 
 _LOCKS: Final = (LOCK, SHARED)
 _POOL_MAX: Final = 256  # changes kept for each observer of which it may have been too young to be told
@@ -219,8 +219,13 @@ class _Check:
                 continue  # declared, and not made yet
             self._groups[table] = (DATA, *self._book.catalogue.groups(table))
         self._across = Across(self._store, self._groups, self._options.tracked_max)
-        await self._system()
-        await self._strange_groups()
+        async for finding in of_system(self._store, self._options.row_cells):
+            self._report([finding])
+        with contextlib.suppress(Corruption):  # reported by `of_system`
+            _, self._watermark, self._cuts = await published(self._store)
+        groups = groups_of(self._store)
+        await self._refresh()  # the catalogue names a group before it is made
+        self._report(strange_groups(groups, self._book.catalogue))
         for table in self._groups:
             await self._survey(table)
         for table in self._groups:
@@ -264,7 +269,7 @@ class _Check:
         try:
             first = Catalogue.unpack(cells[0][1]).observers.get(id) if cells else None
         except Corruption:
-            return False  # reported by `_system`
+            return False  # reported by `of_system`
         return first is not None and not first.ready
 
     def _report(self, findings: Iterable[Finding]) -> None:
@@ -418,7 +423,7 @@ class _Check:
     def _note_waste(self, image: Image, cells: Mapping[str, list[ScanCell]]) -> None:
         """G3, G4: what the last vacuum left, or the one under way has not come to."""
         cut, book = self._cuts.get(image.table, 0), self._book
-        if not cut or image.broken:
+        if image.broken or not 0 < cut <= self._watermark:
             return
         observed = book.observed(image.table)
         waste = waste_of(
@@ -474,64 +479,6 @@ class _Check:
                 losses = [loss.finding for loss in unnotified(image, self._book) if loss.number == number]
                 if losses:
                     self._report(await self._standing(table, row, image.columns(), losses, number))
-
-    # ------------------------------------------------------------ the system table
-
-    async def _system(self) -> None:
-        """The catalogue's versions, and the clock's notes against the bound (O1, O3)."""
-        async for ts, value in self._versions(b"catalogue"):
-            try:
-                version = Catalogue.unpack(value).version
-            except Corruption as error:
-                self._report([Finding("error", "N10", "catalogue", f"version {ts}: {error.what}")])
-                continue
-            if version != ts:
-                self._report([Finding("error", "N10", "catalogue", f"version {version} stands at {ts}")])
-        notes: Notes | None = None
-        async for ts, value in self._versions(b"clock"):
-            notes = notes or Notes(await durable_bound(self._store))  # read after the newest note, so above it
-            self._report(filter(None, [notes.next(ts, value)]))
-        await self._published()
-
-    async def _published(self) -> None:
-        """G1: what the last vacuum made durable."""
-        try:
-            _, watermark, cuts = await published(self._store)
-        except Corruption as error:
-            self._report([Finding("error", "G1", "watermark", error.what)])
-            return
-        bound = await durable_bound(self._store)  # read after the watermark, so above it
-        highest = max(cuts.values(), default=0)
-        if watermark > bound:
-            self._report([Finding("error", "O1", "watermark", f"{watermark} is above the bound, {bound}")])
-        elif highest > watermark:
-            self._report([Finding("error", "G1", "watermark", f"a table is cut at {highest}, above it, {watermark}")])
-        else:
-            self._watermark, self._cuts = watermark, cuts
-
-    async def _strange_groups(self) -> None:
-        """N10: locality groups that the catalogue does not have. Read before the catalogue, which names them first."""
-        if not isinstance(self._store, LocalRowStore):
-            return
-        found = [(tablet.table, tablet.start, tablet.groups()) for tablet in self._store.tablets()]
-        await self._refresh()
-        for table, start, groups in found:
-            known = {*PROTOCOL_GROUPS, *(self._book.catalogue.groups(table) if table != SYSTEM_TABLE else ())}
-            for group in sorted(set(groups) - known):
-                what = f"the tablet from {start!r} on has a group {group!r}, which the catalogue does not have"
-                self._report([Finding("error", "N10", table, what)])
-
-    async def _versions(self, row: bytes) -> AsyncIterator[tuple[int, bytes]]:
-        """Every version of a cell of the system table, newest first."""
-        high = TS_MAX
-        while True:
-            query: Query = (DATA, 0, 0, high, self._options.row_cells)
-            [[cells]] = await self._store.read([(SYSTEM_TABLE, row, [query])])
-            for cell in cells:
-                yield cell
-            if len(cells) < self._options.row_cells or not cells[-1][0]:
-                return
-            high = cells[-1][0] - 1
 
 
 def _needed(group: str, value: bytes) -> bytes:

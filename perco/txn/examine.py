@@ -1,4 +1,4 @@
-"""What is wrong with the cells of one row, and with the clock's notes. Pure.
+"""What is wrong with the cells of one row. Pure.
 
 `examine` and `unnotified`: the cells of a row, and what the catalogue says of it, in; findings out, each with the
 repair that puts it right, if there is a safe one. The invariants that they verify are listed in `check.py`;
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from perco.errors import Corruption
-from perco.storage import ROLLBACK, SHARED, TRACE, TS_MAX, WRITE
+from perco.storage import ROLLBACK, SHARED, TRACE, WRITE
 from perco.txn import repairs
 from perco.txn.image import Book, Image, Rec
 from perco.txn.records import (
@@ -371,33 +371,3 @@ def unnotified(image: Image, book: Book) -> Iterator[Unnotified]:
             finding = Finding("error", "N1", book.where(*cell), what, cell, records[0].start_ts, repair)
             told_of_old = number in book.replayed and records[0].kind != DELETE
             yield Unnotified(number, newest, pointer > 0 or told_of_old, finding)
-
-
-# ------------------------------------------------------------------ the clock's notes
-
-
-class Notes:
-    """O1, O3: each note is a wall time, none above the bound; wall times rise with the timestamps.
-
-    Of two that contradict each other nobody can tell which is wrong, so a repair takes both.
-    """
-
-    def __init__(self, bound: int) -> None:
-        self._bound = bound
-        self._newer = (TS_MAX, TS_MAX)
-
-    def next(self, ts: int, value: bytes) -> Finding | None:
-        """What is wrong with the note at `ts`, if anything; they come newest first."""
-        if len(value) != 8:
-            return _of_note("O3", f"the note at {ts} is not a wall time", ts)
-        if ts > self._bound:
-            return _of_note("O1", f"the note at {ts} is above the bound, {self._bound}", ts)
-        wall_ms = int.from_bytes(value, "big")
-        (newer, newer_ms), self._newer = self._newer, (ts, wall_ms)
-        if wall_ms > newer_ms:
-            return _of_note("O3", f"the note at {ts} has a later wall time than the one at {newer}", newer, ts)
-        return None
-
-
-def _of_note(invariant: str, what: str, *drops: int) -> Finding:
-    return Finding("error", invariant, "clock", what, None, 0, repairs.drop_notes(*drops))

@@ -1,0 +1,104 @@
+"""What is wrong with the system table: the catalogue's versions, the clock's notes, the watermark; and with the groups.
+
+O1  No note and no watermark is above the bound. O3: notes are wall times, and rise together.
+G1  The watermark reads, and no table is cut above it.
+N10 Every version of the catalogue reads, and locality groups are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from perco.errors import Corruption
+from perco.storage import DATA, PROTOCOL_GROUPS, TS_MAX, LocalRowStore, Query, RowStore
+from perco.txn import repairs
+from perco.txn.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue
+from perco.txn.examine import Finding
+from perco.txn.oracle import CLOCK_ROW, durable_bound, published
+
+
+async def of_system(store: RowStore, cells_max: int) -> AsyncIterator[Finding]:
+    """All that is wrong with it; `cells_max`: how many cells are read at once."""
+    async for ts, value in _versions(store, CATALOGUE_ROW, cells_max):
+        try:
+            version = Catalogue.unpack(value).version
+        except Corruption as error:
+            yield Finding("error", "N10", "catalogue", f"version {ts}: {error.what}")
+            continue
+        if version != ts:
+            yield Finding("error", "N10", "catalogue", f"version {version} stands at {ts}")
+    notes: Notes | None = None
+    async for ts, value in _versions(store, CLOCK_ROW, cells_max):
+        notes = notes or Notes(await durable_bound(store))  # read after the newest note, so above it
+        if (finding := notes.next(ts, value)) is not None:
+            yield finding
+    try:
+        _, watermark, cuts = await published(store)
+    except Corruption as error:
+        yield Finding("error", "G1", "watermark", error.what)
+        return
+    bound = await durable_bound(store)  # read after the watermark, so above it
+    highest = max(cuts.values(), default=0)
+    if watermark > bound:
+        yield Finding("error", "O1", "watermark", f"{watermark} is above the bound, {bound}")
+    elif highest > watermark:
+        yield Finding("error", "G1", "watermark", f"a table is cut at {highest}, above it, {watermark}")
+
+
+async def _versions(store: RowStore, row: bytes, cells_max: int) -> AsyncIterator[tuple[int, bytes]]:
+    """Every version of a cell of the system table, newest first."""
+    high = TS_MAX
+    while True:
+        query: Query = (DATA, 0, 0, high, cells_max)
+        [[cells]] = await store.read([(SYSTEM_TABLE, row, [query])])
+        for cell in cells:
+            yield cell
+        if len(cells) < cells_max or not cells[-1][0]:
+            return
+        high = cells[-1][0] - 1
+
+
+class Notes:
+    """O1, O3: each note is a wall time, none above the bound; wall times rise with the timestamps.
+
+    Of two that contradict each other nobody can tell which is wrong, so a repair takes both.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._newer = (TS_MAX, TS_MAX)
+
+    def next(self, ts: int, value: bytes) -> Finding | None:
+        """What is wrong with the note at `ts`, if anything; they come newest first."""
+        if len(value) != 8:
+            return _of_note("O3", f"the note at {ts} is not a wall time", ts)
+        if ts > self._bound:
+            return _of_note("O1", f"the note at {ts} is above the bound, {self._bound}", ts)
+        wall_ms = int.from_bytes(value, "big")
+        (newer, newer_ms), self._newer = self._newer, (ts, wall_ms)
+        if wall_ms > newer_ms:
+            return _of_note("O3", f"the note at {ts} has a later wall time than the one at {newer}", newer, ts)
+        return None
+
+
+def _of_note(invariant: str, what: str, *drops: int) -> Finding:
+    return Finding("error", invariant, "clock", what, None, 0, repairs.drop_notes(*drops))
+
+
+Groups = tuple[str, bytes, list[str]]  # a tablet's table, its first row, the locality groups in it
+
+
+def groups_of(store: RowStore) -> list[Groups]:
+    """Of all tablets, where they are in this process."""
+    if not isinstance(store, LocalRowStore):
+        return []
+    return [(tablet.table, tablet.start, tablet.groups()) for tablet in store.tablets()]
+
+
+def strange_groups(found: Sequence[Groups], catalogue: Catalogue) -> Iterator[Finding]:
+    """N10: groups that the catalogue, read after them, does not have."""
+    for table, start, groups in found:
+        known = {*PROTOCOL_GROUPS, *(catalogue.groups(table) if table != SYSTEM_TABLE else ())}
+        for group in sorted(set(groups) - known):
+            what = f"the tablet from {start!r} on has a group {group!r}, which the catalogue does not have"
+            yield Finding("error", "N10", table, what)
