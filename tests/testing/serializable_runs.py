@@ -17,9 +17,9 @@ import trio.testing
 import perco
 from perco.storage import Mutation
 from perco.testing import Report, Transaction, check
-from perco.testing.faults import Fault, FaultyRowStore, use
+from perco.testing.faults import Fault, FaultyRowStore, kind_of, use
 from perco.testing.history import FAIL, OK, UNKNOWN, Ops, record
-from perco.testing.machine import Machine
+from perco.testing.machine import CrashedError, Machine
 from perco.testing.simulation import _Hasty, _seeded
 
 Mode = Literal["snapshot", "serializable", "locks", "mixed"]
@@ -28,7 +28,7 @@ KEYS = [f"k{i}" for i in range(7)]
 lists = perco.Table("lists", key=perco.TEXT, splits=["k2", "k5"])
 values: perco.Column[str, Any] = lists.column("values", perco.MSGPACK)
 FAULTS = (Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.DELAY, Fault.REPEAT, Fault.ECHO, Fault.FAIL)
-CLIENTS, TRANSACTIONS = 5, 16
+CLIENTS, TRANSACTIONS, LIVES = 5, 16, 3
 FIRST = 3  # so many lists are written without locks in mode "mixed"
 
 
@@ -42,6 +42,8 @@ class Run:
         self.rate = rng.choice((0.02, 0.1)) if faults else 0.0
         self.hasty = rng.choice((0.0, 0.1)) if faults else 0.0
         self.slow = rng.choice((0.0, 0.3))
+        self.lives = LIVES if faults else 1
+        self.died: Counter[str] = Counter()  # processes, by what they were about to send, or had just sent
         self.fired: Counter[Fault] = Counter()
         self.refused: Counter[str] = Counter()  # transactions by the error that ended them
         self.ways: Counter[str] = Counter()
@@ -49,7 +51,12 @@ class Run:
 
     async def run(self) -> list[Transaction]:
         with record() as self.recorder:
-            late = await self.work()
+            late: list[Mutation] = []
+            for life in range(self.lives):
+                late += await self.work(dies=life < self.lives - 1)
+                self.rng.shuffle(late)
+                while late and self.rng.random() < 0.7:
+                    await self.machine.store.apply([late.pop()])
             for mutation in late:
                 await self.machine.store.apply([mutation])
             await self.machine.swept()
@@ -64,14 +71,32 @@ class Run:
         assert not self.machine.locks()
         return self.recorder.transactions
 
-    async def work(self) -> list[Mutation]:
+    async def work(self, *, dies: bool) -> list[Mutation]:
+        """A process, to its end or its death; what it sent that has not arrived."""
+        dies_at, made = self.rng.randint(3, 60), self.rng.random() < 0.5
         async with self.machine.opened(perco.Options(seed=1), sweeper=True) as db:
             store = use(db, FaultyRowStore(db.driver.store, self.plan, looking=self.wait))
-            store.before = lambda mutation: self.wait()
+
+            def die(mutation: Mutation) -> None:
+                if dies and store.dead is None and len(store.log) >= dies_at:
+                    store.dead = CrashedError()
+                    self.died[kind_of(mutation)] += 1
+                    nursery.cancel_scope.cancel()  # the dead wait for nobody
+
+            async def before(mutation: Mutation) -> None:
+                await self.wait()
+                if not made:
+                    die(mutation)
+
+            async def after(mutation: Mutation) -> None:
+                if made:
+                    die(mutation)
+
+            store.before, store.after = before, after
             db.fates = db.driver.fates = _Hasty(random.Random(self.rng.random()), self.hasty)
             async with trio.open_nursery() as nursery:
                 for i in range(CLIENTS):
-                    nursery.start_soon(self.client, db, f"c{i}", random.Random(self.rng.random()))
+                    nursery.start_soon(self.client, db, store, f"c{i}", random.Random(self.rng.random()))
         self.fired += store.fired
         return store.late
 
@@ -82,14 +107,16 @@ class Run:
         if self.rng.random() < self.slow:
             await trio.sleep(self.rng.choice((0.0, 0.001, 0.01)))
 
-    async def client(self, db: perco.Database, name: str, rng: random.Random) -> None:
+    async def client(self, db: perco.Database, store: FaultyRowStore, name: str, rng: random.Random) -> None:
         for _ in range(TRANSACTIONS):
-            await self.transaction(db, name, rng)
-            await trio.sleep(rng.choice((0.0, 0.001)))
+            if store.dead is None:
+                await self.transaction(db, store, name, rng)
+                await trio.sleep(rng.choice((0.0, 0.001)))
 
-    async def transaction(self, db: perco.Database, name: str, rng: random.Random) -> None:
+    async def transaction(self, db: perco.Database, store: FaultyRowStore, name: str, rng: random.Random) -> None:
+        """One try, recorded. What a process did that died before it could tell is unknown."""
         ops, begin = Ops(), trio.current_time()
-        outcome = ""
+        outcome, token = "", ""
         try:
             if rng.random() < 0.2:
                 async with db.snapshot() as snap:
@@ -107,11 +134,18 @@ class Run:
                         if rng.random() < 0.9 or self.mode == "mixed":
                             await self.append(txn, ops, rng, writes)
                 finally:
-                    outcome = txn.outcome if txn is not None else ""
-        except (perco.TransientError, perco.StoreError, perco.CommitUnknown) as error:
+                    if txn is not None:
+                        outcome, token = txn.outcome, txn.token
+        except (perco.TransientError, perco.StoreError, perco.CommitUnknown, CrashedError) as error:
             self.refused[type(error).__name__] += 1
-        status = {"committed": OK, "unknown": UNKNOWN}.get(outcome, FAIL)
-        self.recorder.add(name, begin, trio.current_time(), status, ops.made)
+        except perco.PercoError:  # the background of a dead process has failed too
+            if store.dead is None:
+                raise
+        finally:
+            status = {"committed": OK, "unknown": UNKNOWN}.get(outcome, FAIL)
+            if store.dead is not None and status == FAIL and token:
+                status = UNKNOWN
+            self.recorder.add(name, begin, trio.current_time(), status, ops.made)
 
     async def read(
         self, snap: perco.Snapshot, ops: Ops, rng: random.Random, among: list[str], *, lock: bool = False

@@ -28,13 +28,16 @@ def test_the_other_modes_show_none(mode: Mode, faults: bool) -> None:  # T14
     fired: Counter[object] = Counter()
     refused: Counter[str] = Counter()
     ways: Counter[str] = Counter()
+    died: Counter[str] = Counter()
     for seed in range(60):
         report, one = run(seed, mode, faults=faults)
         assert report.ok, (seed, report.anomalies)
         fired += one.fired
         refused += one.refused
         ways += one.ways
+        died += one.died
     assert set(fired) == (set(FAULTS) if faults else set())
+    assert set(died) >= ({"prewrite", "commit"} if faults else set())
     assert refused["ReadConflict" if mode == "serializable" else "WriteConflict"] > 100
     assert min(ways[way] for way in ("get", "get_many", "row", "scan", "reverse", "limit")) > 50
 
