@@ -197,8 +197,11 @@ class Commit:
 
     @property
     def one_step_part(self) -> Sequence[Intent]:
-        """The cells that commit without a lock (C1)."""
-        return self._parts[0] if self.one_step else ()
+        """The cells that are written without a lock (C1)."""
+        if not self.one_step:
+            return ()
+        part = self._parts[0]
+        return part if part[-1].kind != READ else [intent for intent in part if intent.kind != READ]
 
     def drawn(self, commit_ts: int) -> None:
         """T2: drawn now that everything is held."""

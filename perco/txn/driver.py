@@ -290,8 +290,7 @@ class Driver:
         """T14: what was read is read again, now that the locks stand and commit_ts is drawn."""
         assert commit.reads is not None
         start_ts, commit_ts = commit.header.start_ts, commit.commit_ts
-        await self.visible(commit_ts)  # C4; who commits in one step waits for nobody, so this is no deadlock (T7)
-        stale = await Validation(self.store, self.fates, start_ts, commit_ts).run(commit.reads)
+        stale = await Validation(self.store, self.fates, self.entered, start_ts, commit_ts).run(commit.reads)
         if stale is not None:
             self.counters.conflicts += 1
             raise StaleAt(stale, start_ts, commit_ts)

@@ -1,6 +1,8 @@
 """Reads again, at commit_ts, what a serializable transaction has read (T14); `reads.py` says what it means.
 
-T7  The transaction holds locks meanwhile, so nothing here waits for others'.
+T7  The transaction holds locks meanwhile, so nothing here waits for others: neither for their locks, nor for what they
+    commit in one step, who may be waiting for ours.
+C4  Before each look the memory of entered cells is asked: an entry at or below commit_ts refuses as a lock does.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perco.storage import ReadRequest, RowStore, ScanCell
+from perco.txn.entered import Entered
 from perco.txn.fates import Fates
 from perco.txn.reads import UNDECIDED, Range, Reads, Stale, queries_at, version_at
 from perco.txn.records import Cellref
@@ -18,8 +21,9 @@ _ROWS_PER_READ = 256
 class Validation:
     """Of one transaction that holds its locks and has drawn its commit_ts."""
 
-    def __init__(self, store: RowStore, fates: Fates, start_ts: int, commit_ts: int) -> None:
-        self._store, self._fates, self._start_ts, self._commit_ts = store, fates, start_ts, commit_ts
+    def __init__(self, store: RowStore, fates: Fates, entered: Entered, start_ts: int, commit_ts: int) -> None:
+        self._store, self._fates, self._entered = store, fates, entered
+        self._start_ts, self._commit_ts = start_ts, commit_ts
 
     async def run(self, reads: Reads) -> Stale | None:
         """None: everything is as it was read."""
@@ -39,6 +43,9 @@ class Validation:
     async def _cells(self, wanted: Sequence[tuple[tuple[str, bytes], list[int]]], reads: Reads) -> list[Cellref]:
         """Those of some rows' cells that are not as they were read."""
         ts = self._commit_ts
+        cells_of = [Cellref(table, row, column) for (table, row), columns in wanted for column in columns]
+        if self._entered.among(cells_of, ts):
+            return [cell for cell in cells_of if self._entered.among([cell], ts)]
         requests: list[ReadRequest] = [(table, row, queries_at(columns, ts)) for (table, row), columns in wanted]
         stale = []
         for ((table, row), columns), cells in zip(wanted, await self._store.read(requests), strict=True):
@@ -51,8 +58,12 @@ class Validation:
 
     async def _is_as_read(self, scanned: Range) -> bool:
         request = scanned.first_page(self._commit_ts, _ROWS_PER_READ)
-        now = scanned.again() if request is not None else scanned
-        while request is not None:
+        if request is None:
+            return True
+        now = scanned.again()
+        while True:
+            if self._entered.within(request.table, request.start, request.stop, scanned.columns, self._commit_ts):
+                return False
             page = await self._store.scan(request)
             for row, (locks, writes) in page.rows:
                 versions = self._versions(scanned.columns, locks, writes)

@@ -78,6 +78,27 @@ async def test_two_may_lock_what_both_only_read() -> None:  # T14
         assert cells(db.local.store, TRACE) == 2
 
 
+async def test_two_that_commit_in_one_step_may_lock_what_both_only_read() -> None:  # C2 T14
+    """What they lock is not written: nobody who reads it, or locks it too, has to wait for them."""
+    async with perco.open("memory:", SCHEMA) as db:
+        await set_all(db, 0, ["b"])
+        t1, t2 = await db.begin(), await db.begin()
+        for txn, key in ((t1, "a"), (t2, "c")):
+            await txn.get(n, "b", lock=True)
+            txn.set(n, key, 1)
+        gate = await gated(db, "one step")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(t1.commit)
+            await gate.reached()
+            await t2.commit()
+            async with db.snapshot() as snap:
+                assert await snap.get(n, "b") == 0
+            assert t1.outcome == "unknown"
+            gate.open()
+        assert cells(db.local.store, TRACE) == 2
+        assert cells(db.local.store, SHARED) == 0
+
+
 @pytest.mark.parametrize("read", READS)
 async def test_who_locked_what_another_has_written_meanwhile_conflicts(read: Read) -> None:  # T14
     async with perco.open("memory:", SCHEMA) as db:

@@ -11,7 +11,7 @@ import trio.testing
 
 import perco
 from perco.storage import LOCK
-from tests.support.faults import Fault, faulty, gated, on
+from tests.support.faults import Fault, FaultyRowStore, Gate, faulty, gated, on, use
 from tests.support.machines import CrashedError, Machine
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
@@ -310,6 +310,42 @@ async def test_an_undecided_lock_refuses_at_once(read: Read) -> None:  # T7 T14
                 await t1.commit()  # the gate is still closed: it would wait for ever
             gate.open()
         assert db.statistics().counters.lock_waits == 0
+
+
+async def test_what_is_committing_in_one_step_refuses_at_once() -> None:  # C4 T7 T14
+    """It may be about to meet the lock of whoever validates, and to wait for that: neither may wait for the other."""
+    async with perco.open("memory:", SCHEMA) as db:
+        await fill(db)
+        for read in (by_get, by_scan, by_scan_backwards):
+            t1, t2 = await db.begin(isolation="serializable"), await db.begin()
+            await read(t1)
+            t1.set(n, "b", 1)
+            t2.set(n, "b", 2)
+            gate = Gate("one step")
+            use(db, FaultyRowStore(db.local.store, before=gate))
+            refused: list[perco.TransientError] = []
+
+            async def commit(txn: perco.Transaction, refused: list[perco.TransientError] = refused) -> None:
+                try:
+                    await txn.commit()
+                except perco.TransientError as error:
+                    refused.append(error)
+
+            draw = db.oracle.draw
+
+            async def then_validate(draw=draw, t2=t2, commit=commit, gate=gate) -> int:  # type: ignore[no-untyped-def]
+                nursery.start_soon(commit, t2)  # "b" is locked; t2 has drawn, and has not arrived
+                await gate.reached()
+                return await draw()  # type: ignore[no-any-return]
+
+            db.oracle.draw = then_validate  # type: ignore[method-assign]
+            async with trio.open_nursery() as nursery:
+                await commit(t1)
+                db.oracle.draw = draw  # type: ignore[method-assign]
+                gate.open()
+            await trio.testing.wait_all_tasks_blocked()
+            assert isinstance(refused[0], perco.ReadConflict)
+            assert (t1.outcome, t2.outcome) == ("aborted", "committed")
 
 
 async def test_a_lock_above_its_commit_does_not_matter() -> None:  # T14

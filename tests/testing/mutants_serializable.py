@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from perco.storage import LOCK, SHARED, TRACE, WRITE, Mutation
-from perco.txn import commit, driver, mutations, reads, validation
+from perco.storage import LOCK, SHARED, TRACE, WRITE, Mutation, Write
+from perco.txn import commit, driver, reads, validation
+from perco.txn.records import unpack_trace
 from tests.testing.mutants import Mutant, changed, without_writes
 
 SERIALIZABLE: dict[str, Mutant] = {}
@@ -30,7 +31,7 @@ def without_checks_of_writes(mutation: Mutation, group: str) -> Mutation:
     """Whoever locks a cell to write it does not look into a group."""
     rows = []
     for row, checks, writes in mutation.rows:
-        written = {column for in_group, column, _, _ in writes if in_group == LOCK}
+        written = {column for in_group, column, _, _ in writes if in_group in (LOCK, WRITE)}
         rows.append((row, [check for check in checks if check[1] != group or check[2] not in written], writes))
     return mutation._replace(rows=rows)
 
@@ -39,9 +40,15 @@ def without_checks_of_reads(mutation: Mutation, group: str) -> Mutation:
     """Whoever locks a cell that was read does not look into a group."""
     rows = []
     for row, checks, writes in mutation.rows:
-        shared = {column for in_group, column, _, _ in writes if in_group == SHARED}
+        shared = {column for in_group, column, _, _ in writes if in_group in (SHARED, TRACE)}
         rows.append((row, [check for check in checks if check[1] != group or check[2] not in shared], writes))
     return mutation._replace(rows=rows)
+
+
+def checked(patch: pytest.MonkeyPatch, change: Callable[[Mutation], Mutation]) -> None:
+    """What checks before it locks, or writes without a lock, is changed."""
+    for step in ("prewrite", "one_step"):
+        changed(patch, step, change)
 
 
 # ------------------------------------------------------------ validation
@@ -140,34 +147,41 @@ def absent(patch: pytest.MonkeyPatch) -> None:
 
 @mutant(LOCKS, "T14 a shared lock is not refused by a newer record")
 def newer_record(patch: pytest.MonkeyPatch) -> None:
-    changed(patch, "prewrite", lambda mutation: without_checks_of_reads(mutation, WRITE))
+    checked(patch, lambda mutation: without_checks_of_reads(mutation, WRITE))
 
 
 @mutant(LOCKS, "T14 a shared lock is not refused by a lock")
 def held_by_a_writer(patch: pytest.MonkeyPatch) -> None:
-    changed(patch, "prewrite", lambda mutation: without_checks_of_reads(mutation, LOCK))
+    checked(patch, lambda mutation: without_checks_of_reads(mutation, LOCK))
 
 
 @mutant(LOCKS, "T14 a writer ignores traces")
 def traces(patch: pytest.MonkeyPatch) -> None:
-    changed(patch, "prewrite", lambda mutation: without_checks_of_writes(mutation, TRACE))
+    checked(patch, lambda mutation: without_checks_of_writes(mutation, TRACE))
 
 
 @mutant(LOCKS, "T14 a writer ignores shared locks")
 def shared_locks(patch: pytest.MonkeyPatch) -> None:
-    changed(patch, "prewrite", lambda mutation: without_checks_of_writes(mutation, SHARED))
+    checked(patch, lambda mutation: without_checks_of_writes(mutation, SHARED))
 
 
 @mutant(LOCKS, "T14 a shared lock leaves no trace")
 def no_trace(patch: pytest.MonkeyPatch) -> None:
-    changed(patch, "commit", lambda mutation: without_writes(mutation, TRACE))
+    for step in ("commit", "one_step"):
+        changed(patch, step, lambda mutation: without_writes(mutation, TRACE))
 
 
 @mutant(LOCKS, "T14 the trace is left at start_ts")
 def trace_at_start(patch: pytest.MonkeyPatch) -> None:
-    right = mutations._leave_trace
-    patch.setattr(
-        mutations,
-        "_leave_trace",
-        lambda row, column, start_ts, commit_ts: right(row, column, start_ts, start_ts),
-    )
+    def at_start(write: Write) -> Write:
+        group, column, _, value = write
+        return (group, column, unpack_trace(value), value) if group == TRACE and value is not None else write
+
+    for step in ("commit", "one_step"):
+        changed(
+            patch,
+            step,
+            lambda mutation: mutation._replace(
+                rows=[(row, checks, [at_start(write) for write in writes]) for row, checks, writes in mutation.rows]
+            ),
+        )
