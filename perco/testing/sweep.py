@@ -14,6 +14,9 @@ run without faults tells the steps there are; a run with one fault tells the ste
 Of the last two there is one fault for each moment of arrival. A mutation of a process that died may arrive as well:
 that takes a pair.
 
+A scenario with `one_step` has the store to itself, as a process has that commits in one step: nobody takes it for dead
+while it lives (C2), and a commit in one step goes to tablets of its own process, once, and ends with it (C6).
+
 At the end: no lock is left, `check` is clean, no timestamp was handed out twice (O1), and what the scenario says.
 """
 
@@ -60,6 +63,8 @@ class Kind(Enum):
 
 
 LATE: Final = (Kind.REPEAT, Kind.DELAY)
+PAUSES: Final = (Kind.PAUSE_BEFORE, Kind.PAUSE_AFTER)
+_ONE_STEP: Final = "one step"
 
 
 class Fault(NamedTuple):
@@ -85,6 +90,11 @@ class Step(NamedTuple):
     process: int
     kind: str
 
+    def kinds(self, *, one_step: bool) -> list[Kind]:
+        """What it can meet."""
+        never = (*PAUSES, Kind.REPEAT) if self.kind == _ONE_STEP else PAUSES if one_step else ()
+        return [kind for kind in Kind if kind not in never]
+
     @property
     def name(self) -> str:
         return f"{'first' if self.process == 0 else 'later'} {self.kind}"
@@ -93,12 +103,13 @@ class Step(NamedTuple):
 class Scenario:
     """What is swept. One object lives for one run; it may note in itself what processes were told.
 
-    Attributes: `name`; `groups`, whether the store has groups (S1); `backwards`, whether mutations sent together arrive
-    in reverse; `splits` and the like belong to the schema.
+    Attributes: `name`; `groups`, whether the store has groups (S1); `one_step`, whether processes commit in one step
+    where they can; `backwards`, whether mutations sent together arrive in reverse.
     """
 
     name: ClassVar[str] = ""
     groups: ClassVar[bool] = True
+    one_step: ClassVar[bool] = False
     backwards: ClassVar[bool] = False
     schema: Schema
 
@@ -135,6 +146,7 @@ class Result:
     """Of one run: the steps that were made, the faults that fired, and what was wrong with the end."""
 
     schedule: Schedule
+    one_step: bool = False
     steps: list[Step] = field(default_factory=list)
     fired: list[Fault] = field(default_factory=list)
     problem: str = ""
@@ -274,15 +286,21 @@ async def _work(scenario: Scenario, db: Database, *, first: bool) -> None:
     await observe(db)
 
 
+class _Late(NamedTuple):
+    arrives: int
+    process: _Process
+    mutation: Mutation
+
+
 class Run:
     """One schedule, carried out."""
 
     def __init__(self, scenario: Scenario, schedule: Schedule) -> None:
         self.scenario = scenario
-        self.result = Result(schedule)
-        self.machine = Machine(scenario.schema, groups=scenario.groups)
+        self.result = Result(schedule, scenario.one_step)
+        self.machine = Machine(scenario.schema, groups=scenario.groups, one_step=scenario.one_step)
         self._faults = {fault.step: fault for fault in schedule}
-        self._late: list[tuple[int, Mutation]] = []
+        self._late: list[_Late] = []
         self._handed_out: list[int] = []
         self._standing: list[_Process] = []
 
@@ -305,9 +323,12 @@ class Run:
             number += 1
             if process.paused:
                 self._standing.append(process)
-            elif process.died:
-                await process.ended.wait()
-            elif self._standing:
+                continue
+            await process.ended.wait()
+            await self._own_arrive(process)
+            if process.died:
+                continue
+            if self._standing:
                 for standing in self._standing:
                     await standing.wake()
                 self._standing = [standing for standing in self._standing if standing.paused]
@@ -346,15 +367,22 @@ class Run:
         if fault is not None:
             self.result.fired.append(fault)
             if fault.kind in LATE:
-                self._late.append((fault.arrives, mutation))
+                self._late.append(_Late(fault.arrives, process, mutation))
         return fault
 
     async def _arrive(self, step: int, *, everything: bool = False) -> None:
-        due = [late for late in self._late if everything or late[0] == step]
+        due = [late for late in self._late if everything or late.arrives == step]
         self._late = [late for late in self._late if late not in due]
         with trio.CancelScope(shield=True):
-            for _, mutation in due:
-                await self.machine.store.apply([mutation])
+            for late in due:
+                await self.machine.store.apply([late.mutation])
+
+    async def _own_arrive(self, process: _Process) -> None:
+        """What a process has queued for its own tablets is made when it closes, and is gone when it dies (C6)."""
+        own = [late for late in self._late if late.process is process and kind_of(late.mutation) == _ONE_STEP]
+        self._late = [late for late in self._late if late not in own]
+        if not process.died:
+            await self.machine.store.apply([late.mutation for late in own])
 
 
 def run(make: Callable[[], Scenario], schedule: Schedule = ()) -> Result:
@@ -373,7 +401,7 @@ def next_faults(result: Result) -> Iterator[Schedule]:
     schedule = result.schedule
     after = schedule[-1].step + 1 if schedule else 0
     for step in range(after, len(result.steps)):
-        for kind in Kind:
+        for kind in result.steps[step].kinds(one_step=result.one_step):
             yield (*schedule, Fault(step, kind))
 
 
@@ -395,15 +423,18 @@ def deeper(make: Callable[[], Scenario], result: Result, *, moments: int | None 
 
 @dataclass(slots=True)
 class Report:
-    """What a sweep did: `runs`, of how many faults each; `met`, which fault met which step; `wrong`, the runs that
-    ended badly."""
+    """What a sweep did: `runs`, of how many faults each; `met`, which fault met which step, and `possible`, which could
+    have; `wrong`, the runs that ended badly."""
 
     runs: Counter[int] = field(default_factory=Counter)
     met: Counter[tuple[str, Kind]] = field(default_factory=Counter)
+    possible: set[tuple[str, Kind]] = field(default_factory=set)
     wrong: list[Result] = field(default_factory=list)
 
     def add(self, result: Result) -> None:
         self.runs[len(result.schedule)] += 1
+        for step in set(result.steps):
+            self.possible.update((step.name, kind) for kind in step.kinds(one_step=result.one_step))
         for fault in result.fired:
             self.met[result.steps[fault.step].name, fault.kind] += 1
         if not result.problem and tuple(result.fired) != result.schedule:
@@ -414,6 +445,7 @@ class Report:
     def merge(self, other: Report) -> None:
         self.runs += other.runs
         self.met += other.met
+        self.possible |= other.possible
         self.wrong += other.wrong
 
     def steps(self) -> list[str]:
@@ -426,8 +458,8 @@ class Report:
         return "\n".join(lines)
 
     def empty(self) -> list[str]:
-        """Faults that steps never met."""
-        return [f"{name} x {kind.name}" for name in self.steps() for kind in Kind if not self.met[name, kind]]
+        """Steps that never met a fault that they could have met."""
+        return sorted(f"{name} x {kind.name}" for name, kind in self.possible if not self.met[name, kind])
 
 
 def singles(make: Callable[[], Scenario], *, moments: int | None = None) -> Report:

@@ -194,6 +194,20 @@ class TwoRows(Writing):
     groups = False
 
 
+class OneStep(OneTablet):
+    """No locks: what is committed in one step is there or is not (C1)."""
+
+    name = "one step"
+    one_step = True
+
+
+class LastAgent(TwoTablets):
+    """One tablet is prewritten, then the primary's commits in one step (C7)."""
+
+    name = "last agent"
+    one_step = True
+
+
 class LongValues(Writing):
     name = "three tablets, long"
     keys = ("a", "i", "q")
@@ -276,6 +290,11 @@ class ObserverRun(Observing):
     name = "observer run"
 
 
+class ObserverLastAgent(ObserverRun):
+    name = "observer, last agent"
+    one_step = True
+
+
 class ObserverChain(Observing):
     name = "chain of two"
     observers = ("length", "twice")
@@ -298,6 +317,8 @@ class Load(Observing):
 SCENARIOS: list[Callable[[], Scenario]] = [
     OneCell,
     OneTablet,
+    OneStep,
+    LastAgent,
     TwoTablets,
     TwoTabletsBackwards,
     Swept,
@@ -308,6 +329,7 @@ SCENARIOS: list[Callable[[], Scenario]] = [
     LongValues,
     Delete,
     ObserverRun,
+    ObserverLastAgent,
     ObserverChain,
     TwoObservers,
     Load,
