@@ -25,7 +25,10 @@ ORDER = {
         *("local", "beside", "sweeper", "heartbeat", "vacuum", "image", "repairs", "examine", "across", "system"),
         *("check", "repair", "transaction", "client"),
     ],
-    "testing": ["history", "isolation", "drawing", "faults", "machine", "simulation", "simulate", "sweep", "__main__"],
+    "testing": [
+        *("history", "isolation", "drawing", "faults", "machine", "plan", "workloads", "cluster", "simulation"),
+        *("shrink", "simulate", "sweep", "__main__"),
+    ],
     "notify": ["claim", "rowlocks", "backoff", "worker", "scanner", "database"],
 }
 

@@ -20,11 +20,12 @@ import trio
 from perco.errors import NotIdle, SchemaMismatch, StoreError, UsageError
 from perco.notify.scanner import Scanner, ScannerCounters
 from perco.notify.worker import ObserverCounters, Worker, WorkerOptions
-from perco.storage import LOCK, NOTIFY, TS_MAX, WRITE, Failed, Mutation, ScanCell, ScanQuery, ScanRequest
+from perco.storage import APPLIED, LOCK, NOTIFY, TS_MAX, WRITE, Mutation, ScanCell, ScanQuery, ScanRequest
 from perco.txn import catalogue as catalogues
 from perco.txn.beside import BesideDriver, BesideOracle
 from perco.txn.client import Client, Options
 from perco.txn.local import LocalStore
+from perco.txn.oracle import raise_for
 from perco.txn.records import ack_of, column_of, observer_of, pack_cause, unpack_cause, unpack_lock
 from perco.txn.schema import Schema
 from perco.txn.snapshot import Blocked, Missing, look
@@ -225,14 +226,14 @@ class Database(Client):
         self.catalogue = await catalogues.declare(self.driver.store, self.schema)
         await self.local.adapt(self.catalogue)
         await self.local.raise_floor(self.oracle.holds.watermark)  # T13: what an earlier process published
-        self._take_over()
+        await self._take_over()
         for id, entry in list(self.catalogue.observers.items()):
             if not entry.ready:
                 await self._notify_existing(id)
 
-    def _take_over(self) -> None:
+    async def _take_over(self) -> None:
         self.bounds.clear()
-        self.oracle.catalogue_version = self.catalogue.version
+        await self.oracle.announce(self.catalogue.version)
 
     async def _notify_existing(self, id: str) -> None:
         """Notify an observer of every value that is there; again after a crash half-way: the cells are the same.
@@ -258,12 +259,12 @@ class Database(Client):
                 put = (NOTIFY, ack, seen.commit_ts, pack_cause(seen.commit_ts, 0))
                 mutations.append(Mutation(entry.table, ((row, (), (put,)),)))
             for verdict in await self.driver.store.apply(mutations) if mutations else []:
-                if isinstance(verdict, Failed):
-                    raise verdict.error
+                if verdict is not APPLIED:  # not ready until all of it is there
+                    raise_for(verdict, f"what observer {id!r} is to be notified of")
             start = page.next
         snap.end()
         self.catalogue = await catalogues.change(self.driver.store, lambda c: c.made_ready(id))
-        self._take_over()
+        await self._take_over()
         self.driver.notified()
 
     # ------------------------------------------------------------ tasks
@@ -423,7 +424,7 @@ async def offline(url: str | os.PathLike[str], *, accept_loss: bool = False) -> 
         await local.adapt(catalogue)
         db = Database(local, catalogues.schema_of(catalogue), options)
         db.catalogue = catalogue
-        db._take_over()
+        await db._take_over()
         await db.oracle.start()
         yield db
     finally:
@@ -443,7 +444,7 @@ async def _beside(local: LocalStore, schema: Schema | None, options: Options) ->
     db.catalogue = catalogue
     db.oracle = BesideOracle(local, options.oracle, options.wall)
     db.driver = BesideDriver(local, db.oracle, db.fates, options.commit, db.background, None)
-    db._take_over()
+    await db._take_over()
     return db
 
 

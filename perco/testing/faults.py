@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
+from typing import Final
 
 import trio
 
@@ -12,6 +13,7 @@ from perco.errors import StoreFull
 from perco.storage import (
     LOCK,
     NOTIFY,
+    PRESENT,
     ROLLBACK,
     SHARED,
     TRACE,
@@ -26,6 +28,7 @@ from perco.storage import (
     ScanRequest,
     Verdict,
 )
+from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.client import Client
 
 
@@ -43,8 +46,24 @@ class Fault(Enum):
 Plan = Callable[[Mutation, int], "Fault | None"]
 
 
+_SYSTEM_STEPS: Final = {
+    b"oracle": "bound",
+    b"catalogue": "catalogue",
+    b"clock": "clock",
+    b"serves": "lease",
+    b"watermark": "vacuum",
+}
+_OLD: Final = {(WRITE, True), (TRACE, True)}
+
+
 def kind_of(mutation: Mutation) -> str:
-    """Which step of the protocol it is: prewrite, commit (or roll-forward), one step, marker, rollback, tidy, other."""
+    """Which step of the protocol it is.
+
+    prewrite, refresh, commit (or roll-forward), one step, marker, rollback; tidy: notify cells removed, notify: put, by
+    themselves; vacuum; of the system table: bound, catalogue, clock, lease; other.
+    """
+    if mutation.table == SYSTEM_TABLE:
+        return _SYSTEM_STEPS.get(mutation.rows[0][0], "other")
     writes = [write for _, _, row_writes in mutation.rows for write in row_writes]
     groups = {(group, value is None) for group, _, _, value in writes}
     if (WRITE, False) in groups and (LOCK, True) not in groups:
@@ -52,12 +71,25 @@ def kind_of(mutation: Mutation) -> str:
     if (WRITE, False) in groups or (TRACE, False) in groups:
         return "commit"
     if (LOCK, False) in groups or (SHARED, False) in groups:
-        return "prewrite"
+        return "refresh" if mutation.rows[0][1][0][0] == PRESENT else "prewrite"
     if (LOCK, True) in groups or (SHARED, True) in groups:
         return "rollback"
     if (ROLLBACK, False) in groups:
         return "marker"
-    return "tidy" if (NOTIFY, True) in groups else "other"
+    if groups & _OLD or groups == {(ROLLBACK, True)}:
+        return "vacuum"
+    if (NOTIFY, True) in groups:
+        return "tidy"
+    return "notify" if (NOTIFY, False) in groups else "other"
+
+
+def start_ts_of(mutation: Mutation) -> int:
+    """Whose step it is, 0 where it is no transaction's."""
+    for _, _, writes in mutation.rows:
+        for group, _, ts, _ in writes:
+            if group in (LOCK, ROLLBACK):
+                return ts
+    return 0
 
 
 class FaultyRowStore:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -45,17 +45,28 @@ class Machine:
         return sum(tablet.entries(group) for tablet in self.store.tablets() for group in (LOCK, SHARED))
 
     @asynccontextmanager
-    async def opened(self, options: Options | None = None, *, sweeper: bool = False) -> AsyncIterator[Database]:
-        """A database on the store, as after a restart. Ends what it runs, and leaves the store."""
+    async def opened(
+        self,
+        options: Options | None = None,
+        *,
+        sweeper: bool = False,
+        schema: Schema | None = None,
+        prepare: Callable[[Database], None] = lambda db: None,
+    ) -> AsyncIterator[Database]:
+        """A database on the store, as after a restart. Ends what it runs, and leaves the store.
+
+        `schema`: another than the machine's. `prepare` may change the database before it does anything.
+        """
         options = options or Options()
         if not self._one_step:
             options = replace(options, commit=replace(options.commit, one_step=False))
-        db = Database(self._local, self.schema, options)
-        await db.oracle.start()
-        await db.declare()
-        if sweeper:
-            db.background.start(db.sweeper.run, "sweeper")
+        db = Database(self._local, schema or self.schema, options)
+        prepare(db)
         try:
+            await db.oracle.start()
+            await db.declare()
+            if sweeper:
+                db.background.start(db.sweeper.run, "sweeper")
             yield db
         finally:
             await db.background.aclose()

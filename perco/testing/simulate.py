@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from perco.testing.simulation import CRASHES, FAULTS, STEPS, Outcome, faults_of, simulate
+from perco.testing.shrink import ShrinkOptions, shrink
+from perco.testing.simulation import CRASHES, FAULTS, PAUSE, STEPS, Outcome, faults_of, simulate
 
 COMMAND = "python -m perco.testing.simulate --seed"
+
+_COUNTED = ("committed", "failed", "unknown", "runs", "lives", "jumps", "terms", "late", "removed", "mistaken")
 
 
 def _one(seed: int) -> Outcome:
@@ -24,11 +27,11 @@ def _one(seed: int) -> Outcome:
 
 def table(fired: Counter[tuple[str, str]]) -> tuple[str, list[str]]:
     """Which fault met which step how often; and the cells that are empty."""
-    columns = [*(fault.name for fault in FAULTS), *CRASHES]
+    columns = [*FAULTS, *CRASHES, PAUSE]
     lines = ["step      " + "".join(f"{name:>14}" for name in columns)]
     empty = []
     for step in STEPS:
-        possible = {*(fault.name for fault in faults_of(step)), *CRASHES}
+        possible = faults_of(step)
         counts = [fired[step, name] if name in possible else "-" for name in columns]
         lines.append(f"{step:10}" + "".join(f"{count:>14}" for count in counts))
         empty += [f"{step} x {name}" for name in columns if name in possible and not fired[step, name]]
@@ -46,21 +49,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (default: 0)")
     parser.add_argument("--seed", type=int, help="only this one, and all that is known of it")
     parser.add_argument("--processes", type=int, default=None, help="at a time (default: as many as there are cores)")
+    parser.add_argument("--shrink", action="store_true", help="with --seed: the short script of a run that fails")
+    parser.add_argument("--seconds", type=float, default=120.0, help="for shrinking, at most (default: 120)")
     given = parser.parse_args(arguments)
     if given.seeds < 1 or (given.processes is not None and given.processes < 1):
         parser.error("--seeds and --processes are at least 1")
+    if given.shrink:
+        if given.seed is None:
+            parser.error("--shrink takes the seed of a run that fails: --seed S --shrink")
+        return _shrink(given.seed, given.seconds)
     if given.seed is not None:
         outcome = _one(given.seed)
         print(
-            f"seed {outcome.seed}: {outcome.committed} committed, {outcome.failed} failed, {outcome.unknown} unknown, "
-            f"{outcome.runs} observer runs, {outcome.lives} lives, {outcome.jumps} jumps of the clock, "
-            f"digest {outcome.digest[:16]}"
+            f"seed {outcome.seed}: {outcome.processes} processes, {outcome.committed} committed, {outcome.failed} "
+            f"failed, {outcome.unknown} unknown, {outcome.runs} observer runs, {outcome.lives} lives, {outcome.terms} "
+            f"terms of coordinators, {outcome.jumps} jumps of the clock, digest {outcome.digest[:16]}"
         )
         print(table(outcome.fired)[0])
         for problem in outcome.problems:
             print(f"\n{problem}")
         return 1 if outcome.problems else 0
     return _many(range(given.first, given.first + given.seeds), given.processes)
+
+
+def _shrink(seed: int, seconds: float) -> int:
+    found = shrink(seed, ShrinkOptions(seconds=seconds))
+    if found is None:
+        print(f"seed {seed} does not fail, or not when its choices are replayed")
+        return 0
+    print(f"seed {seed}, {len(found.choices)} events after {found.attempts} runs:\n\n{found.script()}")
+    return 1
 
 
 def _many(seeds: range, processes: int | None) -> int:
@@ -71,19 +89,22 @@ def _many(seeds: range, processes: int | None) -> int:
     with ProcessPoolExecutor(processes) as pool:
         for n, outcome in enumerate(pool.map(_one, seeds, chunksize=4), 1):
             fired += outcome.fired
-            for name in ("committed", "failed", "unknown", "runs", "lives", "jumps", "mistaken"):
+            for name in _COUNTED:
                 setattr(total, name, getattr(total, name) + getattr(outcome, name))
             if outcome.problems:
                 bad += 1
-                print(f"seed {outcome.seed}: {outcome.problems[0]}\n    again: {COMMAND} {outcome.seed}", flush=True)
+                again = f"{COMMAND} {outcome.seed}"
+                text = outcome.problems[0]
+                print(f"seed {outcome.seed}: {text}\n    again: {again}\n    short: {again} --shrink", flush=True)
             if n % 100 == 0 and sys.stderr.isatty():
                 print(f"\r{n} of {len(seeds)}", end="", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - began
     print(
         f"{len(seeds)} runs in {seconds:.0f} s ({3600 * len(seeds) / max(seconds, 1e-9):,.0f} an hour): "
         f"{total.committed} committed, {total.failed} failed, {total.unknown} unknown, {total.runs} observer runs, "
-        f"{total.lives} lives, {total.jumps} jumps of the clock, {total.mistaken} times the living taken for dead, "
-        f"{fired.total()} faults"
+        f"{total.lives} lives, {total.terms} terms of coordinators, {total.jumps} jumps of the clock, {total.mistaken} "
+        f"times the living taken for dead, {total.late} messages late, {total.removed} "
+        f"old cells removed, {fired.total()} faults"
     )
     text, empty = table(fired)
     print(text)

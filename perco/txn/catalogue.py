@@ -130,6 +130,8 @@ class Catalogue:
 
     def made_ready(self, id: str) -> Catalogue:
         """The next version, in which what was there before an observer has been notified (N10)."""
+        if self.observers[id].ready:
+            return self  # another process has done the same
         observers = {**self.observers, id: replace(self.observers[id], ready=True)}
         return Catalogue(self.version + 1, self.tables, observers, self.keep)
 

@@ -35,7 +35,7 @@ class Chain:
             return None
         commit, oracle = self._commit, self._oracle
         self._prewritten(verdicts)
-        if commit.state is not State.DRAW or commit.reads is not None or oracle.catalogue_version != self._version:
+        if commit.state is not State.DRAW or commit.reads is not None or oracle.catalogue_version > self._version:
             return None
         if commit.one_step and self._memory.in_the_way(commit) is not None:
             return None

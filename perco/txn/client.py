@@ -30,7 +30,7 @@ from perco.errors import (
 )
 from perco.storage import BatchOptions, LmdbOptions, TabletStatistics
 from perco.txn.background import Background
-from perco.txn.catalogue import Bound, Catalogue
+from perco.txn.catalogue import Bound, Catalogue, load
 from perco.txn.driver import CommitOptions, Counters, Driver, StaleAt, read_token
 from perco.txn.fates import Fates
 from perco.txn.heartbeat import Heartbeat, HeartbeatOptions, LoopStatistics
@@ -349,6 +349,14 @@ class Client:
         return await self.vacuuming.run(tell=progress)
 
     # ------------------------------------------------------------ names
+
+    async def reload(self) -> None:
+        """Take over the newest catalogue: another process has changed it (N10)."""
+        catalogue = await load(self.driver.store)
+        if catalogue.version > self.catalogue.version:
+            await self.local.adapt(catalogue)
+            self.catalogue = catalogue
+            self.bounds.clear()
 
     def bind(self, column: Column[Any, Any]) -> Bound:
         """A column's numbers in this store; looked up once.

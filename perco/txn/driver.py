@@ -185,7 +185,7 @@ class Driver:
                 break
             await self.oracle.extend()
         commit.drawn(commit_ts)
-        if self.oracle.catalogue_version != version:  # N10
+        if self.oracle.catalogue_version > version:  # N10
             raise CatalogueChanged(commit.header.start_ts, self.oracle.catalogue_version)
         self.entered.enter(commit)
         try:
@@ -261,7 +261,7 @@ class Driver:
                 await self._in_one_step(commit, version)
             elif state is State.DRAW:
                 commit.drawn(await self.oracle.draw())
-                if self.oracle.catalogue_version != version:  # N10
+                if self.oracle.catalogue_version > version:  # N10
                     raise CatalogueChanged(commit.header.start_ts, self.oracle.catalogue_version)
             elif state is State.VALIDATE:
                 await self._validate(commit)
@@ -472,6 +472,16 @@ class Driver:
             self.notified()
             if not self.fates.observed:
                 self.quiet()
+
+    def refreshes(self, wall_ms: int, age_ms: int) -> list[Mutation]:
+        """Locks of primaries that are older than that, with a newer wall time (L1); any thread."""
+        out = []
+        for commit in list(self.inflight.values()):
+            if commit.header.wall_ms <= wall_ms - age_ms or wall_ms < commit.header.wall_ms:
+                mutation = commit.refresh(wall_ms)
+                if mutation is not None:
+                    out.append(mutation)
+        return out
 
     @contextmanager
     def observing(self) -> Iterator[None]:

@@ -140,13 +140,9 @@ class Heartbeat:
         value = msgpack.packb([os.getpid(), self._token, wall_ms])
         lease = Mutation(SYSTEM_TABLE, ((LEASE_ROW, (), ((DATA, 0, 1, value),)),), None, True)
         self._send(lease)
-        old = wall_ms - int(self.options.refresh_s * 1000)
-        for commit in list(self._driver.inflight.values()):
-            if commit.header.wall_ms <= old or wall_ms < commit.header.wall_ms:
-                mutation = commit.refresh(wall_ms)
-                if mutation is not None:
-                    self._send(mutation)
-                    self._refreshed += 1
+        for mutation in self._driver.refreshes(wall_ms, int(self.options.refresh_s * 1000)):
+            self._send(mutation)
+            self._refreshed += 1
 
     def _send(self, mutation: Mutation) -> None:
         tablet = self._store.tablet(mutation.table, mutation.rows[0][0])

@@ -22,7 +22,7 @@ import msgpack
 import trio
 
 from perco.errors import Corruption, SnapshotTooOld, Unavailable, UsageError, at_least_one
-from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict, Write
+from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, NoReply, Refused, RowStore, Verdict, Write
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.holds import Holder, Holds
 from perco.txn.timestamps import Timestamps, WallClock
@@ -75,6 +75,10 @@ class Oracle:
             self._clock = WallClock(_wall_ms(note[0][1]))
             self._noted = note[0][0]
         self.holds.take_over(*(await published(self._store))[1:])
+
+    async def announce(self, version: int) -> None:
+        """From now on every timestamp is told with this version of the catalogue (N10)."""
+        self.catalogue_version = version
 
     @property
     def last(self) -> int:
@@ -135,10 +139,15 @@ class Oracle:
         wall_ms = self.wall_ms()
         if visible is not None:
             await visible(last)
-        row = (CLOCK_ROW, (), ((DATA, 0, last, _WALL.pack(wall_ms)),))
+        # A former oracle's note may still come, from whatever clock: none is passed over unread.
+        checks = [(ABSENT, DATA, 0, self._noted + 1, TS_MAX)]
+        row = (CLOCK_ROW, checks, ((DATA, 0, last, _WALL.pack(wall_ms)),))
         [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, (row,))])
         if verdict is APPLIED:
             self._noted = last
+        elif isinstance(verdict, Refused) and (note := await newest_note(self._store)) is not None:
+            self._noted = note[0]
+            self._clock.tell_ms(note[1])
 
     # ------------------------------------------------------------ old versions
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import trio
 
-from perco.errors import Corruption, SnapshotTooOld, TooLarge, TransactionClosed, UsageError
+from perco.errors import CatalogueChanged, Corruption, SnapshotTooOld, TooLarge, TransactionClosed, UsageError
 from perco.storage import LOCK, VALUE_BYTES_MAX, WRITE, ReadRequest, ScanQuery, ScanRequest
 from perco.txn.catalogue import Bound
 from perco.txn.codecs import TupleCodec, decoded, encoded
@@ -418,7 +418,7 @@ class Transaction(Snapshot):
     def _note(self, bound: Bound, row: bytes, data: bytes | None) -> None:
         writes = self._writes
         if not writes:
-            self._version = self._client.oracle.catalogue_version
+            self._version = self._client.catalogue.version
         where = (bound.table, row, bound.column)
         options = self._client.config.transaction
         if len(writes) >= options.cells_max and where not in writes:
@@ -482,7 +482,7 @@ class Transaction(Snapshot):
         commit = Commit(header, parts, self._reads, one_step=one_step)
         try:
             self.commit_ts = await self._driver.commit(
-                commit, observed=observed, version=self._version or client.oracle.catalogue_version
+                commit, observed=observed, version=self._version or client.catalogue.version
             )
         except ConflictAt as found:
             self.outcome = "aborted"
@@ -490,6 +490,10 @@ class Transaction(Snapshot):
         except StaleAt as found:
             self.outcome = "aborted"
             raise client.read_conflict(found) from None
+        except CatalogueChanged:
+            self.outcome = "aborted"
+            await client.reload()
+            raise
         except BaseException as error:
             self.outcome = "unknown" if client.is_unknown(error) else "aborted"
             raise

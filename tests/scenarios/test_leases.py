@@ -24,7 +24,7 @@ class Told(Fates):
 
     __slots__ = ("asked", "living")
 
-    exact = False
+    exact = alone = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Told(Fates):
 
 @asynccontextmanager
 async def two() -> AsyncIterator[tuple[perco.Database, perco.Database, Told]]:
-    machine = Machine(perco.Schema(docs))
+    machine = Machine(perco.Schema(docs), one_step=False)
     async with machine.opened() as db, machine.opened() as other:
         told = other.fates = other.driver.fates = Told()
         other.oracle = other.driver.oracle = db.oracle
@@ -141,3 +141,28 @@ async def test_who_is_taken_for_dead_on_a_full_disk_is_not_read_around(
             gate.open()
             await trio.testing.wait_all_tasks_blocked()
             assert await snap.get(n, "a") == 1
+
+
+async def test_who_has_not_heard_of_a_new_observer_runs_again_with_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:  # N10
+    """Another process registers an observer: the first transaction that is told so aborts, and the next one knows."""
+    seen: list[str] = []
+    async with two() as (db, other, _):
+        schema = perco.Schema(docs)
+
+        @schema.observe(n, id="count")
+        async def count(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+            seen.append(change.key)
+
+        other.schema = schema
+        await other.declare()
+        txn = await db.begin()
+        txn.set(n, "a", 1)
+        with pytest.raises(perco.CatalogueChanged):
+            await txn.commit()
+        await put(db, "a", 1)
+        assert db.pending() == 1
+        async with other.worker():
+            await other.wait_idle()
+    assert seen == ["a"]

@@ -7,14 +7,16 @@ from collections import Counter
 import pytest
 
 from perco.testing import simulate as command
-from perco.testing.simulation import CRASHES, FAULTS, STEPS, Outcome, SimulationOptions, simulate
+from perco.testing.plan import Plan
+from perco.testing.shrink import Shrinker, ShrinkOptions, fails, kind_of_problem, shrink
+from perco.testing.simulation import CRASHES, FAULTS, PAUSE, STEPS, Outcome, SimulationOptions, run_plan, simulate
 from tests.testing.mutants import HARMLESS, MUTANTS, Mutant
 
 SEEDS_MAX = 200  # within which a mutant has to die
 OPTIONS = SimulationOptions()
 
 
-@pytest.mark.parametrize("seed", range(100, 160))
+@pytest.mark.parametrize("seed", range(100, 140))
 def test_nothing_goes_wrong(seed: int) -> None:
     outcome = simulate(seed)
     assert outcome.problems == []
@@ -25,9 +27,20 @@ def test_nothing_goes_wrong(seed: int) -> None:
     assert len({fault for _, fault in outcome.fired}) >= 3
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_same_seed_is_the_same_run(seed: int) -> None:
-    assert simulate(seed) == simulate(seed)
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_the_same_seed_is_the_same_run(processes: int) -> None:
+    options = SimulationOptions(processes=processes)
+    assert simulate(processes, options) == simulate(processes, options)
+
+
+def test_what_makes_several_processes_hard_happens() -> None:  # O1, L1, L2
+    outcomes = [simulate(seed, SimulationOptions(processes=3)) for seed in range(3)]
+    assert sum(outcome.terms for outcome in outcomes) > 3  # coordinators take over
+    assert sum(outcome.mistaken for outcome in outcomes) > 10  # the living lose their leases
+    assert sum(outcome.late for outcome in outcomes) > 10
+    fired = sum((outcome.fired for outcome in outcomes), Counter())
+    assert {fault for _, fault in fired} >= {*FAULTS, *CRASHES, PAUSE, "LOST"}
+    assert [problem for outcome in outcomes for problem in outcome.problems] == []
 
 
 def test_another_seed_is_another_run() -> None:
@@ -63,7 +76,7 @@ def test_what_breaks_no_rule_raises_nothing(name: str, seed: int, monkeypatch: p
 
 
 def test_the_table_names_what_never_happened() -> None:
-    everything = Counter({(step, fault): 1 for step in STEPS for fault in [*(one.name for one in FAULTS), *CRASHES]})
+    everything = Counter({(step, fault): 1 for step in STEPS for fault in [*FAULTS, *CRASHES, PAUSE]})
     text, empty = command.table(everything)
     assert empty == []
     assert len(text.splitlines()) == 1 + len(STEPS)
@@ -84,3 +97,61 @@ def test_the_command_runs_many(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "8 runs in" in out
     assert "nothing went wrong" in out
+
+
+# ------------------------------------------------------------ shrinking
+
+
+def test_a_failing_seed_shrinks_to_a_short_script_that_still_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS["T3 the secondaries first"](monkeypatch)
+    seed = next(seed for seed in range(SEEDS_MAX) if died(seed))
+    found = shrink(seed, ShrinkOptions(seconds=60.0))
+    assert found is not None
+    assert len(found.choices) < 30
+    again = fails(Plan(seed, found.choices, found.salt))
+    assert kind_of_problem(again) == kind_of_problem(found.problem)
+    script = found.script()
+    assert script.count(" begins") == sum(name.startswith("txn ") for name in found.choices)
+    assert "commit of p" in script
+    assert found.problem in script
+
+
+def test_a_seed_that_does_not_fail_is_not_shrunk() -> None:
+    assert shrink(0, ShrinkOptions(attempts=1)) is None
+
+
+def test_a_run_replayed_from_its_plan_does_the_same_transactions() -> None:
+    whole = Plan(3)
+    run_plan(whole)
+    replay = Plan(3, whole.noted)
+    assert run_plan(replay).problems == []
+    begun = {name for _, name, choice in replay.done if choice and name.startswith("txn ")}
+    assert begun <= set(whole.noted)
+    assert len(begun) > 100
+
+
+def test_shrinking_leaves_out_what_does_not_matter() -> None:
+    """Of a made-up run that fails if two of its hundred choices are there, in whatever order."""
+
+    def run(plan: Plan) -> str:
+        for number in range(100):
+            plan.choose(f"txn {number}", lambda: "begins", float(number))
+        chosen = plan.noted if plan.given is None else plan.given
+        return "T1: both" if {"txn 17", "txn 71"} <= set(chosen) else ""
+
+    found = Shrinker(1, ShrinkOptions(), run).shrink()
+    assert found is not None
+    assert set(found.choices) == {"txn 17", "txn 71"}
+    assert found.attempts < 200
+
+
+def test_shrinking_is_bounded() -> None:
+    def run(plan: Plan) -> str:
+        for number in range(100):
+            plan.choose(f"txn {number}", lambda: "begins", float(number))
+        return "T1"
+
+    seconds = iter(range(1000))
+    found = Shrinker(1, ShrinkOptions(seconds=3.0), run, lambda: next(seconds)).shrink()
+    assert found is not None
+    assert found.attempts < 10

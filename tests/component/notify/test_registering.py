@@ -27,6 +27,7 @@ from tests.component.notify.kit import (
     until,
     writes_to,
 )
+from tests.support.faults import Fault, FaultyRowStore, on
 
 Txn = perco.Transaction
 Change = perco.Change[Any, Any]
@@ -153,6 +154,22 @@ async def test_a_back_fill_that_dies_half_way_is_resumed(steps: int) -> None:  #
         assert sorted(change.key for change in seen) == KEYS
         async with client(first.local, web.schema) as db:
             assert nothing_is_left(db)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_back_fill_whose_reply_is_lost_is_not_done(arrives: bool) -> None:  # N10, T4
+    async with client(memory(), Web().schema, sweeping=False) as first:
+        await fill(first, web_of(first), KEYS)
+        web = Web()
+        web.counting(web.body, id="count")
+        fault = Fault.LOSE_REPLY if arrives else Fault.LOSE_REQUEST
+        store = FaultyRowStore(first.local.store, on("notify", fault))
+        with pytest.raises(perco.Unavailable):
+            async with client(first.local, web.schema, store=store):
+                pass
+        assert store.fired[fault] == 1
+        async with client(first.local, web.schema) as db:
+            assert len(notified(db, "count")) == len(KEYS)
 
 
 async def opens(first: perco.Database, web: Web, store: StoppingStore) -> bool:

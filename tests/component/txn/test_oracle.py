@@ -325,6 +325,48 @@ async def test_a_clock_set_back_while_the_store_was_closed() -> None:  # O3
     assert await oracle.at(10_000.0) == (ts, 10_000.0)
 
 
+async def test_a_late_note_of_a_former_oracle_never_goes_before_ours() -> None:  # O3
+    """Its clock was hours ahead; the note arrives when the new oracle has begun, or after its first note."""
+    for early in (True, False):
+        store, wall, ahead = make(), Wall(10_000.0), Wall(13_600.0)
+        old = await started(store, ahead)
+        await old.draw()
+        await old.note()
+        await old.draw()
+        ahead.now = 17_200.0
+        sent: list[Mutation] = []
+        store.apply = apply = Keeping(store, sent)  # type: ignore[method-assign, assignment]
+        await old.note()
+        store.apply = apply.right  # type: ignore[method-assign]
+        await store.apply([])
+        new = await started(store, wall)
+        assert len(sent) == 1
+        if early:
+            await store.apply(sent)
+        last = await new.draw()
+        await new.note()  # refused where the late one has come: it is read, and the next one stands above it
+        if not early:
+            await store.apply(sent)
+        last = await new.draw()
+        wall.now += 1
+        await new.note()
+        assert await newest_note(store) == (last, 17_200.0 if early else 13_600.0)
+        [[notes]] = await store.read([(SYSTEM_TABLE, b"clock", [(DATA, 0, 1, last, 100)])])
+        assert [value for _, value in notes] == sorted((value for _, value in notes), reverse=True)
+
+
+class Keeping:
+    """Keeps what is sent, and loses the reply."""
+
+    def __init__(self, store: LocalRowStore, sent: list[Mutation]) -> None:
+        self.right, self._sent = store.apply, sent
+
+    async def __call__(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        await trio.lowlevel.checkpoint()
+        self._sent += mutations
+        return [NoReply("lost")] * len(mutations)
+
+
 async def test_nothing_is_noted_while_nothing_is_drawn() -> None:  # O3
     wall, store = Wall(), make()
     oracle = await started(store, wall)

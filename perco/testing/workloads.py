@@ -1,0 +1,241 @@
+"""What the clients of the simulation do, and what must be true of it at every moment.
+
+    lists    append to lists and read them: the history is checked for snapshot isolation; observers derive from them
+             through a chain of two and two that share a column; a list may move to another row: deleted here, written
+             there, so deletes that come back, or are lost, show as lists that are there twice or not at all
+    bank     transfers: the total is the same in every snapshot, of the past too, and a past one reads the same again
+    unique   an index row for each value, kept in the same transaction: never two rows with one value
+
+`World` is what one process knows: its schema. A late one has a column and an observer more (N10).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import trio
+
+from perco.notify.database import Database
+from perco.testing.history import Ops
+from perco.txn.codecs import INT64, MSGPACK, TEXT
+from perco.txn.retention import Keep
+from perco.txn.schema import Change, Column, Schema, Table
+from perco.txn.transaction import Snapshot, Transaction
+
+KINDS: Final = ("bank", "unique", "moves", "long", "late", "vacuum")
+_ACCOUNTS: Final = [f"a{i}" for i in range(6)]
+_FUNDS: Final = 100  # on an account that nobody has touched
+_USERS: Final = [f"u{i}" for i in range(5)]
+_NAMES: Final = [f"n{i}" for i in range(4)]
+_PAST_MAX: Final = 16  # snapshots that are looked at again
+LONG: Final = 1 << 40  # numbers from here on make a list too long to ride in its record
+
+
+def twin(key: str) -> str:
+    """The other row that a list may live in."""
+    return f"{key}~"
+
+
+class World:
+    """Tables, columns and observers as one process has them."""
+
+    def __init__(self, keys: int, *, late: bool, ran: Callable[[int, str], None], keep: Keep | None = None) -> None:
+        self.keys = [f"k{i}" for i in range(keys)]
+        self._ran = ran  # told which transaction is whose run
+        lists = Table("lists", key=TEXT, splits=[self.keys[keys // 3], self.keys[2 * keys // 3]], keep=keep)
+        derived = Table("derived", key=TEXT, splits=[self.keys[keys // 2]], keep=keep)
+        self.values: Column[str, Any] = lists.column("values", MSGPACK)
+        self.length = derived.column("length", INT64)
+        self.twice = derived.column("twice", INT64)
+        self.last = lists.column("last", INT64)
+        self.handled = derived.column("handled", MSGPACK)  # the changes that committed runs of one observer were for
+        accounts = Table("accounts", key=TEXT, splits=[_ACCOUNTS[3]], keep=keep)
+        self.balance = accounts.column("balance", INT64)
+        names, users = Table("names", key=TEXT, keep=keep), Table("users", key=TEXT, keep=keep)
+        self.owner = names.column("owner", TEXT)
+        self.name = users.column("name", TEXT)
+        self.first = derived.column("first", INT64) if late else None
+        self.schema = Schema(lists, derived, accounts, names, users)
+        self.schema.observe(self.values, id="length")(self._length)
+        self.schema.observe(self.values, id="last")(self._last)
+        self.schema.observe(self.length, id="twice")(self._twice)
+        if late:
+            self.schema.observe(self.values, id="first")(self._first)
+
+    def derivatives(self) -> Iterator[tuple[Column[str, Any], Callable[[list[int]], int]]]:
+        """What observers keep of a list."""
+        yield self.length, len
+        yield self.twice, lambda value: 2 * len(value)
+        yield self.last, lambda value: value[-1]
+        if self.first is not None:
+            yield self.first, lambda value: value[0]
+
+    @staticmethod
+    def _put(txn: Transaction, column: Column[str, int], key: str, value: int | None) -> None:
+        if value is None:
+            txn.delete(column, key)
+        else:
+            txn.set(column, key, value)
+
+    async def _length(self, txn: Transaction, change: Change[str, Any]) -> None:
+        self._ran(txn.start_ts, f"observer length of {change.key}")
+        self._put(txn, self.length, change.key, None if change.value is None else len(change.value))
+        txn.set(self.handled, change.key, [*(await txn.get(self.handled, change.key) or ()), change.commit_ts])
+
+    async def _last(self, txn: Transaction, change: Change[str, Any]) -> None:
+        self._ran(txn.start_ts, f"observer last of {change.key}")
+        seen = await txn.get(self.values, change.key)
+        self._put(txn, self.last, change.key, seen[-1] if seen else None)
+
+    async def _twice(self, txn: Transaction, change: Change[str, int]) -> None:
+        self._ran(txn.start_ts, f"observer twice of {change.key}")
+        length = await txn.get(self.length, change.key)
+        self._put(txn, self.twice, change.key, None if length is None else 2 * length)
+
+    async def _first(self, txn: Transaction, change: Change[str, Any]) -> None:
+        assert self.first is not None
+        self._ran(txn.start_ts, f"observer first of {change.key}")
+        self._put(txn, self.first, change.key, None if change.value is None else change.value[0])
+
+
+class Clients:
+    """What the clients of one run do; shared by all of its processes. `problem` is told what must never be seen."""
+
+    def __init__(self, kinds: frozenset[str], problem: Callable[[str], None]) -> None:
+        self.kinds, self._problem = kinds, problem
+        self._count = LONG if "long" in kinds else 0
+        self._past: list[tuple[int, dict[str, int]]] = []
+
+    async def act(self, db: Database, world: World, ops: Ops, rng: random.Random, began: Began) -> None:
+        """One transaction, or one look at the past. `began` is told of the transaction before it does anything."""
+        chance = rng.random()
+        if chance < 0.12 and "bank" in self.kinds:
+            if chance < 0.02 and self._past:
+                await self._look_back(db, world, *rng.choice(self._past))
+            else:
+                async with began(db.transaction()) as txn:
+                    await (self._transfer(txn, world, rng) if chance < 0.09 else self._audit(txn, world, rng))
+        elif 0.12 <= chance < 0.24 and "unique" in self.kinds:
+            async with began(db.transaction()) as txn:
+                await (self._claim(txn, world, rng) if chance < 0.21 else self._audit_names(txn, world))
+        else:
+            async with began(db.transaction()) as txn:
+                await (self._read(txn, world, ops, rng) if rng.random() < 0.3 else self._append(txn, world, ops, rng))
+
+    # ------------------------------------------------------------ lists
+
+    def one_of(self, key: str, found: dict[str, Any]) -> tuple[str, list[int]]:
+        """The row that a list lives in, and the list."""
+        rows = [row for row in (key, twin(key)) if found.get(row) is not None]
+        if len(rows) > 1:
+            self._problem(f"T1, T9: list {key} is there twice: {found[rows[0]]}, {found[rows[1]]}")
+        row = rows[0] if rows else key
+        return row, list(found.get(row) or ())
+
+    async def _read(self, txn: Transaction, world: World, ops: Ops, rng: random.Random) -> None:
+        values = world.values
+        if rng.random() < 0.5:
+            found = {row.key: row[values] async for row in txn.scan(values.table, columns=[values])}
+        else:
+            wanted = [*world.keys, *map(twin, world.keys)] if "moves" in self.kinds else world.keys
+            found = await txn.get_many(values, wanted)
+        for key in world.keys:
+            ops.read(key, self.one_of(key, found)[1])
+
+    async def _append(self, txn: Transaction, world: World, ops: Ops, rng: random.Random) -> None:
+        values = world.values
+        for key in rng.sample(world.keys, rng.randint(1, 3)):
+            found = {key: await txn.get(values, key)}
+            if "moves" in self.kinds:
+                found[twin(key)] = await txn.get(values, twin(key))
+            row, seen = self.one_of(key, found)
+            ops.read(key, seen)
+            if rng.random() < 0.7:
+                self._count += 1
+                ops.append(key, self._count)
+                if "moves" in self.kinds and seen and rng.random() < 0.3:
+                    txn.delete(values, row)
+                    row = twin(key) if row == key else key
+                txn.set(values, row, [*seen, self._count])
+            if rng.random() < 0.2:
+                await trio.sleep(rng.choice((0.0, 0.003)))
+
+    # ------------------------------------------------------------ bank
+
+    async def _transfer(self, txn: Transaction, world: World, rng: random.Random) -> None:
+        source, target = rng.sample(_ACCOUNTS, 2)
+        amount = rng.randint(1, 30)
+        for account, change in ((source, -amount), (target, amount)):
+            balance = await txn.get(world.balance, account)
+            txn.set(world.balance, account, (_FUNDS if balance is None else balance) + change)
+
+    async def _audit(self, txn: Transaction, world: World, rng: random.Random) -> None:
+        balances = await self._balances(txn, world, scan=rng.random() < 0.5)
+        if len(self._past) < _PAST_MAX:
+            self._past.append((txn.start_ts, balances))
+        else:
+            self._past[rng.randrange(_PAST_MAX)] = txn.start_ts, balances
+
+    async def _balances(self, snap: Snapshot, world: World, *, scan: bool) -> dict[str, int]:
+        if scan:
+            found = {row.key: row[world.balance] async for row in snap.scan(world.balance.table)}
+        else:
+            found = await snap.get_many(world.balance, _ACCOUNTS)
+        balances = dict.fromkeys(_ACCOUNTS, _FUNDS)
+        balances.update((account, balance) for account, balance in found.items() if balance is not None)
+        if sum(balances.values()) != _FUNDS * len(_ACCOUNTS):
+            self._problem(f"T1, T9: at {snap.start_ts} the total is {sum(balances.values())}: {balances}")
+        return balances
+
+    async def _look_back(self, db: Database, world: World, ts: int, before: dict[str, int]) -> None:
+        if ts > db.oracle.last:
+            return  # this process has not been told yet that it was issued
+        async with db.snapshot(ts=ts) as snap:
+            now = await self._balances(snap, world, scan=False)
+        if now != before:
+            self._problem(f"T9, T15: at {ts} it was {before}, and now it was {now}")
+
+    # ------------------------------------------------------------ unique index
+
+    async def _claim(self, txn: Transaction, world: World, rng: random.Random) -> None:
+        user, name = rng.choice(_USERS), rng.choice([*_NAMES, None])
+        old = await txn.get(world.name, user)
+        if name == old or (name is not None and await txn.get(world.owner, name) is not None):
+            return
+        if old is not None:
+            txn.delete(world.owner, old)
+        if name is None:
+            txn.delete(world.name, user)
+        else:
+            txn.set(world.owner, name, user)
+            txn.set(world.name, user, name)
+
+    async def _audit_names(self, snap: Snapshot, world: World) -> None:
+        users = sorted([(row.key, row[world.name]) async for row in snap.scan(world.name.table)])
+        index = sorted([(row[world.owner], row.key) async for row in snap.scan(world.owner.table)])
+        if users != index:
+            self._problem(f"T1, T7: at {snap.start_ts} the users are {users} and the index says {index}")
+
+    # ------------------------------------------------------------ the end
+
+    async def verify(self, snap: Snapshot, world: World) -> dict[str, list[int]]:
+        """At rest: what is derived is what the lists say. Returns the lists."""
+        await self._balances(snap, world, scan=True)
+        await self._audit_names(snap, world)
+        rows = [*world.keys, *map(twin, world.keys)]
+        found = await snap.get_many(world.values, rows)
+        for row in rows:
+            value = found[row]
+            derived = [await snap.get(column, row) for column, _ in world.derivatives()]
+            wanted = [make(value) if value else None for _, make in world.derivatives()]
+            if derived != wanted:
+                self._problem(f"N1: {row} has {len(value or ())} values; derived are {derived}, not {wanted}")
+            handled = await snap.get(world.handled, row) or ()
+            if len(set(handled)) != len(handled):
+                self._problem(f"N3: an observer committed twice for one change of {row}: {handled}")
+        return {key: self.one_of(key, found)[1] for key in world.keys}
+
+
+Began = Callable[[Any], Any]
