@@ -163,6 +163,8 @@ async def test_who_has_not_heard_of_a_new_observer_runs_again_with_it(
             await txn.commit()
         await put(db, "a", 1)
         assert db.pending() == 1
-        async with other.worker():
-            await other.wait_idle()
+        async with other.worker() as worker:
+            ran = trio.Event()
+            worker.on_run(lambda *_: ran.set())
+            await ran.wait()
     assert seen == ["a"]
