@@ -30,6 +30,7 @@ from perco.storage import (
 )
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.client import Client
+from perco.txn.records import unpack_record
 
 
 class Fault(Enum):
@@ -86,9 +87,11 @@ def kind_of(mutation: Mutation) -> str:
 def start_ts_of(mutation: Mutation) -> int:
     """Whose step it is, 0 where it is no transaction's."""
     for _, _, writes in mutation.rows:
-        for group, _, ts, _ in writes:
-            if group in (LOCK, ROLLBACK):
+        for group, _, ts, value in writes:
+            if group in (LOCK, SHARED, ROLLBACK):
                 return ts
+            if group == WRITE and value is not None:
+                return unpack_record(value).start_ts
     return 0
 
 

@@ -112,7 +112,8 @@ def test_a_failing_seed_shrinks_to_a_short_script_that_still_fails(monkeypatch: 
     assert kind_of_problem(again) == kind_of_problem(found.problem)
     script = found.script()
     assert script.count(" begins") == sum(name.startswith("txn ") for name in found.choices)
-    assert "commit of p" in script
+    assert " of p0.0 c" in script
+    assert " in lists k" in script
     assert found.problem in script
 
 
