@@ -67,11 +67,22 @@ from perco.txn.codecs import (
 )
 from perco.txn.driver import CommitOptions as CommitOptions
 from perco.txn.heartbeat import HeartbeatOptions as HeartbeatOptions
+from perco.txn.holds import Holder as Holder, Pin as Pin
 from perco.txn.oracle import OracleOptions as OracleOptions
 from perco.txn.reads import Isolation as Isolation
 from perco.txn.retention import Keep as Keep, Removed as Removed
 from perco.txn.schema import Change as Change, Column as Column, Schema as Schema, Table as Table
-from perco.txn.transaction import Row as Row, Scan as Scan, Snapshot as Snapshot, Transaction as Transaction
-from perco.txn.vacuum import VacuumOptions as VacuumOptions, VacuumResult as VacuumResult
+from perco.txn.transaction import (
+    PinnedSnapshot as PinnedSnapshot,
+    Row as Row,
+    Scan as Scan,
+    Snapshot as Snapshot,
+    Transaction as Transaction,
+)
+from perco.txn.vacuum import (
+    VacuumOptions as VacuumOptions,
+    VacuumResult as VacuumResult,
+    VacuumStatistics as VacuumStatistics,
+)
 
 __version__ = "0.1.0"

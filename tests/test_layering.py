@@ -21,9 +21,9 @@ ORDER = {
     "storage": ["cells", "keys", "engine", "row", "call", "lmdb_engine", "handover", "tablet", "rowstore", "folder"],
     "txn": [
         *("records", "codecs", "retention", "snapshot", "reads", "mutations", "commit", "recovery", "timestamps"),
-        *("fates", "schema", "catalogue", "holds", "oracle", "background", "entered", "chain", "validation", "driver"),
-        *("local", "beside", "sweeper", "heartbeat", "vacuum", "image", "repairs", "examine", "across", "system"),
-        *("check", "repair", "transaction", "client"),
+        *("fates", "schema", "catalogue", "holds", "pins", "oracle", "background", "entered", "chain", "validation"),
+        *("driver", "local", "beside", "sweeper", "heartbeat", "vacuum", "image", "repairs", "examine", "across"),
+        *("system", "check", "repair", "transaction", "client"),
     ],
     "testing": [
         *("history", "isolation", "drawing", "faults", "machine", "plan", "workloads", "cluster", "simulation"),

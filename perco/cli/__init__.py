@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import perco
-from perco.cli import checking, reading, status as statuses, waiting, writing
+from perco.cli import checking, history, reading, status as statuses, waiting, writing
 from perco.cli.reading import Range, When
 from perco.cli.screen import complain, perform
 
@@ -20,7 +20,8 @@ _WEB = ("w3lib", "warcio")
 
 _HELP = """Look into a perco store, write single cells; a search index over web pages.
 
-A store is a folder. status, scan, get, check and wait only read, and work beside the process that has the store open.
+A store is a folder. status, scan, get, check, wait and pins only read, and work beside the process that has the store
+open.
 
 \b
 Keys and values are written as their column wants them:
@@ -241,6 +242,44 @@ def check(
       perco check web/ --json | jq '.findings[]'
     """
     perform(checking.check_store, store, json=json, accepting=accept, repairing=repair)
+
+
+@app.command()
+def vacuum(store: Store, json: Json = False) -> None:
+    """Remove old versions that nobody can read any more.
+
+    A process that has the store open does so by itself, now and then; no other process may have it open. What is kept
+    is declared with the tables, a day unless they say otherwise: perco.Table("docs", keep=perco.Keep(seconds=3600)).
+    Open transactions and pins keep what they may read. The space is used again by later writes; the file does not
+    shrink.
+
+    \b
+    Examples:
+      perco vacuum web/
+      perco vacuum web/ --json | jq .removed
+    """
+    perform(history.vacuum, store, json=json)
+
+
+@app.command()
+def pins(
+    store: Store,
+    drop: Annotated[
+        str | None, typer.Option("--drop", metavar="NAME", help="End this pin; no other process may have it open.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Named snapshots that keep old versions readable.
+
+    A pin has a name, an owner and a lease; when the lease has run out it keeps nothing any more. Programs make them:
+    async with db.pin("nightly-export", lease_s=3600) as pin: ...
+
+    \b
+    Examples:
+      perco pins web/
+      perco pins web/ --drop nightly-export
+    """
+    perform(history.pins, store, drop, json=json)
 
 
 def _register_others() -> None:

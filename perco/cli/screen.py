@@ -72,7 +72,7 @@ def perform(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwar
         except StoreLocked as error:
             _fail(
                 f"{error.path} is in use by process {error.pid or 'unknown'} ({error.command or 'unknown command'}). "
-                "End it first; status, get, scan, check and wait also work beside it."
+                "End it first; status, get, scan, check, wait and pins also work beside it."
             )
         except PercoError as error:
             _fail(str(error))

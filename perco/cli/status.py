@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 
 import perco
+from perco.cli.history import history_of, kept, show_pins, watermark_line
 from perco.cli.looks import Look, look, observed_by
 from perco.cli.screen import FINE, ago, show_fields, show_json, show_table, size
 from perco.cli.values import shown
@@ -44,6 +45,7 @@ async def gather(db: perco.Database) -> dict[str, Any]:
     alive = db.local.owner_alive
     waiting = await look(db)
     bound, note = await durable_bound(db.driver.store), await newest_note(db.driver.store)
+    history = await history_of(db, now=now)
     catalogue = db.catalogue
     return {
         "store": str(path.absolute()),
@@ -57,6 +59,8 @@ async def gather(db: perco.Database) -> dict[str, Any]:
             "age_s": round(max(now - note[1], 0.0), 3) if note else None,
             "bound": bound,
         },
+        "watermark": history["watermark"],
+        "pins": history["pins"],
         "tables": [_table(db, name) for name in catalogue.tables if name in db.local.store.tables()],
         "observers": _observers(db, waiting),
         "waiting": waiting.changes,
@@ -98,7 +102,9 @@ def _table(db: perco.Database, name: str) -> dict[str, Any]:
         }
         for column, known in entry.columns.items()
     ]
-    return {"name": name, "key": entry.key, "columns": columns, "tablets": tablets}
+    keep = db.catalogue.keep_of(name)
+    kept = {"seconds": keep.seconds, "versions": keep.versions}
+    return {"name": name, "key": entry.key, "keep": kept, "columns": columns, "tablets": tablets}
 
 
 def _observers(db: perco.Database, waiting: Look) -> list[dict[str, Any]]:
@@ -128,12 +134,16 @@ def _render(found: dict[str, Any]) -> None:
             ("catalogue", f"version {found['catalogue']}"),
             ("clock", noted),
             ("locks", str(found["locks"])),
+            ("history", watermark_line(found["watermark"])),
             ("waiting", f"{found['waiting']} change{'' if found['waiting'] == 1 else 's'} for observers"),
         ]
     )
     if found["tables"]:
         print()
         _render_tables(found["tables"])
+    if found["pins"]:
+        print()
+        show_pins(found["pins"])
     if found["observers"]:
         print()
         lines = [
@@ -171,6 +181,7 @@ def _render_tables(tables: list[dict[str, Any]]) -> None:
         (
             table["name"],
             table["key"],
+            kept(table["keep"]),
             "" if tablet["start"] is None else shown(tablet["start"], 24),
             size(tablet["bytes"]),
             *(tablet["entries"].get(group, "") for group in groups),
@@ -178,4 +189,4 @@ def _render_tables(tables: list[dict[str, Any]]) -> None:
         for table in tables
         for tablet in table["tablets"]
     ]
-    show_table(("table", "key", "from", "size", *groups), rows, numbers=["size", *groups])
+    show_table(("table", "key", "history", "from", "size", *groups), rows, numbers=["size", *groups])

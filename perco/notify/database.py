@@ -387,6 +387,8 @@ class open:
         await db.declare()
         db.background.start(db.sweeper.run, "sweeper")
         db.background.start(db.note_time, "clock")
+        if options.vacuum.on:
+            db.background.start(db.vacuuming.in_background, "vacuum")
         if db.local.store.queues:
             db.background.start(db.watch_disk, "disk")
         if local.threaded:

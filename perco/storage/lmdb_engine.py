@@ -36,6 +36,7 @@ from perco.storage.cells import (
 from perco.storage.engine import Cursor
 from perco.storage.row import NOWHERE, check_and_write, read_row, scan_rows
 
+_META_PAGES = 2
 _MAP_BYTES_MIN = 256 << 10  # the named databases of every group, made one by one
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
@@ -245,7 +246,15 @@ class LmdbEngine:
             raise self._unreadable(error) from error
 
     def used_bytes(self) -> int:
+        """What has ever been written of the file; pages that became free since are used again."""
         return int(self._env.info()["last_pgno"] + 1) * self._page
+
+    def live_bytes(self) -> int:
+        """What cells take: the pages of all groups. The rest of `used_bytes` is free, but for LMDB's list of it."""
+        with self._begin() as txn:
+            stats = [self._env.stat(), *(txn.stat(db) for db in self._dbs.values())]
+        pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+        return int(_META_PAGES + pages) * self._page
 
     # ------------------------------------------------------------ writing (the writer's thread)
 
@@ -298,6 +307,13 @@ class LmdbEngine:
             self._allocated = target
             return None
         return full
+
+    def has_free(self, need_bytes: int, *, reserve: bool) -> bool:
+        """Whether so many bytes fit into pages that became free, where the file cannot grow: after old versions were
+        removed from a full disk (S4). Some of these pages may be too young to be used, or too scattered for a long
+        value; then the commit itself will tell."""
+        wanted = self.live_bytes() + need_bytes + (0 if reserve else self.options.reserve_bytes)
+        return wanted <= min(self._allocated, self.map_bytes)
 
     def has_map_for(self, need_bytes: int, *, reserve: bool) -> bool:
         """Whether the map has room for so many bytes, and for the reserve on top of them (S4)."""

@@ -488,11 +488,12 @@ class LmdbTablet:
     def _room_for(self, room: int, *, reserve: bool) -> StoreFull | None:
         """Allocated file and map for a batch: every write may copy a page on its way down."""
         need = 16 * 4096 + room
+        full = None
         if not self.engine.has_map_for(need, reserve=reserve):
             full = self._grow(need, reserve=reserve)
-            if full is not None:
-                return full
-        return self.engine.make_room(need, reserve=reserve)
+        if full is None:
+            full = self.engine.make_room(need, reserve=reserve)
+        return None if full is None or self.engine.has_free(need, reserve=reserve) else full
 
     def _grow(self, need: int, *, reserve: bool) -> StoreFull | None:
         """Ask the reading thread to grow the map, and wait: nobody has a transaction open then (S6)."""
@@ -507,7 +508,12 @@ class LmdbTablet:
             return self.engine.commit(mutations, self._floor, written.tell if written is not None else None, empty)
         except MapTooSmall:
             full = self._grow(0, reserve=True)
-            return self._write_batch(mutations, written, empty) if full is None else [Failed(full)] * len(mutations)
+            if full is None:
+                return self._write_batch(mutations, written, empty)
+            if len(mutations) == 1:
+                return [Failed(full)]
+            half = len(mutations) // 2  # S4: what there is room for goes
+            return [*self._write_batch(mutations[:half], None), *self._write_batch(mutations[half:], None)]
         except Exception as error:  # one mutation must not take its neighbours with it (S4)
             if len(mutations) == 1:
                 return [Failed(error)]

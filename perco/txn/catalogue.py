@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgpack
 
 from perco.errors import Corruption, SchemaMismatch, Unavailable, UsageError
-from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, TS_MAX, Failed, Mutation, RowStore
+from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict
 from perco.txn.codecs import codec_named
 from perco.txn.records import ack_of, column_of
 from perco.txn.retention import Keep
@@ -281,3 +281,12 @@ def schema_of(catalogue: Catalogue) -> Schema:
 def registered(schema: Schema, catalogue: Catalogue) -> dict[int, Observer]:
     """The schema's observers by their number in the store."""
     return {catalogue.observers[id].number: observer for id, observer in schema.observers.items()}
+
+
+def raise_for(verdict: Verdict, what: str) -> None:
+    """A verdict of the system table that should have been `APPLIED`."""
+    if isinstance(verdict, Failed):
+        raise verdict.error
+    if isinstance(verdict, NoReply):
+        raise Unavailable(f"{what}: {verdict.reason}")
+    raise Corruption(what, f"could not be written: {verdict}")

@@ -8,7 +8,9 @@ T15 A snapshot at a past timestamp is checked against what was issued and what w
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -34,13 +36,15 @@ from perco.txn.catalogue import Bound, Catalogue, load
 from perco.txn.driver import CommitOptions, Counters, Driver, StaleAt, read_token
 from perco.txn.fates import Fates
 from perco.txn.heartbeat import Heartbeat, HeartbeatOptions, LoopStatistics
+from perco.txn.holds import Pin
 from perco.txn.local import LocalStore
 from perco.txn.oracle import Oracle, OracleOptions
+from perco.txn.pins import pins_in
 from perco.txn.reads import Isolation, Reads, is_serializable
 from perco.txn.records import Cellref
 from perco.txn.schema import Column, Schema
-from perco.txn.transaction import PastSnapshot, Snapshot, Transaction
-from perco.txn.vacuum import Vacuum, VacuumOptions, VacuumResult
+from perco.txn.transaction import PastSnapshot, PinnedSnapshot, Snapshot, Transaction
+from perco.txn.vacuum import Vacuum, VacuumOptions, VacuumResult, VacuumStatistics
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -127,6 +131,7 @@ class Statistics:
     counters: Counters
     tablets: tuple[TabletStatistics, ...]
     loop: LoopStatistics
+    vacuum: VacuumStatistics
 
 
 class Client:
@@ -142,6 +147,7 @@ class Client:
         self.lease_token = f"{self.random.getrandbits(64):016x}"
         self.oracle = Oracle(local.store, options.oracle, options.wall)
         self.background = Background()
+        self._pinned: set[str] = set()  # names of pins whose block has not ended
         self.driver = Driver(local.store, self.oracle, self.fates, options.commit, self.background, options.on_event)
         self.heartbeat = Heartbeat(options.heartbeat, local.store, self.driver, options.wall, self.lease_token)
         self.vacuuming = Vacuum(local, self.driver, options.vacuum, lambda: self.catalogue, options.on_event)
@@ -322,6 +328,78 @@ class Client:
             raise SnapshotTooOld(ts, self.oracle.holds.oldest())
         return PastSnapshot(self, ts, held)
 
+    @asynccontextmanager
+    async def pin(
+        self,
+        name: str,
+        *,
+        lease_s: float,
+        ts: int | None = None,
+        at: datetime | None = None,
+        owner: str | None = None,
+        keep: bool = False,
+    ) -> AsyncIterator[PinnedSnapshot]:
+        """A snapshot that stays readable however long it takes, under a name that `perco pins` and `perco status` show.
+
+            async with db.pin("nightly-export", lease_s=3600) as pin:
+                async for row in pin.scan(docs): ...
+                await pin.renew()
+
+        Unlike `snapshot` it is durable: a process that died goes on under the same name, at the same timestamp, if it
+        comes back within the lease. When the lease has run out, the pin holds nothing any more.
+
+        Args:
+            name: at most 64 characters. If a pin of that name stands, it is taken up and its lease begins anew.
+            lease_s: seconds; `renew` begins it anew.
+            ts, at: which moment; now by default. See `snapshot`.
+            owner: for people; by default the process and its command.
+            keep: leave it standing at the end of the block, until its lease runs out.
+
+        Raises: SnapshotTooOld; UsageError for a name in use here, or that stands at another timestamp than `ts`.
+        """
+        self.usable(writing=True)
+        if name in self._pinned:
+            raise UsageError(f"pin {name!r} is in use in this process; choose another name")
+        self._pinned.add(name)
+        try:
+            pin = await self._take_pin(name, lease_s, ts, at, owner or f"{os.getpid()} {' '.join(sys.argv)}")
+            snap = PinnedSnapshot(self, pin, lease_s)
+            try:
+                yield snap
+            finally:
+                snap.end()
+                if not keep:
+                    with trio.CancelScope(shield=True):
+                        await self.oracle.pins.drop(name)
+        finally:
+            self._pinned.discard(name)
+
+    async def _take_pin(self, name: str, lease_s: float, ts: int | None, at: datetime | None, owner: str) -> Pin:
+        standing = self.oracle.pins.standing(name)
+        if standing is not None:
+            if at is not None or ts not in (None, standing.ts):
+                raise UsageError(
+                    f"pin {name!r} stands at timestamp {standing.ts}; drop it first (perco pins STORE --drop {name}), "
+                    "or take it up as it is, without ts= or at="
+                )
+            return await self.oracle.pins.put(name, owner, standing.ts, lease_s)
+        snap = await self.snapshot_at(ts=ts, at=at)  # which holds its timestamp until the pin does
+        try:
+            return await self.oracle.pins.put(name, owner, snap.start_ts, lease_s)
+        finally:
+            snap.end()
+
+    async def pins(self) -> list[Pin]:
+        """All pins of the store, by name; those whose lease has run out until the next vacuum forgets them."""
+        self.usable(writing=False)
+        return await pins_in(self.local.store)
+
+    async def drop_pin(self, name: str) -> bool:
+        """End a pin; returns whether there was one of that name. Reads at it raise SnapshotTooOld from then on, as soon
+        as the versions have gone."""
+        self.usable(writing=True)
+        return await self.oracle.pins.drop(name)
+
     async def outcome(self, token: str) -> int:
         """What became of a transaction (T4): its commit_ts, or 0: it did not commit and never will.
 
@@ -415,6 +493,7 @@ class Client:
             replace(self.driver.counters),
             tuple(tablet.statistics() for tablet in self.local.store.tablets()),
             self.heartbeat.statistics(),
+            self.vacuuming.statistics(),
         )
 
 

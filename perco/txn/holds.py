@@ -71,10 +71,12 @@ class Holds:
 
     def lowest(self, last: int, now_ms: int) -> Holder:
         """Who needs the oldest versions; `last`: the last timestamp issued, which a snapshot may always ask for."""
-        found = [Holder("retention", last)]
-        found.append(Holder("transaction", min(self.open, default=TS_MAX)))
-        found.append(Holder("snapshot", min(self._past.values(), default=TS_MAX)))
-        found += [Holder("pin", pin.ts, pin.name) for pin in self.pins.values() if pin.expires_ms > now_ms]
+        found = [
+            Holder("transaction", min(self.open, default=TS_MAX)),
+            Holder("snapshot", min(self._past.values(), default=TS_MAX)),
+            *(Holder("pin", pin.ts, pin.name) for pin in self.pins.values() if pin.expires_ms > now_ms),
+            Holder("retention", last),
+        ]
         return min(found, key=lambda holder: holder.ts)
 
     def advance(self, last: int, now_ms: int, aged: Mapping[str, int]) -> Holder:

@@ -22,9 +22,10 @@ import msgpack
 import trio
 
 from perco.errors import Corruption, SnapshotTooOld, Unavailable, UsageError, at_least_one
-from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, NoReply, Refused, RowStore, Verdict, Write
-from perco.txn.catalogue import SYSTEM_TABLE
+from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, NoReply, Refused, RowStore, Write
+from perco.txn.catalogue import SYSTEM_TABLE, raise_for as raise_for
 from perco.txn.holds import Holder, Holds
+from perco.txn.pins import Pins
 from perco.txn.timestamps import Timestamps, WallClock
 
 BOUND_ROW: Final = b"oracle"
@@ -60,6 +61,7 @@ class Oracle:
         self._unsure = 0  # the bound of an attempt whose reply was lost
         self.catalogue_version = 0  # O4: told with every commit timestamp
         self.holds = Holds()  # and the watermark
+        self.pins = Pins(store, self.holds, self.wall_ms)
         self.ranges = 0
 
     async def start(self) -> None:
@@ -75,6 +77,7 @@ class Oracle:
             self._clock = WallClock(_wall_ms(note[0][1]))
             self._noted = note[0][0]
         self.holds.take_over(*(await published(self._store))[1:])
+        await self.pins.load()
 
     async def announce(self, version: int) -> None:
         """From now on every timestamp is told with this version of the catalogue (N10)."""
@@ -226,6 +229,12 @@ async def note_at(store: RowStore, wall_s: float) -> tuple[int, float]:
     return best[0], _wall_ms(best[1]) / 1000
 
 
+async def note_below(store: RowStore, ts: int) -> tuple[int, float] | None:
+    """The newest note at or below a timestamp: by its wall time the timestamp had not been given out yet, or just."""
+    [[cells]] = await store.read([(SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, 1, ts, 1)])])
+    return (cells[0][0], _wall_ms(cells[0][1]) / 1000) if cells else None
+
+
 async def newest_note(store: RowStore) -> tuple[int, float] | None:
     """The newest note: what a reader beside the owner can know of the present."""
     [[cells]] = await store.read([(SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
@@ -254,12 +263,3 @@ def _wall_ms(value: bytes) -> int:
     if len(value) != _WALL.size:
         raise Corruption("clock", f"not a wall time: {value[:16].hex()}")
     return int(_WALL.unpack(value)[0])
-
-
-def raise_for(verdict: Verdict, what: str) -> None:
-    """A verdict of the system table that should have been `APPLIED`."""
-    if isinstance(verdict, Failed):
-        raise verdict.error
-    if isinstance(verdict, NoReply):
-        raise Unavailable(f"{what}: {verdict.reason}")
-    raise Corruption(what, f"could not be written: {verdict}")

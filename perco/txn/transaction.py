@@ -28,6 +28,7 @@ from perco.txn.catalogue import Bound
 from perco.txn.codecs import TupleCodec, decoded, encoded
 from perco.txn.commit import Commit
 from perco.txn.driver import ConflictAt, Driver, StaleAt, conflict, make_token
+from perco.txn.holds import Pin
 from perco.txn.mutations import Header, Intent
 from perco.txn.reads import Isolation, Range, Reads
 from perco.txn.records import DELETE, PUT, PUT_DATA, READ, SHORT_VALUE_BYTES, Cellref
@@ -361,6 +362,33 @@ class PastSnapshot(Snapshot):
             raise SnapshotTooOld(self.start_ts, cut, table)
         if failure is not None:
             raise failure
+
+
+class PinnedSnapshot(PastSnapshot):
+    """The store as of a pin's timestamp: `async with db.pin(...)`. When the lease has run out, reads raise
+    SnapshotTooOld as soon as the versions have gone.
+
+    Attribute: `pin`, its name, owner, timestamp and lease.
+    """
+
+    __slots__ = ("_lease_s", "pin")
+
+    def __init__(self, client: Client, pin: Pin, lease_s: float) -> None:
+        super().__init__(client, pin.ts, 0)
+        self.pin, self._lease_s = pin, lease_s
+
+    async def renew(self, lease_s: float | None = None) -> None:
+        """Begin the lease anew, of `lease_s` seconds or as long as it was.
+
+        Raises: SnapshotTooOld if it had run out and the versions have gone.
+        """
+        if not self._open:
+            raise self._closed()
+        oracle, pin = self._client.oracle, self.pin
+        self._lease_s = lease_s or self._lease_s
+        if oracle.pins.standing(pin.name) is None and pin.ts < oracle.holds.oldest():
+            raise SnapshotTooOld(pin.ts, oracle.holds.oldest())
+        self.pin = await oracle.pins.put(pin.name, pin.owner, pin.ts, self._lease_s)
 
 
 class Transaction(Snapshot):

@@ -12,13 +12,16 @@ What it does can be cut short anywhere, and begun again by anybody: the next one
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Final
 
+import msgpack
 import trio
 
-from perco.errors import StoreFull, Unavailable, UsageError, at_least_one
+from perco.errors import Corruption, StoreError, StoreFull, Unavailable, UsageError, at_least_one
 from perco.storage import (
     APPLIED,
     DATA,
@@ -47,6 +50,9 @@ from perco.txn.records import Cellref, ack_of, column_of
 from perco.txn.retention import Removed, Waste, removed_by, waste_of
 from perco.txn.snapshot import Blocked
 
+log = logging.getLogger("perco.vacuum")
+
+VACUUM_ROW: Final = b"vacuum"
 _ROUNDS_MAX = 16  # over all locks, before it is given up
 _SYSTEM_CELLS = 32  # removed at once: they shall fit the reserve
 _CRAMPED_CELLS = 4  # of a row at a time on a full disk: what the reserve has room for
@@ -88,6 +94,7 @@ class VacuumResult:
         rows: rows looked at.
         locks: locks that were in the way and have been settled.
         removed: cells, by kind.
+        corrupt: rows that do not decode and were left alone: `perco check` says what is wrong with them.
         blocked: rows where a delete marker stays until its observers have run.
         left: mutations whose reply was lost; the next vacuum looks again.
         seconds: how long it took.
@@ -100,9 +107,29 @@ class VacuumResult:
     rows: int = 0
     locks: int = 0
     removed: Removed = field(default_factory=Removed)
+    corrupt: int = 0
     blocked: int = 0
     left: int = 0
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class VacuumStatistics:
+    """Since the store was opened.
+
+    Attributes:
+        watermark: what began at it or later can still read everything it may need.
+        holder: who keeps it from moving on, as of the last look.
+        runs: how often everything was looked at.
+        removed: cells, by kind.
+        failure: of the last try in the background, if it failed; it is tried again.
+    """
+
+    watermark: int
+    holder: Holder
+    runs: int
+    removed: Removed
+    failure: Exception | None
 
 
 class Vacuum:
@@ -119,10 +146,12 @@ class Vacuum:
         self.options = options
         self.removed = Removed()  # since the store was opened
         self.runs = 0
-        self.last: VacuumResult | None = None
-        self.failure: Exception | None = None  # of the last run in the background
+        self.holder = Holder("retention", 0)
+        self.failure: Exception | None = None  # of the last try in the background
         self._local, self._driver, self._catalogue, self._event = local, driver, catalogue, event
         self._alone = trio.Lock()
+        self._done: tuple[int, dict[str, int]] | None = None  # up to where everything has been removed
+        self._told: bytes = b""
         self._share = 1.0
         self._began = 0.0
         self._result = VacuumResult()
@@ -136,16 +165,49 @@ class Vacuum:
     def _oracle(self) -> Oracle:
         return self._driver.oracle
 
-    async def run(self, *, share: float = 1.0, tell: Callable[[VacuumResult], None] | None = None) -> VacuumResult:
+    async def in_background(self) -> None:
+        """Again and again, where there is anything to remove. What fails is tried again."""
+        while True:
+            await trio.sleep(self.options.period_s)
+            try:
+                await self.run(share=self.options.share, moved_only=True)
+                self.failure = None
+            except (StoreError, Corruption) as error:
+                if type(error) is not type(self.failure):
+                    log.warning("old versions could not be removed: %s", error)
+                self.failure = error
+
+    def statistics(self) -> VacuumStatistics:
+        """Counts since the store was opened."""
+        return VacuumStatistics(
+            self._oracle.holds.watermark, self.holder, self.runs, replace(self.removed), self.failure
+        )
+
+    async def run(
+        self,
+        *,
+        share: float = 1.0,
+        moved_only: bool = False,
+        tell: Callable[[VacuumResult], None] | None = None,
+    ) -> VacuumResult:
         """Once over everything.
 
-        Raises: StoreFull where not even the reserve suffices; Unavailable if locks cannot be settled.
+        Args:
+            share: the part of the time that it may take.
+            moved_only: only if there may be anything to remove that there was not last time.
+            tell: called after every page, with what was done so far.
+
+        Raises: StoreFull where not even the reserve suffices; Unavailable if locks cannot be settled; Corruption for a
+        lock that does not decode.
         """
         async with self._alone:
             self._share, self._tell = share, tell or (lambda _: None)
             began = self._began = trio.current_time()
             self._result = result = VacuumResult()
             await self._publish()
+            if moved_only and self._done == (result.watermark, result.cuts):
+                return result
+            self._done = None
             await self._local.raise_floor(result.watermark)  # T13
             self._step("floor")
             await self._settle_locks()
@@ -157,7 +219,8 @@ class Vacuum:
             result.table = ""
             result.seconds = trio.current_time() - began
             self.runs += 1
-            self.last = result
+            if not result.left:
+                self._done = result.watermark, result.cuts
             return result
 
     def _step(self, name: str) -> None:
@@ -169,9 +232,23 @@ class Vacuum:
         catalogue, holds = self._catalogue(), self._oracle.holds
         keep_s = {table: catalogue.keep_of(table).seconds for table in self._tables()}
         self._result.holder = await self._oracle.publish(keep_s)
+        self.holder = self._result.holder
         self._result.watermark = holds.watermark
         self._result.cuts = {table: holds.cuts[table] for table in keep_s}
+        await self._tell_others()
         self._step("watermark")
+
+    async def _tell_others(self) -> None:
+        """Who holds the watermark back: for who looks at the store from outside."""
+        if not self._local.threaded:
+            return
+        told = msgpack.packb([*self.holder, min(self._oracle.holds.open, default=0)])
+        if told != self._told:
+            value = msgpack.packb([self._oracle.wall_ms(), told])
+            row = (VACUUM_ROW, (), ((DATA, 0, 1, value),))
+            [verdict] = await self._local.store.apply([Mutation(SYSTEM_TABLE, (row,), None, True)])
+            if verdict is APPLIED:  # else the next time
+                self._told = told
 
     def _tables(self) -> list[str]:
         made = set(self._local.store.tables())
@@ -213,7 +290,11 @@ class Vacuum:
             wastes, crowded = [], []
             for found in page.rows:
                 self._result.rows += 1
-                waste, more = self._waste(table, found, self.options.row_cells)
+                try:
+                    waste, more = self._waste(table, found, self.options.row_cells)
+                except (Corruption, UnicodeDecodeError):
+                    self._result.corrupt += 1
+                    continue
                 if more:
                     crowded.append(found[0])
                 else:
@@ -263,7 +344,11 @@ class Vacuum:
             page = await self._store.scan(self._request(table, row, row + b"\x00", cells))
             if not page.rows:
                 return
-            waste, more = self._waste(table, page.rows[0], cells)
+            try:
+                waste, more = self._waste(table, page.rows[0], cells)
+            except (Corruption, UnicodeDecodeError):
+                self._result.corrupt += 1
+                return
             mutations = waste.mutations(cells)
             left = self._result.left
             if mutations and not await self._apply(mutations, [waste] * len(mutations)):
@@ -320,6 +405,7 @@ class Vacuum:
         self._result.table = SYSTEM_TABLE
         oldest = min(self._result.cuts.values(), default=self._result.watermark)
         catalogue = self._catalogue()
+        await self._oracle.pins.drop_expired()
         notes = await self._collect_versions(CLOCK_ROW, oldest)
         # The version that registered an observer says whether it was told of what was there before.
         system = await self._collect_versions(
@@ -332,7 +418,7 @@ class Vacuum:
 
     async def _collect_versions(self, row: bytes, at: int, but: Collection[int] = ()) -> int:
         """Remove what is older than the newest version at or below `at`, the oldest first; returns how many."""
-        store = self._local.store
+        store = self._store
         [[newest]] = await store.read([(SYSTEM_TABLE, row, [(DATA, 0, 0, at, 1)])])
         removed = low = 0
         while newest and low < newest[0][0]:

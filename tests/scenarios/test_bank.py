@@ -6,6 +6,7 @@ tasks; a failure names it.
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
@@ -13,7 +14,8 @@ import trio
 import trio.testing
 
 import perco
-from perco.storage import Mutation
+from perco.storage import ROLLBACK, WRITE, Mutation
+from perco.txn.check import CheckOptions, check
 from tests.support import bank
 from tests.support.faults import Fault, FaultyRowStore, Plan, kind_of, use
 from tests.support.machines import CrashedError, Machine
@@ -112,6 +114,65 @@ async def test_the_total_never_changes(autojump_clock: trio.testing.MockClock, s
     assert not machine.locks()
     async with machine.opened() as db, db.snapshot() as snap:
         assert await bank.total_by_get(snap) == await bank.total_by_scan(snap) == bank.TOTAL
+
+
+@pytest.mark.parametrize("groups", [True, False], ids=["groups", "rows"])
+async def test_the_total_never_changes_while_a_vacuum_runs(
+    autojump_clock: trio.testing.MockClock, seed: int, groups: bool
+) -> None:
+    """G1 G2 G3 G5 T13, and Fluo's testVerifyAfterGC: everything that is not needed any more goes, all the time."""
+    rng = random.Random(seed)
+    schema = perco.Schema(bank.north, bank.south, keep=perco.Keep(seconds=0))
+    machine = Machine(schema, groups=groups)
+    unknown: list[str] = []
+    too_old: list[perco.SnapshotTooOld] = []
+
+    async def look(db: perco.Database, found: list[int]) -> None:
+        while True:
+            try:
+                await verify(db, rng, found)
+            except perco.SnapshotTooOld as error:
+                too_old.append(error)
+
+    async def vacuum(db: perco.Database) -> None:
+        while True:
+            await trio.sleep(rng.uniform(0, 0.01))
+            with contextlib.suppress(perco.StoreError):  # it meets the same faults
+                await db.vacuum()
+
+    async with machine.opened(options(seed), sweeper=True) as db:
+        await db.run(bank.opening)
+        found = [db.oracle.last]
+        store = slow(db, at_random(rng, 0.1), rng)
+        async with trio.open_nursery() as looking:
+            looking.start_soon(deliver, store, rng)
+            looking.start_soon(look, db, found)
+            looking.start_soon(vacuum, db)
+            async with trio.open_nursery() as nursery:
+                for _ in range(6):
+                    nursery.start_soon(transfer, db, rng, 7, unknown)
+            looking.cancel_scope.cancel()
+        removed, runs = db.statistics().vacuum.removed, db.statistics().vacuum.runs
+        for token in unknown:
+            with contextlib.suppress(perco.CommitUnknown):
+                await db.outcome(token)
+        await store.deliver_late()
+    assert runs > 10
+    assert removed.versions > 30
+    assert removed.data > 10
+    assert len(found) > 15, "nobody looked"
+    assert too_old, "nobody looked at what had gone"
+    await machine.swept()
+    async with machine.opened() as db:
+        await db.vacuum()
+        async with db.snapshot() as snap:
+            assert await bank.total_by_get(snap) == await bank.total_by_scan(snap) == bank.TOTAL
+            accounts = [await snap.get(*account) for account in bank.ACCOUNTS]
+        standing = sum(balance is not None for balance in accounts)
+        assert sum(tablet.entries(WRITE) for tablet in machine.store.tablets()) == standing
+        assert not any(tablet.entries(ROLLBACK) for tablet in machine.store.tablets())
+        result = await check(machine.store, options=CheckOptions(pause_s=0.0))
+        assert result.clean, result.findings
 
 
 async def test_clients_that_die_do_not_change_the_total(autojump_clock: trio.testing.MockClock, seed: int) -> None:

@@ -129,6 +129,34 @@ async def test_a_reader_beside_waits_while_the_owner_lives(tmp_path: Path, at: s
             assert found == [BEFORE]
 
 
+async def test_a_reader_beside_is_told_when_what_it_reads_has_gone(tmp_path: Path) -> None:  # G5
+    """The owner does not know of it, so its snapshot holds nothing; it never sees a part of it."""
+    folder = tmp_path / "store"
+    with owner(folder, "vacuum") as process:
+        assert process.said() == "open"
+        async with perco.open(folder, bank.SCHEMA, readonly=True) as db:
+            async with db.snapshot() as old:
+                assert await old.get(*FIRST) == BEFORE
+                scan = old.scan(bank.north)
+                assert await anext(scan)
+                process.go_on()
+                watermark = int(process.said())
+                gone = (
+                    lambda: old.get(*FIRST),
+                    lambda: old.get_many(bank.savings, bank.NAMES),
+                    lambda: old.row(bank.north, "alice"),
+                    lambda: old.scan(bank.south).all(),
+                )
+                for look in gone:
+                    with pytest.raises(perco.SnapshotTooOld) as caught:
+                        await look()
+                    assert (caught.value.asked, caught.value.oldest) == (old.start_ts, watermark)
+            with pytest.raises(perco.SnapshotTooOld):
+                async with db.snapshot(ts=old.start_ts) as snap:
+                    await snap.get(*FIRST)
+            assert await read(db) == AFTER
+
+
 async def test_a_reader_beside_a_living_owner(tmp_path: Path) -> None:  # T9
     folder = tmp_path / "store"
     with owner(folder, "hold") as process:

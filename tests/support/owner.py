@@ -46,6 +46,19 @@ async def hold(folder: Path) -> None:
         await trio.to_thread.run_sync(wait)
 
 
+async def vacuum(folder: Path) -> None:
+    """Own the folder with an open bank that keeps no history; on a line, move and vacuum; on another, leave."""
+    schema = perco.Schema(bank.north, bank.south, keep=perco.Keep(seconds=0))
+    async with perco.open(folder, schema, options=PATIENT) as db:
+        await opened(db)
+        say("open")
+        await trio.to_thread.run_sync(wait)
+        await db.run(bank.scatter, bank.ACCOUNTS[0], MOVED)
+        await db.oracle.note()
+        say(str((await db.vacuum()).watermark))
+        await trio.to_thread.run_sync(wait)
+
+
 async def stop(folder: Path, at: str, *, killed: bool) -> None:
     """Stop in the middle of a transfer, at an event: killed, or standing still with the locks in place."""
     armed = False
@@ -109,6 +122,8 @@ def main() -> None:
     match what:
         case "hold":
             trio.run(hold, folder)
+        case "vacuum":
+            trio.run(vacuum, folder)
         case "fork":
             trio.run(fork, folder)
         case _:

@@ -11,7 +11,7 @@ import trio
 import perco
 from tests.acceptance.cli.stores import ROOT, run
 
-COMMANDS = ["status", "scan", "get", "set", "wait", "check"]
+COMMANDS = ["status", "scan", "get", "set", "wait", "check", "vacuum", "pins"]
 
 
 async def test_version() -> None:
@@ -43,7 +43,9 @@ async def test_wrong_usage_is_exit_code_2(args: tuple[str, ...]) -> None:
     assert "Usage: perco" in done.err
 
 
-@pytest.mark.parametrize("command", [("status",), ("scan", "docs"), ("get", "docs", "a"), ("wait",), ("check",)])
+@pytest.mark.parametrize(
+    "command", [("status",), ("scan", "docs"), ("get", "docs", "a"), ("wait",), ("check",), ("vacuum",), ("pins",)]
+)
 async def test_where_nothing_is_is_exit_code_2(command: tuple[str, ...], tmp_path: Path) -> None:
     name, *rest = command
     done = await run(name, tmp_path / "nowhere", *rest)

@@ -1,0 +1,189 @@
+"""`perco vacuum`, `perco pins`, and what `perco status` says of old versions."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import msgpack
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+import perco
+from perco.cli.screen import FINE, FOUND, ago, complain, show_json, show_table
+from perco.storage import DATA, TS_MAX, WRITE
+from perco.txn.catalogue import SYSTEM_TABLE, schema_of
+from perco.txn.oracle import note_below, published
+from perco.txn.vacuum import VACUUM_ROW
+
+_REMOVED = {
+    "versions": "versions",
+    "acks": "acks",
+    "rollbacks": "rollback markers",
+    "traces": "traces of read locks",
+    "data": "long values",
+    "notes": "notes of the clock",
+    "system": "old versions of the store's own rows",
+}
+_KINDS = {
+    "transaction": "an open transaction",
+    "snapshot": "an open snapshot of the past",
+    "pin": "pin",
+    "retention": "what is kept (perco.Keep)",
+}
+
+
+async def vacuum(store: str, *, json: bool) -> int:
+    """Open the store as its owner and remove what can go."""
+    async with perco.open(store, readonly=True) as db:
+        schema = schema_of(db.catalogue)
+    options = perco.Options(vacuum=perco.VacuumOptions(on=False))
+    async with perco.open(store, schema, options=options) as db:
+        before = sum(tablet.entries(WRITE) for tablet in db.local.store.tablets())
+        with _progress(db) as tell:
+            result = await db.vacuum(progress=tell)
+        after = sum(tablet.entries(WRITE) for tablet in db.local.store.tablets())
+        age_s = await _age_s(db, result.watermark, time.time())
+        holder = {**result.holder._asdict(), "age_s": await _age_s(db, result.holder.ts, time.time())}
+    if json:
+        found = asdict(result) | {"holder": holder, "records": {"before": before, "after": after}}
+        show_json({key: value for key, value in found.items() if key != "table"})
+        return FINE
+    kinds = [f"{count:,} {_REMOVED[kind]}" for kind, count in asdict(result.removed).items() if count]
+    print(f"removed {', '.join(kinds) or 'nothing'}; of {before:,} records {after:,} are left")
+    print(f"looked at {result.rows:,} rows, settled {result.locks:,} locks, in {result.seconds:.1f} s")
+    print(f"the past can be read from {watermark_line({'ts': result.watermark, 'age_s': age_s, 'holder': holder})}")
+    if result.blocked:
+        print(f"{result.blocked:,} deleted rows wait for observers, and stay until these have run")
+    if result.corrupt:
+        print(f"{result.corrupt:,} rows do not decode and were left alone: run perco check {store}")
+    return FINE
+
+
+@contextmanager
+def _progress(db: perco.Database) -> Iterator[Callable[[perco.VacuumResult], None]]:
+    """A bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,} cells removed"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("vacuum", total=None)
+
+        def tell(so_far: perco.VacuumResult) -> None:
+            text = f"vacuum {so_far.table}: {so_far.rows:,} rows"
+            bar.update(task, description=text, completed=so_far.removed.cells)
+
+        yield tell
+
+
+async def pins(store: str, drop: str | None, *, json: bool) -> int:
+    """List the pins, or end one."""
+    async with perco.open(store, readonly=True) as db:
+        found = [_pin(pin, time.time()) for pin in await db.pins()]
+        schema = schema_of(db.catalogue)
+    if drop is None:
+        if json:
+            show_json(found)
+        elif found:
+            show_pins(found)
+        else:
+            print("no pins")
+        return FINE
+    if drop not in [pin["name"] for pin in found]:
+        complain(
+            f"there is no pin {drop!r} in {store}; those there are: {', '.join(p['name'] for p in found) or 'none'}"
+        )
+        return FOUND
+    async with perco.open(store, schema, options=perco.Options(vacuum=perco.VacuumOptions(on=False))) as db:
+        dropped = await db.drop_pin(drop)
+    if json:
+        show_json({"dropped": dropped})
+    else:
+        print(f"dropped {drop}" if dropped else f"{drop} had gone by then")
+    return FINE
+
+
+def show_pins(pins: list[dict[str, Any]]) -> None:
+    lines = [(p["name"], p["ts"], ago(p["age_s"]), _left(p["lease_left_s"]), p["owner"]) for p in pins]
+    show_table(("pin", "timestamp", "made", "lease", "owner"), lines, numbers=["timestamp"])
+
+
+def _left(seconds: float) -> str:
+    return f"{seconds:,.0f} s left" if seconds > 0 else "has run out"
+
+
+def _pin(pin: perco.Pin, now: float) -> dict[str, Any]:
+    return {
+        "name": pin.name,
+        "owner": pin.owner,
+        "ts": pin.ts,
+        "age_s": round(max(now - pin.made_ms / 1000, 0.0), 3),
+        "lease_left_s": round(max(pin.expires_ms / 1000 - now, 0.0), 3),
+    }
+
+
+# ------------------------------------------------------------------ for status
+
+
+async def history_of(db: perco.Database, *, now: float) -> dict[str, Any]:
+    """The watermark, who held it back when the owner looked last, and the pins, as plain data."""
+    _, watermark, cuts = await published(db.driver.store)
+    [[cells]] = await db.driver.store.read([(SYSTEM_TABLE, VACUUM_ROW, [(DATA, 0, 1, 1, 1)])])
+    pins = [_pin(pin, now) for pin in await db.pins()]
+    holder = None
+    if cells:
+        wall_ms, told = msgpack.unpackb(cells[0][1])
+        kind, ts, name, oldest_open = msgpack.unpackb(told)
+        holder = {
+            "kind": kind,
+            "ts": ts,
+            "name": name,
+            "owner": next((pin["owner"] for pin in pins if pin["name"] == name), None),
+            "age_s": await _age_s(db, ts, now),
+            "oldest_open": {"ts": oldest_open, "age_s": await _age_s(db, oldest_open, now)} if oldest_open else None,
+            "since_s": round(max(now - wall_ms / 1000, 0.0), 3),
+        }
+    age_s = await _age_s(db, watermark, now)
+    return {"watermark": {"ts": watermark, "age_s": age_s, "cuts": cuts, "holder": holder}, "pins": pins}
+
+
+async def _age_s(db: perco.Database, ts: int, now: float) -> float | None:
+    """How long ago a timestamp was given out, to about a second; None: nothing was noted then."""
+    if not 0 < ts < TS_MAX:
+        return None
+    note = await note_below(db.driver.store, ts)
+    return None if note is None else round(max(now - note[1], 0.0), 3)
+
+
+def watermark_line(found: dict[str, Any]) -> str:
+    """The watermark and who holds it back, for people."""
+    if not found["ts"]:
+        return "its beginning; nothing was removed yet"
+    age = "" if found["age_s"] is None else f", {ago(found['age_s'])}"
+    text = f"timestamp {found['ts']}{age}"
+    holder = found["holder"]
+    if holder is None:
+        return text
+    who = _KINDS[holder["kind"]]
+    if holder["kind"] == "pin":
+        who += f" {holder['name']!r}" + (f" of {holder['owner']}" if holder.get("owner") else "")
+    elif holder["kind"] != "retention":
+        who += f", timestamp {holder['ts']}" + ("" if holder["age_s"] is None else f", begun {ago(holder['age_s'])}")
+    return f"{text}; held back by {who}"
+
+
+def kept(keep: dict[str, Any]) -> str:
+    """How long a table's history is kept, for people."""
+    seconds, versions = keep["seconds"], keep["versions"]
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds and not seconds % unit:
+            text = f"{seconds / unit:g} {name}"
+            break
+    else:
+        text = f"{seconds:g} s"
+    return text if versions == 1 else f"{text}, {versions} versions"

@@ -1,0 +1,115 @@
+"""Pins: named, durable holds on the past, each with an owner and a lease.
+
+A row of the system table for each, `pin/` and its name, with one cell. The process that owns the folder has them all in
+memory (`Holds.pins`); others read them.
+
+T15 A pin stands in memory from the step in which its timestamp was chosen, and is durable before anybody is told. When
+    its lease has run out it holds nothing any more; reads at it end with G5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgpack
+
+from perco.errors import Corruption, UsageError
+from perco.storage import APPLIED, DATA, Mutation, RowStore, ScanQuery, ScanRequest, Write
+from perco.txn.catalogue import SYSTEM_TABLE, raise_for
+from perco.txn.holds import Holds, Pin
+
+PINS_MAX: Final = 1000  # standing at a time
+_PREFIX: Final = b"pin/"
+_AFTER: Final = b"pin0"
+_NAME_MAX: Final = 64
+_TEXT_MAX: Final = 200
+
+
+class Pins:
+    """The pins of an opened store; the owner's only."""
+
+    def __init__(self, store: RowStore, holds: Holds, now_ms: Callable[[], int]) -> None:
+        self._store, self._holds, self._now_ms = store, holds, now_ms
+
+    async def load(self) -> None:
+        """What stood when the store was opened."""
+        self._holds.pins.update({pin.name: pin for pin in await pins_in(self._store)})
+
+    def standing(self, name: str) -> Pin | None:
+        """The pin of that name, if its lease has not run out."""
+        pin = self._holds.pins.get(name)
+        return pin if pin is not None and pin.expires_ms > self._now_ms() else None
+
+    async def put(self, name: str, owner: str, ts: int, lease_s: float) -> Pin:
+        """Pin a timestamp that somebody holds already, or that has just been drawn; or renew a pin (T15).
+
+        Raises: UsageError; StoreFull.
+        """
+        now_ms = self._now_ms()
+        pin = Pin(_named(name), owner[:_TEXT_MAX], ts, now_ms, now_ms + _lease_ms(lease_s))
+        before = self._holds.pins.get(name)
+        if before is not None and before.ts == ts:
+            pin = pin._replace(made_ms=before.made_ms)
+        elif sum(other.expires_ms > now_ms for other in self._holds.pins.values()) >= PINS_MAX:
+            raise UsageError(f"there are {PINS_MAX} pins already; drop one of them (perco pins STORE --drop NAME)")
+        self._holds.pins[name] = pin
+        try:
+            await self._write(name, msgpack.packb([pin.owner, pin.ts, pin.made_ms, pin.expires_ms]))
+        except BaseException:
+            if before is None:
+                self._holds.pins.pop(name, None)
+            else:
+                self._holds.pins[name] = before
+            raise
+        return pin
+
+    async def drop(self, name: str) -> bool:
+        """Returns whether there was one of that name, expired or not."""
+        if name not in self._holds.pins:
+            return False
+        await self._write(name, None)
+        self._holds.pins.pop(name, None)
+        return True
+
+    async def drop_expired(self) -> int:
+        """Forget those whose lease has run out; returns how many."""
+        expired = [name for name in self._holds.pins if self.standing(name) is None]
+        for name in expired:
+            await self.drop(name)
+        return len(expired)
+
+    async def _write(self, name: str, value: bytes | None) -> None:
+        write: Write = (DATA, 0, 1, value)
+        row = (_PREFIX + name.encode(), (), (write,))
+        [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, (row,), None, True)])
+        if verdict is not APPLIED:
+            raise_for(verdict, f"pin {name!r}")
+
+
+async def pins_in(store: RowStore) -> list[Pin]:
+    """All pins of a store, by name, expired ones included."""
+    pins: list[Pin] = []
+    start: bytes | None = _PREFIX
+    while start is not None:
+        page = await store.scan(ScanRequest(SYSTEM_TABLE, start, _AFTER, (ScanQuery(DATA, (0,), 1, 1),)))
+        for row, [[(_, _, value)]] in page.rows:
+            try:
+                owner, ts, made_ms, expires_ms = msgpack.unpackb(value)
+                pins.append(Pin(row[len(_PREFIX) :].decode(), str(owner), int(ts), int(made_ms), int(expires_ms)))
+            except (ValueError, TypeError, msgpack.UnpackException) as error:
+                raise Corruption(f"pin {row!r}", f"does not read: {error}") from error
+        start = page.next
+    return pins
+
+
+def _named(name: str) -> str:
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _NAME_MAX:
+        raise UsageError(f"a pin's name is a str of 1 to {_NAME_MAX} printable characters, not {name!r}")
+    return name
+
+
+def _lease_ms(lease_s: float) -> int:
+    if not 0 < lease_s < 1e9:
+        raise UsageError(f"a pin's lease is a number of seconds above 0, not {lease_s!r}")
+    return int(lease_s * 1000)

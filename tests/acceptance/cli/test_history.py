@@ -1,0 +1,118 @@
+"""`perco vacuum` and `perco pins`, and what `perco status` says of old versions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import perco
+from tests.acceptance.cli.stores import owned, run
+
+short = perco.Table("short", key=perco.TEXT, keep=perco.Keep(seconds=0))
+n = short.column("n", perco.INT64)
+day = perco.Table("day", key=perco.TEXT, keep=perco.Keep(versions=3))
+m = day.column("m", perco.INT64)
+SCHEMA = perco.Schema(short, day)
+BY_HAND = perco.Options(vacuum=perco.VacuumOptions(on=False))
+
+
+@pytest.fixture
+async def history(tmp_path: Path) -> Path:
+    """Five versions of a cell in both tables; a pin at the third stands for an hour."""
+    path = tmp_path / "history"
+    async with perco.open(path, SCHEMA, options=BY_HAND) as db:
+        for i in range(5):
+            async with db.transaction() as txn:
+                txn.set(n, "k", i)
+                txn.set(m, "k", i)
+            if i == 2:
+                async with db.pin("export", lease_s=3600, owner="the nightly job", keep=True):
+                    pass
+    return path
+
+
+async def test_vacuum_says_what_it_removed_and_who_held_it_back(history: Path) -> None:
+    done = await run("vacuum", history)
+    assert (done.code, done.err) == (0, "")
+    assert "removed 2 versions; of 10 records 8 are left" in done.out
+    assert "held back by pin 'export'" in done.out
+    assert (await run("get", history, "short", "k", "n")).out == "4\n"
+    assert (await run("check", history)).code == 0
+    again = await run("vacuum", history)
+    assert "removed nothing; of 8 records 8 are left" in again.out
+
+
+async def test_vacuum_as_json(history: Path) -> None:
+    assert (await run("pins", history, "--drop", "export")).code == 0
+    found = json.loads((await run("vacuum", history, "--json")).out)
+    assert found["removed"]["versions"] == 4
+    assert found["holder"]["kind"] == "retention"
+    assert found["cuts"] == {"short": found["watermark"], "day": 0}
+    assert found["records"] == {"before": 10, "after": 6}
+
+
+async def test_vacuum_needs_the_store_for_itself(store: Path) -> None:
+    async with owned(store) as owner:
+        for command in (("vacuum", store), ("pins", store, "--drop", "x")):
+            done = await run(*command)
+            assert done.code in (1, 2)
+            assert f"in use by process {owner.pid}" in done.err or "no pin 'x'" in done.err
+        assert (await run("pins", store)).out == "no pins\n"
+
+
+async def test_what_has_gone_cannot_be_read(history: Path) -> None:  # G5
+    await run("vacuum", history)
+    done = await run("get", history, "short", "k", "n", "--ts", "2")
+    assert done.code == 2
+    assert "no snapshot" in done.err
+    assert "keep=perco.Keep" in done.err
+    assert (await run("get", history, "day", "k", "m", "--ts", "2")).out == "0\n"
+
+
+async def test_pins_are_listed_and_dropped(history: Path) -> None:
+    done = await run("pins", history)
+    assert [line.split()[0] for line in done.out.splitlines()] == ["pin", "export"]
+    assert "the nightly job" in done.out
+    [pin] = json.loads((await run("pins", history, "--json")).out)
+    assert (pin["name"], pin["owner"]) == ("export", "the nightly job")
+    assert 3000 < pin["lease_left_s"] <= 3600
+    assert pin["age_s"] < 600
+    wrong = await run("pins", history, "--drop", "exprot")
+    assert wrong.code == 1
+    assert "no pin 'exprot'" in wrong.err
+    assert "export" in wrong.err
+    assert (await run("pins", history, "--drop", "export")).out == "dropped export\n"
+    assert (await run("pins", history)).out == "no pins\n"
+
+
+async def test_status_says_who_holds_the_watermark_back(history: Path) -> None:
+    assert "nothing was removed yet" in (await run("status", history)).out
+    await run("vacuum", history)
+    done = await run("status", history)
+    assert "held back by pin 'export' of the nightly job" in done.out
+    found = json.loads((await run("status", history, "--json")).out)
+    assert found["watermark"]["holder"]["name"] == "export"
+    assert found["watermark"]["ts"] == found["pins"][0]["ts"]
+    assert {table["name"]: table["keep"] for table in found["tables"]} == {
+        "short": {"seconds": 0.0, "versions": 1},
+        "day": {"seconds": 86400.0, "versions": 3},
+    }
+    assert "1 d, 3 versions" in done.out
+
+
+async def test_status_names_the_oldest_open_transaction(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    async with perco.open(path, SCHEMA, options=BY_HAND) as db:
+        for i in range(3):
+            async with db.transaction() as txn:
+                txn.set(n, "k", i)
+        await db.oracle.note()
+        async with db.transaction() as txn:
+            await db.vacuum()
+            done = await run("status", path)
+            assert f"held back by an open transaction, timestamp {txn.start_ts}, begun " in done.out
+            found = json.loads((await run("status", path, "--json")).out)["watermark"]["holder"]
+            assert found["oldest_open"]["ts"] == txn.start_ts
+            assert 0 <= found["age_s"] < 600

@@ -1,0 +1,109 @@
+"""Old versions in a folder: the space that they took is used again, even on a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+import perco
+from perco.storage import ROLLBACK, WRITE, LmdbTablet
+from perco.txn.check import check
+
+docs = perco.Table("docs", key=perco.TEXT)
+n = docs.column("n", perco.INT64)
+body = docs.column("body", perco.BYTES)
+SCHEMA = perco.Schema(docs, keep=perco.Keep(seconds=0))
+BY_HAND = perco.VacuumOptions(on=False)
+SMALL = perco.Options(durability="process", vacuum=BY_HAND)
+
+
+def tablet(db: perco.Database) -> LmdbTablet:
+    found = db.local.store.tablet("docs", b"")
+    assert isinstance(found, LmdbTablet)
+    return found
+
+
+async def overwrite(db: perco.Database, round: int, keys: int, value: bytes) -> None:
+    async with db.transaction() as txn:
+        for key in range(keys):
+            txn.set(n, f"{key:06}", round)
+            txn.set(body, f"{key:06}", value)
+
+
+async def fill(db: perco.Database, value: bytes) -> int:
+    """Overwrite the same cells until there is no space; returns how often it went."""
+    done = 0
+    with contextlib.suppress(perco.StoreFull):
+        while done < 10_000:
+            await overwrite(db, done, 50, value)
+            done += 1
+    assert done < 10_000
+    return done
+
+
+@pytest.mark.parametrize(("size", "map_mib"), [(100, 2), (1500, 6), (20_000, 6)], ids=["short", "long", "pages"])
+async def test_a_full_store_has_space_again_after_a_vacuum(tmp_path: Path, size: int, map_mib: int) -> None:  # S4, G3
+    value = b"x" * size
+    options = replace(SMALL, lmdb=perco.LmdbOptions(map_bytes_max=map_mib << 20))
+    async with perco.open(tmp_path / "s", SCHEMA, options=options) as db:
+        done = await fill(db, value)
+        assert done > 1
+        for _ in range(3):
+            result = await db.vacuum()
+            assert result.removed.versions
+            async with db.snapshot() as snap:
+                assert {row[n] async for row in snap.scan(docs, columns=[n])} == {done - 1}
+                assert await snap.get(body, "000000") == value
+            again = await fill(db, value)
+            assert again > done // 3, "the space of what was removed is used again"
+            done = again
+        await db.vacuum()
+        assert tablet(db).entries(WRITE) == 100
+        assert not tablet(db).entries(ROLLBACK)
+        assert (await check(db.local.store)).clean
+
+
+async def test_the_file_stops_growing_where_a_vacuum_keeps_up(tmp_path: Path) -> None:
+    options = perco.Options(durability="process", vacuum=BY_HAND)
+    async with perco.open(tmp_path / "s", SCHEMA, options=options) as db:
+        sizes = []
+        for round in range(40):
+            await overwrite(db, round, 200, b"x" * 500)
+            await db.vacuum()
+            sizes.append(tablet(db).engine.used_bytes())
+        assert max(sizes) == max(sizes[:10])
+        live = tablet(db).engine.live_bytes()
+        assert live < sizes[-1]
+
+
+async def test_it_works_in_the_background(tmp_path: Path) -> None:
+    often = perco.VacuumOptions(period_s=0.01, share=1.0)
+    gone = trio.Event()
+
+    def event(step: str) -> None:
+        if step == "vacuum" and db.vacuuming.removed.versions >= 198:
+            gone.set()
+
+    options = perco.Options(durability="process", vacuum=often, on_event=event)
+    async with perco.open(tmp_path / "s", SCHEMA, options=options) as db:
+        for round in range(100):
+            await overwrite(db, round, 1, b"")
+        with trio.fail_after(60):
+            await gone.wait()
+        found = db.statistics().vacuum
+        assert found.watermark == db.oracle.holds.watermark
+        assert found.removed.versions == 198
+        assert found.failure is None
+
+
+async def test_a_reopened_store_has_the_watermark_and_the_floor(tmp_path: Path) -> None:  # T13
+    async with perco.open(tmp_path / "s", SCHEMA, options=SMALL) as db:
+        await overwrite(db, 1, 2, b"")
+        watermark = (await db.vacuum()).watermark
+    async with perco.open(tmp_path / "s", SCHEMA, options=SMALL) as db:
+        assert db.oracle.holds.watermark == watermark
+        assert all(t._floor == watermark for t in db.local.store.tablets() if isinstance(t, LmdbTablet))

@@ -1,0 +1,205 @@
+"""Pins: named, durable snapshots with a lease (T15)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import perco
+from perco.txn import pins
+from tests.support.faults import Fault, FaultyRowStore
+from tests.support.machines import Machine
+
+docs = perco.Table("docs", key=perco.TEXT)
+n = docs.column("n", perco.INT64)
+SCHEMA = perco.Schema(docs, keep=perco.Keep(seconds=0))
+EPOCH = 1e9
+
+
+class Wall:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.now_s = EPOCH
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def wall() -> Wall:
+    return Wall()
+
+
+@pytest.fixture
+async def db(wall: Wall) -> AsyncIterator[perco.Database]:
+    async with perco.open("memory:", SCHEMA, options=perco.Options(wall=wall)) as db:
+        yield db
+
+
+async def put(db: perco.Database, value: int) -> int:
+    async with db.transaction() as txn:
+        txn.set(n, "a", value)
+    return txn.commit_ts
+
+
+async def test_a_pin_keeps_what_it_reads(db: perco.Database) -> None:
+    await put(db, 1)
+    async with db.pin("export", lease_s=60, owner="me") as pin:
+        await put(db, 2)
+        assert (await db.vacuum()).holder == ("pin", pin.start_ts, "export")
+        assert await pin.get(n, "a") == 1
+        assert [row[n] async for row in pin.scan(docs)] == [1]
+        assert await db.pins() == [pin.pin]
+        assert pin.pin == ("export", "me", pin.start_ts, EPOCH * 1000, (EPOCH + 60) * 1000)
+    assert await db.pins() == []
+    assert (await db.vacuum()).removed.versions == 1
+    with pytest.raises(perco.TransactionClosed):
+        await pin.get(n, "a")
+
+
+async def test_when_the_lease_has_run_out_it_holds_nothing(db: perco.Database, wall: Wall) -> None:  # G5
+    await put(db, 1)
+    async with db.pin("export", lease_s=60) as pin:
+        await put(db, 2)
+        wall.now_s += 59
+        await db.vacuum()
+        assert await pin.get(n, "a") == 1
+        await pin.renew()
+        wall.now_s += 59.9
+        await db.vacuum()
+        assert await pin.get(n, "a") == 1
+        wall.now_s += 0.2
+        assert await pin.get(n, "a") == 1, "nothing has been removed yet"
+        result = await db.vacuum()
+        assert result.holder.kind == "retention"
+        for look in (lambda: pin.get(n, "a"), lambda: pin.get_many(n, ["a"]), lambda: pin.scan(docs).all(), pin.renew):
+            with pytest.raises(perco.SnapshotTooOld) as caught:
+                await look()
+            assert (caught.value.asked, caught.value.oldest) == (pin.start_ts, result.watermark)
+        assert await db.pins() == [], "it was forgotten"
+
+
+async def test_one_whose_lease_ran_out_is_renewed_while_nothing_has_gone(db: perco.Database, wall: Wall) -> None:
+    await put(db, 1)
+    async with db.pin("export", lease_s=60) as pin:
+        await put(db, 2)
+        wall.now_s += 100
+        await pin.renew(1000)
+        assert (await db.vacuum()).holder.name == "export"
+        assert await pin.get(n, "a") == 1
+        wall.now_s += 999
+        await pin.renew()
+        assert pin.pin.expires_ms == (wall.now_s + 1000) * 1000
+
+
+async def test_a_pin_of_the_past(db: perco.Database) -> None:
+    first = await put(db, 1)
+    await put(db, 2)
+    async with db.pin("past", lease_s=60, ts=first) as pin:
+        await db.vacuum()
+        assert await pin.get(n, "a") == 1
+    await db.vacuum()
+    with pytest.raises(perco.SnapshotTooOld):
+        async with db.pin("past", lease_s=60, ts=first):
+            pass
+    with pytest.raises(perco.UsageError, match="timestamps so far"):
+        async with db.pin("future", lease_s=60, ts=1 << 40):
+            pass
+    assert not db.oracle.holds._past, "what was refused holds nothing"
+    assert await db.pins() == []
+
+
+async def test_a_program_that_died_goes_on_under_the_same_name() -> None:
+    machine = Machine(SCHEMA)
+    async with machine.opened() as db:
+        await put(db, 1)
+        async with db.pin("export", lease_s=3600, keep=True) as pin:
+            begun = pin.start_ts
+        await put(db, 2)
+    async with machine.opened() as db:
+        assert (await db.vacuum()).holder == ("pin", begun, "export")
+        with pytest.raises(perco.UsageError, match="--drop export"):
+            async with db.pin("export", lease_s=1, ts=begun + 1):
+                pass
+        async with db.pin("export", lease_s=1) as pin:
+            assert pin.start_ts == begun
+            assert await pin.get(n, "a") == 1
+            with pytest.raises(perco.UsageError, match="in use in this process"):
+                async with db.pin("export", lease_s=1):
+                    pass
+        assert not await db.pins()
+    async with machine.opened() as db:
+        assert not db.oracle.holds.pins
+
+
+async def test_the_block_may_end_in_any_way(db: perco.Database) -> None:
+    for error in (RuntimeError(), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            async with db.pin("export", lease_s=60):
+                raise error
+        assert not db.oracle.holds.pins
+    with trio.CancelScope() as scope:
+        async with db.pin("export", lease_s=60):
+            scope.cancel()
+            await trio.sleep(1)
+    assert scope.cancelled_caught
+    assert await db.pins() == []
+
+
+@pytest.mark.parametrize("fault", [Fault.FAIL, Fault.LOSE_REQUEST])
+async def test_a_pin_that_is_not_durable_holds_nothing(db: perco.Database, fault: Fault) -> None:  # T15
+    store = FaultyRowStore(db.local.store, lambda mutation, number: fault)
+    db.oracle.pins._store = store
+    with pytest.raises(perco.StoreError):
+        async with db.pin("export", lease_s=60):
+            pass
+    assert store.fired[fault] == 1
+    assert not db.oracle.holds.pins
+
+
+async def test_pins_are_bounded(db: perco.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pins, "PINS_MAX", 2)
+    async with db.pin("a", lease_s=60), db.pin("b", lease_s=60):
+        with pytest.raises(perco.UsageError, match="2 pins already"):
+            async with db.pin("c", lease_s=60):
+                pass
+    async with db.pin("c", lease_s=60):
+        pass
+
+
+@pytest.mark.parametrize(("name", "lease_s"), [("", 1), ("x" * 65, 1), ("a\n", 1), ("a", 0), ("a", -1), ("a", 1e12)])
+async def test_names_and_leases_that_make_no_sense(db: perco.Database, name: str, lease_s: float) -> None:
+    with pytest.raises(perco.UsageError):
+        async with db.pin(name, lease_s=lease_s):
+            pass
+    assert not db.oracle.holds.pins
+
+
+async def test_dropped_by_name(db: perco.Database) -> None:
+    await put(db, 1)
+    async with db.pin("export", lease_s=60) as pin:
+        await put(db, 2)
+        assert await db.drop_pin("export")
+        assert not await db.drop_pin("export")
+        await db.vacuum()
+        with pytest.raises(perco.SnapshotTooOld):
+            await pin.get(n, "a")
+
+
+async def test_pins_are_seen_from_beside_and_not_made_there(tmp_path: Path) -> None:
+    async with perco.open(tmp_path / "s", SCHEMA) as db:
+        await put(db, 1)
+        async with db.pin("export", lease_s=60, keep=True) as pin:
+            made: Any = pin.pin
+    async with perco.open(tmp_path / "s", readonly=True) as db:
+        assert await db.pins() == [made]
+        with pytest.raises(perco.ReadOnly):
+            async with db.pin("another", lease_s=60):
+                pass
+        with pytest.raises(perco.ReadOnly):
+            await db.drop_pin("export")
