@@ -12,6 +12,7 @@ from bench.harness import Run
 BENCHES = {
     "overhead": "what transactions cost over bare LMDB (the paper's figure 8)",
     "observers": "latency and throughput of a chain of three observers",
+    "space": "what overwritten cells take, with a vacuum, beside a fresh store",
     "scanners": "why scanners teleport, in virtual time (the paper's buses)",
 }
 

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from perco.storage.engine import Cursor
 from perco.storage.row import NOWHERE, check_and_write, read_row, scan_rows
 
 _META_PAGES = 2
+_NODE_BYTES = 10  # of a page, for a cell besides its key and value
+_WORTH = 0.5  # pages saved for each page that is written again
 _MAP_BYTES_MIN = 256 << 10  # the named databases of every group, made one by one
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
@@ -289,6 +292,45 @@ class LmdbEngine:
             if not committing:
                 raise
             return [NoReply(f"LMDB: {error}")] * len(mutations)
+
+    def repack(self, group: str, start: bytes, cells: int, skip: int) -> tuple[bytes | None, bool]:
+        """Write some cells again, in order, where so many were removed between them that their pages are half empty:
+        LMDB itself merges pages only below a quarter. Put in order they fill their pages.
+
+        Args:
+            start: the key to begin at.
+            cells, skip: how many, after so many that are passed over.
+
+        Returns: the key to go on at (None: that was the end), and whether it was worth it; else nothing was written.
+        """
+        try:
+            with self._env.begin(write=True) as txn:
+                after, packed = self._repack(txn, self._dbs[group], start, cells, skip)
+                if not packed:
+                    txn.abort()
+            return after, packed
+        except lmdb.MapFullError as error:
+            raise MapTooSmall from error
+
+    def _repack(self, txn: Any, db: Any, start: bytes, cells: int, skip: int) -> tuple[bytes | None, bool]:
+        before = txn.stat(db)["leaf_pages"]
+        with txn.cursor(db) as cursor:
+            if not cursor.set_range(start):
+                return None, False
+            cells_from = cursor.iternext(True, True)
+            for _ in islice(cells_from, skip):
+                pass
+            found: list[tuple[bytes, bytes]] = list(islice(cells_from, cells + 1))
+        after = found.pop()[0] if len(found) > cells else None
+        size = sum(len(key) + len(value) + _NODE_BYTES for key, value in found)
+        if any(len(value) > self._page // 3 for _, value in found):
+            return after, False  # long values lie in pages of their own
+        for key, _ in found:
+            txn.delete(key, b"", db)
+        for key, value in found:
+            txn.put(key, value, True, True, False, db)
+        saved = before - txn.stat(db)["leaf_pages"]
+        return after, saved * self._page > size * _WORTH
 
     def make_room(self, need_bytes: int, *, reserve: bool) -> StoreFull | None:
         """Allocate the file ahead of a batch that may need so many bytes; None: there is room (S4)."""

@@ -132,7 +132,8 @@ def scan_rows(view: View, request: ScanRequest) -> ScanPage:
         if full:
             row = unescape(prefix)
             return ScanPage(rows, row + b"\x00" if request.reverse else row)
-        cells = [_query(view, prefix, query) for query in request.queries]
+        here = walk.groups_at(prefix)
+        cells = [_query(view, prefix, query) if query.group in here else [] for query in request.queries]
         if any(cells):
             rows.append((unescape(prefix), cells))
             size += sum(len(value) for found in cells for _, _, value in found)
@@ -212,6 +213,10 @@ class _Forward:
         prefix = min(keys)[:-TAIL_BYTES]
         return None if self._stop is not None and prefix >= self._stop else prefix
 
+    def groups_at(self, prefix: bytes) -> list[str]:
+        """Those that have cells in a row."""
+        return [group for group, key in self._at.items() if key is not None and key[:-TAIL_BYTES] == prefix]
+
     def leave(self, prefix: bytes) -> None:
         for group, key in self._at.items():
             if key is not None and key[:-TAIL_BYTES] == prefix:
@@ -234,6 +239,9 @@ class _Backward:
             return None
         prefix = max(keys)[:-TAIL_BYTES]
         return None if prefix < self._start else prefix
+
+    def groups_at(self, prefix: bytes) -> list[str]:
+        return [group for group, key in self._at.items() if key is not None and key[:-TAIL_BYTES] == prefix]
 
     def leave(self, prefix: bytes) -> None:
         for group, key in self._at.items():

@@ -13,6 +13,7 @@ S1, S4, S5, S6: see `cells.py` and `lmdb_engine.py`. T10: see `call.py`.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -89,6 +90,7 @@ class Tablet(Protocol):
     def groups(self) -> list[str]: ...
     def expire(self, after_s: float) -> None: ...
     async def raise_floor(self, ts: int) -> None: ...
+    async def repack(self, group: str, start: bytes, skip: int) -> tuple[bytes | None, bool]: ...
     async def add_groups(self, groups: Sequence[str]) -> None: ...
     def statistics(self) -> TabletStatistics: ...
     async def drain(self) -> bool: ...
@@ -145,6 +147,11 @@ class MemoryTablet:
         await trio.lowlevel.checkpoint()
         self._floor = max(self._floor, ts)
 
+    async def repack(self, group: str, start: bytes, skip: int) -> tuple[bytes | None, bool]:
+        """There are no pages."""
+        await trio.lowlevel.checkpoint()
+        return None, False
+
     async def add_groups(self, groups: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
 
@@ -178,6 +185,8 @@ _BATCHES_AVERAGED = 8  # one alone may be all prewrites, or all new transactions
 _NEVER = 1 << 62
 _LARGE = 1 << 20  # bytes: from here on it is worth while to foresee more exactly what a mutation takes
 _ENTRY_BYTES = 64  # of a cell, besides its row and value
+_REPACKED = 1000  # cells written again in one write transaction
+_REPACKED_BYTES = 2 << 20
 _CLOSED = "the store that this belongs to has been closed"
 
 
@@ -534,6 +543,21 @@ class LmdbTablet:
 
     def _raise_floor(self, ts: int) -> None:
         self._floor = max(self._floor, ts)
+
+    async def repack(self, group: str, start: bytes, skip: int) -> tuple[bytes | None, bool]:
+        """Write some cells of a group again where pages are half empty, between two batches; see `LmdbEngine.repack`.
+
+        Where there is no space for that, they are left as they are.
+        """
+        found: list[tuple[bytes | None, bool]] = []
+
+        def act() -> None:
+            if self._room_for(_REPACKED_BYTES, reserve=False) is None:
+                with contextlib.suppress(MapTooSmall):
+                    found.append(self.engine.repack(group, start, _REPACKED, skip))
+
+        await self._on_writer(act)
+        return found[0] if found else (None, False)
 
     async def add_groups(self, groups: Sequence[str]) -> None:
         """Make locality groups that the environment lacks (a table got a new one)."""

@@ -68,6 +68,22 @@ class Removed:
         for part in fields(self):
             setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
 
+    def add_of(self, mutation: Mutation) -> None:
+        """What an applied mutation of a vacuum has removed: by the groups of its cells."""
+        for _, _, writes in mutation.rows:
+            for group, column, _, _ in writes:
+                if group == WRITE:
+                    if column == observed_column(column):
+                        self.versions += 1
+                    else:
+                        self.acks += 1
+                elif group == ROLLBACK:
+                    self.rollbacks += 1
+                elif group == TRACE:
+                    self.traces += 1
+                else:
+                    self.data += 1
+
     @property
     def cells(self) -> int:
         """All of them."""
@@ -117,24 +133,19 @@ class Waste(NamedTuple):
         return Waste(self.table, self.row, self.instead, [], [], [], True)
 
 
-def removed_by(mutation: Mutation) -> Removed:
-    """What an applied mutation of a vacuum has removed: by the groups of its cells."""
-    removed = Removed()
-    for _, _, writes in mutation.rows:
-        for group, column, _, value in writes:
-            assert value is None
-            if group == WRITE:
-                if column != observed_column(column):
-                    removed.acks += 1
-                else:
-                    removed.versions += 1
-            elif group == ROLLBACK:
-                removed.rollbacks += 1
-            elif group == TRACE:
-                removed.traces += 1
-            else:
-                removed.data += 1
-    return removed
+def is_lean(records: Sequence[ScanCell]) -> bool:
+    """Whether nothing can go of a row's records at or below the cut, at a glance: one of each column, no delete, no ack
+    whose cell has gone."""
+    main = before = -1
+    for column, _, value in records:
+        if column == before or not value or value[0] == DELETE:
+            return False
+        before = column
+        if column == observed_column(column):
+            main = column
+        elif observed_column(column) != main:
+            return False
+    return True
 
 
 def waste_of(

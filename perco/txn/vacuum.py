@@ -47,7 +47,7 @@ from perco.txn.holds import Holder
 from perco.txn.local import LocalStore
 from perco.txn.oracle import BOUND_ROW, CLOCK_ROW, Oracle, raise_for
 from perco.txn.records import Cellref, ack_of, column_of
-from perco.txn.retention import Removed, Waste, removed_by, waste_of
+from perco.txn.retention import Removed, Waste, is_lean, waste_of
 from perco.txn.snapshot import Blocked
 
 log = logging.getLogger("perco.vacuum")
@@ -55,6 +55,8 @@ log = logging.getLogger("perco.vacuum")
 VACUUM_ROW: Final = b"vacuum"
 _ROUNDS_MAX = 16  # over all locks, before it is given up
 _SYSTEM_CELLS = 32  # removed at once: they shall fit the reserve
+_LOOSE_MIN = 1000
+_LOOKS_APART = 4000  # cells between two looks for half empty pages where there were none
 _CRAMPED_CELLS = 4  # of a row at a time on a full disk: what the reserve has room for
 
 
@@ -97,6 +99,7 @@ class VacuumResult:
         corrupt: rows that do not decode and were left alone: `perco check` says what is wrong with them.
         blocked: rows where a delete marker stays until its observers have run.
         left: mutations whose reply was lost; the next vacuum looks again.
+        repacked: how often half empty pages were filled again, a thousand cells at a time.
         seconds: how long it took.
     """
 
@@ -110,6 +113,7 @@ class VacuumResult:
     corrupt: int = 0
     blocked: int = 0
     left: int = 0
+    repacked: int = 0
     seconds: float = 0.0
 
 
@@ -152,6 +156,7 @@ class Vacuum:
         self._alone = trio.Lock()
         self._done: tuple[int, dict[str, int]] | None = None  # up to where everything has been removed
         self._told: bytes = b""
+        self._loose: dict[str, int] = {}  # removed from each table since its pages were filled again
         self._share = 1.0
         self._began = 0.0
         self._result = VacuumResult()
@@ -213,7 +218,9 @@ class Vacuum:
             await self._settle_locks()
             self._step("locks")
             for table in result.cuts:
+                before = result.removed.cells
                 await self._collect(table)
+                await self._repack(table, result.removed.cells - before)
             await self._collect_system()
             self._step("vacuum")
             result.table = ""
@@ -285,11 +292,16 @@ class Vacuum:
     async def _collect(self, table: str) -> None:
         self._result.table = table
         start: bytes | None = b""
+        wastes: list[Waste] = []
+        cells = 0
         while start is not None:
             page = await self._store.scan(self._request(table, start, None, self.options.row_cells))
-            wastes, crowded = [], []
+            crowded = []
             for found in page.rows:
                 self._result.rows += 1
+                records, markers, traces, _ = found[1]
+                if not markers and not traces and len(records) < self.options.row_cells and is_lean(records):
+                    continue
                 try:
                     waste, more = self._waste(table, found, self.options.row_cells)
                 except (Corruption, UnicodeDecodeError):
@@ -299,11 +311,14 @@ class Vacuum:
                     crowded.append(found[0])
                 else:
                     wastes.append(waste)
-            if not await self._remove(wastes):
-                crowded += [waste.row for waste in wastes]
+                    cells += len(waste.units) + len(waste.ends)
+            start = page.next
+            if cells >= self.options.row_cells or start is None:
+                if not await self._remove(wastes):
+                    crowded += [waste.row for waste in wastes]
+                wastes, cells = [], 0
             for row in crowded:
                 await self._collect_row(table, row)
-            start = page.next
             self._tell(self._result)
             await self._give_way()
 
@@ -369,7 +384,7 @@ class Vacuum:
             for mutation in waste.mutations(self.options.row_cells):
                 mutations.append(mutation)
                 of.append(waste)
-        return not mutations or await self._apply(mutations, of)
+        return not mutations or await self._apply(mutations, of)  # one write transaction for all of them
 
     async def _apply(self, mutations: Sequence[Mutation], of: Sequence[Waste]) -> bool:
         room = True
@@ -387,9 +402,8 @@ class Vacuum:
     def _count(self, mutation: Mutation, verdict: Verdict) -> bool:
         """Returns False for what found no space."""
         if verdict is APPLIED:
-            gone = removed_by(mutation)
-            self._result.removed.add(gone)
-            self.removed.add(gone)
+            for removed in (self._result.removed, self.removed):
+                removed.add_of(mutation)
             return True
         if isinstance(verdict, Failed):
             if isinstance(verdict.error, StoreFull):
@@ -397,6 +411,25 @@ class Vacuum:
             raise verdict.error
         self._result.left += 1
         return True
+
+    # ------------------------------------------------------------ pages
+
+    async def _repack(self, table: str, removed: int) -> None:
+        """When as much has been removed as half of what is there, pages may be half empty: fill them again."""
+        tablets = [tablet for tablet in self._local.store.tablets() if tablet.table == table]
+        loose = self._loose[table] = self._loose.get(table, 0) + removed
+        if loose < max(sum(tablet.entries(WRITE) for tablet in tablets) // 2, _LOOSE_MIN):
+            return
+        self._loose[table] = 0
+        groups = {WRITE, DATA, *self._catalogue().groups(table)}
+        for tablet, group in product(tablets, sorted(groups)):
+            start: bytes | None = b""
+            skip = 0
+            while start is not None:
+                start, worth = await tablet.repack(group, start, skip)
+                self._result.repacked += worth
+                skip = 0 if worth else _LOOKS_APART
+                await self._give_way()
 
     # ------------------------------------------------------------ system rows
 

@@ -80,6 +80,27 @@ async def test_the_file_stops_growing_where_a_vacuum_keeps_up(tmp_path: Path) ->
         assert live < sizes[-1]
 
 
+async def test_half_empty_pages_are_filled_again(tmp_path: Path) -> None:
+    """What is left lies in about as few pages as in a store that never held more."""
+    options = perco.Options(durability="process", vacuum=BY_HAND)
+    async with perco.open(tmp_path / "worn", SCHEMA, options=options) as db:
+        for round in range(4):
+            await overwrite(db, round, 3000, b"x" * 300)
+        full = tablet(db).engine.live_bytes()
+        result = await db.vacuum()
+        assert result.repacked
+        worn = tablet(db).engine.live_bytes()
+        async with db.snapshot() as snap:
+            rows = [(row.key, row[n], row[body]) async for row in snap.scan(docs)]
+        assert rows == [(f"{key:06}", 3, b"x" * 300) for key in range(3000)]
+        assert (await check(db.local.store)).clean
+        assert not (await db.vacuum()).repacked, "there is nothing to gain"
+    async with perco.open(tmp_path / "fresh", SCHEMA, options=options) as db:
+        await overwrite(db, 3, 3000, b"x" * 300)
+        fresh = tablet(db).engine.live_bytes()
+    assert worn < 1.6 * fresh < full
+
+
 async def test_it_works_in_the_background(tmp_path: Path) -> None:
     often = perco.VacuumOptions(period_s=0.01, share=1.0)
     gone = trio.Event()

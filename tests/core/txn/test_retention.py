@@ -27,7 +27,7 @@ from perco.storage import (
 from perco.storage.engine import MemoryBatch, MemoryEngine
 from perco.storage.row import check_and_write, read_row, scan_rows
 from perco.txn.records import ACK, DELETE, PUT, PUT_DATA, pack_cause, pack_record, pack_trace
-from perco.txn.retention import Keep, Removed, Waste, removed_by, waste_of
+from perco.txn.retention import Keep, Removed, Waste, is_lean, waste_of
 from perco.txn.snapshot import InData, Missing, Value, data_query, look, queries_for
 
 A, B = 1 << 16, 2 << 16  # A is observed by 1 and 2, B by nobody
@@ -108,6 +108,13 @@ class History:
 
     def waste(self, cut: int, watermark: int, versions: int = 1, n: int = 1000) -> Waste:
         records = self.cells(WRITE, cut, n)
+        waste = self.waste_in(records, cut, watermark, versions, n)
+        if is_lean(records):
+            assert not [write for unit in waste.units for write in unit if write[0] not in (ROLLBACK, TRACE)]
+            assert not waste.ends
+        return waste
+
+    def waste_in(self, records: list[ScanCell], cut: int, watermark: int, versions: int, n: int) -> Waste:
         return waste_of(
             "t",
             ROW,
@@ -130,7 +137,7 @@ class History:
             mutations = waste.mutations(n)
             for mutation in mutations:
                 assert self.apply(mutation) is APPLIED
-                removed.add(removed_by(mutation))
+                removed.add_of(mutation)
             if len(self.cells(WRITE, cut, n)) < n and not mutations:
                 return removed
             if not mutations:
