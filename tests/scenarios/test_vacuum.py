@@ -29,6 +29,7 @@ long = docs.column("long", perco.TEXT)
 SCHEMA = perco.Schema(docs, keep=AT_ONCE)
 KEYS = ["a", "b", "i", "q"]  # in three tablets
 LONG = "x" * 300
+TWO_PHASES = perco.Options(commit=perco.CommitOptions(one_step=False))
 
 
 def cells(db: perco.Database, group: str, table: str = "docs") -> Iterator[tuple[bytes, int, int]]:
@@ -66,9 +67,10 @@ async def clean(db: perco.Database) -> None:
     assert result.clean, result.findings
 
 
-@pytest.fixture
-async def db() -> AsyncIterator[perco.Database]:
-    async with perco.open("memory:", SCHEMA) as db:
+@pytest.fixture(params=["two phases", "one step"])
+async def db(request: pytest.FixtureRequest) -> AsyncIterator[perco.Database]:
+    options = None if request.param == "one step" else TWO_PHASES
+    async with perco.open("memory:", SCHEMA, options=options) as db:
         yield db
         await clean(db)
 
@@ -165,11 +167,12 @@ async def test_a_transaction_that_began_at_the_watermark_commits(db: perco.Datab
 
 
 async def test_a_lock_at_the_watermark_is_let_be(db: perco.Database) -> None:  # G2, trap 17
+    kinds = ("commit", "one step")
     store = FaultyRowStore(db.driver.store)
     watermarks = []
 
     async def vacuum(mutation: Mutation) -> None:
-        if kind_of(mutation) == "commit" and not watermarks:
+        if kind_of(mutation) in kinds and not watermarks:
             use(db, store._store)  # type: ignore[arg-type]
             watermarks.append((await db.vacuum()).watermark)
             use(db, store)
@@ -305,7 +308,7 @@ async def test_a_late_copy_of_a_collected_secondary_does_not_come_back(db: perco
 
 
 async def test_the_floor_is_there_again_after_a_restart() -> None:  # T13
-    machine = Machine(SCHEMA)
+    machine = Machine(SCHEMA, one_step=False)
     async with machine.opened() as db:
         await put(db, 1, "a")
         watermark = (await db.vacuum()).watermark
@@ -381,7 +384,7 @@ async def left_behind(machine: Machine, kinds: int) -> None:
 
 @pytest.mark.parametrize("made", range(5))
 async def test_locks_below_the_watermark_are_settled_before_anything_goes(made: int) -> None:  # G2, trap 17
-    machine = Machine(SCHEMA)
+    machine = Machine(SCHEMA, one_step=False)
     async with machine.opened() as db:
         for i in range(3):
             await put(db, i, *KEYS)
@@ -398,7 +401,7 @@ async def test_locks_below_the_watermark_are_settled_before_anything_goes(made: 
 
 
 async def test_rollback_markers_below_the_watermark_go() -> None:  # G4, trap 19; Fluo's testRolledBackDataIsDropped
-    machine = Machine(SCHEMA)
+    machine = Machine(SCHEMA, one_step=False)
     await left_behind(machine, 1)
     await machine.swept()
     async with machine.opened() as db:
@@ -430,7 +433,7 @@ async def test_notes_of_the_clock_go_but_the_newest_at_or_below_the_watermark(au
 
 
 async def test_old_versions_of_the_catalogue_go() -> None:
-    machine = Machine(SCHEMA)
+    machine = Machine(SCHEMA, one_step=False)
     async with machine.opened():
         pass
     for i in range(4):

@@ -51,7 +51,7 @@ async def made() -> World:
     async def seen(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
         runs.append((change.key, change.commit_ts))
 
-    world = World(Machine(schema), n, long, runs)
+    world = World(Machine(schema, one_step=False), n, long, runs)
     machine = world.machine
 
     async def put(db: perco.Database, value: int | None, *keys: str) -> None:
