@@ -13,6 +13,7 @@ What it does can be cut short anywhere, and begun again by anybody: the next one
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -36,6 +37,7 @@ from perco.storage import (
     Mutation,
     Refused,
     RowStore,
+    ScanPage,
     ScanQuery,
     ScanRequest,
     ScanRow,
@@ -56,6 +58,8 @@ VACUUM_ROW: Final = b"vacuum"
 _ROUNDS_MAX = 16  # over all locks, before it is given up
 _SYSTEM_CELLS = 32  # removed at once: they shall fit the reserve
 _LOOSE_MIN = 1000
+_REMOVED_AT_ONCE = 2048  # cells, in one write transaction
+_SLICE_MIN_S, _SLICE_MAX_S = 0.002, 0.02  # of the loop, for a page
 _LOOKS_APART = 4000  # cells between two looks for half empty pages where there were none
 _CRAMPED_CELLS = 4  # of a row at a time on a full disk: what the reserve has room for
 
@@ -65,8 +69,8 @@ class VacuumOptions:
     """Attributes:
     on: remove old versions in the background.
     period_s: how often it is looked whether there are any.
-    share: the part of the time that it may take in the background; 1: it only gives way.
-    page_rows: rows that are read at a time.
+    share: the part of the loop's time that it may take in the background; 1: it only gives way.
+    page_rows: rows that are read at a time; more, up to 16 times as many, where others keep the loop for long.
     row_cells: cells of a row that are read at a time.
     """
 
@@ -158,7 +162,8 @@ class Vacuum:
         self._told: bytes = b""
         self._loose: dict[str, int] = {}  # removed from each table since its pages were filled again
         self._share = 1.0
-        self._began = 0.0
+        self._rows = options.page_rows
+        self._worked = self._waited = 0.0  # since the last pause: by us, and by others while we wanted the loop
         self._result = VacuumResult()
         self._tell: Callable[[VacuumResult], None] = lambda _: None
 
@@ -207,7 +212,8 @@ class Vacuum:
         """
         async with self._alone:
             self._share, self._tell = share, tell or (lambda _: None)
-            began = self._began = trio.current_time()
+            began = trio.current_time()
+            self._rows, self._worked, self._waited = self.options.page_rows, 0.0, 0.0
             self._result = result = VacuumResult()
             await self._publish()
             if moved_only and self._done == (result.watermark, result.cuts):
@@ -295,7 +301,8 @@ class Vacuum:
         wastes: list[Waste] = []
         cells = 0
         while start is not None:
-            page = await self._store.scan(self._request(table, start, None, self.options.row_cells))
+            page = await self._page(self._request(table, start, None, self.options.row_cells))
+            began = time.perf_counter()
             crowded = []
             for found in page.rows:
                 self._result.rows += 1
@@ -313,7 +320,8 @@ class Vacuum:
                     wastes.append(waste)
                     cells += len(waste.units) + len(waste.ends)
             start = page.next
-            if cells >= self.options.row_cells or start is None:
+            self._worked += time.perf_counter() - began
+            if cells >= _REMOVED_AT_ONCE or start is None:
                 if not await self._remove(wastes):
                     crowded += [waste.row for waste in wastes]
                 wastes, cells = [], 0
@@ -330,7 +338,7 @@ class Vacuum:
             ScanQuery(TRACE, None, 0, max(watermark - 1, 0), cells),
             ScanQuery(NOTIFY, None, 0, TS_MAX, cells),
         )
-        return ScanRequest(table, start, stop, queries, False, self.options.page_rows)
+        return ScanRequest(table, start, stop, queries, False, self._rows, seeks_max=8 * self._rows)
 
     def _waste(self, table: str, found: ScanRow, cells: int) -> tuple[Waste, bool]:
         """What can go of a row, and whether there is more in it than was read."""
@@ -471,11 +479,25 @@ class Vacuum:
 
     # ------------------------------------------------------------ manners
 
+    async def _page(self, request: ScanRequest) -> ScanPage:
+        """A page, of so many rows that others are not held up for long, nor a busy loop gone round for little."""
+        began = time.perf_counter()
+        await trio.lowlevel.checkpoint()
+        turn = time.perf_counter() - began  # what others took
+        page = await self._store.scan(request)
+        worked = max(time.perf_counter() - began - 2 * turn, _SLICE_MIN_S / 8)
+        self._worked += worked
+        self._waited += 2 * turn
+        wanted = min(max(turn * self._share, _SLICE_MIN_S), _SLICE_MAX_S)
+        rows = int(self._rows * min(max(wanted / worked, 0.5), 2.0))
+        self._rows = min(max(rows, self.options.page_rows), 16 * self.options.page_rows)
+        return page
+
     async def _give_way(self) -> None:
-        """So long that the whole takes no more than its share of the time."""
-        worked = trio.current_time() - self._began
-        await trio.sleep(worked * (1 / self._share - 1))
-        self._began = trio.current_time()
+        """So long that it takes no more than its share of the loop."""
+        pause_s = self._worked * (1 / self._share - 1) - self._waited
+        self._worked = self._waited = 0.0
+        await trio.sleep(max(pause_s, 0.0))
 
 
 def _acks(catalogue: Catalogue, table: str) -> Callable[[int], Sequence[int]]:

@@ -75,7 +75,7 @@ async def test_the_file_stops_growing_where_a_vacuum_keeps_up(tmp_path: Path) ->
             await overwrite(db, round, 200, b"x" * 500)
             await db.vacuum()
             sizes.append(tablet(db).engine.used_bytes())
-        assert max(sizes) == max(sizes[:10])
+        assert max(sizes[20:]) <= 1.25 * max(sizes[:10])
         live = tablet(db).engine.live_bytes()
         assert live < sizes[-1]
 
