@@ -462,9 +462,17 @@ class Driver:
 
     def _settled(self, start_ts: int, fate: int | None, *, observed: bool) -> None:
         self.inflight.pop(start_ts, None)
-        self.oracle.holds.open.discard(start_ts)
+        if start_ts not in self.entered.left:  # else its records may still come
+            self.oracle.holds.open.discard(start_ts)
         self.fates.settle(start_ts, fate)
         self._observed_done(observed=observed)
+
+    def _left_settled(self, start_ts: int, fate: int) -> None:
+        """A one-step commit whose answer did not come holds the watermark until its fate has been learnt (G1)."""
+        if self.entered.settled(start_ts):
+            self.oracle.holds.open.discard(start_ts)
+            if fate:
+                self.notified()  # N8: its notify cells became visible and nobody was told
 
     def _observed_done(self, *, observed: bool) -> None:
         if observed:
@@ -510,8 +518,7 @@ class Driver:
             if recovery.fate or start_ts >= self.oracle.holds.watermark:
                 # T4: an abort of what began below it may be a commit whose record has been collected meanwhile.
                 self.fates.learn(start_ts, recovery.fate)
-            if self.entered.settled(start_ts) and recovery.fate:
-                self.notified()  # N8: its notify cells became visible and nobody was told
+            self._left_settled(start_ts, recovery.fate)
             clearing = recovery.clearing()
             if clearing:
                 recovery.cleared(await self.store.apply(clearing))
@@ -629,8 +636,7 @@ class Driver:
             if recovery.fate is None:
                 assert recovery.failure is not None
                 raise recovery.failure
-            if self.entered.settled(start_ts) and recovery.fate:
-                self.notified()  # N8: its notify cells became visible and nobody was told
+            self._left_settled(start_ts, recovery.fate)
             watermark = self.oracle.holds.watermark  # after the primary was read: what was there then, was all there is
             if not recovery.conclusive and start_ts < watermark:
                 raise CommitUnknown(make_token(start_ts, primary), _collected(watermark), for_good=True)

@@ -19,7 +19,7 @@ from perco.txn.check import check
 from perco.txn.mutations import Header, Intent
 from perco.txn.oracle import published
 from perco.txn.records import PUT, Cellref
-from tests.support.faults import FaultyRowStore, kind_of, use
+from tests.support.faults import Fault, FaultyRowStore, kind_of, use
 from tests.support.machines import CrashedError, Machine
 
 AT_ONCE = perco.Keep(seconds=0)
@@ -193,6 +193,30 @@ async def test_whoever_began_and_was_dropped_does_not_hold_it(db: perco.Database
     del txn, snap
     gc.collect()
     assert (await db.vacuum()).holder.kind == "retention"
+
+
+async def test_a_commit_whose_answer_did_not_come_holds_it_until_it_is_known(autojump_clock: Any) -> None:  # G1, C6
+    options = perco.Options(commit=perco.CommitOptions(commit_timeout_s=5))
+    machine = Machine(SCHEMA)
+    async with machine.opened(options) as db:
+        await put(db, 1, "a")
+        lost = Fault.LOSE_REPLY
+        store = use(
+            db, FaultyRowStore(db.driver.store, lambda mutation, _: lost if kind_of(mutation) == "one step" else None)
+        )
+        txn = await db.begin()
+        txn.set(n, "a", 2)
+        store.deaf = True
+        with pytest.raises(perco.CommitUnknown):
+            await txn.commit()
+        assert store.fired[lost] == 1
+        store.deaf = False
+        assert (await db.vacuum()).holder == ("transaction", txn.start_ts, "")
+        assert await db.outcome(txn.token) > txn.start_ts
+        result = await db.vacuum()
+        assert result.holder.kind == "retention"
+        assert result.removed.versions == 1
+        assert await got(db, "a") == 2
 
 
 @pytest.mark.parametrize("how", ["commit", "discard", "empty", "conflict", "run", "snapshot", "attempts", "past"])
