@@ -11,9 +11,12 @@ from perco.testing.plan import Plan
 from perco.testing.shrink import Shrinker, ShrinkOptions, fails, kind_of_problem, shrink
 from perco.testing.simulation import CRASHES, FAULTS, PAUSE, STEPS, Outcome, SimulationOptions, run_plan, simulate
 from tests.testing.mutants import HARMLESS, MUTANTS, Mutant
+from tests.testing.mutants_one_step import ONE_STEP, ONE_STEP_HARMLESS
 
 SEEDS_MAX = 200  # within which a mutant has to die
 OPTIONS = SimulationOptions()
+ALL_MUTANTS = {**MUTANTS, **ONE_STEP}
+ALL_HARMLESS = {**HARMLESS, **ONE_STEP_HARMLESS}
 
 
 @pytest.mark.parametrize("seed", range(100, 140))
@@ -55,10 +58,10 @@ def died(seed: int) -> str:
     return "".join(outcome.problems)
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", ALL_MUTANTS)
 def test_a_mutant_dies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds to its death are printed by `pytest -rP`."""
-    break_it: Mutant = MUTANTS[name]
+    break_it: Mutant = ALL_MUTANTS[name]
     break_it(monkeypatch)
     for seed in range(SEEDS_MAX):
         how = died(seed)
@@ -69,9 +72,9 @@ def test_a_mutant_dies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.parametrize("name", ALL_HARMLESS)
 def test_what_breaks_no_rule_raises_nothing(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    HARMLESS[name](monkeypatch)
+    ALL_HARMLESS[name](monkeypatch)
     assert died(seed) == ""
 
 
