@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -454,6 +455,28 @@ async def test_notes_of_the_clock_go_but_the_newest_at_or_below_the_watermark(au
         left = [ts for row, _, ts in cells(db, "data", SYSTEM_TABLE) if row == b"clock"]
         assert left == [max(ts for ts in notes if ts <= result.watermark)]
         assert result.removed.notes == len(notes) - 1
+
+
+async def test_the_past_can_be_read_as_far_back_as_it_is_kept(autojump_clock: Any) -> None:  # O3, T15
+    begun = trio.current_time()
+    options = perco.Options(wall=lambda: 1e9 + trio.current_time() - begun, vacuum=perco.VacuumOptions(on=False))
+
+    def moment(second: float) -> datetime:
+        return datetime.fromtimestamp(1e9 + second, UTC)
+
+    async with perco.open("memory:", perco.Schema(docs, keep=perco.Keep(seconds=10)), options=options) as db:
+        for i in range(30):
+            await put(db, i, "a")
+            await db.oracle.note()
+            await trio.sleep(1.0)
+        result = await db.vacuum()
+        assert result.holder.kind == "retention"
+        assert result.removed.versions in (18, 19, 20)
+        for second in range(20, 30):
+            async with db.snapshot(at=moment(second + 0.5)) as snap:
+                assert await snap.get(n, "a") == second
+        with pytest.raises(perco.SnapshotTooOld):
+            await db.snapshot_at(at=moment(15))
 
 
 async def test_old_versions_of_the_catalogue_go() -> None:

@@ -186,3 +186,23 @@ def test_all_that_a_stranger_needs_is_in_the_lock() -> None:  # N1
     recovery.asked([[], [], [OWN]], alive=False)
     [mutation] = recovery.clearing()
     assert mutation == commit(header, [intent], 9)
+
+
+def test_below_the_floor_no_trace_means_no_commit_and_no_marker_is_needed() -> None:  # T13
+    recovery = Recovery(START, PRIMARY, [(SECONDARY, LOCKED)])
+    recovery.asked([[], [], []], alive=False)
+    recovery.decided(Refused(0, -1))
+    assert recovery.step is Step.ASK, "it may have committed between the look and the floor: the primary is read again"
+    recovery.asked([[], [], []], alive=False)
+    assert recovery.step is Step.BACK
+    assert recovery.fate == 0
+    assert not recovery.conclusive, "who asks without a lock in hand cannot tell it from what was collected (T4)"
+    assert [mutation.rows[0][0] for mutation in recovery.clearing()] == [SECONDARY.row]
+
+
+def test_a_commit_that_came_before_the_floor_is_rolled_forward() -> None:  # T13
+    recovery = Recovery(START, PRIMARY, [(SECONDARY, LOCKED)])
+    recovery.asked([[], [], []], alive=False)
+    recovery.decided(Refused(0, -1))
+    recovery.asked([[], [], [OWN]], alive=False)
+    assert (recovery.step, recovery.fate, recovery.conclusive) == (Step.FORWARD, 9, True)
