@@ -53,6 +53,7 @@ class State(Enum):
 _HELD: Final = 1
 _MAYBE: Final = 2  # sent, and we do not know
 _NONE: Final[frozenset[int]] = frozenset()
+_NOWHERE: Final[list[tuple[str, bytes, int]]] = []
 _LOST_MAX: Final = 16  # rounds without a reply, before it is given up
 
 # Which check of a prewrite refused it (T7, T13).
@@ -73,6 +74,7 @@ class Commit:
         "_parts",
         "_sent",
         "_standing",
+        "cells",
         "commit_ts",
         "failure",
         "header",
@@ -102,6 +104,8 @@ class Commit:
         self._again: frozenset[int] = _NONE  # parts of the last round that may have been applied before (T6)
         self._sent: Sequence[int] = ()
         self.one_step = one_step
+        # What stands in the memory of entered cells while it commits in one step (C2): not what is only read.
+        self.cells = [intent[:3] for intent in parts[0] if intent[3] != READ] if one_step else _NOWHERE
         self.state = State.DRAW if one_step and len(parts) == 1 else State.PREWRITE
         self.commit_ts = 0
         self.refusals: Sequence[tuple[int, Refused]] = ()  # (part, which check of it)
@@ -194,14 +198,6 @@ class Commit:
         return len(self._parts) - self.one_step
 
     # ------------------------------------------------------------ DRAW, COMMIT, ASK
-
-    @property
-    def one_step_part(self) -> Sequence[Intent]:
-        """The cells that are written without a lock (C1)."""
-        if not self.one_step:
-            return ()
-        part = self._parts[0]
-        return part if part[-1].kind != READ else [intent for intent in part if intent.kind != READ]
 
     def drawn(self, commit_ts: int) -> None:
         """T2: drawn now that everything is held."""

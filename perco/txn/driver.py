@@ -116,13 +116,13 @@ class Driver:
         """
         start_ts = commit.header.start_ts
         self.fates.begin(start_ts)
-        self.inflight[start_ts] = commit
         if observed:
             self.fates.observed += 1
         try:
             if commit.state is State.DRAW:
                 await self._in_one_step(commit, version)
             else:
+                self.inflight[start_ts] = commit
                 await self._prewritten(commit, version)
             if commit.state is not State.COMMITTED:
                 await self._until_decided(commit, version)
@@ -189,7 +189,7 @@ class Driver:
             raise CatalogueChanged(commit.header.start_ts, self.oracle.catalogue_version)
         self.entered.enter(commit)
         try:
-            [verdict] = await self.store.apply((commit.primary_commit(),))
+            [verdict] = await self._chained((commit.primary_commit(),), None)
         except BaseException:
             self.entered.leave(commit)  # C3: it was never sent (T10)
             raise
@@ -244,7 +244,7 @@ class Driver:
             await self.past(entry)
         return len(left)
 
-    def _chained(self, mutations: Sequence[Mutation], chain: Chain) -> Awaitable[list[Verdict]]:
+    def _chained(self, mutations: Sequence[Mutation], chain: Chain | None) -> Awaitable[list[Verdict]]:
         """Where the store can go on by itself, it does."""
         store = self.store
         if isinstance(store, LocalRowStore):

@@ -47,8 +47,7 @@ class Entered:
         """Another's entry for a cell that this commit would enter."""
         cells = self.cells
         if cells:
-            for intent in commit.one_step_part:
-                where = intent[:3]
+            for where in commit.cells:
                 entry = cells.get(where)
                 if entry is not None:
                     return where, entry
@@ -59,19 +58,19 @@ class Entered:
         header = commit.header
         entry = Entry(commit.commit_ts, header.start_ts, header.primary)
         cells = self.cells
-        for intent in commit.one_step_part:
-            cells[intent[:3]] = entry
+        for where in commit.cells:
+            cells[where] = entry
 
     def leave(self, commit: Commit) -> None:
         """C3: the write transaction has ended, or was never begun."""
         cells = self.cells
-        for intent in commit.one_step_part:
-            entry = cells.pop(intent[:3])
-            assert entry.start_ts == commit.header.start_ts, "C3: an entry is its own transaction's"
+        for where in commit.cells:
+            entry = cells.pop(where)
+            assert entry.commit_ts == commit.commit_ts, "C3: an entry is its own transaction's"
 
     def leave_behind(self, commit: Commit) -> None:
         """Nobody knows whether the write transaction has ended: the entries stay until `settled`."""
-        where = [intent[:3] for intent in commit.one_step_part]
+        where = commit.cells
         self.left[commit.header.start_ts] = self.cells[where[0]], where
 
     def settled(self, start_ts: int) -> bool:

@@ -497,7 +497,11 @@ class Transaction(Snapshot):
         self._open = False  # from here on the driver says when it is done (G1)
         first = parts[0][0]
         primary = Cellref(first.table, first.row, first.column)
-        header = Header(self.start_ts, primary, self._root, self._depth, client.lease_token, client.oracle.wall_ms())
+        driver = self._driver
+        one_step = self._reads is None and driver.options.one_step and driver.fates.alone
+        # Only locks carry the time.
+        wall_ms = 0 if one_step and len(parts) == 1 else client.oracle.wall_ms()
+        header = Header(self.start_ts, primary, self._root, self._depth, client.lease_token, wall_ms)
         self._primary = primary
         self.outcome = "unknown"
         observed = self._ack is not None
@@ -505,11 +509,9 @@ class Transaction(Snapshot):
             if intent.observers:
                 observed = True
                 break
-        driver = self._driver
-        one_step = self._reads is None and driver.options.one_step and driver.fates.alone
         commit = Commit(header, parts, self._reads, one_step=one_step)
         try:
-            self.commit_ts = await self._driver.commit(
+            self.commit_ts = await driver.commit(
                 commit, observed=observed, version=self._version or client.catalogue.version
             )
         except ConflictAt as found:

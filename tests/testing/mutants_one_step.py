@@ -51,11 +51,11 @@ def primary_entered(patch: pytest.MonkeyPatch) -> None:
 
     def enter(self: entered.Entered, commit: commit.Commit) -> None:
         right(self, commit)
-        for intent in commit.one_step_part[1:]:
-            del self.cells[intent[:3]]
+        for where in commit.cells[1:]:
+            del self.cells[where]
 
     def leave(self: entered.Entered, commit: commit.Commit) -> None:
-        self.cells.pop(commit.one_step_part[0][:3], None)
+        self.cells.pop(commit.cells[0], None)
 
     patch.setattr(entered.Entered, "enter", enter)
     patch.setattr(entered.Entered, "leave", leave)
