@@ -1,7 +1,8 @@
 """One LMDB environment: a tablet's cells on disk.
 
 S2  By default a committed batch has been synced; what is not synced is not visible (LMDB's own order).
-S3  Views are short and never live across an await; LMDB's readers never wait for its writer.
+S3  Views are short: they end before the next await, or with the batch under way at the latest (they pin the pages that
+    it frees); LMDB's readers never wait for its writer.
 S4  Room is made before a batch is written: the file is allocated ahead, with a reserve on top that only mutations
     marked `reserve` (rollback, roll-forward, collection) may go into. So a full disk is noticed before anything is
     written, fails the ordinary mutations of that batch, and leaves room for those that let others go on.
@@ -133,6 +134,7 @@ class LmdbEngine:
             raise UnsuitableFolder(str(path), f"LMDB cannot open it: {error}") from error
         self.map_bytes = int(self._env.info()["map_size"])  # LMDB takes more if more is used
         self._dbs: dict[str, Any] = {}
+        self._shared: tuple[Any, _LmdbView] | None = None
         self._data = -1
         try:
             self._open_groups(groups)
@@ -189,8 +191,20 @@ class LmdbEngine:
         self._env.set_mapsize(0)
         self.map_bytes = int(self._env.info()["map_size"])
 
-    def read(self, row: bytes, queries: Sequence[Any], empty: Container[str] = NOWHERE) -> RowCells:
+    def read(
+        self, row: bytes, queries: Sequence[Any], empty: Container[str] = NOWHERE, *, shared: bool = False
+    ) -> RowCells:
+        """Cells of a row, from a view of now; or `shared`: from one that may be as old as the last `end_shared`.
+
+        Who asks for that calls `end_shared` when a batch has ended (T2), and has one under way (S3).
+        """
         try:
+            if self._shared is not None:
+                return read_row(self._shared[1], row, queries, empty)
+            if shared:
+                txn = self._env.begin()
+                self._shared = txn, _LmdbView(txn, self._dbs)
+                return read_row(self._shared[1], row, queries, empty)
             if not self.readonly:  # the owner: nobody else grows its map
                 with self._env.begin() as txn:
                     return read_row(_LmdbView(txn, self._dbs), row, queries, empty)
@@ -201,6 +215,12 @@ class LmdbEngine:
         except lmdb.Error as error:
             raise self._unreadable(error) from error
         return [next(found) if query[0] in self._dbs else [] for query in queries]
+
+    def end_shared(self) -> None:
+        """What is read from now on is read from a newer view."""
+        if self._shared is not None:
+            txn, self._shared = self._shared[0], None
+            txn.abort()
 
     def _unreadable(self, error: lmdb.Error) -> PercoError:
         if isinstance(error, lmdb.ReadersFullError):
@@ -366,6 +386,7 @@ class LmdbEngine:
 
     def grow(self, need_bytes: int, *, reserve: bool) -> StoreFull | None:
         """Grow the map, twofold at least; only while no transaction is open in this process (S6)."""
+        self.end_shared()
         wanted = self._wanted(need_bytes, reserve=reserve)
         size = 2 * self.map_bytes
         while size < wanted:
@@ -389,6 +410,7 @@ class LmdbEngine:
         self._env.sync(True)
 
     def close(self) -> None:
+        self.end_shared()
         if self._data >= 0:
             os.close(self._data)
             self._data = -1

@@ -180,6 +180,8 @@ _Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "Wri
 
 _PASSING = frozenset(PROTOCOL_GROUPS) - {DATA, WRITE}  # groups whose cells come and go
 
+_EXPIRED: list[_Entry] = []  # stands for a batch that nobody waits for any more
+
 _HALF_MIN = 16  # a smaller batch is never closed early
 _BATCHES_AVERAGED = 8  # one alone may be all prewrites, or all new transactions, which cost several times as much
 _NEVER = 1 << 62
@@ -251,7 +253,9 @@ class LmdbTablet:
     def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells:
         if self._handover.under_way:
             self._handover.give_way()
-        return self.engine.read(row, queries, self._empty)
+        # All that reads while a batch is under way may share one view: nothing that a reader must see becomes visible
+        # before that batch has been answered: prewrites precede their commit_ts, what commits in one step is entered.
+        return self.engine.read(row, queries, self._empty, shared=self._writing and self._batch is not _EXPIRED)
 
     def scan(self, request: ScanRequest) -> ScanPage:
         if self._handover.under_way:
@@ -371,6 +375,7 @@ class LmdbTablet:
         expired = batch is not self._batch
         in_flight = len(batch) + len(self._queue)
         self._handover.under_way -= 1
+        self.engine.end_shared()  # T2: what this batch wrote is seen from now on
         slow_disk = ended - self._handed_over > in_flight * self._busy_each
         self._half = _NEVER if slow_disk else max(in_flight // 2, _HALF_MIN)
         self._writing = False
@@ -417,8 +422,9 @@ class LmdbTablet:
         """
         if not self._writing or trio.current_time() - self._closed_at < after_s:
             return
+        self.engine.end_shared()  # S3: who knows when this batch ends
         reason = f"the disk has not answered for {after_s:g} s"
-        batch, self._batch = self._batch, []
+        batch, self._batch = self._batch, _EXPIRED
         queue, self._queue = [entry for entry in self._queue if not entry[1].dropped], []
         self._answer(batch, [NoReply(reason)] * len(batch))
         self._answer(queue, [Failed(Unavailable(reason))] * len(queue))
@@ -562,6 +568,7 @@ class LmdbTablet:
     async def add_groups(self, groups: Sequence[str]) -> None:
         """Make locality groups that the environment lacks (a table got a new one)."""
         await self._on_writer(lambda: self.engine.add_groups(groups))
+        self.engine.end_shared()  # it does not know them
 
     async def _on_writer(self, action: Callable[[], None]) -> None:
         """Run something on the writer's thread, between two batches."""

@@ -16,7 +16,8 @@ from perco.storage import LmdbTablet, Mutation
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
 SCHEMA = perco.Schema(docs)
-IMPATIENT = perco.Options(commit=perco.CommitOptions(commit_timeout_s=0.2))
+IMPATIENT = perco.Options(commit=perco.CommitOptions(commit_timeout_s=0.2, one_step=False))
+IN_ONE_STEP = perco.Options(commit=perco.CommitOptions(commit_timeout_s=0.2))
 
 pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")
 
@@ -50,9 +51,12 @@ class HungDisk:
         self.answer()  # a failed test must not hang as well
 
 
-async def test_a_commit_that_the_disk_keeps_is_unknown_and_can_be_asked_after(tmp_path: Path) -> None:  # T4 T10
-    async with perco.open(tmp_path / "s", SCHEMA, options=IMPATIENT) as db:
-        with HungDisk(db, 2) as disk:  # after the prewrite
+@pytest.mark.parametrize(("options", "nth"), [(IMPATIENT, 2), (IN_ONE_STEP, 1)], ids=["after the prewrite", "one step"])
+async def test_a_commit_that_the_disk_keeps_is_unknown_and_can_be_asked_after(
+    tmp_path: Path, options: perco.Options, nth: int
+) -> None:  # T4 T10 C3
+    async with perco.open(tmp_path / "s", SCHEMA, options=options) as db:
+        with HungDisk(db, nth) as disk:
             txn = await db.begin()
             txn.set(n, "k", 1)
             with pytest.raises(perco.CommitUnknown) as caught:
@@ -60,7 +64,7 @@ async def test_a_commit_that_the_disk_keeps_is_unknown_and_can_be_asked_after(tm
             assert disk.hung
             assert txn.outcome == "unknown"
             async with db.snapshot() as snap:
-                with pytest.raises(perco.Unavailable):  # its lock is in the way, and nobody can settle it now
+                with pytest.raises(perco.Unavailable):  # its lock or entry is in the way, and nobody can settle it now
                     await snap.get(n, "k")
             disk.answer()
             assert await db.outcome(caught.value.token) > 0
