@@ -34,7 +34,7 @@ DRIFT: Final = 0.05  # how far a clock may go wrong, in either direction
 TTL_S: Final = 0.4  # of a process's lease
 STALE_S: Final = 1.0  # a lock of this age is dead, whoever lives
 REFRESH_S: Final = 0.1
-TIMEOUT_S: Final = 0.3  # of a question to a coordinator
+TIMEOUT_S: Final = 0.7  # of a question to a coordinator
 _ASKS_MAX: Final = 40
 
 

@@ -72,7 +72,8 @@ def kind_of(mutation: Mutation) -> str:
     if (WRITE, False) in groups or (TRACE, False) in groups:
         return "commit"
     if (LOCK, False) in groups or (SHARED, False) in groups:
-        return "refresh" if mutation.rows[0][1][0][0] == PRESENT else "prewrite"
+        checks = mutation.rows[0][1]
+        return "refresh" if checks and checks[0][0] == PRESENT else "prewrite"
     if (LOCK, True) in groups or (SHARED, True) in groups:
         return "rollback"
     if (ROLLBACK, False) in groups:

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, Protocol
 
 import trio
 
 from perco.notify.database import Database
 from perco.testing.history import Ops
 from perco.txn.codecs import INT64, MSGPACK, TEXT
+from perco.txn.reads import Isolation
 from perco.txn.retention import Keep
 from perco.txn.schema import Change, Column, Schema, Table
 from perco.txn.transaction import Snapshot, Transaction
 
-KINDS: Final = ("bank", "unique", "moves", "long", "late", "vacuum")
+KINDS: Final = ("bank", "unique", "moves", "long", "late", "vacuum", "serializable")
 _ACCOUNTS: Final = [f"a{i}" for i in range(6)]
 _FUNDS: Final = 100  # on an account that nobody has touched
 _USERS: Final = [f"u{i}" for i in range(5)]
@@ -100,6 +102,15 @@ class World:
         self._put(txn, self.first, change.key, None if change.value is None else change.value[0])
 
 
+class Began(Protocol):
+    """Is told of the transaction that a client begins."""
+
+    def note(self, txn: Transaction) -> None: ...
+    def __call__(self, manager: AbstractAsyncContextManager[Transaction]) -> AbstractAsyncContextManager[Transaction]:
+        """The same block; its transaction is noted."""
+        ...
+
+
 class Clients:
     """What the clients of one run do; shared by all of its processes. `problem` is told what must never be seen."""
 
@@ -114,14 +125,17 @@ class Clients:
         if chance < 0.12 and "bank" in self.kinds:
             if chance < 0.02 and self._past:
                 await self._look_back(db, world, *rng.choice(self._past))
+            elif chance < 0.09:
+                await self._run_transfer(db, world, rng, began)
             else:
                 async with began(db.transaction()) as txn:
-                    await (self._transfer(txn, world, rng) if chance < 0.09 else self._audit(txn, world, rng))
+                    await self._audit(txn, world, rng)
         elif 0.12 <= chance < 0.24 and "unique" in self.kinds:
             async with began(db.transaction()) as txn:
                 await (self._claim(txn, world, rng) if chance < 0.21 else self._audit_names(txn, world))
         else:
-            async with began(db.transaction()) as txn:
+            isolation: Isolation = "serializable" if "serializable" in self.kinds else "snapshot"
+            async with began(db.transaction(isolation=isolation)) as txn:
                 await (self._read(txn, world, ops, rng) if rng.random() < 0.3 else self._append(txn, world, ops, rng))
 
     # ------------------------------------------------------------ lists
@@ -170,6 +184,15 @@ class Clients:
         for account, change in ((source, -amount), (target, amount)):
             balance = await txn.get(world.balance, account)
             txn.set(world.balance, account, (_FUNDS if balance is None else balance) + change)
+
+    async def _run_transfer(self, db: Database, world: World, rng: random.Random, began: Began) -> None:
+        """Again after each conflict, as users do it (T11)."""
+
+        async def attempt(txn: Transaction) -> None:
+            began.note(txn)
+            await self._transfer(txn, world, rng)
+
+        await db.options(attempts=5).run(attempt)
 
     async def _audit(self, txn: Transaction, world: World, rng: random.Random) -> None:
         balances = await self._balances(txn, world, scan=rng.random() < 0.5)
@@ -236,6 +259,3 @@ class Clients:
             if len(set(handled)) != len(handled):
                 self._problem(f"N3: an observer committed twice for one change of {row}: {handled}")
         return {key: self.one_of(key, found)[1] for key in world.keys}
-
-
-Began = Callable[[Any], Any]

@@ -5,15 +5,30 @@ Each is a function of a `pytest.MonkeyPatch` that breaks one rule. `HARMLESS` ar
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from perco.errors import RolledBack
-from perco.notify import claim, worker
-from perco.storage import LOCK, NOTIFY, ROLLBACK, WRITE, Mutation, NoReply
-from perco.txn import commit, driver, mutations, oracle, snapshot, timestamps, transaction
+from perco.errors import Corruption, RolledBack, TransientError
+from perco.notify import claim, database, worker
+from perco.storage import LOCK, NOTIFY, ROLLBACK, WRITE, Mutation, NoReply, tablet
+from perco.testing import cluster, faults
+from perco.txn import (
+    client,
+    commit,
+    driver,
+    holds,
+    mutations,
+    oracle,
+    records,
+    retention,
+    snapshot,
+    timestamps,
+    transaction,
+    vacuum,
+)
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Mutant] = {}
@@ -95,7 +110,208 @@ def early(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+@mutant("O1 the bound is durable only after its first use")
+def bound_after_use(patch: pytest.MonkeyPatch) -> None:
+    right = oracle.Oracle._make_durable
+
+    async def make_durable(self: oracle.Oracle, bound: int) -> None:
+        first = self._timestamps
+        before = first.bound
+        first.extend(bound)  # others draw from it while it is on its way to the disk
+        shadow = timestamps.Timestamps(before)
+        self._timestamps = shadow
+        writing = right(self, bound)
+        told = None
+        while True:
+            self._timestamps = shadow
+            try:
+                waited = writing.send(told)
+            except StopIteration:
+                return
+            finally:
+                self._timestamps = first
+            told = await _pass_on(waited)
+
+    patch.setattr(oracle.Oracle, "_make_durable", make_durable)
+
+
+@types.coroutine
+def _pass_on(waited: Any) -> Any:
+    return (yield waited)
+
+
+@mutant("O1 a second oracle still serves its range")
+def still_serving(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cluster.Coordinator, "expired", lambda self: False)
+
+
+@mutant("O1 the lease is checked before a reply is formed, not after")
+def checked_before(patch: pytest.MonkeyPatch) -> None:
+    async def serve(self: cluster.Coordinator, what: str, argument: Any, still: Any) -> Any:
+        if not self._serving or self.expired():
+            raise cluster.NotServingError
+        await still()
+        try:
+            reply = await self._form(what, argument)
+        except Corruption:
+            self._serving = False
+            raise cluster.NotServingError from None
+        await still()
+        return reply
+
+    patch.setattr(cluster.Coordinator, "serve", serve)
+
+
+@mutant("O2 who comes while a call is under way shares it")
+def shared_call(patch: pytest.MonkeyPatch) -> None:
+    right = cluster.RemoteOracle._hand_out
+
+    def hand_out(self: cluster.RemoteOracle, waiters: Any, drawn: list[int], error: Any) -> None:
+        spare = drawn[len(waiters) :]
+        right(self, waiters, drawn, error)
+        if spare and error is None:
+            early, self._waiting = self._waiting[: len(spare)], self._waiting[len(spare) :]
+            right(self, early, spare, None)
+
+    ask = cluster.ask_one_of
+
+    async def more(count: int, what: str, send: Any) -> Any:
+        return await ask(count, what, send)
+
+    form = cluster.Coordinator._form
+
+    async def generous(self: cluster.Coordinator, what: str, argument: Any) -> Any:
+        return await form(self, what, argument + 4 if what == "draw" else argument)
+
+    patch.setattr(cluster, "ask_one_of", more)
+    patch.setattr(cluster.Coordinator, "_form", generous)
+    patch.setattr(cluster.RemoteOracle, "_hand_out", hand_out)
+
+
+@mutant("O2 the batcher gives two who wait one timestamp")
+def same_for_two(patch: pytest.MonkeyPatch) -> None:
+    right = cluster.RemoteOracle._hand_out
+    patch.setattr(
+        cluster.RemoteOracle,
+        "_hand_out",
+        lambda self, waiters, drawn, error: right(self, waiters, drawn[:1] * len(drawn), error),
+    )
+
+
+@mutant("T2 a reader's view is older than its timestamp")
+def old_view(patch: pytest.MonkeyPatch) -> None:
+    right = faults.FaultyRowStore.read
+    views: dict[Any, Any] = {}
+
+    async def read(self: faults.FaultyRowStore, requests: Any) -> Any:
+        found = await right(self, requests)
+        if len(requests) != 1 or [query[0] for query in requests[0][2]] != [LOCK, WRITE]:
+            return found
+        table, row, [_, (_, column, low, _, _)] = requests[0]
+        if low:
+            return found
+        where = (id(self), table, row, column)
+        views[where], old = found, views.get(where, found)
+        return old
+
+    patch.setattr(faults.FaultyRowStore, "read", read)
+
+
 # ------------------------------------------------------------ commit
+
+
+class _WithSecondaries(Mutation):
+    """The primary's commit, and in one batch with it the others, each with a verdict of its own."""
+
+    more: Any = ()
+
+
+@mutant("T3 primary and secondaries in one batch, which is no group")
+def one_batch(patch: pytest.MonkeyPatch) -> None:
+    right = commit.Commit.primary_commit
+    apply = faults.FaultyRowStore.apply
+
+    def with_secondaries(self: commit.Commit) -> Mutation:
+        made = _WithSecondaries(*right(self))
+        made.more = [mutations.commit(self.header, part, self.commit_ts) for part in self._parts[1:]]
+        return made
+
+    async def apply_all(self: faults.FaultyRowStore, sent: Any) -> Any:
+        more = getattr(sent[0], "more", ()) if sent else ()
+        return (await apply(self, [Mutation(*sent[0]), *more]))[:1] if more else await apply(self, sent)
+
+    patch.setattr(commit.Commit, "primary_commit", with_secondaries)
+    patch.setattr(faults.FaultyRowStore, "apply", apply_all)
+
+
+@mutant("T7 our own lock matches another's start_ts")
+def any_lock_is_ours(patch: pytest.MonkeyPatch) -> None:
+    right = mutations.prewrite
+
+    def prewrite(header: Any, part: Any, *, again: bool) -> Mutation:
+        made = right(header, part, again=again)
+        if again:
+            rows = [(row, [check for check in checks if check[1] != LOCK], writes) for row, checks, writes in made.rows]
+            made = made._replace(rows=rows)
+        return made
+
+    patch.setattr(mutations, "prewrite", prewrite)
+
+
+@mutant("T7 who holds locks waits for others'")
+def waits_while_holding(patch: pytest.MonkeyPatch) -> None:
+    async def settle(self: driver.Driver, commit: commit.Commit, where: Any, other_ts: int, packed: bytes) -> None:
+        await self.clear(where, snapshot.Blocked(other_ts, packed))
+
+    patch.setattr(driver.Driver, "_settle_foreign", settle)
+
+
+@mutant("T8 refreshes without the check")
+def refresh_unchecked(patch: pytest.MonkeyPatch) -> None:
+    changed(patch, "refresh", without_checks)
+
+
+@mutant("T8 rolls forward without the check")
+def forward_unchecked(patch: pytest.MonkeyPatch) -> None:
+    changed(patch, "roll_forward", without_checks)
+
+
+@mutant("T11 the writes of a failed attempt are made again")
+def replayed(patch: pytest.MonkeyPatch) -> None:
+    async def run(self: client.Client, retry: Any, _: bool, function: Any, args: Any, kwargs: Any) -> None:
+        writes: dict[Any, Any] = {}
+        for _attempt in range(retry.attempts):
+            txn = await self.begin()
+            try:
+                if writes:
+                    txn._writes = dict(writes)
+                else:
+                    await function(txn, *args, **kwargs)
+                writes = dict(txn._writes)
+                await txn.commit()
+                return
+            except TransientError:
+                pass
+            finally:
+                txn.discard()
+        raise TransientError
+
+    patch.setattr(client.Client, "_run", run)
+
+
+@mutant("T12 the primary is chosen again after a lost reply")
+def chosen_again(patch: pytest.MonkeyPatch) -> None:
+    right = commit.Commit.prewrites_told
+
+    def told(self: commit.Commit, verdicts: Any) -> None:
+        right(self, verdicts)
+        if self.state is commit.State.PREWRITE and len(self._parts) > 1:
+            self._parts = [*self._parts[1:], self._parts[0]]
+            self._standing = [*self._standing[1:], self._standing[0]]
+            first = self._parts[0][0]
+            self.header = self.header._replace(primary=records.Cellref(first.table, first.row, first.column))
+
+    patch.setattr(commit.Commit, "prewrites_told", told)
 
 
 @mutant("T3 the secondaries first")
@@ -119,7 +335,7 @@ def lost(patch: pytest.MonkeyPatch) -> None:
     right = commit.Commit.primary_told
 
     def told(self: commit.Commit, verdict: Any) -> None:
-        if isinstance(verdict, NoReply):
+        if isinstance(verdict, NoReply) and not self.one_step:
             self.state = commit.State.ABORTED
             raise RolledBack(self.header.start_ts)
         right(self, verdict)
@@ -193,6 +409,30 @@ def stale(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver.Driver, "finish", finish)
 
 
+@mutant("T9 scans skip locks")
+def scans_skip(patch: pytest.MonkeyPatch) -> None:
+    right = faults.FaultyRowStore.scan
+
+    async def scan(self: faults.FaultyRowStore, request: Any) -> Any:
+        page = await right(self, request)
+        if [query.group for query in request.queries] == [LOCK, WRITE]:
+            page = page._replace(rows=[(row, [[], writes]) for row, [_, writes] in page.rows])
+        return page
+
+    patch.setattr(faults.FaultyRowStore, "scan", scan)
+
+
+@mutant("T9 many cells are read without those that are locked")
+def a_part(patch: pytest.MonkeyPatch) -> None:
+    right = transaction.Snapshot._finish
+
+    async def finish(self: transaction.Snapshot, table: str, seen: Any, *rest: Any) -> Any:
+        free = {at: snapshot.Missing() if type(one) is snapshot.Blocked else one for at, one in seen.items()}
+        return await right(self, table, free, *rest)
+
+    patch.setattr(transaction.Snapshot, "_finish", finish)
+
+
 # ------------------------------------------------------------ observers
 
 
@@ -231,6 +471,190 @@ def ack_by_commit(patch: pytest.MonkeyPatch) -> None:
         return right(cells, start_ts)
 
     patch.setattr(worker, "decide", decide)
+
+
+@mutant("N1 deletes do not notify")
+def quiet_deletes(patch: pytest.MonkeyPatch) -> None:
+    right = transaction._intent
+
+    def intent(where: Any, write: Any) -> Any:
+        made = right(where, write)
+        return made._replace(observers=()) if made.kind == records.DELETE else made
+
+    patch.setattr(transaction, "_intent", intent)
+
+
+@mutant("N1 the owner's commit leaves no notify cell")
+def no_notify(patch: pytest.MonkeyPatch) -> None:
+    right = mutations.commit
+    forward = mutations.roll_forward
+
+    def commit_only(header: Any, part: Any, commit_ts: int) -> Mutation:
+        return right(header, [intent._replace(observers=()) for intent in part], commit_ts)
+
+    def roll_forward(*args: Any) -> Mutation:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(mutations, "commit", right)
+            return forward(*args)
+
+    patch.setattr(mutations, "commit", commit_only)
+    patch.setattr(mutations, "roll_forward", roll_forward)
+
+
+def _also_removed(patch: pytest.MonkeyPatch, more: Callable[[int, int], range]) -> None:
+    """A run removes notify cells between two timestamps that follow from its start and its commit."""
+    right = mutations._notify
+
+    def notify(column: int, start_ts: int, commit_ts: int, observers: Any, covers: Any, *rest: Any) -> Any:
+        writes = right(column, start_ts, commit_ts, observers, covers, *rest)
+        if covers:
+            writes += [(NOTIFY, column, ts, None) for ts in more(start_ts, commit_ts) if ts not in covers]
+        return writes
+
+    patch.setattr(mutations, "_notify", notify)
+
+
+@mutant("N2 removes notify cells at a newer timestamp")
+def newer(patch: pytest.MonkeyPatch) -> None:
+    _also_removed(patch, lambda start_ts, commit_ts: range(start_ts, commit_ts))
+
+
+@mutant("N2 removes notify cells before the commit")
+def before_commit(patch: pytest.MonkeyPatch) -> None:
+    right = mutations.prewrite
+
+    def prewrite(header: Any, part: Any, *, again: bool) -> Mutation:
+        made = right(header, part, again=again)
+        gone = {intent.row: [(NOTIFY, intent.column, ts, None) for ts in intent.covers] for intent in part}
+        return made._replace(rows=[(row, checks, [*writes, *gone.get(row, ())]) for row, checks, writes in made.rows])
+
+    patch.setattr(mutations, "prewrite", prewrite)
+
+
+@mutant("N3 the ack's record is stored at start_ts")
+def ack_at_start(patch: pytest.MonkeyPatch) -> None:
+    def moved(mutation: Mutation) -> Mutation:
+        rows = []
+        for row, checks, writes in mutation.rows:
+            out = []
+            for group, column, ts, value in writes:
+                if (
+                    group == WRITE
+                    and value is not None
+                    and (record := records.unpack_record(value)).kind == records.ACK
+                ):
+                    ts = record.start_ts
+                out.append((group, column, ts, value))
+            rows.append((row, checks, out))
+        return mutation._replace(rows=rows)
+
+    changed(patch, "commit", moved)
+    changed(patch, "one_step", moved)
+
+
+@mutant("N3 the ack is not read")
+def ack_unread(patch: pytest.MonkeyPatch) -> None:
+    right = claim.decide
+    patch.setattr(worker, "decide", lambda cells, start_ts: right([cells[0], (), (), *cells[3:]], start_ts))
+
+
+@mutant("N7 one look at the notify cells")
+def one_look(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(database.Database, "is_idle", lambda self: not self.pending())
+
+
+@mutant("N10 nobody asks which catalogue a commit was made under")
+def stale_catalogue(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cluster.RemoteOracle, "catalogue_version", property(lambda self: 0, lambda self, version: None))
+
+
+@mutant("N11 one notify cell for all observers of a column")
+def one_cell(patch: pytest.MonkeyPatch) -> None:
+    right = mutations._notify
+
+    def notify(column: int, start_ts: int, commit_ts: int, observers: Any, *rest: Any) -> Any:
+        return right(column, start_ts, commit_ts, observers[:1], *rest)
+
+    patch.setattr(mutations, "_notify", notify)
+
+
+# ------------------------------------------------------------ collection
+
+
+@mutant("G1 the watermark passes an active transaction")
+def over_the_living(patch: pytest.MonkeyPatch) -> None:
+    right = holds.Holds.lowest
+
+    def lowest(self: holds.Holds, last: int, now_ms: int) -> Any:
+        open_now, self.open = self.open, set()
+        try:
+            return right(self, last, now_ms)
+        finally:
+            self.open = open_now
+
+    patch.setattr(holds.Holds, "lowest", lowest)
+
+
+@mutant("G2 locks are not settled before anything is deleted")
+def unsettled(patch: pytest.MonkeyPatch) -> None:
+    async def settle_none(self: vacuum.Vacuum) -> None:
+        pass
+
+    patch.setattr(vacuum.Vacuum, "_settle_locks", settle_none)
+
+
+@mutant("G3 a delete marker goes while a notify cell stands")
+def marker_with_notify(patch: pytest.MonkeyPatch) -> None:
+    right = retention.waste_of
+
+    def waste_of(*args: Any, **kwargs: Any) -> Any:
+        return right(*args[:5], set(), **{**kwargs, "acks_of": lambda column: ()})._replace(checks=[])
+
+    patch.setattr(vacuum, "waste_of", waste_of)
+
+
+@mutant("G3 a delete marker goes before what it hides")
+def marker_first(patch: pytest.MonkeyPatch) -> None:
+    right = retention.waste_of
+
+    def waste_of(*args: Any, **kwargs: Any) -> Any:
+        waste = right(*args, **kwargs)
+        newest: dict[tuple[str, int], int] = {}
+        for group, column, ts, _ in waste.ends:
+            newest[group, column] = max(ts, newest.get((group, column), 0))
+        return waste._replace(ends=[write for write in waste.ends if write[2] == newest[write[0], write[1]]])
+
+    patch.setattr(vacuum, "waste_of", waste_of)
+
+
+@mutant("G4 the newest ack goes too")
+def newest_ack(patch: pytest.MonkeyPatch) -> None:
+    right = retention.waste_of
+
+    def waste_of(table: str, row: bytes, found: Any, *args: Any, **kwargs: Any) -> Any:
+        waste = right(table, row, found, *args, **kwargs)
+        acks = [(((WRITE, column, ts, None),)) for column, ts, _ in found if records.observer_of(column)]
+        return waste._replace(units=[*waste.units, *(unit for unit in acks if unit not in waste.units)])
+
+    patch.setattr(vacuum, "waste_of", waste_of)
+
+
+@mutant("G5 a snapshot is read that is not kept any more")
+def not_kept(patch: pytest.MonkeyPatch) -> None:
+    async def kept(self: transaction.PastSnapshot, table: str, failure: Any = None) -> None:
+        if failure is not None:
+            raise failure
+
+    patch.setattr(transaction.PastSnapshot, "_still_kept", kept)
+    patch.setattr(holds.Holds, "oldest", lambda self: 0)
+
+
+@mutant("T13 the floor is not checked")
+def no_floor(patch: pytest.MonkeyPatch) -> None:
+    async def raise_none(self: tablet.MemoryTablet, ts: int) -> None:
+        pass
+
+    patch.setattr(tablet.MemoryTablet, "raise_floor", raise_none)
 
 
 # ------------------------------------------------------------ what breaks nothing

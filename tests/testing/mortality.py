@@ -1,0 +1,55 @@
+"""`python -m tests.testing.mortality`: how many seeds of the simulation each mutant survives."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from perco.testing.plan import Plan
+from perco.testing.shrink import fails
+from tests.testing.mutants import MUTANTS
+
+SEEDS_MAX = 200  # within which a mutant has to die
+
+
+def death(name: str, first: int = 0) -> tuple[int, str]:
+    """(seeds until it is found, how); 0: it is not, within `SEEDS_MAX`."""
+    with pytest.MonkeyPatch.context() as patch:
+        MUTANTS[name](patch)
+        for number in range(1, SEEDS_MAX + 1):
+            how = fails(Plan(first + number - 1))
+            if how:
+                return number, how
+    return 0, ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.testing.mortality", description=__doc__)
+    parser.add_argument("--trials", type=int, default=3, help="of each mutant, from different seeds (default: 3)")
+    parser.add_argument("--only", default="", help="mutants whose names begin so")
+    given = parser.parse_args(arguments)
+    names = [name for name in MUTANTS if name.startswith(given.only)]
+    survived = 0
+    medians = []
+    with ProcessPoolExecutor() as pool:
+        trials = {
+            name: [pool.submit(death, name, trial * SEEDS_MAX) for trial in range(given.trials)] for name in names
+        }
+        for name, found in trials.items():
+            seeds = [trial.result()[0] for trial in found]
+            dead = [number or SEEDS_MAX + 1 for number in seeds]
+            survived += 0 in seeds
+            medians.append(statistics.median(dead))
+            told = "not found" if 0 in seeds else f"{statistics.median(dead):g}"
+            print(f"| {name} | {told} | {found[0].result()[1].splitlines()[0][:100] if seeds[0] else ''} |", flush=True)
+    print(f"{len(names)} mutants, {survived} not found; the median of the medians is {statistics.median(medians):g}")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
