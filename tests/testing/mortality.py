@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
@@ -13,15 +14,20 @@ import pytest
 from perco.testing.plan import Plan
 from perco.testing.shrink import fails
 from tests.testing.mutants import MUTANTS
+from tests.testing.mutants_one_step import ONE_STEP
 
 SEEDS_MAX = 200  # within which a mutant has to die
+ALL = {**MUTANTS, **ONE_STEP}
 
 
-def death(name: str, first: int = 0) -> tuple[int, str]:
-    """(seeds until it is found, how); 0: it is not, within `SEEDS_MAX`."""
+def death(name: str, first: int = 0, seconds: float = float("inf")) -> tuple[int, str]:
+    """(seeds until it is found, how); 0: it is not, within `SEEDS_MAX` or that time."""
+    began = time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
-        MUTANTS[name](patch)
+        ALL[name](patch)
         for number in range(1, SEEDS_MAX + 1):
+            if time.monotonic() - began > seconds:
+                return 0, ""
             how = fails(Plan(first + number - 1))
             if how:
                 return number, how
@@ -32,13 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.testing.mortality", description=__doc__)
     parser.add_argument("--trials", type=int, default=3, help="of each mutant, from different seeds (default: 3)")
     parser.add_argument("--only", default="", help="mutants whose names begin so")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="for each trial, at most")
     given = parser.parse_args(arguments)
-    names = [name for name in MUTANTS if name.startswith(given.only)]
+    names = [name for name in ALL if name.startswith(given.only)]
     survived = 0
     medians = []
     with ProcessPoolExecutor() as pool:
         trials = {
-            name: [pool.submit(death, name, trial * SEEDS_MAX) for trial in range(given.trials)] for name in names
+            name: [pool.submit(death, name, trial * SEEDS_MAX, given.seconds) for trial in range(given.trials)]
+            for name in names
         }
         for name, found in trials.items():
             seeds = [trial.result()[0] for trial in found]
