@@ -6,9 +6,10 @@ serializable, and if not, names the anomaly with a shortest cycle (`isolation.py
     python -m perco.testing history.jsonl
 
 `simulate` runs clients, observers and processes that die over a network that loses, delays, repeats and reorders, from
-one seed (`simulation.py`): `python -m perco.testing.simulate --seeds 2000`. `FaultyRowStore` (`faults.py`) is that
-network, `Machine` (`machine.py`) a memory store that outlives processes. `sweep.py` takes a scenario through every
-fault at every step, and every two of them.
+one seed (`simulation.py`): `python -m perco.testing.simulate --seeds 2000`. What clients do is in `workloads.py`, how
+several processes share a store in `cluster.py`; every choice is in a `Plan` (`plan.py`), and a run that fails shrinks
+to a short script (`shrink.py`). `FaultyRowStore` (`faults.py`) is the network, `Machine` (`machine.py`) a memory store
+that outlives processes. `sweep.py` takes a scenario through every fault at every step, and every two of them.
 """
 
 from perco.testing.drawing import draw as draw

@@ -13,11 +13,11 @@ import pytest
 
 from perco.testing.plan import Plan
 from perco.testing.shrink import fails
-from tests.testing.mutants import MUTANTS
+from tests.testing.mutants import MUTANTS, SLOW
 from tests.testing.mutants_one_step import ONE_STEP
 
 SEEDS_MAX = 200  # within which a mutant has to die
-ALL = {**MUTANTS, **ONE_STEP}
+ALL = {**MUTANTS, **SLOW, **ONE_STEP}
 
 
 def death(name: str, first: int = 0, seconds: float = float("inf")) -> tuple[int, str]:
