@@ -549,7 +549,8 @@ def one_look(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("N10 nobody asks which catalogue a commit was made under", slow=True)
 def stale_catalogue(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cluster.RemoteOracle, "catalogue_version", property(lambda self: 0, lambda self, version: None))
+    forgetful = property(lambda self: 0, lambda self, version: None)
+    patch.setattr(cluster.RemoteOracle, "catalogue_version", forgetful, raising=False)
 
 
 @mutant("N11 one notify cell for all observers of a column")
