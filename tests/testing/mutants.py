@@ -547,7 +547,7 @@ def one_look(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(database.Database, "is_idle", lambda self: not self.pending())
 
 
-@mutant("N10 nobody asks which catalogue a commit was made under", slow=True)
+@mutant("N10 nobody asks which catalogue a commit was made under")
 def stale_catalogue(patch: pytest.MonkeyPatch) -> None:
     forgetful = property(lambda self: 0, lambda self, version: None)
     patch.setattr(cluster.RemoteOracle, "catalogue_version", forgetful, raising=False)
