@@ -14,7 +14,6 @@ from typing import Final
 from perco.storage.cells import (
     ABSENT,
     APPLIED,
-    PRESENT,
     TS_MAX,
     Applied,
     Cell,
@@ -42,17 +41,20 @@ def check_and_write(batch: Batch, mutation: Mutation, floor: int, empty: Contain
 
     `empty`: groups that are known to hold no cell, where there is nothing to look for.
     """
-    if mutation.floor_ts is not None and mutation.floor_ts < floor:
+    _, rows, floor_ts, _ = mutation
+    if floor_ts is not None and floor_ts < floor:
         return Refused(0, -1)
     prefixes = []
-    for i, (row, checks, _) in enumerate(mutation.rows):
+    i = 0
+    for row, checks, _ in rows:
         prefix = escape(row)
         prefixes.append(prefix)
-        for j, (kind, group, column, low, high) in enumerate(checks):
-            if group in empty:
-                if kind == PRESENT:
-                    return Refused(i, j)
-                continue
+        for check in checks:
+            if check[1] in empty:
+                if check[0] == ABSENT:
+                    continue
+                return Refused(i, checks.index(check))
+            kind, group, column, low, high = check
             first = prefix + _pack(column, _INVERT - high)
             if low == high:
                 found = batch.get(group, first) is not None
@@ -60,13 +62,17 @@ def check_and_write(batch: Batch, mutation: Mutation, floor: int, empty: Contain
                 cursor = batch.cursor(group)
                 found = cursor.set_range(first) and cursor.key() <= prefix + _pack(column, _INVERT - low)
             if found == (kind == ABSENT):
-                return Refused(i, j)
-    for prefix, (_, _, writes) in zip(prefixes, mutation.rows, strict=True):
+                return Refused(i, checks.index(check))
+        i += 1
+    i = 0
+    for _, _, writes in rows:
+        prefix = prefixes[i]
         for group, column, ts, value in writes:
             if value is None:
                 batch.delete(group, prefix + _pack(column, _INVERT - ts))
             else:
                 batch.put(group, prefix + _pack(column, _INVERT - ts), value)
+        i += 1
     return APPLIED
 
 
