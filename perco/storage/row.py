@@ -45,8 +45,7 @@ def check_and_write(batch: Batch, mutation: Mutation, floor: int, empty: Contain
     if floor_ts is not None and floor_ts < floor:
         return Refused(0, -1)
     prefixes = []
-    i = 0
-    for row, checks, _ in rows:
+    for i, (row, checks, _) in enumerate(rows):
         prefix = escape(row)
         prefixes.append(prefix)
         for check in checks:
@@ -63,16 +62,12 @@ def check_and_write(batch: Batch, mutation: Mutation, floor: int, empty: Contain
                 found = cursor.set_range(first) and cursor.key() <= prefix + _pack(column, _INVERT - low)
             if found == (kind == ABSENT):
                 return Refused(i, checks.index(check))
-        i += 1
-    i = 0
-    for _, _, writes in rows:
-        prefix = prefixes[i]
+    for prefix, (_, _, writes) in zip(prefixes, rows, strict=True):
         for group, column, ts, value in writes:
             if value is None:
                 batch.delete(group, prefix + _pack(column, _INVERT - ts))
             else:
                 batch.put(group, prefix + _pack(column, _INVERT - ts), value)
-        i += 1
     return APPLIED
 
 

@@ -25,6 +25,7 @@ class Background:
         self._failure: BaseException | None = None
         self.stopped: BaseException | None = None  # SystemExit and the like, out of a user's function
         self._closed = False
+        self.ended = False  # closed, or failed: `check` raises
         self.on_failure: list[Callable[[], None]] = []
 
     def spawn(self, action: Callable[[], Awaitable[None]]) -> None:
@@ -79,6 +80,7 @@ class Background:
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
             self._failure = error
+            self.ended = True
             for act in self.on_failure:
                 act()
 
@@ -121,7 +123,7 @@ class Background:
 
     async def aclose(self) -> None:
         """Finish what is short, end what is long. Not cancelled by the scope it is called in."""
-        self._closed = True
+        self._closed = self.ended = True
         with trio.CancelScope(shield=True):
             for scope in self._scope:
                 scope.cancel()

@@ -207,8 +207,10 @@ class Client:
         kwargs: dict[str, Any],
     ) -> T:
         failed = 0
+        background, local = self.background, self.local
         while True:
-            self.usable(writing=True)
+            if background.ended or local.forked or local.readonly:
+                self.usable(writing=True)
             txn = Transaction(self, self.oracle.draw_nowait() or await self.oracle.draw())
             if serializable:
                 txn._reads = Reads(self.config.transaction.reads_max)

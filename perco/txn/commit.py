@@ -74,6 +74,7 @@ class Commit:
         "_parts",
         "_sent",
         "_standing",
+        "_to_hold",
         "cells",
         "commit_ts",
         "failure",
@@ -101,6 +102,7 @@ class Commit:
         self.reads = reads
         self._parts = parts
         self._standing = [0] * len(parts)
+        self._to_hold = len(parts) - one_step  # how many parts are prewritten
         self._again: frozenset[int] = _NONE  # parts of the last round that may have been applied before (T6)
         self._sent: Sequence[int] = ()
         self.one_step = one_step
@@ -191,11 +193,6 @@ class Commit:
         """Before the primary's commit is sent: let go of everything (T7, T10)."""
         assert self.state in (State.PREWRITE, State.BLOCKED, State.DRAW, State.VALIDATE, State.COMMIT), self.state
         self.state = State.RELEASE
-
-    @property
-    def _to_hold(self) -> int:
-        """How many parts are prewritten."""
-        return len(self._parts) - self.one_step
 
     # ------------------------------------------------------------ DRAW, COMMIT, ASK
 

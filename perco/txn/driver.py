@@ -150,14 +150,17 @@ class Driver:
         self.counters.commits += 1
         if self._event is not None:
             self._event("commit")
+        self.oracle.holds.open.discard(start_ts)
+        self.fates.settle(start_ts, commit.commit_ts)
         if commit.has_secondaries:
             if observed:
                 self.notified()
-            self.oracle.holds.open.discard(start_ts)
-            self.fates.settle(start_ts, commit.commit_ts)
             self._begin_phase_two(commit, observed=observed)
         else:
-            self._settled(start_ts, commit.commit_ts, observed=observed)
+            if not commit.one_step:
+                del self.inflight[start_ts]
+            if observed:
+                self._observed_done(observed=True)
         return commit.commit_ts
 
     async def _prewritten(self, commit: Commit, version: int) -> None:
@@ -174,8 +177,9 @@ class Driver:
 
     async def _in_one_step(self, commit: Commit, version: int) -> None:
         """State DRAW: check, and write what the primary's part writes, in one write transaction (C1 - C5)."""
+        entered = self.entered
         while True:
-            found = self.entered.in_the_way(commit)
+            found = entered.in_the_way(commit)
             if found is not None:
                 await self._settle_entered(commit, *found)
                 continue

@@ -63,7 +63,7 @@ class Fates:
     def learn(self, start_ts: int, fate: int) -> None:
         """A decided fate never changes; the oldest are forgotten."""
         known = self._known
-        before = self.known(start_ts)
+        before = known.get(start_ts, self._older.get(start_ts))
         assert before is None or before == fate, f"T1: {start_ts} has two fates: {before} and {fate}"
         known[start_ts] = fate
         self.doubtful.discard(start_ts)

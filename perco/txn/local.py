@@ -48,7 +48,7 @@ class LocalStore:
         self._lmdb = replace(lmdb, sync=durable)
         self._folder: Folder | None = None
         self._groups: dict[str, set[str]] = {}
-        self._forked = False
+        self.forked = False
         self.path: Path | None = None
         text = os.fspath(url)
         if text == "memory:":
@@ -121,7 +121,7 @@ class LocalStore:
 
     def check(self) -> None:
         """Raises UsedAfterFork in a child of the process that opened this."""
-        if self._forked:
+        if self.forked:
             raise UsedAfterFork(str(self.path))
 
     def _refuse(self, error: type[PercoError], text: str) -> None:
@@ -144,7 +144,7 @@ class LocalStore:
     def forget(self) -> None:
         """In a forked child: not ours any more (S5); and the parent's death must free the folder, not the child's."""
         if self._folder is not None:
-            self._forked = True
+            self.forked = True
             self._folder.forget()
             for tablet in self.store.tablets():
                 assert isinstance(tablet, LmdbTablet)
