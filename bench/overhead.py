@@ -3,7 +3,8 @@
 The paper ran Percolator against bare Bigtable, batching off: reads 0.94 of it, writes 0.23.
 
 Here a *write* is a single-cell read-modify-write transaction, durable, at some number in flight, against bare LMDB that
-puts as many values per durable write transaction as are in flight: the best that anybody can do with LMDB. A *read* is
+puts as many values per durable write transaction as are in flight: the best that anybody can do with LMDB. It commits in
+one step, as everything does that lies in one tablet; *two phases* is the same with the paper's protocol. A *read* is
 `await txn.get`, against the awaited read of the row store under it, and that against bare LMDB's `begin; get`.
 """
 
@@ -145,11 +146,13 @@ def main(run: Run) -> None:
     report = Report("overhead", "power")
     facts = run.machine("power (fsync before every answer)")
     off = perco.Options(batch=perco.BatchOptions(mutations_max=1))
+    two = perco.Options(commit=perco.CommitOptions(one_step=False))
     with run.scratch() as folder:
         sides: dict[str, Callable[[], float]] = {}
         for n in (1, 128) if run.quick else (1, 128, 1024):
             sides[f"bare {n}"] = partial(bare_puts, folder, n)
             sides[f"perco {n}"] = partial(rate, folder, n)
+            sides[f"perco {n}, two phases"] = partial(rate, folder, n, 1, two)
         if not run.quick:
             sides["perco 1, batching off"] = partial(rate, folder, 1, 1, off)
             sides["perco 128, batching off"] = partial(rate, folder, 128, 1, off)
@@ -191,9 +194,14 @@ def _tell(run: Run, report: Report, cells: dict[str, Cell], reads: dict[str, Cel
         "write_vs_bare_lmdb_128",
         cells["perco 128"].of(cells["bare 128"]),
         valid=kept,
-        at_least=0.20,
+        at_least=0.40,
     )
-    report.ratio("read_vs_raw", get.of(raw), at_least=0.60)
+    report.ratio(
+        "two_phases_vs_bare_lmdb_128", cells["perco 128, two phases"].of(cells["bare 128"]), valid=kept, at_least=0.20
+    )
+    report.ratio("one_step_vs_two_phases_1", cells["perco 1"].of(cells["perco 1, two phases"]), at_least=2.0)
+    report.ratio("one_step_vs_two_phases_128", cells["perco 128"].of(cells["perco 128, two phases"]))
+    report.ratio("read_vs_raw", get.of(raw), at_least=0.70)
     report.ratio("raw_read_vs_bare", raw.of(bare), at_least=0.15)
     report.ratio("read_vs_bare", get.of(bare))
     for name, cell in cells.items():
