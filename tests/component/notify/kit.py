@@ -131,6 +131,7 @@ class _Beside:
 
     readonly = False
     threaded = False
+    forked = False
 
     def __init__(self, local: LocalStore, store: Any) -> None:
         self._local = local
