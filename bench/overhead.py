@@ -6,14 +6,19 @@ Here a *write* is a single-cell read-modify-write transaction, durable, at some 
 puts as many values per durable write transaction as are in flight: the best that anybody can do with LMDB. It commits in
 one step, as everything does that lies in one tablet; *two phases* is the same with the paper's protocol. A *read* is
 `await txn.get`, against the awaited read of the row store under it, and that against bare LMDB's `begin; get`.
+
+What assertions cost is told by the same write in memory, in child processes with and without `python -O`.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +36,8 @@ SECONDS = 1.0
 READS = 15_000
 READ_ROUNDS = 4  # of reads, in each round of the writes
 PAPER_WRITE, PAPER_READ = 0.23, 0.94
+ASSERTED_S = 1.0  # with and without assertions, in each round
+ASSERTED_WARM, ASSERTED_SLICE = 2000, 500
 
 table = perco.Table("t")
 value = table.column("value", perco.BYTES)
@@ -117,6 +124,47 @@ async def _reads(path: Path, rounds: int) -> dict[str, Cell]:
     return {name: Cell(tuple(values)) for name, values in found.items()}
 
 
+def in_memory(seconds: float) -> float:
+    """Transactions per second of the processor's time, one after the other, on a memory store: what is not disk.
+
+    The best of many slices of that time: what others do to the caches meanwhile is more than what is measured.
+    """
+    return trio.run(_in_memory, seconds)
+
+
+async def _in_memory(seconds: float) -> float:
+    async def modify(txn: perco.Transaction, key: bytes) -> None:
+        await txn.get(value, key)
+        txn.set(value, key, VALUE)
+
+    async with perco.open("memory:", schema) as db:
+        for _ in range(ASSERTED_WARM):
+            await db.run(modify, random.randbytes(2))
+        best, ends = 0.0, time.process_time() + seconds
+        while True:
+            began = time.process_time()
+            for _ in range(ASSERTED_SLICE):
+                await db.run(modify, random.randbytes(2))
+            now = time.process_time()
+            best = max(best, ASSERTED_SLICE / (now - began))
+            if now > ends:
+                return best
+
+
+def in_a_child(*flags: str) -> float:
+    """The same in a process of its own, under some of Python's flags."""
+    program = f"from bench import overhead; import perco; perco.tune_gc(); print(overhead.in_memory({ASSERTED_S}))"
+    return float(child(flags, program))
+
+
+def child(flags: Sequence[str], program: str) -> str:
+    """What a program prints in a process of its own. It has assertions unless the flags say otherwise."""
+    command = [sys.executable, *flags, "-c", program]
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONOPTIMIZE"}
+    root = Path(__file__).parent.parent
+    return subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, check=True, text=True).stdout
+
+
 async def _bytes_in_flight(path: Path, in_flight: int) -> float:
     """Python memory per transaction that waits for its commit, tasks included."""
 
@@ -161,7 +209,9 @@ def main(run: Run) -> None:
         cells = alternate(2 * run.rounds + 3, sides)
         reads = trio.run(_reads, folder / "reads", READ_ROUNDS * run.rounds)
         report.figures["bytes_per_inflight"] = trio.run(_bytes_in_flight, folder / "memory", 2000)
+    asserted = alternate(run.rounds, {"with": in_a_child, "without": partial(in_a_child, "-O")})
     _tell(run, report, cells, reads)
+    _tell_asserted(run, report, asserted)
     if not run.quick:
         _draw(run, report)
     run.finish(report, facts)
@@ -211,6 +261,18 @@ def _tell(run: Run, report: Report, cells: dict[str, Cell], reads: dict[str, Cel
     for name, cell in reads.items():
         report.figures[f"{name}_reads_per_s"] = cell.median
     run.say(f"memory per transaction in flight: {report.figures['bytes_per_inflight'] / 1024:.1f} KiB\n")
+
+
+def _tell_asserted(run: Run, report: Report, cells: dict[str, Cell]) -> None:
+    on, off = cells["with"], cells["without"]
+    run.table(
+        "assertions: single-cell read-modify-write in memory, per second of the processor's time",
+        ("", "median (least - most)", ""),
+        [("python -O", off, ""), ("python", on, f"{on.of(off):.3f} of -O")],
+    )
+    report.ratio("with_assertions_vs_O", on.of(off), at_least=0.95)
+    report.figures["txn_per_cpu_s_with_assertions"] = on.median
+    report.figures["txn_per_cpu_s_without_assertions"] = off.median
 
 
 def _draw(run: Run, report: Report) -> None:
