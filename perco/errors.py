@@ -304,11 +304,28 @@ class UsedAfterFork(UsageError):
 
 
 class Corruption(PercoError):
-    """Stored bytes break an invariant."""
+    """Stored bytes break an invariant.
 
-    def __init__(self, where: str, what: str) -> None:
-        self.where, self.what = where, what
-        super().__init__(f"{where}: {what}. Stop writing to this store and run `perco check`.")
+    Attributes: `where`, `what`; `cell`, a tuple of (table, key, column name), or None. With a cell, only that cell, and
+    what a transaction that wrote it has locked besides, cannot be used; everything else can.
+    """
+
+    def __init__(self, where: str, what: str, cell: tuple[str, object, str] | None = None) -> None:
+        self.where, self.what, self.cell, self._part = where, what, cell, where
+        remedy = "Stop writing to this store and run `perco check`."
+        if cell is not None:
+            table, key, column = cell
+            self.where = f"{table}[{key!r}].{column}" + (f", {where}" if where else "")
+            remedy = "Run `perco check`; other cells can be used."
+        super().__init__(f"{self.where}: {what}. {remedy}")
+
+    def at(self, cell: tuple[str, object, str]) -> Corruption:
+        """The same with its cell, if it has none."""
+        return self if self.cell is not None else Corruption(self.where, self.what, cell)
+
+    def again(self) -> Corruption:
+        """The same without what it was raised through, to be kept or raised once more."""
+        return Corruption(self._part, self.what, self.cell)
 
 
 class BackgroundFailure(PercoError):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import perco
 from perco.storage import LOCK, NOTIFY, TS_MAX, WRITE, ScanCell, ScanQuery, ScanRequest
 from perco.txn import catalogue as catalogues
 from perco.txn.catalogue import Catalogue
-from perco.txn.records import observer_of, unpack_cause, unpack_lock
+from perco.txn.records import Cellref, column_of, observer_of, unpack_cause
 
 _CELLS = 1 << 16
 
@@ -27,6 +27,7 @@ class Look:
     marks: tuple[int, ...]
     waiting: dict[str, int] = field(default_factory=dict)
     locks: int = 0
+    damaged: tuple[str, ...] = ()  # locks of observed cells, and notify cells, that cannot be read
 
     @property
     def changes(self) -> int:
@@ -34,7 +35,7 @@ class Look:
 
     @property
     def empty(self) -> bool:
-        return not self.changes and not self.locks
+        return not self.changes and not self.locks and not self.damaged
 
 
 async def look(db: perco.Database, until_ts: int | None = None) -> Look:
@@ -48,27 +49,46 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
     names = {entry.number: id for id, entry in catalogue.observers.items()}
     counts: Counter[str] = Counter(dict.fromkeys(catalogue.observers, 0))
     locks = 0
+    damaged: dict[str, None] = {}
     for table in sorted(observed):
-        async for _, ts, value in _cells(db, table, LOCK):
-            lock = unpack_lock(value)
+        entries = [entry for entry in catalogue.observers.values() if entry.table == table]
+        columns = {column_of(catalogue.tables[table].columns[entry.column].number) for entry in entries}
+        async for row, (column, ts, value) in _cells(db, table, LOCK):
+            if column not in columns:
+                continue
+            try:
+                lock = db.driver.lock_at(Cellref(table, row, column), ts, value)
+            except perco.Corruption as error:
+                damaged[error.where] = None
+                continue
             locks += bool(lock.observers) and (until_ts is None or (lock.root or ts) <= until_ts)
-        async for column, _, value in _cells(db, table, NOTIFY):
-            if until_ts is None or unpack_cause(value)[0] <= until_ts:
+        async for row, (column, _, value) in _cells(db, table, NOTIFY):
+            try:
+                root, _ = unpack_cause(value)
+            except perco.Corruption as error:
+                damaged[db.driver.at(Cellref(table, row, column), error).where] = None
+                continue
+            if until_ts is None or root <= until_ts:
                 number = observer_of(column)
                 counts[names.get(number, f"#{number}")] += 1
-    return Look(catalogue.version, marks, dict(counts), locks)
+    return Look(catalogue.version, marks, dict(counts), locks, tuple(damaged))
 
 
-async def _cells(db: perco.Database, table: str, group: str) -> AsyncIterator[ScanCell]:
+async def _cells(db: perco.Database, table: str, group: str) -> AsyncIterator[tuple[bytes, ScanCell]]:
     start: bytes | None = b""
     while start is not None:
         page = await db.driver.store.scan(ScanRequest(table, start, None, (ScanQuery(group, None, 0, TS_MAX, _CELLS),)))
-        for _, [cells] in page.rows:
+        for row, [cells] in page.rows:
             for cell in cells:
-                yield cell
+                yield row, cell
         start = page.next
 
 
 def observed_by(catalogue: Catalogue, table: str, column: str) -> list[str]:
     """Ids of a column's observers."""
     return [id for id, entry in catalogue.observers.items() if (entry.table, entry.column) == (table, column)]
+
+
+def some(places: Sequence[str]) -> str:
+    """The first of some places, and how many more there are."""
+    return f"{places[0]} and {len(places) - 1} more" if len(places) > 1 else places[0]

@@ -126,9 +126,10 @@ async def _versions(
                 data = (body.decode(), bound.column, start_ts, start_ts, 1)
                 [[found]] = await db.driver.store.read([(bound.table, row, [data])])
                 if not found:
-                    raise perco.Corruption(f"{column!r} row {row!r}", f"the record at {ts} points at missing data")
+                    what = f"the record at {ts} points at missing data"
+                    raise perco.Corruption("", what, (bound.table, key, column.name))
                 body = found[0][1]
-            out.append((ts, kind == DELETE, None if kind == DELETE else decoded(column.codec, body, column)))
+            out.append((ts, kind == DELETE, None if kind == DELETE else decoded(column.codec, body, column, key)))
         if len(cells) < _VERSIONS_PER_READ:
             break
         high = cells[-1][0] - 1

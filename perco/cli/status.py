@@ -11,7 +11,7 @@ import msgpack
 
 import perco
 from perco.cli.history import history_of, kept, show_pins, watermark_line
-from perco.cli.looks import Look, look, observed_by
+from perco.cli.looks import Look, look, observed_by, some
 from perco.cli.screen import FINE, ago, show_fields, show_json, show_table, size
 from perco.cli.values import shown
 from perco.storage import DATA, LOCK, PROTOCOL_GROUPS, SHARED, owner
@@ -64,6 +64,7 @@ async def gather(db: perco.Database) -> dict[str, Any]:
         "tables": [_table(db, name) for name in catalogue.tables if name in db.local.store.tables()],
         "observers": _observers(db, waiting),
         "waiting": waiting.changes,
+        "damaged": waiting.damaged,
         "locks": sum(
             tablet.entries(group)
             for tablet in db.local.store.tablets()
@@ -136,6 +137,7 @@ def _render(found: dict[str, Any]) -> None:
             ("locks", str(found["locks"])),
             ("history", watermark_line(found["watermark"])),
             ("waiting", f"{found['waiting']} change{'' if found['waiting'] == 1 else 's'} for observers"),
+            *([("damaged", f"{some(found['damaged'])}: run perco check")] if found["damaged"] else []),
         ]
     )
     if found["tables"]:

@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 import perco
-from perco.cli.looks import Look, look
+from perco.cli.looks import Look, look, some
 from perco.cli.screen import FINE, FOUND, complain, show_json
 
 _POLL_S: Final = 0.1
@@ -34,7 +34,9 @@ async def wait(store: str, timeout: float | None, until_ts: int | None, *, json:
             last = await look(db, until_ts)
         waited_s = round(trio.current_time() - began, 3)
     if json:
-        show_json({"idle": idle, "waited_s": waited_s, "waiting": last.waiting, "locks": last.locks})
+        show_json(
+            {"idle": idle, "waited_s": waited_s, "waiting": last.waiting, "locks": last.locks, "damaged": last.damaged}
+        )
     elif idle:
         print("idle" if until_ts is None else f"nothing is left of what was caused up to {until_ts}")
     if not idle:
@@ -51,6 +53,8 @@ async def _until_idle(db: perco.Database, until_ts: int | None) -> tuple[str, Lo
         now = await look(db, until_ts)
         if now.empty and before is not None and before.empty and _agree(before, now, until_ts):
             return "", now
+        if now.damaged and not now.changes and not now.locks:
+            return "and never will be, before perco check has put that right", now
         if not now.empty and not owned and not db.local.owner_alive:
             return "and no process has the store open to run observers", now
         if not now.empty and describe(now) != told:
@@ -69,4 +73,5 @@ def describe(found: Look) -> str:
     parts = [f"{count} for {id}" for id, count in found.waiting.items() if count]
     wait = "1 change waits" if found.changes == 1 else f"{found.changes} changes wait"
     words = f"{wait} ({', '.join(parts)})" if parts else "no change waits"
-    return words + (f", {found.locks} observed cells are {_LOCKED}" if found.locks else "")
+    words += f", {found.locks} observed cells are {_LOCKED}" if found.locks else ""
+    return words + (f", {some(found.damaged)} cannot be read: run perco check" if found.damaged else "")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from perco.errors import Corruption
 from perco.storage import LOCK, NOTIFY, WRITE, Cell, Query
 from perco.txn.records import ACK, unpack_cause, unpack_record
 from perco.txn.snapshot import Blocked
@@ -63,7 +64,10 @@ class Gone:
 
 
 def decide(cells: Sequence[Sequence[Cell]], start_ts: int) -> Run | Handled | Gone | InTheWay:
-    """Run, tidy up, or nothing; InTheWay where a lock must be settled before one can tell (T9)."""
+    """Run, tidy up, or nothing; InTheWay where a lock must be settled before one can tell (T9).
+
+    Raises: Corruption for a notify cell or an ack that does not decode.
+    """
     notified, ack_locks, acks, locks, writes = cells
     if not notified:
         return Gone()
@@ -74,7 +78,8 @@ def decide(cells: Sequence[Sequence[Cell]], start_ts: int) -> Run | Handled | Go
     pointer = 0
     if acks:
         record = unpack_record(acks[0][1])
-        assert record.kind == ACK
+        if record.kind != ACK:
+            raise Corruption("write group", f"N3: an ack is expected here, not a record of kind {record.kind}")
         pointer = record.start_ts
     newest = writes[0][0] if writes else 0
     if newest <= pointer:

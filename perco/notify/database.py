@@ -2,7 +2,8 @@
 
 N7  *Idle*: at one moment no notify cell and no lock of an observed cell existed anywhere. In one process a counter on
     the loop tells: while no observed write, removal or recovery is under way (`Fates.observed` is 0) and no orphaned
-    lock is left (`Sweeper.clean`), no notify cell can appear, so one look at all tablets proves it.
+    lock is left (`Sweeper.clean`), no notify cell can appear, so one look at all tablets proves it. A lock of an
+    observed cell that cannot be read may be a notification: the store is not idle, and whoever waits is told so.
 N10 Who registers an observer then puts notify cells for what is already there.
 """
 
@@ -10,14 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any
 
 import trio
 
-from perco.errors import NotIdle, SchemaMismatch, StoreError, UsageError
+from perco.errors import Corruption, NotIdle, SchemaMismatch, StoreError, UsageError
 from perco.notify.scanner import Scanner, ScannerCounters
 from perco.notify.worker import ObserverCounters, Worker, WorkerOptions
 from perco.storage import APPLIED, LOCK, NOTIFY, TS_MAX, WRITE, Mutation, ScanCell, ScanQuery, ScanRequest
@@ -26,10 +27,10 @@ from perco.txn.beside import BesideDriver, BesideOracle
 from perco.txn.client import Client, Options
 from perco.txn.local import LocalStore
 from perco.txn.oracle import raise_for
-from perco.txn.records import ack_of, column_of, observer_of, pack_cause, unpack_cause, unpack_lock
+from perco.txn.records import Cellref, ack_of, column_of, observer_of, pack_cause, unpack_cause
 from perco.txn.schema import Schema
 from perco.txn.snapshot import Blocked, Missing, look
-from perco.txn.sweeper import Sweeper
+from perco.txn.sweeper import ANY_COLUMN, Sweeper
 
 _LOOKS_APART_S = 0.02
 _WAITING = tuple(ScanQuery(group, None, 0, TS_MAX, 1 << 16) for group in (NOTIFY, LOCK))  # all that is not handled
@@ -107,7 +108,21 @@ class Database(Client):
 
     def is_idle(self) -> bool:
         """Whether nothing is left to observe, at this moment (N7)."""
-        return self._settled() and not self.fates.observed and not self.pending()
+        return self._settled() and not self.fates.observed and not self.pending() and not self._stuck()
+
+    def _stuck(self) -> Corruption | None:
+        """Why a lock of an observed cell can be neither settled nor understood, if there is one: it may be a
+        notification (N1)."""
+        if not self.sweeper.stuck:
+            return None
+        observed = self._observed_cells() | {(table, ANY_COLUMN) for table in self._observed_tables()}
+        found = (error for (cell, _), error in self.sweeper.stuck.items() if (cell.table, cell.column) in observed)
+        return next(found, None)
+
+    def _observed_cells(self) -> set[tuple[str, int]]:
+        """(table, column in the store) of all columns that have observers."""
+        tables, observers = self.catalogue.tables, self.catalogue.observers.values()
+        return {(o.table, column_of(tables[o.table].columns[o.column].number)) for o in observers}
 
     def _settled(self) -> bool:
         """Whether no lock has been left behind that is still to be settled (N1, N7)."""
@@ -118,7 +133,9 @@ class Database(Client):
         `timeout`, in seconds.
 
         Returns how many changes were given up after too many failures: none, for this version never gives up.
-        Raises: UsageError if nothing could ever run them; NotIdle past the timeout, with what waits for whom.
+        Raises: UsageError if nothing could ever run them; NotIdle past the timeout, with what waits for whom;
+        Corruption if all that is left is what cannot be read: a lock that may be a notification, or cells on which
+        observers fail.
         """
         self.usable(writing=True)
         async with self._deadline(timeout, "the store did not become idle"):
@@ -128,6 +145,7 @@ class Database(Client):
                 if self._looked is None:
                     self._looked = trio.Event()
                 looked = self._looked  # before the look, lest its news be missed
+                await self._check_readable()
                 await self._check_served()
                 if self.is_idle():
                     break
@@ -138,7 +156,8 @@ class Database(Client):
     async def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
         """Until every observer has run for all that was committed, from outside, at or before `ts` (N7, N9).
 
-        Raises: UsageError if nothing could ever run them; NotIdle past `timeout` seconds, with what waits for whom.
+        Raises: UsageError if nothing could ever run them; NotIdle past `timeout` seconds, with what waits for whom;
+        Corruption if all that is left are cells that cannot be read, one of which may go back to `ts` or before.
         """
         self.usable(writing=True)
         async with self._deadline(timeout, f"not all that was committed up to {ts} has been observed"):
@@ -172,17 +191,67 @@ class Database(Client):
             return False  # C4: its notify cells are not visible yet
         watch = self._worker.watch(ts) if self._worker is not None else None
         try:
+            damage: Corruption | None = None
             for table in self._observed_tables():
                 start: bytes | None = b""
                 while start is not None:
                     page = await self.driver.store.scan(ScanRequest(table, start, None, _WAITING))
-                    if any(_oldest_cause(notified, locks) <= ts for _, [notified, locks] in page.rows):
-                        return False
+                    for row, [notified, locks] in page.rows:
+                        try:
+                            if self._oldest_cause(table, row, notified, locks) <= ts:
+                                return False
+                        except Corruption as error:
+                            damage = error  # unless something else is still to be waited for
                     start = page.next
-            return watch is None or not watch.moved
+            if watch is not None and watch.moved:
+                return False
+            if damage is not None:
+                raise damage
+            return True
         finally:
             if watch is not None:
                 watch.end()
+
+    def _oldest_cause(self, table: str, row: bytes, notified: Sequence[ScanCell], locks: Sequence[ScanCell]) -> int:
+        """The smallest root cause that a row's notify cells carry, or its locks of observed cells would leave.
+
+        Raises: Corruption where that cannot be read, or where observers fail on what cannot be.
+        """
+        observed = self._observed_cells()
+        oldest = TS_MAX
+        for column, commit_ts, value in notified:
+            damage = self._worker.damage(table, row, column, commit_ts) if self._worker is not None else None
+            if damage is not None:
+                raise damage.again()
+            try:
+                oldest = min(oldest, unpack_cause(value)[0])
+            except Corruption as error:
+                raise self.driver.at(Cellref(table, row, column), error) from error
+        for column, start_ts, value in locks:
+            if (table, column) in observed:
+                cell = Cellref(table, row, column)
+                stuck = self.sweeper.stuck.get((cell, start_ts))
+                if stuck is not None:
+                    raise stuck.again()
+                lock = self.driver.lock_at(cell, start_ts, value)
+                if lock.observers:
+                    oldest = min(oldest, lock.root or start_ts)
+        return oldest
+
+    async def _check_readable(self) -> None:
+        """Waiting for what will never be read would never end (N7)."""
+        if self.fates.observed or not self._settled():
+            return
+        last, worker = self._stuck(), self._worker
+        if last is None and (worker is None or not worker.damaged):
+            return
+        async with contextlib.aclosing(self._notified()) as cells:
+            async for cell in cells:
+                last = worker.damage(*cell) if worker is not None else None
+                if last is None:
+                    return
+        if last is not None:
+            raise last.again()
 
     async def _check_served(self) -> None:
         """Waiting without anybody who works would never end."""
@@ -209,15 +278,21 @@ class Database(Client):
         """How many changes wait for each observer, by id: one look over the notify cells."""
         names = {entry.number: id for id, entry in self.catalogue.observers.items()}
         counts = dict.fromkeys(self.catalogue.observers, 0)
+        async for _, _, column, _ in self._notified():
+            id = names.get(observer_of(column), f"#{observer_of(column)}")
+            counts[id] = counts.get(id, 0) + 1
+        return counts
+
+    async def _notified(self) -> AsyncGenerator[tuple[str, bytes, int, int], None]:
+        """(table, row, ack column, ts) of every notify cell."""
         for table in self._observed_tables():
             start: bytes | None = b""
             while start is not None:
                 page = await self.driver.store.scan(ScanRequest(table, start, None, _WAITING[:1]))
-                for _, [notified] in page.rows:
-                    for column, _, _ in notified:
-                        counts[names[observer_of(column)]] += 1
+                for row, [notified] in page.rows:
+                    for column, ts, _ in notified:
+                        yield table, row, column, ts
                 start = page.next
-        return counts
 
     # ------------------------------------------------------------ the catalogue
 
@@ -251,12 +326,17 @@ class Database(Client):
             page = await self.driver.store.scan(ScanRequest(entry.table, start, None, queries))
             mutations = []
             for row, [locks, writes] in page.rows:
-                seen = look([cell[1:] for cell in locks], [cell[1:] for cell in writes])
-                if isinstance(seen, Blocked):
-                    seen = await self.driver.finish(entry.table, row, number, snap.start_ts, seen)
-                if isinstance(seen, Missing):
+                try:
+                    seen = look([cell[1:] for cell in locks], [cell[1:] for cell in writes])
+                    if isinstance(seen, Blocked):
+                        seen = await self.driver.finish(entry.table, row, number, snap.start_ts, seen)
+                    commit_ts = 0 if isinstance(seen, Missing) else seen.commit_ts
+                except Corruption as error:  # its run will fail until it has been repaired, and nothing waits for that
+                    self.driver.note_damage(self.driver.at(Cellref(entry.table, row, number), error))
+                    commit_ts = writes[0][1] if writes else 0
+                if not commit_ts:
                     continue
-                put = (NOTIFY, ack, seen.commit_ts, pack_cause(seen.commit_ts, 0))
+                put = (NOTIFY, ack, commit_ts, pack_cause(commit_ts, 0))
                 mutations.append(Mutation(entry.table, ((row, (), (put,)),)))
             for verdict in await self.driver.store.apply(mutations) if mutations else []:
                 if verdict is not APPLIED:  # not ready until all of it is there
@@ -277,7 +357,7 @@ class Database(Client):
 
     async def note_now(self) -> None:
         """Note the clock, unless the store cannot say what is visible by now: then the next time."""
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(StoreError, Corruption):
             await self.oracle.note(self.driver.visible)
 
     async def watch_disk(self) -> None:
@@ -446,15 +526,6 @@ async def _beside(local: LocalStore, schema: Schema | None, options: Options) ->
     db.catalogue = catalogue
     db.oracle = BesideOracle(local, options.oracle, options.wall)
     db.driver = BesideDriver(local, db.oracle, db.fates, options.commit, db.background, None)
+    db.driver.name = db.name_of
     await db._take_over()
     return db
-
-
-def _oldest_cause(notified: Sequence[ScanCell], locks: Sequence[ScanCell]) -> int:
-    """The smallest root cause that a row's notify cells carry, or its locks of observed cells would leave."""
-    oldest = [unpack_cause(value)[0] for _, _, value in notified]
-    for _, start_ts, value in locks:
-        lock = unpack_lock(value)
-        if lock.observers:
-            oldest.append(lock.root or start_ts)
-    return min(oldest, default=TS_MAX)

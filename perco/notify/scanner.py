@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import trio
 
+from perco.errors import Corruption
 from perco.notify.worker import Worker
 from perco.storage import NOTIFY, TS_MAX, ScanPage, ScanQuery, ScanRequest
 
@@ -75,7 +76,10 @@ class Scanner:
                 while True:
                     self.worker.again = False  # clear, then look, then sleep
                     began = trio.current_time()
-                    await self._tour(nursery)
+                    try:
+                        await self._tour(nursery)
+                    except Corruption as error:  # a key: what is behind it cannot be told
+                        self.worker.client.driver.note_damage(error)
                     # What waited when the tour began may be tried again then (N6).
                     await self.worker.sleep(self.worker.backoff.next_due(began))
         finally:

@@ -2,7 +2,8 @@
 
 N2  The mutation that commits the ack removes the notify cells that the run saw.
 N3  At most one run commits per change: the ack is read and written by the run's own transaction.
-N6  A failing observer keeps its notification, waits longer each time, and has a bounded share of the worker.
+N6  A failing observer keeps its notification, waits longer each time, and has a bounded share of the worker. So does
+    one that meets a cell which cannot be read.
 N10 Notify cells of observers that this program does not have are left alone.
 """
 
@@ -15,13 +16,13 @@ from typing import Any
 
 import trio
 
-from perco.errors import CommitUnknown, StoreError, TransientError, UsageError, at_least_one
+from perco.errors import CommitUnknown, Corruption, StoreError, TransientError, UsageError, at_least_one
 from perco.notify.backoff import Backoff, BackoffOptions
 from perco.notify.claim import COVERS_MAX, Gone, Handled, InTheWay, Run, claim_queries, decide
 from perco.notify.rowlocks import RowLocks
 from perco.storage import NOTIFY, Failed, Mutation
 from perco.txn.client import Client
-from perco.txn.codecs import decoded
+from perco.txn.codecs import decoded, decoded_key
 from perco.txn.mutations import Intent
 from perco.txn.records import ACK, Cellref, ack_of, observed_column, observer_of, unpack_cause
 from perco.txn.schema import Change, Observer
@@ -66,8 +67,8 @@ class _ObserverFailedError(Exception):
 def _change(observer: Observer, row: bytes, seen: Value | Missing, attempt: int, root: int) -> Change[Any, Any]:
     column = observer.column
     table = column.table
-    key = decoded(table.key, row, table, "key of ")
-    value = decoded(column.codec, seen.value, column) if isinstance(seen, Value) else None
+    key = decoded_key(table.key, row, table.name)
+    value = decoded(column.codec, seen.value, column, key) if isinstance(seen, Value) else None
     return Change(key, value, seen.commit_ts, attempt, root)
 
 
@@ -113,6 +114,8 @@ class Worker:
         self.again = False  # woken when nobody slept: whoever ends a tour next makes another
         self._asleep = trio.lowlevel.ParkingLot()
         self.last_failures: dict[str, tuple[int, str, BaseException]] = {}  # by observer: how often, where, what
+        # N7: what fails for cells that cannot be read: the newest change that is known to, and why.
+        self.damaged: dict[tuple[str, bytes, int], tuple[int, Corruption]] = {}
         self.on_run: Callable[[str, Any, float], None] | None = None
         self._roots: dict[int, int] = {}  # of the runs under way, by their start_ts
         self._watches: set[Watch] = set()
@@ -133,6 +136,11 @@ class Worker:
             return
         with trio.move_on_at(float("inf") if until is None else until):
             await self._asleep.park()
+
+    def damage(self, table: str, row: bytes, ack: int, ts: int) -> Corruption | None:
+        """Why the observer cannot run for a change, if that is for cells that cannot be read."""
+        found = self.damaged.get((table, row, ack))
+        return found[1] if found is not None and ts <= found[0] else None
 
     def watch(self, ts: int) -> Watch:
         """Notes from now on, until its `end`, whether a run carries a cause at or before `ts`."""
@@ -173,9 +181,11 @@ class Worker:
         counters.running += 1
         try:
             while True:
+                seen_ts = self.client.oracle.last
                 try:
                     if await self._try(observer, counters, table, row, ack, conflicts):
                         self.backoff.succeeded(key)
+                        self.damaged.pop(key, None)
                         return
                 except (TransientError, CommitUnknown):  # unknown: the ack says whether it has run (N3)
                     counters.conflicts += 1
@@ -186,19 +196,35 @@ class Worker:
                     await trio.sleep(self.client.config.retry.delay_s(conflicts, self.client.random))
         except StoreError as error:
             log.warning("observer %s on %s: %s", observer.id, self._where(table, row), error)
-            self._failed(observer, counters, key, error)
+            self._failed(observer, counters, key, error, seen_ts)
+        except Corruption as error:
+            self.client.driver.note_damage(error)
+            self._failed(observer, counters, key, error.again(), seen_ts)
         except _ObserverFailedError as failed:
             log.error("observer %s failed on %s", observer.id, self._where(table, row), exc_info=failed.error)
-            self._failed(observer, counters, key, failed.error)
+            self._failed(observer, counters, key, failed.error, seen_ts)
         finally:
             counters.running -= 1
 
     def _failed(
-        self, observer: Observer, counters: ObserverCounters, key: tuple[str, bytes, int], error: BaseException
+        self,
+        observer: Observer,
+        counters: ObserverCounters,
+        key: tuple[str, bytes, int],
+        error: BaseException,
+        seen_ts: int,
     ) -> None:
+        """`seen_ts`: the run has seen all notify cells up to it."""
         counters.failures += 1
         self.last_failures[observer.id] = counters.failures, self._where(*key[:2]), error
         self.backoff.failed(key, trio.current_time())
+        if isinstance(error, Corruption):
+            self.damaged[key] = seen_ts, error.again()
+            if len(self.damaged) > self.options.backoff.remembered_max:
+                del self.damaged[next(iter(self.damaged))]
+            self.client.driver.quiet()  # N7: whoever waits shall look
+        else:
+            self.damaged.pop(key, None)
 
     def _where(self, table: str, row: bytes) -> str:
         """A row, for people."""
@@ -217,7 +243,14 @@ class Worker:
         if driver.entered.cells:
             await driver.past_cells(((table, row, ack), (table, row, column)), start_ts)  # C4
         [cells] = await driver.store.read([(table, row, claim_queries(column, ack, start_ts))])
-        verdict = decide(cells, start_ts)
+        try:
+            cell = Cellref(table, row, ack)
+            verdict = decide(cells, start_ts)
+            cell = Cellref(table, row, column)
+            there = look(cells[3], cells[4])
+        except Corruption as error:
+            txn.discard()
+            raise driver.at(cell, error) from error
         match verdict:
             case Gone():
                 txn.discard()
@@ -231,12 +264,15 @@ class Worker:
                 await self._tidy(table, row, ack, covers)
                 return True
         assert isinstance(verdict, Run)
-        if (
-            len(verdict.covers) == COVERS_MAX
-        ):  # more may wait than it takes with it: their causes are its causes too (N9)
-            root = await self._oldest_root(table, row, ack, verdict.covers[-1])
-            verdict = replace(verdict, root=min(root, verdict.root))
-        seen = await driver.finish(table, row, column, start_ts, look(cells[3], cells[4]))
+        try:
+            if len(verdict.covers) == COVERS_MAX:
+                # More may wait than it takes with it: their causes are its causes too (N9).
+                root = await self._oldest_root(table, row, ack, verdict.covers[-1])
+                verdict = replace(verdict, root=min(root, verdict.root))
+            seen = await driver.finish(table, row, column, start_ts, there)
+        except BaseException:
+            txn.discard()
+            raise
         del cells  # a run may wait long
         txn._ack = Intent(table, row, ack, ACK, b"", (), verdict.covers)
         txn._root, txn._depth = verdict.root, verdict.depth
@@ -284,7 +320,10 @@ class Worker:
             [[cells]] = await self.client.driver.store.read([(table, row, (query,))])
             if not cells:
                 return oldest
-            oldest = min(oldest, *(unpack_cause(value)[0] for _, value in cells))
+            try:
+                oldest = min(oldest, *(unpack_cause(value)[0] for _, value in cells))
+            except Corruption as error:
+                raise self.client.driver.at(Cellref(table, row, ack), error) from error
             below = cells[-1][0]
 
     async def _tidy(self, table: str, row: bytes, ack: int, covers: tuple[int, ...]) -> None:

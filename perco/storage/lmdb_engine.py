@@ -88,6 +88,15 @@ class _Cursors(dict[str, Any]):
         return cursor
 
 
+class _Groups(dict[str, Any]):
+    """LMDB's databases by locality group. A group that was never made can only have been named by damaged cells."""
+
+    __slots__ = ()
+
+    def __missing__(self, group: str) -> Any:
+        raise Corruption("", f"there is no locality group {group!r}")
+
+
 class _LmdbView:
     """A transaction of LMDB as a `View` or `Batch`."""
 
@@ -133,7 +142,7 @@ class LmdbEngine:
         except lmdb.Error as error:
             raise UnsuitableFolder(str(path), f"LMDB cannot open it: {error}") from error
         self.map_bytes = int(self._env.info()["map_size"])  # LMDB takes more if more is used
-        self._dbs: dict[str, Any] = {}
+        self._dbs = _Groups()
         self._shared: tuple[Any, _LmdbView] | None = None
         self._data = -1
         try:

@@ -68,6 +68,7 @@ class Machine:
             if sweeper:
                 db.background.start(db.sweeper.run, "sweeper")
             yield db
+            assert not db.driver.damaged, db.driver.damaged
         finally:
             await db.background.aclose()
 
@@ -91,4 +92,5 @@ class Machine:
         async with self.opened(sweeper=True) as db:
             while not db.sweeper.clean:
                 await trio.testing.wait_all_tasks_blocked()
+            assert not db.driver.damaged, db.driver.damaged
             return db.sweeper.settled

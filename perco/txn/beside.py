@@ -16,11 +16,11 @@ from typing import Any
 
 import trio
 
-from perco.errors import UsageError
+from perco.errors import Corruption, UsageError
 from perco.txn.driver import Driver, _from_lock
 from perco.txn.local import LocalStore
 from perco.txn.oracle import Oracle, OracleOptions, durable_bound, newest_note, published
-from perco.txn.records import Cellref, unpack_lock
+from perco.txn.records import Cellref
 from perco.txn.recovery import Recovery, primary_queries
 from perco.txn.snapshot import Blocked, Seen
 
@@ -65,12 +65,18 @@ class BesideDriver(Driver):
 
     async def _past(self, cell: Cellref, ts: int, blocked: Blocked) -> Seen:
         start_ts = blocked.start_ts
-        lock = unpack_lock(blocked.lock)
+        lock = self.lock_at(cell, start_ts, blocked.lock)
         owned = self._local.owner_alive  # asked before the primary is read: an owner that comes later finds it dead
         queries = primary_queries(lock.primary, start_ts)
-        [cells] = await self.store.read([(lock.primary.table, lock.primary.row, queries)])
+        try:
+            [cells] = await self.store.read([(lock.primary.table, lock.primary.row, queries)])
+        except UsageError as error:
+            raise self.at(cell, Corruption("lock group", f"its primary cannot be read: {error}")) from error
         recovery = Recovery(start_ts, lock.primary, ())
-        recovery.asked(cells, alive=owned)
+        try:
+            recovery.asked(cells, alive=owned)
+        except Corruption as error:
+            raise self.at(lock.primary, error) from error
         if recovery.fate is None and owned:
             await trio.sleep(_POLL_S)
             return await self._look_again(cell, ts, -1)

@@ -239,9 +239,17 @@ def encoded(codec: Codec[T], value: T, where: object, part: str) -> bytes:
     return data
 
 
-def decoded(codec: Codec[T], data: bytes, where: object, part: str = "") -> T:
-    """Decode stored bytes; what does not decode is corruption, named by place: a column, or a part of a table."""
+def decoded(codec: Codec[T], data: bytes, column: Any, key: object) -> T:
+    """Decode the value of a cell of a `Column`; what does not decode is corruption, named by its place."""
     try:
         return codec.decode(data)
     except (ValueError, struct.error) as error:
-        raise Corruption(f"{part}{where}", f"not {codec.name}: {error}") from error
+        raise Corruption("value", f"not {codec.name}: {error}", (column.table.name, key, column.name)) from error
+
+
+def decoded_key(codec: Codec[T], row: bytes, table: str) -> T:
+    """Decode a row's key; what does not decode is corruption."""
+    try:
+        return codec.decode(row)
+    except (ValueError, struct.error) as error:
+        raise Corruption(f"table {table!r}, row {row!r}", f"its key is not {codec.name}: {error}") from error

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
-from perco.errors import Unavailable
+from perco.errors import Corruption, Unavailable
 from perco.storage import APPLIED, Failed, Mutation, NoReply, Refused, Verdict
 from perco.txn import mutations
 from perco.txn.mutations import Header, Intent
@@ -97,7 +97,7 @@ class Commit:
         assert reads is None or not one_step, "T14: what is read again must be locked against meanwhile"
         assert parts, "a transaction without writes has nothing to commit"
         first = parts[0][0]
-        assert (first.table, first.row, first.column) == header.primary, "T12: the primary leads"
+        assert first[:3] == header.primary, "T12: the primary leads"
         self.header = header
         self.reads = reads
         self._parts = parts
@@ -237,7 +237,7 @@ class Commit:
             assert not self.one_step, "C6: never sent twice"
             self.state = State.COMMIT
         elif fate:
-            assert fate == self.commit_ts, "T1: only we commit with our commit_ts"
+            self._recognize(fate)
             self.state = State.COMMITTED
         else:
             self._standing[0] = 0
@@ -280,8 +280,13 @@ class Commit:
     def committed_after_all(self, fate: int) -> None:
         """State RELEASE: a request to commit that was taken for lost had arrived (T4)."""
         assert self.state is State.RELEASE
-        assert fate == self.commit_ts, "T1: only we commit with our commit_ts"
+        self._recognize(fate)
         self.state = State.COMMITTED
+
+    def _recognize(self, fate: int) -> None:
+        if fate != self.commit_ts:
+            what = f"T1: only transaction {self.header.start_ts} commits by this record, at {self.commit_ts}"
+            raise Corruption("write group", what)
 
     @property
     def has_secondaries(self) -> bool:

@@ -17,6 +17,7 @@ S4  A reader that knows the outcome of a lock answers without settling it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,7 +25,16 @@ from typing import Any
 
 import trio
 
-from perco.errors import CatalogueChanged, CommitUnknown, Corruption, PercoError, RolledBack, StoreError, WriteConflict
+from perco.errors import (
+    CatalogueChanged,
+    CommitUnknown,
+    Corruption,
+    PercoError,
+    RolledBack,
+    StoreError,
+    UsageError,
+    WriteConflict,
+)
 from perco.storage import (
     APPLIED,
     LOCK,
@@ -32,6 +42,7 @@ from perco.storage import (
     TRACE,
     TS_MAX,
     WRITE,
+    Cell,
     LocalRowStore,
     Mutation,
     Query,
@@ -54,7 +65,11 @@ from perco.txn.validation import Validation
 
 _ASK_PAUSE_MAX_S = 0.5  # between two questions to a primary that does not answer
 _POLL_S, _POLL_MAX_S = 0.002, 0.25  # between two looks at a lock whose owner lives in another process
+_DAMAGED_MAX = 1000  # cells that are remembered
 _SHARED_MAX = 1024  # shared locks of one cell that are settled before the prewrite is sent again
+
+
+log = logging.getLogger("perco.store")
 
 
 @dataclass(slots=True)
@@ -99,6 +114,8 @@ class Driver:
         self.counters = Counters()
         self.inflight: dict[int, Commit] = {}  # what the refresher of locks looks after (L1)
         self.entered = Entered()  # C2
+        self.damaged: dict[str, Corruption] = {}  # what the background has met, by place
+        self.name: Callable[[Cellref], tuple[str, Any, str]] = lambda cell: (cell.table, cell.row, f"#{cell.column}")
         self.orphaned = trio.Event()  # set when locks were left behind: the sweeper has work
         self._background = background
         self._event = event
@@ -238,15 +255,21 @@ class Driver:
         for entry in self.entered.up_to(ts):
             await self.past(entry)
 
-    async def settle_left(self) -> int:
-        """Settle the one-step commits whose answer did not come; returns how many.
+    async def settle_left(self, stuck: dict[tuple[Cellref, int], Corruption]) -> int:
+        """Settle the one-step commits whose answer did not come; returns how many. `stuck`: cells of those of which
+        nothing can be understood are put there.
 
         Raises: StoreError where that cannot be done now.
         """
-        left = list(self.entered.left.values())
-        for entry, _ in left:
-            await self.past(entry)
-        return len(left)
+        settled = 0
+        for entry, cells in list(self.entered.left.values()):
+            try:
+                await self.past(entry)
+                settled += 1
+            except Corruption as error:
+                self.note_damage(error)
+                stuck.update(((Cellref(*cell), entry.start_ts), error.again()) for cell in cells)
+        return settled
 
     def _chained(self, mutations: Sequence[Mutation], chain: Chain | None) -> Awaitable[list[Verdict]]:
         """Where the store can go on by itself, it does."""
@@ -277,7 +300,10 @@ class Driver:
             elif state is State.BLOCKED:
                 await self._unblock(commit)
             elif state is State.ASK:
-                await self._ask_primary(commit)
+                try:
+                    await self._ask_primary(commit)
+                except Corruption as error:
+                    raise self.at(commit.header.primary, error) from error
                 if commit.one_step:
                     self.entered.leave(commit)
             elif state is State.RELEASE:
@@ -335,7 +361,7 @@ class Driver:
 
     async def _settle_foreign(self, commit: Commit, where: Cellref, other_ts: int, packed: bytes) -> None:
         if not self.fates.alive(other_ts):
-            fate = await self.resolve(where, other_ts, unpack_lock(packed))
+            fate = await self.resolve(where, other_ts, self.lock_at(where, other_ts, packed))
             if fate is not None:
                 return
         self.counters.lock_waits += 1
@@ -346,14 +372,18 @@ class Driver:
             self.fates.settle(commit.header.start_ts, 0)  # or it would wait for us, if we met its locks and it ours
             await self._outlive(where, other_ts, packed)
             self.counters.conflicts += 1
-            raise ConflictAt(where, other_ts, commit.header.start_ts, read=unpack_lock(packed).kind == READ)
+            read = self.lock_at(where, other_ts, packed).kind == READ
+            raise ConflictAt(where, other_ts, commit.header.start_ts, read=read)
         await self._outlive(where, other_ts, packed)
 
     async def _outlive(self, where: Cellref, other_ts: int, packed: bytes) -> None:
         """Until the owner of a lock is done with it."""
         pause_s = _POLL_S
         await self.fates.wait(other_ts)
-        while not self.fates.exact and await self.resolve(where, other_ts, unpack_lock(packed)) is None:
+        while not self.fates.exact:
+            lock = self.lock_at(where, other_ts, packed)
+            if await self.resolve(where, other_ts, lock) is not None:
+                return
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_MAX_S)
 
@@ -407,19 +437,31 @@ class Driver:
         """
         header = commit.header
         recovery = Recovery(header.start_ts, header.primary, ())
-        await self._decide(recovery, None)
+        try:
+            await self._decide(recovery, None)
+            if recovery.fate:
+                commit.committed_after_all(recovery.fate)
+                return True
+        except Corruption as error:
+            named = self.at(header.primary, error)
+            if commit.maybe_sent:
+                raise CommitUnknown(make_token(header.start_ts, header.primary), str(named)) from error
+            raise named from error
         if recovery.failure is not None:
             self.orphaned.set()  # full disk: the lock stays, dead, until there is space
             if commit.maybe_sent:
                 raise CommitUnknown(make_token(header.start_ts, header.primary), str(recovery.failure))
-        elif recovery.fate:
-            commit.committed_after_all(recovery.fate)
-            return True
         return False
 
     async def _release_later(self, commit: Commit, *, observed: bool) -> None:
-        await self._release(commit)
-        self._settled(commit.header.start_ts, 0, observed=observed)
+        fate: int | None = 0
+        try:
+            await self._release(commit)
+        except Corruption as error:
+            self.note_damage(error)
+            self.orphaned.set()
+            fate = None
+        self._settled(commit.header.start_ts, fate, observed=observed)
 
     def _begin_phase_two(self, commit: Commit, *, observed: bool) -> None:
         """Roll the secondaries forward; whoever meets their locks before that does it for us (T3, S2)."""
@@ -504,28 +546,52 @@ class Driver:
         finally:
             self._observed_done(observed=True)
 
+    # ------------------------------------------------------------ damaged cells
+
+    def at(self, cell: Cellref, error: Corruption) -> Corruption:
+        """An error with the names of the cell that it is about."""
+        return error.at(self.name(cell))
+
+    def lock_at(self, cell: Cellref, start_ts: int, packed: bytes) -> Lock:
+        """A cell's lock. Raises: Corruption with its place."""
+        try:
+            return unpack_lock(packed, start_ts)
+        except Corruption as error:
+            raise self.at(cell, error) from error
+
+    def note_damage(self, error: Corruption) -> None:
+        """Something in the background has met a cell that cannot be read: tell it once, and go on without it."""
+        if error.where not in self.damaged and len(self.damaged) < _DAMAGED_MAX:
+            self.damaged[error.where] = error.again()
+            log.warning("%s", error)
+
     # ------------------------------------------------------------ recovery
 
     async def resolve(self, cell: Cellref, start_ts: int, lock: Lock) -> int | None:
         """Settle a lock that stands in the way: its transaction's commit_ts, 0 for aborted, None: it lives.
 
-        Raises: StoreFull where the fate could not be decided for want of space.
+        Raises: StoreFull where the fate could not be decided for want of space; Corruption where what is stored of the
+        transaction cannot be understood.
         """
         recovery = Recovery(start_ts, lock.primary, [(cell, lock)])
         self.fates.observed += 1  # N7: a roll-forward puts notify cells
         try:
             await self._decide(recovery, lock)
             if recovery.fate is None:
+                if isinstance(recovery.failure, Corruption):
+                    raise self.at(recovery.primary, recovery.failure)
                 if recovery.failure is not None:
                     raise recovery.failure
                 return None
             if recovery.fate or start_ts >= self.oracle.holds.watermark:
                 # T4: an abort of what began below it may be a commit whose record has been collected meanwhile.
-                self.fates.learn(start_ts, recovery.fate)
+                self._learn(cell, start_ts, recovery.fate)
             self._left_settled(start_ts, recovery.fate)
             clearing = recovery.clearing()
             if clearing:
                 recovery.cleared(await self.store.apply(clearing))
+            if isinstance(recovery.failure, Corruption):
+                raise self.at(cell, recovery.failure)
             if recovery.failure is not None:
                 self.orphaned.set()  # S4: known, though not settled
             elif recovery.fate:
@@ -538,19 +604,33 @@ class Driver:
         finally:
             self._observed_done(observed=True)
 
+    def _learn(self, cell: Cellref, start_ts: int, fate: int) -> None:
+        known = self.fates.known(start_ts)
+        if known is not None and known != fate:
+            what = f"T1: by its lock transaction {start_ts} has the fate {fate} (0: aborted), and by others {known}"
+            raise self.at(cell, Corruption("lock group", what))
+        self.fates.learn(start_ts, fate)
+
     async def _decide(self, recovery: Recovery, found: Lock | None) -> None:
         """Until the primary's fate is known, the owner lives, or the store cannot write. `found`: the lock in the way;
         None: the owner is surely gone."""
         primary, fates = recovery.primary, self.fates
         request: ReadRequest = (primary.table, primary.row, primary_queries(primary, recovery.start_ts))
         while recovery.failure is None:
-            [cells] = await self.store.read([request])
+            try:
+                [cells] = await self.store.read([request])
+            except UsageError as error:
+                what = f"its primary cannot be read: {error}"
+                raise self.at(recovery.asker, Corruption("lock group", what)) from error
             alive = found is not None and fates.alive(recovery.start_ts)
             if found is not None and not alive and not fates.exact:
                 locks = cells[0]
-                lock = unpack_lock(locks[0][1]) if locks else found
+                lock = self.lock_at(primary, recovery.start_ts, locks[0][1]) if locks else found
                 alive = await fates.lives_elsewhere(recovery.start_ts, lock)
-            recovery.asked(cells, alive=alive)
+            try:
+                recovery.asked(cells, alive=alive)
+            except Corruption as error:
+                raise self.at(primary, error) from error
             if recovery.step not in (Step.ROLL_PRIMARY, Step.MARK):
                 return
             [verdict] = await self.store.apply([recovery.decision()])
@@ -561,12 +641,12 @@ class Driver:
     async def clear(self, cell: Cellref, blocked: Blocked) -> None:
         """Wait until a lock's owner is done with it, or settle it.
 
-        Raises: StoreFull where that takes space which is not there.
+        Raises: StoreFull where that takes space which is not there; Corruption as `resolve` does.
         """
         if self.fates.alive(blocked.start_ts):
             self.counters.lock_waits += 1
             await self.fates.wait(blocked.start_ts)
-        if await self.resolve(cell, blocked.start_ts, unpack_lock(blocked.lock)) is None:
+        if await self.resolve(cell, blocked.start_ts, self.lock_at(cell, blocked.start_ts, blocked.lock)) is None:
             self.counters.lock_waits += 1
             await self._outlive(cell, blocked.start_ts, blocked.lock)
 
@@ -586,7 +666,7 @@ class Driver:
         """T9: learn the fate of a lock at or below `ts`, then look again."""
         start_ts = blocked.start_ts
         fate = self.fates.known(start_ts)
-        lock = unpack_lock(blocked.lock)
+        lock = self.lock_at(cell, blocked.start_ts, blocked.lock)
         if fate is None:
             if self.fates.alive(start_ts):
                 self.counters.lock_waits += 1
@@ -612,13 +692,19 @@ class Driver:
     async def _look_again(self, cell: Cellref, ts: int, settled: int) -> Seen:
         queries: list[Query] = [(LOCK, cell.column, 0, ts, 1), (WRITE, cell.column, 0, ts, 1)]
         [[locks, writes]] = await self.store.read([(cell.table, cell.row, queries)])
-        return look(locks, writes, settled)
+        try:
+            return look(locks, writes, settled)
+        except Corruption as error:
+            raise self.at(cell, error) from error
 
     async def _data(self, table: str, row: bytes, column: int, seen: InData) -> Value:
         query: Query = (seen.group, column, seen.start_ts, seen.start_ts, 1)
-        [[cells]] = await self.store.read([(table, row, [query])])
+        cells: list[Cell] = []
+        with suppress(Corruption):  # there is no such group
+            [[cells]] = await self.store.read([(table, row, [query])])
         if not cells:
-            raise Corruption(f"{table} row {row!r}", f"the record at {seen.commit_ts} points at missing data")
+            what = f"the record at {seen.commit_ts} points at missing data"
+            raise self.at(Cellref(table, row, column), Corruption("", what))
         return Value(seen.commit_ts, cells[0][1])
 
     # ------------------------------------------------------------ asking

@@ -26,6 +26,8 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from perco.errors import Corruption
+from perco.storage import DATA, ROW_BYTES_MAX, TS_MAX
+from perco.storage.cells import COLUMN_MAX
 
 SHORT_VALUE_BYTES: Final = 256  # rides in the lock and in the write record: one seek less for every read
 
@@ -39,6 +41,8 @@ READ: Final = 5  # nothing: it was read under a lock, and lies in the groups for
 _RECORD: Final = struct.Struct(">BQ")
 _pack_record = _RECORD.pack
 RECORD_HEAD: Final = _RECORD.size
+_DATA: Final = DATA.encode()
+_DATA_OF: Final = _DATA + b":"
 
 
 def column_of(number: int) -> int:
@@ -75,6 +79,19 @@ def unpack_record(value: bytes) -> Record:
     if len(value) < RECORD_HEAD or not PUT <= value[0] <= ACK:
         raise Corruption("write group", f"not a write record: {value[:16].hex()}")
     return Record(value[0], int.from_bytes(value[1:9], "big"), value[9:])
+
+
+def data_group(body: bytes) -> str:
+    """The data group that a record or lock of kind PUT_DATA names.
+
+    Raises: Corruption.
+    """
+    if body != _DATA and not body.startswith(_DATA_OF):
+        raise Corruption("write group", f"not the name of a data group: {body[:16].hex()}")
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise Corruption("write group", f"not the name of a data group: {body[:16].hex()}") from error
 
 
 def pack_trace(start_ts: int) -> bytes:
@@ -125,29 +142,37 @@ def pack_lock(lock: tuple[Any, ...]) -> bytes:
     return _packer.pack(lock)  # type: ignore[no-any-return]
 
 
-def unpack_lock(value: bytes) -> Lock:
+def unpack_lock(value: bytes, start_ts: int = TS_MAX) -> Lock:
+    """The lock of the transaction that began at `start_ts`."""
     try:
         kind, primary, body, observers, covers, root, depth, token, wall_ms = msgpack.unpackb(
             value, use_list=False, max_bin_len=1 << 20
         )
         lock = Lock(kind, Cellref(*primary), body, observers, covers, root, depth, token, wall_ms)
-        if not _is_sound(lock):
-            raise ValueError("a field of another type")
+        if not _is_sound(lock, start_ts):
+            raise ValueError("a field that no lock has")
         return lock
-    except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, AttributeError, msgpack.UnpackException, Corruption) as error:
         raise Corruption("lock group", f"not a lock: {value[:16].hex()}") from error
 
 
-def _is_sound(lock: Lock) -> bool:
+def _is_sound(lock: Lock, start_ts: int) -> bool:
     kind, primary, body, observers, covers, root, depth, token, wall_ms = lock
-    if kind == PUT_DATA:
-        body.decode()  # the group's name
-    return (
+    sound = (
         [type(part) for part in primary] == [str, bytes, int]
         and [type(part) for part in (body, observers, covers, token)] == [bytes, tuple, tuple, str]
         and all(type(number) is int for number in (kind, *observers, *covers, root, depth, wall_ms))
         and PUT <= kind <= READ
+        and len(primary.row) <= ROW_BYTES_MAX
+        and 0 <= primary.column <= COLUMN_MAX
+        and 0 <= root <= TS_MAX
+        and all(0 < ts <= start_ts for ts in covers)  # N2
+        and all(0 < number <= 0xFFFF for number in observers)
+        and 0 <= depth <= 0xFFFFFFFF
     )
+    if sound and kind == PUT_DATA:
+        data_group(body)
+    return sound
 
 
 _CAUSE: Final = struct.Struct(">QI")

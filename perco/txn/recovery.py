@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
-from perco.errors import Unavailable
+from perco.errors import Corruption, Unavailable
 from perco.storage import (
     APPLIED,
     LOCK,
@@ -74,17 +74,23 @@ def primary_queries(primary: Cellref, start_ts: int) -> list[Query]:
 
 
 def judge(start_ts: int, cells: Sequence[Sequence[Cell]]) -> Judgement:
-    """What the primary's cells (in the order of `primary_queries`) say of the transaction."""
+    """What the primary's cells (in the order of `primary_queries`) say of the transaction.
+
+    Raises: Corruption for cells that do not decode, or that contradict each other.
+    """
     locks, markers, records = cells
     if records:
         commit_ts, value = records[0]
         if unpack_record(value).start_ts == start_ts:
-            assert not markers, "T5: a marker never stands beside a commit"
+            if markers:
+                raise Corruption("write group", f"T5: transaction {start_ts} committed here, and was rolled back")
+            if commit_ts == start_ts:
+                raise Corruption("write group", f"T1: transaction {start_ts} committed at its own start")
             return Committed(commit_ts)
     if markers:
         return Aborted()
     if locks:
-        return Locked(unpack_lock(locks[0][1]))
+        return Locked(unpack_lock(locks[0][1], start_ts))
     return Aborted() if records else Nothing()
 
 
@@ -113,6 +119,11 @@ class Recovery:
         self.step = Step.ASK
 
     @property
+    def asker(self) -> Cellref:
+        """Whose lock names the primary: the first that was found, else the primary itself."""
+        return self._found[0][0] if self._found else self.primary
+
+    @property
     def fate(self) -> int | None:
         """commit_ts, 0 for aborted, None while undecided."""
         if self.step in (Step.FORWARD, Step.BACK, Step.SETTLED):
@@ -120,7 +131,10 @@ class Recovery:
         return None
 
     def asked(self, cells: Sequence[Sequence[Cell]], *, alive: bool) -> None:
-        """State ASK: what the primary holds, and whether the transaction's client lives (L1, L2)."""
+        """State ASK: what the primary holds, and whether the transaction's client lives (L1, L2).
+
+        Raises: Corruption as `judge` does.
+        """
         assert self.step in (Step.ASK, Step.WAIT)
         self.conclusive = bool(cells[1])
         match judge(self.start_ts, cells):

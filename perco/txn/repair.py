@@ -79,4 +79,4 @@ async def _settle(driver: Driver, store: LocalRowStore, result: CheckResult) -> 
     def spared(cell: Cellref, start_ts: int) -> bool:
         return cell in cells or start_ts in transactions
 
-    return await sweep(store, driver, spared)
+    return (await sweep(store, driver, spared)).settled

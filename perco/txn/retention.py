@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from perco.errors import UsageError, at_least_one
 from perco.storage import ABSENT, NOTIFY, ROLLBACK, TRACE, TS_MAX, WRITE, Check, Mutation, ScanCell, Write
-from perco.txn.records import DELETE, PUT_DATA, observed_column, unpack_record
+from perco.txn.records import DELETE, PUT_DATA, data_group, observed_column, unpack_record
 
 DAY_S: Final = 86400.0
 
@@ -230,5 +230,5 @@ def _unit(cell: ScanCell) -> tuple[int, _Unit]:
     kind, start_ts, body = unpack_record(value)
     gone: Write = (WRITE, column, ts, None)
     if kind == PUT_DATA:
-        return kind, (gone, (body.decode(), column, start_ts, None))
+        return kind, (gone, (data_group(body), column, start_ts, None))
     return kind, (gone,)

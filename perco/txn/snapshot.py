@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from perco.errors import Corruption
 from perco.storage import LOCK, WRITE, Cell, Query
-from perco.txn.records import ACK, DELETE, PUT, PUT_DATA, RECORD_HEAD, unpack_record
+from perco.txn.records import ACK, DELETE, PUT, PUT_DATA, RECORD_HEAD, data_group, unpack_record
 
 
 class Missing:
@@ -81,10 +80,7 @@ def look(locks: Sequence[Cell], writes: Sequence[Cell], settled: int = -1) -> Se
 def _look_further(commit_ts: int, value: bytes) -> Seen:
     kind, start_ts, body = unpack_record(value)
     if kind == PUT_DATA:
-        try:
-            return InData(commit_ts, start_ts, body.decode())
-        except UnicodeDecodeError as error:
-            raise Corruption("write group", f"not the name of a data group: {body[:16].hex()}") from error
+        return InData(commit_ts, start_ts, data_group(body))
     if kind in (DELETE, ACK):
         return Missing(commit_ts)
     return Value(commit_ts, body)

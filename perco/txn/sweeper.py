@@ -3,21 +3,37 @@
 L1  When a store is opened all its locks are dead; later, all whose start_ts is not in the live set.
 N1  The lock of an observed cell is the pending notification: rolling it forward puts the notify cells. So nobody has
     to read a cell for its observers to run.
+N7  A lock that cannot be understood, or whose primary cannot be, stays, and is told once; all others are settled. It
+    may be a notification, of which nobody knows: `stuck`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
 
 import trio
 
-from perco.errors import StoreError
+from perco.errors import Corruption, StoreError
 from perco.storage import LOCK, SHARED, TS_MAX, LocalRowStore, ScanQuery, ScanRequest
 from perco.txn.driver import Driver
-from perco.txn.records import Cellref, unpack_lock
+from perco.txn.records import Cellref
 
+ANY_COLUMN: Final = -1  # of what is stuck: it may be of any column
 _RETRY_S = 1.0
 _RETRY_MAX_S = 30.0
+
+
+@dataclass(slots=True)
+class Swept:
+    """What one sweep did.
+
+    Attributes: `settled`, how many locks; `stuck`, those that could not be for what is stored of them, and why.
+    """
+
+    settled: int = 0
+    stuck: dict[tuple[Cellref, int], Corruption] = field(default_factory=dict)
 
 
 class Sweeper:
@@ -25,8 +41,9 @@ class Sweeper:
 
     def __init__(self, store: LocalRowStore, driver: Driver, swept: Callable[[], None]) -> None:
         self._store, self._driver, self._swept = store, driver, swept
-        self.clean = False  # N7: no orphaned lock is left anywhere
+        self.clean = False  # N7: no orphaned lock is left anywhere, but for those that are stuck
         self.settled = 0
+        self.stuck: dict[tuple[Cellref, int], Corruption] = {}  # as of the last sweep
 
     async def run(self) -> None:
         """Sweep once, then whenever something was left behind; after a failure again, with growing pauses."""
@@ -50,24 +67,40 @@ class Sweeper:
             self.clean = False
 
     async def _sweep(self) -> None:
-        self.settled += await self._driver.settle_left()
-        self.settled += await sweep(self._store, self._driver, lambda cell, start_ts: False)
+        stuck: dict[tuple[Cellref, int], Corruption] = {}
+        self.settled += await self._driver.settle_left(stuck)
+        swept = await sweep(self._store, self._driver, lambda cell, start_ts: False)
+        self.settled += swept.settled
+        self.stuck = {**stuck, **swept.stuck}
 
 
-async def sweep(store: LocalRowStore, driver: Driver, spared: Callable[[Cellref, int], bool]) -> int:
-    """Settle every dead lock that is not to be spared; returns how many those were."""
-    settled = 0
+async def sweep(store: LocalRowStore, driver: Driver, spared: Callable[[Cellref, int], bool]) -> Swept:
+    """Settle every dead lock that is not to be spared."""
+    swept = Swept()
     for table in store.tables():
         for group in (LOCK, SHARED):
             start: bytes | None = b""
             while start is not None:
                 query = ScanQuery(group, None, 0, TS_MAX, 1 << 20)
-                page = await store.scan(ScanRequest(table, start, None, (query,)))
+                try:
+                    page = await store.scan(ScanRequest(table, start, None, (query,)))
+                except Corruption as error:  # a key: what comes after it cannot be told
+                    driver.note_damage(error)
+                    swept.stuck[Cellref(table, start, ANY_COLUMN), 0] = error.again()
+                    break
                 for row, [locks] in page.rows:
                     for column, start_ts, value in locks:
                         cell = Cellref(table, row, column)
                         if not driver.fates.alive(start_ts) and not spared(cell, start_ts):
-                            await driver.resolve(cell, start_ts, unpack_lock(value))
-                            settled += 1
+                            await _settle(driver, cell, start_ts, value, swept)
                 start = page.next
-    return settled
+    return swept
+
+
+async def _settle(driver: Driver, cell: Cellref, start_ts: int, packed: bytes, swept: Swept) -> None:
+    try:
+        await driver.resolve(cell, start_ts, driver.lock_at(cell, start_ts, packed))
+        swept.settled += 1
+    except Corruption as error:
+        driver.note_damage(error)
+        swept.stuck[cell, start_ts] = error.again()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -25,7 +26,7 @@ import trio
 from perco.errors import CatalogueChanged, Corruption, SnapshotTooOld, TooLarge, TransactionClosed, UsageError
 from perco.storage import LOCK, VALUE_BYTES_MAX, WRITE, ReadRequest, ScanQuery, ScanRequest
 from perco.txn.catalogue import Bound
-from perco.txn.codecs import TupleCodec, decoded, encoded
+from perco.txn.codecs import TupleCodec, decoded, decoded_key, encoded
 from perco.txn.commit import Commit
 from perco.txn.driver import ConflictAt, Driver, StaleAt, conflict, make_token
 from perco.txn.holds import Pin
@@ -150,15 +151,18 @@ class Snapshot:
             if value is not None:
                 if self._reads is not None:
                     self._reads.note(bound.table, row, number, writes[0][0])
-                return decoded(column.codec, value, column)
-            seen = look(locks, writes)
+                return decoded(column.codec, value, column, key)
+            try:
+                seen = look(locks, writes)
+            except Corruption as error:
+                raise driver.at(Cellref(bound.table, row, number), error) from error
             if type(seen) is not Value and type(seen) is not Missing:
                 seen = await driver.finish(bound.table, row, number, ts, seen)
         if self._reads is not None:
             self._reads.note(bound.table, row, number, seen.commit_ts)
         if type(seen) is Missing:
             return None
-        return decoded(column.codec, seen.value, column)  # type: ignore[union-attr]
+        return decoded(column.codec, seen.value, column, key)  # type: ignore[union-attr]
 
     async def get_many(self, column: Column[K, V], keys: Iterable[K], *, lock: bool = False) -> dict[K, V | None]:
         """The values of many cells of a column, by key, in the order asked; None where absent. `lock`: see `get`."""
@@ -171,7 +175,7 @@ class Snapshot:
         out: dict[K, V | None] = {}
         for key, row in wanted.items():
             own = self._writes.get((bound.table, row, bound.column))
-            out[key] = self._value(column, own, seen[row, bound.column])[0]
+            out[key] = self._value(column, key, own, seen[row, bound.column])[0]
         return out
 
     async def row(
@@ -263,9 +267,12 @@ class Snapshot:
                 await self._driver.past_cells(((table, row, c) for row, columns in chunk for c in columns), ts)
             found = await self._driver.store.read(requests)
             seen: dict[tuple[bytes, int], Seen] = {}
-            for (row, columns), cells in zip(chunk, found, strict=True):
-                for i, column in enumerate(columns):
-                    seen[row, column] = look(cells[2 * i], cells[2 * i + 1])
+            try:
+                for (row, columns), cells in zip(chunk, found, strict=True):
+                    for i, column in enumerate(columns):
+                        seen[row, column] = look(cells[2 * i], cells[2 * i + 1])
+            except Corruption as error:
+                raise self._driver.at(Cellref(table, row, column), error) from error
             out.update(await self._finish(table, seen))
         if self._reads is not None:
             for (row, column), found_there in out.items():
@@ -282,22 +289,23 @@ class Snapshot:
             requests: list[ReadRequest] = [
                 (table, row, ((s.group, column, s.start_ts, s.start_ts, 1),)) for (row, column), s in long
             ]
-            for (where, found), [cells] in zip(long, await self._driver.store.read(requests), strict=True):
-                if cells:
-                    out[where] = Value(found.commit_ts, cells[0][1])
+            with suppress(Corruption):  # there is no such group: told below, with its cell
+                for (where, found), [cells] in zip(long, await self._driver.store.read(requests), strict=True):
+                    if cells:
+                        out[where] = Value(found.commit_ts, cells[0][1])
         for (row, column), s in seen.items():
             if (row, column) not in out:
                 out[row, column] = await self._driver.finish(table, row, column, self.start_ts, s)
         return out
 
     def _value(
-        self, column: Column[Any, V], own: tuple[Bound, bytes | None] | None, seen: Value | Missing
+        self, column: Column[K, V], key: K, own: tuple[Bound, bytes | None] | None, seen: Value | Missing
     ) -> tuple[V | None, int]:
         if own is not None:
             return (None if own[1] is None else column.codec.decode(own[1])), 0
         if isinstance(seen, Missing):
             return None, seen.commit_ts
-        return decoded(column.codec, seen.value, column), seen.commit_ts
+        return decoded(column.codec, seen.value, column, key), seen.commit_ts
 
     def _assemble(
         self,
@@ -311,7 +319,7 @@ class Snapshot:
         cells: dict[Column[K, Any], tuple[Any, int]] = {}
         for column, bound in zip(columns, bounds, strict=True):
             own = self._writes.get((bound.table, row, bound.column)) if self._writes else None
-            cells[column] = self._value(column, own, seen.get((row, bound.column), never))
+            cells[column] = self._value(column, key, own, seen.get((row, bound.column), never))
         return Row(key, cells)
 
 
@@ -635,7 +643,7 @@ class Scan(Generic[K]):
                     break
                 await self._fetch()
                 continue
-            key = decoded(self._table.key, row, self._table, "key of ")
+            key = decoded_key(self._table.key, row, self._table.name)
             # Only now: the transaction may have written the row since it was fetched.
             got = self._snapshot._assemble(key, row, self._columns, self._bounds, self._found)
             if any(column in got for column in self._columns):
@@ -712,8 +720,11 @@ class Scan(Generic[K]):
                 by_column[column][0].append((at, value))
             for column, at, value in writes:
                 by_column[column][1].append((at, value))
-            for column, (l, w) in by_column.items():  # noqa: E741
-                seen[row, column] = look(l, w)
+            try:
+                for column, (l, w) in by_column.items():  # noqa: E741
+                    seen[row, column] = look(l, w)
+            except Corruption as error:
+                raise driver.at(Cellref(self._table.name, row, column), error) from error
         self._found = await snapshot._finish(self._table.name, seen)
         self._rows = sorted({row for row, _ in page.rows} | self._own_rows(page.next))
         self._at, self._last, self._noted = 0, None, len(snapshot._writes)

@@ -5,6 +5,8 @@
 G2  In this order, each step finished everywhere before the next begins anywhere: publish the watermark and the cuts,
     durably; raise the floor in every tablet (T13); settle every lock with start_ts strictly below the watermark;
     delete. Tablet by tablet would lose half a transaction: its primary's record gone, a secondary's lock still there.
+    A lock that cannot be understood, or whose primary cannot be, stays: then only what is below it goes, as if the
+    watermark stood there.
 S4  It may use the reserve of a full disk, in mutations that are small enough for it.
 
 What it does can be cut short anywhere, and begun again by anybody: the next one publishes a watermark at least as high.
@@ -104,6 +106,7 @@ class VacuumResult:
         blocked: rows where a delete marker stays until its observers have run.
         left: mutations whose reply was lost; the next vacuum looks again.
         repacked: how often half empty pages were filled again, a thousand cells at a time.
+        held_up: where locks stand that cannot be understood; nothing that the oldest of them may need was removed.
         seconds: how long it took.
     """
 
@@ -118,6 +121,7 @@ class VacuumResult:
     blocked: int = 0
     left: int = 0
     repacked: int = 0
+    held_up: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
@@ -165,6 +169,7 @@ class Vacuum:
         self._rows = options.page_rows
         self._worked = self._waited = 0.0  # since the last pause: by us, and by others while we wanted the loop
         self._result = VacuumResult()
+        self._limit = TS_MAX  # G2: where the oldest lock stands that cannot be settled for what is stored of it
         self._tell: Callable[[VacuumResult], None] = lambda _: None
 
     @property
@@ -207,14 +212,14 @@ class Vacuum:
             moved_only: only if there may be anything to remove that there was not last time.
             tell: called after every page, with what was done so far.
 
-        Raises: StoreFull where not even the reserve suffices; Unavailable if locks cannot be settled; Corruption for a
-        lock that does not decode.
+        Raises: StoreFull where not even the reserve suffices; Unavailable if locks cannot be settled.
         """
         async with self._alone:
             self._share, self._tell = share, tell or (lambda _: None)
             began = trio.current_time()
             self._rows, self._worked, self._waited = self.options.page_rows, 0.0, 0.0
             self._result = result = VacuumResult()
+            self._limit = TS_MAX
             await self._publish()
             if moved_only and self._done == (result.watermark, result.cuts):
                 return result
@@ -286,12 +291,23 @@ class Vacuum:
                 for row, [locks] in page.rows:
                     for column, start_ts, packed in locks:
                         if start_ts < self._result.watermark:  # at the watermark it may be alive
-                            found += 1
-                            await self._driver.clear(Cellref(table, row, column), Blocked(start_ts, packed))
-                            self._result.locks += 1
+                            found += await self._settled(Cellref(table, row, column), Blocked(start_ts, packed))
                 start = page.next
                 await self._give_way()
         return found
+
+    async def _settled(self, cell: Cellref, blocked: Blocked) -> bool:
+        """Settle a lock. False: it cannot be, and holds up the vacuum."""
+        try:
+            await self._driver.clear(cell, blocked)
+        except Corruption as error:
+            self._driver.note_damage(error)
+            self._limit = min(self._limit, blocked.start_ts)
+            if error.where not in self._result.held_up:
+                self._result.held_up += (error.where,)
+            return False
+        self._result.locks += 1
+        return True
 
     # ------------------------------------------------------------ rows
 
@@ -311,7 +327,7 @@ class Vacuum:
                     continue
                 try:
                     waste, more = self._waste(table, found, self.options.row_cells)
-                except (Corruption, UnicodeDecodeError):
+                except Corruption:
                     self._result.corrupt += 1
                     continue
                 if more:
@@ -331,7 +347,7 @@ class Vacuum:
             await self._give_way()
 
     def _request(self, table: str, start: bytes, stop: bytes | None, cells: int) -> ScanRequest:
-        cut, watermark = self._result.cuts[table], self._result.watermark
+        cut, watermark = self._limits(table)
         queries = (
             ScanQuery(WRITE, None, 0, cut, cells),
             ScanQuery(ROLLBACK, None, 0, max(watermark - 1, 0), cells),
@@ -340,10 +356,15 @@ class Vacuum:
         )
         return ScanRequest(table, start, stop, queries, False, self._rows, seeks_max=8 * self._rows)
 
+    def _limits(self, table: str) -> tuple[int, int]:
+        """Up to where versions can go, and below what markers and traces can: cut and watermark, unless held up."""
+        return min(self._result.cuts[table], self._limit), min(self._result.watermark, self._limit)
+
     def _waste(self, table: str, found: ScanRow, cells: int) -> tuple[Waste, bool]:
         """What can go of a row, and whether there is more in it than was read."""
         row, (records, markers, traces, notified) = found
         catalogue = self._catalogue()
+        cut, watermark = self._limits(table)
         more = len(records) == cells
         waste = waste_of(
             table,
@@ -352,8 +373,8 @@ class Vacuum:
             markers,
             traces,
             {column for column, _, _ in notified},
-            cut=self._result.cuts[table],
-            watermark=self._result.watermark,
+            cut=cut,
+            watermark=watermark,
             versions=catalogue.keep_of(table).versions,
             acks_of=_acks(catalogue, table),
             more=more,
@@ -369,7 +390,7 @@ class Vacuum:
                 return
             try:
                 waste, more = self._waste(table, page.rows[0], cells)
-            except (Corruption, UnicodeDecodeError):
+            except Corruption:
                 self._result.corrupt += 1
                 return
             mutations = waste.mutations(cells)
@@ -416,6 +437,9 @@ class Vacuum:
         if isinstance(verdict, Failed):
             if isinstance(verdict.error, StoreFull):
                 return False
+            if isinstance(verdict.error, Corruption):
+                self._result.corrupt += 1
+                return True
             raise verdict.error
         self._result.left += 1
         return True

@@ -493,3 +493,54 @@ async def test_old_versions_of_the_catalogue_go() -> None:
         assert versions == [db.catalogue.version]
     async with machine.opened() as db:
         assert db.catalogue.keep_of("docs").seconds == 3
+
+
+# ------------------------------------------------------------------ what cannot be read
+
+
+async def test_a_lock_that_cannot_be_read_holds_up_what_it_may_need() -> None:  # G2
+    async with perco.open("memory:", SCHEMA) as db:
+        for i in range(3):
+            await put(db, i, *KEYS)
+        damaged = await db.oracle.draw()
+        for i in range(3):
+            await put(db, 10 + i, *KEYS)
+        column = db.bind(n).column
+        await db.local.store.apply([Mutation("docs", ((b"b", (), ((LOCK, column, damaged, b"junk"),)),))])
+        result = await db.vacuum()
+        assert result.held_up == ("docs['b'].n, lock group",)
+        assert db.statistics().damaged == result.held_up
+        assert result.watermark > damaged
+        # As if the watermark stood at the lock: the newest of before it, and all since.
+        assert result.removed.versions == 2 * len(KEYS)
+        assert min(ts for _, _, ts in cells(db, WRITE)) < damaged
+        assert count(db, WRITE) == 4 * len(KEYS)
+        assert await got(db, "a") == 12
+        await put(db, 20, "a", "i")
+        assert (await db.vacuum()).removed.versions == 0
+
+        await db.local.store.apply([Mutation("docs", ((b"b", (), ((LOCK, column, damaged, None),)),))])
+        result = await db.vacuum()
+        assert result.held_up == ()
+        assert count(db, WRITE) == len(KEYS)
+        await clean(db)
+
+
+async def test_the_vacuum_in_the_background_goes_on_past_damage(autojump_clock: trio.testing.MockClock) -> None:  # G2
+    options = perco.Options(vacuum=perco.VacuumOptions(period_s=10))
+    async with perco.open("memory:", SCHEMA, options=options) as db:
+        await put(db, 1, *KEYS)
+        await put(db, 2, *KEYS)
+        column = db.bind(n).column
+        for row, group, ts, value in (
+            (b"b", LOCK, db.oracle.last, b"junk"),
+            (b"i", WRITE, 1, b"junk"),
+            (b"q", WRITE, 1, b"\x02" + bytes(8) + b"data:gone"),
+        ):
+            await db.local.store.apply([Mutation("docs", ((row, (), ((group, column, ts, value),)),))])
+        await trio.sleep(100)
+        assert db.statistics().vacuum.runs
+        assert db.statistics().vacuum.failure is None
+        assert len(list(cells(db, WRITE))) < 2 * len(KEYS) + 2
+        await put(db, 3, "a")
+        assert await got(db, "a") == 3

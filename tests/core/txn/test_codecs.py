@@ -12,6 +12,7 @@ import perco
 from perco import BOOL, BYTES, FLOAT64, INT64, JSON, MSGPACK, TEXT, Codec, Corruption, Tuple, UsageError
 from perco.txn.codecs import codec_named, decoded
 
+RANK = perco.Table("docs", key=perco.TEXT).column("rank", perco.INT64)
 int64 = st.integers(-(1 << 63), (1 << 63) - 1)
 ORDERED: dict[str, tuple[Codec[Any], st.SearchStrategy[Any]]] = {
     "bytes": (BYTES, st.binary(max_size=40)),
@@ -79,9 +80,9 @@ def test_a_tuples_prefix_is_that_of_all_that_begin_alike(one: tuple[str, int], t
 def test_any_stored_bytes_are_a_value_or_corruption(name: str, data: bytes) -> None:
     codec, _ = ALL[name]
     try:
-        decoded(codec, data, "docs.rank")
+        decoded(codec, data, RANK, "a")
     except Corruption as error:
-        assert error.where == "docs.rank"  # noqa: PT017
+        assert error.where == "docs['a'].rank, value"  # noqa: PT017
 
 
 @pytest.mark.parametrize(
@@ -103,8 +104,8 @@ def test_any_stored_bytes_are_a_value_or_corruption(name: str, data: bytes) -> N
     ],
 )
 def test_what_does_not_decode_is_corruption(codec: Codec[Any], data: bytes) -> None:
-    with pytest.raises(Corruption, match=r"docs\.rank"):
-        decoded(codec, data, "docs.rank")
+    with pytest.raises(Corruption, match=r"docs\['a'\]\.rank"):
+        decoded(codec, data, RANK, "a")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perco.errors import StoreFull, Unavailable
+from perco.errors import Corruption, StoreFull, Unavailable
 from perco.storage import APPLIED, LOCK, WRITE, Failed, Mutation, NoReply, Refused
 from perco.txn.commit import (
     FLOOR_CHECK,
@@ -167,7 +167,7 @@ def test_a_record_on_the_primary_settles_it() -> None:  # T1 T4
 
 
 def test_nobody_else_commits_it_at_another_timestamp() -> None:  # T1
-    with pytest.raises(AssertionError, match="T1"):
+    with pytest.raises(Corruption, match="T1"):
         sent().asked(COMMITTED_AT + 1)
 
 

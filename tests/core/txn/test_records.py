@@ -45,7 +45,7 @@ locks = st.builds(
 ).filter(lambda lock: lock.kind != PUT_DATA) | st.builds(
     lambda cell, group: Lock(PUT_DATA, cell, group.encode(), (), (), 0, 0, "token", 1),
     st.builds(Cellref, st.text(max_size=64), st.binary(max_size=400), columns),
-    st.text(min_size=4, max_size=64),
+    st.just("data") | st.text(max_size=60).map("data:".__add__),
 )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from perco.errors import Corruption, StoreFull, Unavailable
@@ -38,9 +41,30 @@ def test_the_record_is_looked_at_before_the_lock() -> None:  # L1
     assert judge(START, [[LOCK_CELL], [], [OWN]]) == Committed(9)
 
 
-def test_a_marker_beside_its_own_record_is_our_bug() -> None:  # T5
-    with pytest.raises(AssertionError, match="T5"):
+def test_a_marker_beside_its_own_record_is_corruption() -> None:  # T5
+    with pytest.raises(Corruption, match="T5"):
         judge(START, [[], [MARKER], [OWN]])
+
+
+def test_a_commit_at_its_own_start_is_corruption() -> None:  # T1
+    with pytest.raises(Corruption, match="T1"):
+        judge(START, [[], [], [(START, OWN[1])]])
+
+
+@pytest.mark.parametrize("optimized", [[], ["-O"]])
+def test_it_is_corruption_without_assertions_too(optimized: list[str]) -> None:  # T5, T1
+    damaged = [[], [MARKER], [OWN]], [[], [], [(START, OWN[1])]], [[], [], [(9, b"junk")]], [[(START, b"x")], [], []]
+    program = f"""
+from perco import Corruption
+from perco.txn.recovery import judge
+for cells in {damaged!r}:
+    try:
+        judge({START}, cells)
+    except Corruption:
+        continue
+    raise SystemExit("judged")
+"""
+    subprocess.run([sys.executable, *optimized, "-c", program], check=True)
 
 
 def test_one_seek_finds_the_record() -> None:  # T1
