@@ -3,9 +3,9 @@
 The paper ran Percolator against bare Bigtable, batching off: reads 0.94 of it, writes 0.23.
 
 Here a *write* is a single-cell read-modify-write transaction, durable, at some number in flight, against bare LMDB that
-puts as many values per durable write transaction as are in flight: the best that anybody can do with LMDB. It commits in
-one step, as everything does that lies in one tablet; *two phases* is the same with the paper's protocol. A *read* is
-`await txn.get`, against the awaited read of the row store under it, and that against bare LMDB's `begin; get`.
+puts as many values per durable write transaction as are in flight: the best that anybody can do with LMDB. It commits
+in one step, as everything does that lies in one tablet; *two phases* is the same with the paper's protocol. A *read*
+is `await txn.get`, against the awaited read of the row store under it, and that against bare LMDB's `begin; get`.
 
 What assertions cost is told by the same write in memory, in child processes with and without `python -O`.
 """
@@ -206,7 +206,7 @@ def main(run: Run) -> None:
             sides["perco 128, batching off"] = partial(rate, folder, 128, 1, off)
             sides["perco 128, 2 rows"] = partial(rate, folder, 128, 2)
             sides["perco 128, 10 rows"] = partial(rate, folder, 128, 10)
-        cells = alternate(2 * run.rounds + 3, sides)
+        cells = alternate(5 if run.quick else 2 * run.rounds + 3, sides)
         reads = trio.run(_reads, folder / "reads", READ_ROUNDS * run.rounds)
         report.figures["bytes_per_inflight"] = trio.run(_bytes_in_flight, folder / "memory", 2000)
     asserted = alternate(run.rounds, {"with": in_a_child, "without": partial(in_a_child, "-O")})
