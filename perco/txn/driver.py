@@ -149,7 +149,7 @@ class Driver:
             asking = commit.maybe_sent and commit.state in (State.ASK, State.COMMIT)
             if isinstance(error, CommitUnknown) or asking:
                 self.counters.unknown += 1
-                if commit.one_step:
+                if commit.one_step and commit.state is State.ASK:
                     self.entered.leave_behind(commit)
                 self._settled(start_ts, None, observed=observed)
                 self.orphaned.set()
@@ -208,15 +208,15 @@ class Driver:
         commit.drawn(commit_ts)
         if self.oracle.catalogue_version > version:  # N10
             raise CatalogueChanged(commit.header.start_ts, self.oracle.catalogue_version)
-        self.entered.enter(commit)
+        entered.enter(commit)
         try:
             [verdict] = await self._chained((commit.primary_commit(),), None)
         except BaseException:
-            self.entered.leave(commit)  # C3: it was never sent (T10)
+            entered.leave(commit)  # C3: it was never sent (T10)
             raise
         commit.primary_told(verdict)
         if commit.state is not State.ASK:
-            self.entered.leave(commit)
+            entered.leave(commit)
 
     async def _settle_entered(self, commit: Commit, where: Where, entry: Entry) -> None:
         """Another's one-step commit of a cell is under way: wait for it, holding nothing (T7)."""
