@@ -71,6 +71,9 @@ def _is_full(error: lmdb.Error) -> bool:
     return isinstance(error, lmdb.DiskError) or any(os.strerror(code) in str(error) for code in _FULL)
 
 
+_parents: list[LmdbEngine] = []  # of forked children, kept for good: see `forget`
+
+
 class MapTooSmall(Exception):
     """A batch needed more of the map than was foreseen; nothing was written. Grow it and write again (S6)."""
 
@@ -417,6 +420,13 @@ class LmdbEngine:
 
     def sync(self) -> None:
         self._env.sync(True)
+
+    def forget(self) -> None:
+        """In a forked child: let go of it, without a touch to what the parent has open (S5)."""
+        if self._shared is None:
+            self.close()  # or LMDB would not open it again in this process
+        else:
+            _parents.append(self)  # to end the view would free the parent's reader slot, and the pages that it reads
 
     def close(self) -> None:
         self.end_shared()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -49,6 +50,7 @@ class LocalStore:
         self._folder: Folder | None = None
         self._groups: dict[str, set[str]] = {}
         self.forked = False
+        self._thread = threading.get_ident()
         self.path: Path | None = None
         text = os.fspath(url)
         if text == "memory:":
@@ -141,6 +143,13 @@ class LocalStore:
             self._folder.release(clean=True)
         _stores.discard(self)
 
+    def end_views(self) -> None:
+        """Before a fork: no view of ours is open, so the child has none to let go of (S5)."""
+        if self._folder is not None and threading.get_ident() == self._thread:  # else the loop may be reading
+            for tablet in self.store.tablets():
+                assert isinstance(tablet, LmdbTablet)
+                tablet.engine.end_shared()
+
     def forget(self) -> None:
         """In a forked child: not ours any more (S5); and the parent's death must free the folder, not the child's."""
         if self._folder is not None:
@@ -148,7 +157,7 @@ class LocalStore:
             self._folder.forget()
             for tablet in self.store.tablets():
                 assert isinstance(tablet, LmdbTablet)
-                tablet.engine.close()  # or LMDB would not open them again in this process; the parent's are its own
+                tablet.engine.forget()
             self._refuse(UsedAfterFork, str(self.path))
 
     def abandon(self) -> None:
@@ -169,9 +178,14 @@ def _path_of(text: str) -> Path:
     return Path(text).expanduser()
 
 
+def _before_fork() -> None:
+    for store in _stores:
+        store.end_views()
+
+
 def _after_fork() -> None:
     for store in _stores:
         store.forget()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

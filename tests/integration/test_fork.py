@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
+import pytest
 import trio
 
 import perco
+from perco.storage import LmdbTablet
 
 table = perco.Table("t")
 value = table.column("v", perco.INT64)
@@ -80,3 +83,50 @@ def test_a_child_may_open_the_folder_anew(tmp_path: Path) -> None:  # S5
 
     trio.run(own, tmp_path / "store")
     trio.run(own, tmp_path / "link")
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["from the loop's thread", "from another"])
+async def test_a_fork_while_reads_share_a_view_leaves_the_parents_view_alone(
+    tmp_path: Path, thread: bool
+) -> None:  # S3 S5
+    """The child lets go of all that it has; the pages that the parent reads must stay."""
+    async with perco.open(tmp_path / "store", schema) as db:
+        await put(db, b"k", 1)
+        [tablet] = [tablet for tablet in db.local.store.tablets() if tablet.table == table.name]
+        assert isinstance(tablet, LmdbTablet)
+        engine = tablet.engine
+        commit, gate = engine.commit, threading.Event()
+
+        def held(*args: Any) -> Any:
+            gate.wait()
+            return commit(*args)
+
+        engine.commit = held  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(put, db, b"other", 2)
+            while not tablet._writing:
+                await trio.lowlevel.checkpoint()
+            async with db.snapshot() as snap:
+                assert await snap.get(value, b"k") == 1
+                assert engine._shared is not None
+                if thread:
+                    await trio.to_thread.run_sync(fork_and_end)
+                    assert engine._shared is not None
+                    assert str(os.getpid()) in engine._env.readers(), "its slot is still taken"
+                else:
+                    fork_and_end()
+                    assert engine._shared is None
+                assert await snap.get(value, b"k") == 1
+            gate.set()
+
+
+def fork_and_end() -> None:
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+async def put(db: perco.Database, key: bytes, number: int) -> None:
+    async with db.transaction() as txn:
+        txn.set(value, key, number)
