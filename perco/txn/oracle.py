@@ -136,10 +136,9 @@ class Oracle:
         `visible`: returns once all that committed up to a timestamp can be seen by readers of other processes, who know
         of the present by this note alone (C4).
         """
-        last = self._timestamps.last
+        last, wall_ms = self._timestamps.last, self.wall_ms()
         if last == self._noted or not last:
             return
-        wall_ms = self.wall_ms()
         if visible is not None:
             await visible(last)
         # A former oracle's note may still come, from whatever clock: none is passed over unread.
