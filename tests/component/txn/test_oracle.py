@@ -370,6 +370,7 @@ class Keeping:
 async def test_nothing_is_noted_while_nothing_is_drawn() -> None:  # O3
     wall, store = Wall(), make()
     oracle = await started(store, wall)
+    wall.now = 50.0
     await oracle.note()
     assert await newest_note(store) is None
     await noted(oracle, wall, 100.0)
