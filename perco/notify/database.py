@@ -369,7 +369,31 @@ class Database(Client):
                 tablet.expire(timeout_s)
 
     async def aclose(self) -> None:
-        """End what runs, write what is queued, let go of the folder."""
+        """End what runs, write what is queued, let go of the folder.
+
+        In a task of its own: a KeyboardInterrupt comes out when that has ended, a second one at once.
+        """
+        ended = trio.Event()
+        failed: list[BaseException] = []
+        trio.lowlevel.spawn_system_task(self._close, ended, failed, name="perco-close")
+        with trio.CancelScope(shield=True):
+            try:
+                await ended.wait()
+            except KeyboardInterrupt:
+                await ended.wait()
+                raise
+        if failed:
+            raise failed[0]
+
+    async def _close(self, ended: trio.Event, failed: list[BaseException]) -> None:
+        try:
+            await self._end()
+        except Exception as error:
+            failed.append(error)
+        finally:
+            ended.set()
+
+    async def _end(self) -> None:
         with trio.CancelScope(shield=True):
             await self.heartbeat.aclose()
             await self.background.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import trio.testing
 
 import perco
 from perco.storage import LmdbEngine, LmdbTablet
+from perco.txn.local import LocalStore
 from tests.integration.test_hung_disk import HungDisk
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
@@ -130,3 +132,31 @@ async def test_a_schema_that_no_folder_can_hold_leaves_the_store_as_it_was(tmp_p
             pass
     async with perco.open(tmp_path / "s", SCHEMA) as db, db.snapshot() as snap:
         assert await snap.get(n, "k") == 1
+
+
+def test_an_interrupt_while_it_closes_comes_out_when_it_has_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the folder would stay claimed by this process, and its writers would run on."""
+    close = LocalStore.aclose
+
+    async def interrupted(self: LocalStore) -> None:
+        signal.raise_signal(signal.SIGINT)
+        await trio.lowlevel.checkpoint()
+        await close(self)
+
+    async def write() -> None:
+        async with perco.open(tmp_path / "store", SCHEMA) as db:
+            async with db.transaction() as txn:
+                txn.set(n, "a", 1)
+            monkeypatch.setattr(LocalStore, "aclose", interrupted)
+
+    async def read() -> int | None:
+        async with perco.open(tmp_path / "store", SCHEMA) as db, db.snapshot() as snap:
+            return await snap.get(n, "a")
+
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(write)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("perco")]
+    monkeypatch.undo()
+    assert trio.run(read) == 1
