@@ -388,8 +388,8 @@ class Client:
         if standing is not None:
             if at is not None or ts not in (None, standing.ts):
                 raise UsageError(
-                    f"pin {name!r} stands at timestamp {standing.ts}; drop it first (perco pins STORE --drop {name}), "
-                    "or take it up as it is, without ts= or at="
+                    f"pin {name!r} stands at timestamp {standing.ts}; drop it first (await db.drop_pin({name!r})), or "
+                    "take it up as it is, without ts= or at="
                 )
             return await self.oracle.pins.put(name, owner, standing.ts, lease_s)
         snap = await self.snapshot_at(ts=ts, at=at)  # which holds its timestamp until the pin does

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Final
 
 import msgpack
+import trio
 
-from perco.errors import Corruption, UsageError
+from perco.errors import Corruption, SnapshotTooOld, UsageError
 from perco.storage import APPLIED, DATA, Mutation, RowStore, ScanQuery, ScanRequest, Write
 from perco.txn.catalogue import SYSTEM_TABLE, raise_for
 from perco.txn.holds import Holds, Pin
@@ -31,6 +32,7 @@ class Pins:
 
     def __init__(self, store: RowStore, holds: Holds, now_ms: Callable[[], int]) -> None:
         self._store, self._holds, self._now_ms = store, holds, now_ms
+        self._alone = trio.Lock()
 
     async def load(self) -> None:
         """What stood when the store was opened."""
@@ -44,15 +46,27 @@ class Pins:
     async def put(self, name: str, owner: str, ts: int, lease_s: float) -> Pin:
         """Pin a timestamp that somebody holds already, or that has just been drawn; or renew a pin (T15).
 
-        Raises: UsageError; StoreFull.
+        Raises: SnapshotTooOld for a pin whose lease had run out, and the versions have gone; UsageError; StoreFull.
         """
+        _named(name)
+        lease_ms = _lease_ms(lease_s)
+        held = self._holds.hold(ts)  # until the pin itself does
+        if not held:
+            raise SnapshotTooOld(ts, self._holds.oldest())
+        try:
+            async with self._alone:
+                return await self._put(name, owner[:_TEXT_MAX], ts, lease_ms)
+        finally:
+            self._holds.release(held)
+
+    async def _put(self, name: str, owner: str, ts: int, lease_ms: int) -> Pin:
         now_ms = self._now_ms()
-        pin = Pin(_named(name), owner[:_TEXT_MAX], ts, now_ms, now_ms + _lease_ms(lease_s))
+        pin = Pin(name, owner, ts, now_ms, now_ms + lease_ms)
         before = self._holds.pins.get(name)
         if before is not None and before.ts == ts:
             pin = pin._replace(made_ms=before.made_ms)
         elif sum(other.expires_ms > now_ms for other in self._holds.pins.values()) >= PINS_MAX:
-            raise UsageError(f"there are {PINS_MAX} pins already; drop one of them (perco pins STORE --drop NAME)")
+            raise UsageError(f"there are {PINS_MAX} pins already; drop one of them first: await db.drop_pin(name)")
         self._holds.pins[name] = pin
         try:
             await self._write(name, msgpack.packb([pin.owner, pin.ts, pin.made_ms, pin.expires_ms]))
@@ -66,18 +80,24 @@ class Pins:
 
     async def drop(self, name: str) -> bool:
         """Returns whether there was one of that name, expired or not."""
+        async with self._alone:
+            return await self._drop(name)
+
+    async def drop_expired(self) -> int:
+        """Forget those whose lease has run out; returns how many."""
+        dropped = 0
+        for name in [name for name in self._holds.pins if self.standing(name) is None]:
+            async with self._alone:
+                if self.standing(name) is None:  # or it was renewed meanwhile
+                    dropped += await self._drop(name)
+        return dropped
+
+    async def _drop(self, name: str) -> bool:
         if name not in self._holds.pins:
             return False
         await self._write(name, None)
         self._holds.pins.pop(name, None)
         return True
-
-    async def drop_expired(self) -> int:
-        """Forget those whose lease has run out; returns how many."""
-        expired = [name for name in self._holds.pins if self.standing(name) is None]
-        for name in expired:
-            await self.drop(name)
-        return len(expired)
 
     async def _write(self, name: str, value: bytes | None) -> None:
         write: Write = (DATA, 0, 1, value)
@@ -103,10 +123,9 @@ async def pins_in(store: RowStore) -> list[Pin]:
     return pins
 
 
-def _named(name: str) -> str:
+def _named(name: str) -> None:
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _NAME_MAX:
         raise UsageError(f"a pin's name is a str of 1 to {_NAME_MAX} printable characters, not {name!r}")
-    return name
 
 
 def _lease_ms(lease_s: float) -> int:

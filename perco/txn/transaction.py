@@ -392,11 +392,9 @@ class PinnedSnapshot(PastSnapshot):
         """
         if not self._open:
             raise self._closed()
-        oracle, pin = self._client.oracle, self.pin
+        pin = self.pin
         self._lease_s = lease_s or self._lease_s
-        if oracle.pins.standing(pin.name) is None and pin.ts < oracle.holds.oldest():
-            raise SnapshotTooOld(pin.ts, oracle.holds.oldest())
-        self.pin = await oracle.pins.put(pin.name, pin.owner, pin.ts, self._lease_s)
+        self.pin = await self._client.oracle.pins.put(pin.name, pin.owner, pin.ts, self._lease_s)
 
 
 class Transaction(Snapshot):

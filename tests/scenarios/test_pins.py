@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 import perco
 from perco.txn import pins
-from tests.support.faults import Fault, FaultyRowStore
+from tests.support.faults import Fault, FaultyRowStore, Gate
 from tests.support.machines import Machine
 
 docs = perco.Table("docs", key=perco.TEXT)
@@ -123,7 +124,7 @@ async def test_a_program_that_died_goes_on_under_the_same_name() -> None:
         await put(db, 2)
     async with machine.opened() as db:
         assert (await db.vacuum()).holder == ("pin", begun, "export")
-        with pytest.raises(perco.UsageError, match="--drop export"):
+        with pytest.raises(perco.UsageError, match=r"db\.drop_pin\('export'\)"):
             async with db.pin("export", lease_s=1, ts=begun + 1):
                 pass
         async with db.pin("export", lease_s=1) as pin:
@@ -160,6 +161,73 @@ async def test_a_pin_that_is_not_durable_holds_nothing(db: perco.Database, fault
             pass
     assert store.fired[fault] == 1
     assert not db.oracle.holds.pins
+
+
+async def forgetting(db: perco.Database, wall: Wall, nursery: trio.Nursery, *others: str) -> Gate:
+    """A pin has stood, its lease has run out, and a vacuum stands at the gate while it forgets it, before others."""
+    await put(db, 1)
+    for name in ("export", *others):
+        async with db.pin(name, lease_s=60, keep=True):
+            pass
+    await put(db, 2)
+    wall.now_s += 61
+    gate = Gate("other")
+    db.oracle.pins._store = FaultyRowStore(db.local.store, before=gate)
+    nursery.start_soon(db.oracle.pins.drop_expired)
+    await gate.reached()
+    return gate
+
+
+async def test_a_pin_taken_while_its_predecessor_is_forgotten_holds(db: perco.Database, wall: Wall) -> None:  # T15
+    async with trio.open_nursery() as nursery:
+        gate = await forgetting(db, wall, nursery)
+        taken = trio.Event()
+        done = trio.Event()
+
+        async def take() -> None:
+            async with db.pin("export", lease_s=60) as pin:
+                assert await db.pins() == [pin.pin] == list(db.oracle.holds.pins.values())
+                taken.set()
+                await put(db, 3)
+                await done.wait()
+                assert await pin.get(n, "a") == 2
+
+        nursery.start_soon(take)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not taken.is_set()
+        gate.open()
+        await taken.wait()
+        assert (await db.vacuum()).holder.name == "export"
+        done.set()
+
+
+async def test_a_pin_renewed_while_it_is_forgotten_holds_all_the_time(db: perco.Database, wall: Wall) -> None:  # T15
+    async with trio.open_nursery() as nursery:
+        gate = await forgetting(db, wall, nursery)
+        [old] = db.oracle.holds.pins.values()
+        renewed: list[Any] = []
+
+        async def renew() -> None:
+            renewed.append(await db.oracle.pins.put(old.name, old.owner, old.ts, 60))
+
+        nursery.start_soon(renew)
+        await trio.testing.wait_all_tasks_blocked()
+        assert db.oracle.holds.lowest(db.oracle.last, db.oracle.wall_ms()) == ("snapshot", old.ts, "")
+        gate.open()
+    assert await db.pins() == renewed == list(db.oracle.holds.pins.values())
+    assert not db.oracle.holds._past
+    assert (await db.vacuum()).holder == ("pin", old.ts, "export")
+
+
+async def test_what_was_renewed_before_its_turn_is_not_forgotten(db: perco.Database, wall: Wall) -> None:  # T15
+    async with trio.open_nursery() as nursery:
+        gate = await forgetting(db, wall, nursery, "later")
+        later = db.oracle.holds.pins["later"]
+        nursery.start_soon(db.oracle.pins.put, later.name, later.owner, later.ts, 60)
+        await trio.testing.wait_all_tasks_blocked()
+        assert db.oracle.pins.standing("later") is None
+        gate.open()
+    assert await db.pins() == [db.oracle.pins.standing("later")]
 
 
 async def test_pins_are_bounded(db: perco.Database, monkeypatch: pytest.MonkeyPatch) -> None:
