@@ -27,6 +27,7 @@ from perco.txn.mutations import Intent
 from perco.txn.records import ACK, Cellref, ack_of, observed_column, observer_of, unpack_cause
 from perco.txn.schema import Change, Observer
 from perco.txn.snapshot import Missing, Value, look
+from perco.txn.transaction import Transaction
 
 _ROOTS_PER_READ = 1024
 
@@ -237,8 +238,23 @@ class Worker:
         self, observer: Observer, counters: ObserverCounters, table: str, row: bytes, ack: int, conflicts: int
     ) -> bool:
         """One run; whether there is nothing left to do for what was seen."""
+        txn = await self.client.begin(isolation=observer.isolation)
+        try:
+            return await self._run_in(txn, observer, counters, table, row, ack, conflicts)
+        finally:
+            txn.discard()  # G1: however it ends, it keeps no versions any longer
+
+    async def _run_in(
+        self,
+        txn: Transaction,
+        observer: Observer,
+        counters: ObserverCounters,
+        table: str,
+        row: bytes,
+        ack: int,
+        conflicts: int,
+    ) -> bool:
         client, driver = self.client, self.client.driver
-        txn = await client.begin(isolation=observer.isolation)
         start_ts, column = txn.start_ts, observed_column(ack)
         if driver.entered.cells:
             await driver.past_cells(((table, row, ack), (table, row, column)), start_ts)  # C4
@@ -249,11 +265,9 @@ class Worker:
             cell = Cellref(table, row, column)
             there = look(cells[3], cells[4])
         except Corruption as error:
-            txn.discard()
             raise driver.at(cell, error) from error
         match verdict:
             case Gone():
-                txn.discard()
                 return True
             case InTheWay(on_ack, lock):
                 txn.discard()
@@ -264,15 +278,11 @@ class Worker:
                 await self._tidy(table, row, ack, covers)
                 return True
         assert isinstance(verdict, Run)
-        try:
-            if len(verdict.covers) == COVERS_MAX:
-                # More may wait than it takes with it: their causes are its causes too (N9).
-                root = await self._oldest_root(table, row, ack, verdict.covers[-1])
-                verdict = replace(verdict, root=min(root, verdict.root))
-            seen = await driver.finish(table, row, column, start_ts, there)
-        except BaseException:
-            txn.discard()
-            raise
+        if len(verdict.covers) == COVERS_MAX:
+            # More may wait than it takes with it: their causes are its causes too (N9).
+            root = await self._oldest_root(table, row, ack, verdict.covers[-1])
+            verdict = replace(verdict, root=min(root, verdict.root))
+        seen = await driver.finish(table, row, column, start_ts, there)
         del cells  # a run may wait long
         txn._ack = Intent(table, row, ack, ACK, b"", (), verdict.covers)
         txn._root, txn._depth = verdict.root, verdict.depth
@@ -300,7 +310,6 @@ class Worker:
                 await txn.commit()
         finally:
             del self._roots[start_ts]
-            txn.discard()
         counters.commits += 1
         counters.collapsed += verdict.collapsed
         if client.config.on_event is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import trio.testing
 
 import perco
 from perco.notify import scanner as scanners
-from perco.storage import NOTIFY, ScanPage, ScanRequest
+from perco.storage import NOTIFY, LocalRowStore, RowCells, ScanPage, ScanRequest
+from perco.storage.cells import ReadRequest
 from tests.component.notify.kit import (
     LONG_S,
     OPTIONS,
@@ -74,6 +76,38 @@ async def test_it_is_run_again_later_and_later_until_it_succeeds(web: Web) -> No
             counted = worker.statistics()["failing"]
             assert (counted.runs, counted.failures, counted.commits, counted.running) == (7, 6, 1, 0)
             assert nothing_is_left(db)
+
+
+class UnreadableStore:
+    """A row store that fails the first look at a change before its observer runs."""
+
+    groups = True
+
+    def __init__(self, inner: LocalRowStore) -> None:
+        self._inner = inner
+        self.failed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        if not self.failed and any(query[0] == NOTIFY for _, _, queries in requests for query in queries):
+            self.failed += 1
+            raise perco.Unavailable("all reader slots are taken")
+        return await self._inner.read(requests)
+
+
+async def test_a_run_that_fails_before_its_function_begins_keeps_no_versions(web: Web) -> None:  # G1
+    seen = web.counting(web.body, id="count")
+    local = memory()
+    store = UnreadableStore(local.store)
+    async with client(local, web.schema, store=store) as db:
+        async with db.worker() as worker:
+            await put(db, web.body, "a", "hello")
+            await settle(db)
+            assert worker.statistics()["count"].failures == store.failed == 1
+        assert [change.value for change in seen] == ["hello"]
+        assert db.oracle.holds.open == set()
 
 
 async def test_a_wait_that_ends_too_early_says_who_failed_and_why(web: Web) -> None:  # N6
