@@ -334,6 +334,7 @@ class LmdbEngine:
             cells, skip: how many, after so many that are passed over.
 
         Returns: the key to go on at (None: that was the end), and whether it was worth it; else nothing was written.
+        Raises: MapTooSmall; StoreFull, where LMDB could not use the free pages that there are; Unavailable.
         """
         try:
             with self._env.begin(write=True) as txn:
@@ -343,6 +344,10 @@ class LmdbEngine:
             return after, packed
         except lmdb.MapFullError as error:
             raise MapTooSmall from error
+        except lmdb.Error as error:
+            if _is_full(error):
+                raise StoreFull(str(self.path), str(error)) from error
+            raise Unavailable(f"{self.path}: LMDB: {error}") from error
 
     def _repack(self, txn: Any, db: Any, start: bytes, cells: int, skip: int) -> tuple[bytes | None, bool]:
         before = txn.stat(db)["leaf_pages"]

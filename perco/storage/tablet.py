@@ -559,7 +559,7 @@ class LmdbTablet:
 
         def act() -> None:
             if self._room_for(_REPACKED_BYTES, reserve=False) is None:
-                with contextlib.suppress(MapTooSmall):
+                with contextlib.suppress(MapTooSmall, StoreFull):
                     found.append(self.engine.repack(group, start, _REPACKED, skip))
 
         await self._on_writer(act)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import lmdb
 import pytest
 import trio
 
@@ -99,6 +101,36 @@ async def test_half_empty_pages_are_filled_again(tmp_path: Path) -> None:
         await overwrite(db, 3, 3000, b"x" * 300)
         fresh = tablet(db).engine.live_bytes()
     assert worn < 1.6 * fresh < full
+
+
+@pytest.mark.parametrize("error", [lmdb.DiskError("No space left on device"), lmdb.Error("Input/output error")])
+async def test_pages_that_cannot_be_filled_again_stay_as_they_are(tmp_path: Path, error: lmdb.Error) -> None:  # S4
+    async with perco.open(tmp_path / "s", SCHEMA, options=SMALL) as db:
+        for round in range(4):
+            await overwrite(db, round, 600, b"")
+        engine, fired = tablet(db).engine, 0
+        repack = engine._repack
+
+        def fails(*args: Any) -> Any:
+            nonlocal fired
+            repack(*args)
+            fired += 1
+            raise error
+
+        engine._repack = fails  # type: ignore[method-assign]
+        if isinstance(error, lmdb.DiskError):
+            assert not (await db.vacuum()).repacked, "there is no space for it: nothing is lost by that"
+        else:
+            with pytest.raises(perco.Unavailable, match="Input/output error"):
+                await db.vacuum()
+        assert fired
+        async with db.snapshot() as snap:
+            assert [row[n] async for row in snap.scan(docs)] == [3] * 600
+        assert (await check(db.local.store)).clean
+        engine._repack = repack  # type: ignore[method-assign]
+        await overwrite(db, 4, 600, b"")
+        await db.vacuum()
+        assert tablet(db).entries(WRITE) == 1200
 
 
 async def test_it_works_in_the_background(tmp_path: Path) -> None:
