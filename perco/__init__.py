@@ -13,6 +13,9 @@ async with perco.open("folder/", schema) as db:
 Numbers such as (T5) or (N1) are those of docs/protocol.md.
 """
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
+
 from perco.errors import (
     BackgroundFailure as BackgroundFailure,
     CatalogueChanged as CatalogueChanged,
@@ -84,5 +87,16 @@ from perco.txn.vacuum import (
     VacuumResult as VacuumResult,
     VacuumStatistics as VacuumStatistics,
 )
+
+if _TYPE_CHECKING:
+    from perco import testing as testing
+else:
+
+    def __getattr__(name: str) -> _Any:
+        """`perco.testing`, imported when it is first asked for: programs that only run transactions do without."""
+        if name == "testing":
+            return _import_module("perco.testing")
+        raise AttributeError(f"module 'perco' has no attribute {name!r}")
+
 
 __version__ = "0.1.0"

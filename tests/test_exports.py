@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 
 import pytest
 
@@ -34,3 +36,12 @@ def test_errors_form_the_tree_that_the_module_draws() -> None:
         thing = getattr(perco, name)
         if inspect.isclass(thing) and issubclass(thing, perco.PercoError):
             assert name in drawn, f"{name} is missing from the drawing in errors.py"
+
+
+def test_what_tests_need_is_there_when_asked_for_and_not_before() -> None:
+    program = (
+        "import sys, perco; assert 'perco.testing' not in sys.modules; "
+        "print(perco.testing.record.__name__, hasattr(perco, 'tseting'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "record False\n", done.stderr

@@ -18,16 +18,31 @@ def test_the_ten_lines_print_what_they_should(tmp_path: Path) -> None:
     assert done.stdout == "[('greeting', 2), ('parting', 4)]\n", done.stderr
 
 
-def test_the_guide_runs_as_one_program(tmp_path: Path) -> None:
-    program = "".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guide.md").read_text(), re.DOTALL))
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines() == [
-        "['https://a.example']",
-        "['Bananas, yellow']",
-        "Apples ['fruit', 'red'] True",
-        "{'https://a.example': 'Apples', 'https://c.example': None}",
-        "not yet an hour old",
-    ], done.stderr
+def _guide(fence: str) -> str:
+    return "".join(re.findall(rf"```{fence}\n(.*?)```", (ROOT / "docs" / "guide.md").read_text(), re.DOTALL))
+
+
+def test_the_guide_runs_as_one_program_again_and_again(tmp_path: Path) -> None:
+    for apples in "new", "known":
+        command = [sys.executable, "-c", _guide("python")]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.stdout.splitlines() == [
+            f"Apples: {apples}",
+            "['https://a.example']",
+            "['Bananas, yellow']",
+            "Apples ['fruit', 'red'] True",
+            "{'https://a.example': 'Apples', 'https://c.example': None}",
+            "not yet an hour old",
+        ], done.stderr
+
+
+def test_the_tests_of_the_guide_pass_when_copied(tmp_path: Path) -> None:
+    program = _guide("python") + "\n\ndef test_options() -> None:\n    trio.run(quickly)\n"
+    for name, text in ("bookmarks.py", program), ("test_bookmarks.py", _guide("py")), ("pytest.ini", _guide("ini")):
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "bookmarks.py", "test_bookmarks.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_every_link_to_a_file_leads_to_one() -> None:
