@@ -204,6 +204,22 @@ def _room(mutation: Mutation) -> int:
     return size
 
 
+class _Chore:
+    """Upkeep that the writer does between two batches."""
+
+    __slots__ = ("began", "ended", "error")
+
+    def __init__(self) -> None:
+        self.began = trio.current_time()
+        self.ended = trio.Event()
+        self.error: Exception | None = None
+
+    def end(self, error: Exception | None) -> None:
+        if not self.ended.is_set():
+            self.error = error
+            self.ended.set()
+
+
 class LmdbTablet:
     """A tablet in an LMDB environment, written by a thread of its own."""
 
@@ -238,6 +254,7 @@ class LmdbTablet:
         self._starting = threading.Lock()
         self._idle = trio.Event()
         self._floor = 0
+        self._chores: set[_Chore] = set()  # upkeep that somebody waits for
         # Groups that hold no cell, and into which none is on its way: there is nothing to look for. A group leaves the
         # set when a put into it is submitted, and comes back when a batch has removed its last cell.
         self._empty: set[str] = set()
@@ -418,12 +435,16 @@ class LmdbTablet:
     def expire(self, after_s: float) -> None:
         """Loop thread: where the disk has kept a batch for so long, nobody waits for it any more (T10).
 
-        Whether it was written is not known (T4); what queues behind it was not sent.
+        Whether it was written is not known (T4); what queues behind it was not sent. Upkeep is done when the disk
+        answers, whether anybody waits for it or not.
         """
+        reason = f"the disk has not answered for {after_s:g} s"
+        for chore in self._chores:
+            if trio.current_time() - chore.began >= after_s:
+                chore.end(Unavailable(f"{self.table}: {reason}"))
         if not self._writing or trio.current_time() - self._closed_at < after_s:
             return
         self.engine.end_shared()  # S3: who knows when this batch ends
-        reason = f"the disk has not answered for {after_s:g} s"
         batch, self._batch = self._batch, _EXPIRED
         queue, self._queue = [entry for entry in self._queue if not entry[1].dropped], []
         self._answer(batch, [NoReply(reason)] * len(batch))
@@ -571,22 +592,30 @@ class LmdbTablet:
         self.engine.end_shared()  # it does not know them
 
     async def _on_writer(self, action: Callable[[], None]) -> None:
-        """Run something on the writer's thread, between two batches."""
-        done = trio.Event()
-        failed: list[Exception] = []
+        """Run something on the writer's thread, between two batches.
+
+        Whoever is cancelled, or is not answered in time (T10), leaves it there: it is done later, and can be asked for
+        again.
+        """
+        chore = _Chore()
 
         def run(_: Sequence[Verdict]) -> None:
+            error: Exception | None = None
             try:
                 action()
-            except Exception as error:
-                failed.append(error)
-            self._token.run_sync_soon(done.set)
+            except Exception as failure:
+                error = failure
+            with contextlib.suppress(trio.RunFinishedError):  # the loop is gone and so is who waited
+                self._token.run_sync_soon(chore.end, error)
 
-        self._hand_over([], 0, run)
-        with trio.CancelScope(shield=True):
-            await done.wait()
-        if failed:
-            raise failed[0]
+        self._chores.add(chore)
+        try:
+            self._hand_over([], 0, run)
+            await chore.ended.wait()
+        finally:
+            self._chores.discard(chore)
+        if chore.error is not None:
+            raise chore.error
 
     def statistics(self) -> TabletStatistics:
         return TabletStatistics(

@@ -117,6 +117,38 @@ async def test_what_queues_behind_a_hung_batch_was_never_sent(tmp_path: Path) ->
                 assert [row.key async for row in snap.scan(docs)] == ["after"]
 
 
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_a_vacuum_on_a_hung_disk_ends_and_does_its_work_when_it_answers(
+    tmp_path: Path, cancelled: bool
+) -> None:  # T10 T13
+    impatient = perco.CommitOptions(commit_timeout_s=1000 if cancelled else 0.2)
+    options = perco.Options(commit=impatient, vacuum=perco.VacuumOptions(on=False))
+    async with perco.open(tmp_path / "s", perco.Schema(docs, keep=perco.Keep(seconds=0)), options=options) as db:
+        async with db.transaction() as txn:
+            txn.set(n, "k", 1)
+        with HungDisk(db, 1) as disk:
+            tablet = db.local.store.tablet("docs", b"")
+            assert isinstance(tablet, LmdbTablet)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(db.local.store.apply, [Mutation("docs", ((b"x", (), (("data", 1, 1, b"v"),)),))])
+                while not disk.hung:
+                    await trio.lowlevel.checkpoint()
+                if cancelled:
+                    async with trio.open_nursery() as vacuuming:
+                        vacuuming.start_soon(db.vacuum)
+                        while not tablet._chores:
+                            await trio.lowlevel.checkpoint()
+                        vacuuming.cancel_scope.cancel()
+                else:
+                    with pytest.raises(perco.Unavailable, match="the disk has not answered"):
+                        await db.vacuum()
+                assert not tablet._chores
+                assert not tablet._floor
+                disk.answer()
+            watermark = (await db.vacuum()).watermark
+            assert tablet._floor == watermark > 0
+
+
 async def test_what_a_continuation_raises_is_its_tasks_and_nobody_elses(tmp_path: Path) -> None:
     def broken(_: object) -> None:
         raise ZeroDivisionError
