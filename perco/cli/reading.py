@@ -124,7 +124,10 @@ async def _versions(
             kind, start_ts, body = unpack_record(value)
             if kind == PUT_DATA:
                 data = (body.decode(), bound.column, start_ts, start_ts, 1)
-                [[found]] = await db.driver.store.read([(bound.table, row, [data])])
+                record = (WRITE, bound.column, ts, ts, 1)
+                [[still, found]] = await db.driver.store.read([(bound.table, row, [record, data])])  # in one view
+                if not still:
+                    continue  # a vacuum has removed it since it was listed, with its value
                 if not found:
                     what = f"the record at {ts} points at missing data"
                     raise perco.Corruption("", what, (bound.table, key, column.name))

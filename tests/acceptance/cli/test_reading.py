@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 import pty
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+import perco
+from perco.cli import reading
+from perco.storage import APPLIED, Mutation, ReadRequest, RowCells
 from tests.acceptance.cli.stores import ROOT, command, make, owned, run, started
 
 BOXES = set("│─┌┐└┘━┃╭╮╰╯")
@@ -86,6 +91,56 @@ async def test_versions_end_at_the_moment_asked_for(tmp_path: Path) -> None:
     ts = await make(tmp_path / "s")
     done = await run("get", tmp_path / "s", "docs", "a", "title", "--versions", "--json", "--ts", ts)
     assert [version["value"] for version in json.loads(done.out)["versions"]["title"]] == ["first"]
+
+
+class Between:
+    """A row store where something happens once, between the list of a cell's versions and the look at their values."""
+
+    def __init__(self, store: Any, act: Callable[[], Awaitable[object]]) -> None:
+        self._store, self._act = store, act
+        self.acted = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        found: list[RowCells] = await self._store.read(requests)
+        if not self.acted and requests[0][2][0][4] == reading._VERSIONS_PER_READ:
+            self.acted += 1
+            await self._act()
+        return found
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_a_version_that_a_vacuum_removes_during_the_look_is_no_damage(damaged: bool) -> None:  # G5
+    long = perco.Table("long", key=perco.TEXT)
+    body = long.column("body", perco.TEXT)
+    schema = perco.Schema(long, keep=perco.Keep(seconds=0))
+    async with perco.open("memory:", schema, options=perco.Options(vacuum=perco.VacuumOptions(on=False))) as db:
+        commits = []
+        for letter in "abc":
+            async with db.transaction() as txn:
+                txn.set(body, "k", 1000 * letter)
+            commits.append(txn)
+        store, old = db.driver.store, commits[1].start_ts
+
+        async def act() -> None:
+            if damaged:
+                gone = (("data", db.bind(body).column, old, None),)
+                assert await store.apply([Mutation("long", ((b"k", (), gone),))]) == [APPLIED]
+            else:
+                assert (await db.vacuum()).removed.versions == 2
+
+        async with db.snapshot() as snap:
+            db.driver.store = between = Between(store, act)
+            if damaged:
+                with pytest.raises(perco.Corruption, match="points at missing data"):
+                    await reading._versions(db, snap, body, "k")
+            else:
+                found = await reading._versions(db, snap, body, "k")
+                assert found == [(commits[2].commit_ts, False, 1000 * "c")]
+            db.driver.store = store
+        assert between.acted == 1
 
 
 # ------------------------------------------------------------------ keys
