@@ -305,12 +305,12 @@ class LmdbEngine:
         `empty`: groups that hold no cell, and to which this batch puts none. What it raises has left nothing written;
         the caller may try a smaller batch.
         """
-        committing = False
+        committing = 0
         try:
             with self._env.begin(write=True) as txn:
                 batch = _LmdbView(txn, self._dbs)
                 verdicts: list[Verdict] = [check_and_write(batch, mutation, floor, empty) for mutation in mutations]
-                committing = True
+                committing = txn.id()
                 if not any(isinstance(verdict, Applied) for verdict in verdicts):
                     txn.abort()
                 if written is not None:
@@ -323,7 +323,24 @@ class LmdbEngine:
                 raise StoreFull(str(self.path), str(error)) from error
             if not committing:
                 raise
+            if self._surely_not(committing):
+                raise self._disk_failed(error) from error
             return [NoReply(f"LMDB: {error}")] * len(mutations)
+
+    def _surely_not(self, txn_id: int) -> bool:
+        """Whether a commit that failed has left nothing: its meta page, which comes last, was not written."""
+        try:
+            with self._env.begin():  # raises if LMDB could not take the meta page back
+                return int(self._env.info()["last_txnid"]) < txn_id
+        except lmdb.Error:
+            return False  # the environment is broken: who knows what is on the disk
+
+    def _disk_failed(self, error: lmdb.Error) -> StoreFull | Unavailable:
+        """LMDB tells a write that fell short as an I/O error, which mostly is a full disk."""
+        free = os.statvfs(self.path)
+        if free.f_bavail * free.f_frsize < self.options.ahead_bytes:
+            return StoreFull(str(self.path), str(error))
+        return Unavailable(f"{self.path}: the disk failed ({error})")
 
     def repack(self, group: str, start: bytes, cells: int, skip: int) -> tuple[bytes | None, bool]:
         """Write some cells again, in order, where so many were removed between them that their pages are half empty:

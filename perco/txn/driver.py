@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import trio
 
@@ -729,6 +730,7 @@ class Driver:
             self._left_settled(start_ts, recovery.fate)
             watermark = self.oracle.holds.watermark  # after the primary was read: what was there then, was all there is
             if not recovery.conclusive and start_ts < watermark:
+                self.fates.doubtful.discard(start_ts)  # it cannot commit any more (T13)
                 raise CommitUnknown(make_token(start_ts, primary), _collected(watermark), for_good=True)
             self.fates.learn(start_ts, recovery.fate)
             return recovery.fate
@@ -769,10 +771,15 @@ def _from_lock(lock: Lock, start_ts: int, commit_ts: int) -> Seen:
 
 def make_token(start_ts: int, primary: Cellref) -> str:
     """What `db.outcome` needs to ask from any process: a short str for a log."""
-    return f"{start_ts}/{primary.column}/{primary.table}/{primary.row.hex()}"
+    said = f"{start_ts}/{primary.column}/{primary.table}/{primary.row.hex()}"
+    return f"{said}/{crc32(said.encode()):08x}"
 
 
 def read_token(token: str) -> tuple[int, Cellref]:
-    start_ts, column, rest = token.split("/", 2)
+    """Raises: ValueError for what is none, or was cut short: asking about another transaction would roll that back."""
+    said, _, sum = token.rpartition("/")
+    if f"{crc32(said.encode()):08x}" != sum:
+        raise ValueError("its checksum does not fit")
+    start_ts, column, rest = said.split("/", 2)
     table, row = rest.rsplit("/", 1)
     return int(start_ts), Cellref(table, bytes.fromhex(row), int(column))

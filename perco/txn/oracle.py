@@ -109,13 +109,16 @@ class Oracle:
                 await self._make_durable(self._timestamps.next_bound(self.options.range_size))
 
     async def _make_durable(self, bound: int) -> None:
-        """O1. An attempt whose reply was lost may have arrived, or may yet (T4): the bound asked for is the same."""
+        """O1. An attempt whose reply was lost may have arrived, or may yet (T4): the bound asked for is the same.
+
+        It may go into the reserve, or nobody could read any more on a disk that has been full for long (S4).
+        """
         old = self._timestamps.bound
         checks = [(ABSENT, DATA, 0, old + 1, TS_MAX)]
         writes: list[Write] = [(DATA, 0, bound, b"")]
         if old:
             writes.append((DATA, 0, old, None))
-        [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, ((BOUND_ROW, checks, writes),))])
+        [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, ((BOUND_ROW, checks, writes),), None, True)])
         if isinstance(verdict, NoReply):
             self._unsure = bound
         if verdict is not APPLIED and not (self._unsure == bound == await durable_bound(self._store)):

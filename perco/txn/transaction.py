@@ -500,7 +500,6 @@ class Transaction(Snapshot):
         parts = self._parts(intents)
         if self._locked is not None:
             parts = self._with_locked(parts, self._locked)
-        self._open = False  # from here on the driver says when it is done (G1)
         first = parts[0][0]
         primary = Cellref(first.table, first.row, first.column)
         driver = self._driver
@@ -516,6 +515,7 @@ class Transaction(Snapshot):
                 observed = True
                 break
         commit = Commit(header, parts, self._reads, one_step=one_step)
+        self._open = False  # from here on the driver says when it is done (G1)
         try:
             self.commit_ts = await driver.commit(
                 commit, observed=observed, version=self._version or client.catalogue.version

@@ -185,3 +185,14 @@ async def test_a_token_survives_slashes_and_zero_bytes() -> None:
             txn.set(column, "e/\0/f", 1)
         assert await db.outcome(txn.token) == txn.commit_ts
         assert len(txn.token) < 100
+
+
+async def test_a_token_that_was_cut_short_is_an_error_and_rolls_nobody_back() -> None:  # T5
+    async with perco.open("memory:", SCHEMA) as db:
+        txn = await begin(db)
+        await txn.commit()
+        for cut in range(len(txn.token)):
+            with pytest.raises(perco.UsageError):
+                await db.outcome(txn.token[:cut])
+        assert await db.outcome(txn.token) == txn.commit_ts
+        assert sum(tablet.entries("rollback") for tablet in db.local.store.tablets()) == 0

@@ -66,6 +66,20 @@ async def test_the_bound_is_durable_before_the_first_of_its_timestamps() -> None
     assert oracle.ranges == 4
 
 
+async def test_on_a_full_disk_the_bound_goes_into_the_reserve() -> None:  # O1 S4
+    """Else nobody could read any more when the range is used up."""
+
+    class Noting(LocalRowStore):
+        async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+            seen.extend(mutations)
+            return await super().apply(mutations)
+
+    seen: list[Mutation] = []
+    oracle = await started(make(Noting()))
+    await oracle.draw()
+    assert [mutation.reserve for mutation in seen] == [True]
+
+
 async def test_a_restart_goes_on_above_the_durable_bound() -> None:  # O1
     store = make()
     drawn: list[int] = []

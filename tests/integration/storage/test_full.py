@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import contextmanager
 from dataclasses import replace
 
+import lmdb
 import pytest
 import trio
 
-from perco.errors import Corruption, StoreFull, UsageError
-from perco.storage import APPLIED, TS_MAX, Failed, LmdbEngine, LmdbOptions, Mutation, ScanQuery, ScanRequest
+from perco.errors import Corruption, StoreFull, Unavailable, UsageError
+from perco.storage import (
+    APPLIED,
+    TS_MAX,
+    Failed,
+    LmdbEngine,
+    LmdbOptions,
+    Mutation,
+    NoReply,
+    ScanQuery,
+    ScanRequest,
+)
 from tests.component.storage.stores import (
     TABLE,
     delete,
@@ -149,3 +161,39 @@ def test_every_group_that_is_allowed_fits_the_smallest_map(tmp_path):
     engine = lmdb_engine(tmp_path, TINY, groups=[f"data:{'g' * 60}{n}" for n in range(130)])
     assert engine.read(b"a", [(f"data:{'g' * 60}129", 1, 0, TS_MAX, 1)]) == [[]]
     engine.close()
+
+
+class FailingCommits:
+    """An environment whose write transactions fail when they commit, before or after it has been made."""
+
+    def __init__(self, env, *, made):
+        self._env, self._made = env, made
+
+    def __getattr__(self, name):
+        return getattr(self._env, name)
+
+    @contextmanager
+    def begin(self, write=False):
+        with self._env.begin(write=write) as txn:
+            yield txn
+            if write and not self._made:
+                txn.abort()
+        if write:
+            raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+
+@pytest.mark.parametrize("made", [False, True])
+async def test_a_commit_that_failed_is_told_as_such_if_nothing_of_it_can_be_seen(tmp_path, made):  # S4 T4
+    async with open_lmdb(tmp_path) as (store, tablet):
+        await store.apply([put(b"a")])
+        env = tablet.engine._env
+        tablet.engine._env = FailingCommits(env, made=made)
+        [verdict] = await store.apply([put(b"b")])
+        tablet.engine._env = env
+        if made:
+            assert isinstance(verdict, NoReply)
+        else:
+            assert isinstance(verdict, Failed)
+            assert isinstance(verdict.error, Unavailable)
+            assert "the disk failed" in str(verdict.error)
+        assert (await value_of(store, b"b") is not None) == made
