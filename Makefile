@@ -14,7 +14,7 @@ test: .venv/.dev ## tests, ruff, mypy
 	$(BIN)/ruff check perco tests bench
 	$(BIN)/ruff format --check perco tests bench
 	$(BIN)/mypy
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n auto --dist worksteal
 
 check: test
 
