@@ -488,6 +488,7 @@ class open:
         assert self._schema is not None
         db = self._db = Database(local, self._schema, options)
         await db.oracle.start()
+        await db.note_now()  # O3: all that was ever committed, for who read beside nobody and now reads beside us
         await db.declare()
         db.background.start(db.sweeper.run, "sweeper")
         db.background.start(db.note_time, "clock")

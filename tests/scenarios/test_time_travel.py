@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
 import perco
+from perco.notify.database import Database
+from perco.txn.oracle import newest_note
 
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
@@ -232,3 +235,22 @@ async def test_a_clock_set_back_does_not_keep_the_locks_of_the_dead(
 async def test_a_snapshot_of_the_past_cannot_be_written_to() -> None:
     async with perco.open("memory:", SCHEMA) as db, db.snapshot() as snap:
         assert not hasattr(snap, "set")
+
+
+async def test_who_opens_a_store_notes_at_once_what_was_committed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # O3
+    async def dies(_: Database) -> None:
+        """Before it notes the clock."""
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "note_now", dies)
+        async with perco.open(tmp_path / "s", SCHEMA) as db:
+            commit_ts = await put(db, 1)
+            assert await newest_note(db.local.store) is None
+    async with perco.open(tmp_path / "s", SCHEMA) as db:
+        note = await newest_note(db.local.store)
+        assert note is not None
+        assert commit_ts <= note[0] < await put(db, 2)
+        async with db.snapshot(ts=note[0]) as snap:
+            assert await snap.get(n, "k") == 1

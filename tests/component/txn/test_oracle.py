@@ -239,6 +239,30 @@ async def test_a_reader_beside_takes_no_snapshot_in_the_next_owners_future() -> 
     assert await (began[0] if began else await started(store)).draw() > seen
 
 
+async def test_a_reader_beside_never_goes_back() -> None:  # O3
+    class Beside:
+        store = make()
+        owner_alive = False
+
+    beside = Beside()
+    former = await started(beside.store)
+    await former.draw()
+    await former.note()
+    commit_ts = await former.draw()  # and its owner dies, before the next note
+    reader = BesideOracle(beside, OracleOptions(), Wall())  # type: ignore[arg-type]
+    seen = await reader.draw()
+    assert seen >= commit_ts
+    beside.owner_alive = True  # the next one has the folder, and has noted nothing yet
+    assert await reader.draw() == reader.last == seen
+    owner = await started(beside.store)
+    await owner.note()
+    fresh = BesideOracle(beside, OracleOptions(), Wall())  # type: ignore[arg-type]
+    assert await fresh.draw() == seen
+    later = await owner.draw()
+    await owner.note()
+    assert await reader.draw() == await fresh.draw() == later > seen
+
+
 # ------------------------------------------------------------ notes
 
 
