@@ -46,7 +46,18 @@ class PercoWarning(UserWarning):
 
 
 class TransientError(PercoError):
-    """Nothing became visible; the transaction may be run again from its beginning (T11)."""
+    """Nothing became visible; the transaction may be run again from its beginning (T11).
+
+    Attribute: `attempts`, after how many `db.run` or `db.attempts` gave up; 0: it was not run by them.
+    """
+
+    attempts = 0
+
+    def __str__(self) -> str:
+        if not self.attempts:
+            return f"{super().__str__()}. Run it again (`db.run` and `db.attempts` do so by themselves)."
+        tried = f"{self.attempts} attempt{'s' if self.attempts > 1 else ''}"
+        return f"{super().__str__()}. Gave up after {tried}; run it later, or allow more: db.options(attempts=...)."
 
 
 class WriteConflict(TransientError):
@@ -65,7 +76,7 @@ class WriteConflict(TransientError):
         done = "read under a lock" if read else "written"
         super().__init__(
             f"{where}: {done} by another transaction at {other_ts}, after this one began at {start_ts}; "
-            "nothing was written. Run it again (`db.run` and `db.attempts` do so by themselves)."
+            "nothing was written"
         )
 
 
@@ -89,7 +100,7 @@ class ReadConflict(TransientError):
         super().__init__(
             f"{', '.join(where)}: written by another transaction between {start_ts}, when this one read it, and "
             f"{commit_ts}, when it would have committed, or locked by one that is not yet decided; "
-            "nothing was written. Run it again (`db.run` and `db.attempts` do so by themselves)."
+            "nothing was written"
         )
 
 
@@ -99,8 +110,7 @@ class RolledBack(TransientError):
     def __init__(self, start_ts: int) -> None:
         self.start_ts = start_ts
         super().__init__(
-            f"transaction {start_ts} was taken for dead and rolled back by another one; nothing was written. "
-            "Run it again."
+            f"transaction {start_ts} was taken for dead and rolled back by another one; nothing was written"
         )
 
 
@@ -111,7 +121,7 @@ class CatalogueChanged(TransientError):
         self.start_ts, self.version = start_ts, version
         super().__init__(
             f"transaction {start_ts} began to commit under an older catalogue than version {version}; "
-            "nothing was written. Run it again."
+            "nothing was written"
         )
 
 
@@ -138,27 +148,38 @@ class CommitUnknown(PercoError):
 class SnapshotTooOld(PercoError):
     """A read of versions that were collected (G5), or before the oldest note of the clock (T15).
 
-    Attributes: `asked`, `oldest`: a timestamp (int), or a wall time (float, seconds since 1970). `table`: of the one
-    that is not kept for so long, else "".
+    Attributes: `asked`, `oldest`: a timestamp (int), or, if a time was asked for, a wall time (float, seconds since
+    1970). `table`: of the one that is not kept for so long, else "".
+
+    Args:
+        why: what let the versions go, if it was not the retention.
+        newer: the store did not exist at that time.
     """
 
-    def __init__(self, asked: float, oldest: float | str, table: str = "") -> None:
+    def __init__(
+        self, asked: float, oldest: float | str, table: str = "", *, why: str = "", newer: bool = False
+    ) -> None:
         self.asked, self.oldest, self.table = asked, oldest, table
         where = f" of table {table!r}" if table else ""
-        remedy = (
-            "Ask for a newer one (the clock is noted about once a second while the store is in use)."
-            if isinstance(asked, float)
-            else "Ask for a newer one. To read the past for longer declare keep=perco.Keep(seconds=...), or hold it "
-            "with a pin (db.pin)."
-        )
+        if newer:
+            remedy = "The store is newer than that."
+        elif why:
+            remedy = why
+        else:
+            remedy = (
+                "Ask for a newer one. To read the past for longer declare keep=perco.Keep(seconds=...), or hold it "
+                "with a pin (db.pin)."
+            )
         super().__init__(
             f"no snapshot{where} at {_moment(asked)}: the oldest that can be read is {_moment(oldest)}. {remedy}"
         )
 
 
 def _moment(when: float | str) -> str:
-    if not isinstance(when, float):
-        return str(when)
+    if isinstance(when, int):
+        return f"timestamp {when}"
+    if isinstance(when, str):
+        return when
     try:
         return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):

@@ -39,7 +39,7 @@ from perco.txn.fates import Fates
 from perco.txn.heartbeat import Heartbeat, HeartbeatOptions, LoopStatistics
 from perco.txn.holds import Pin
 from perco.txn.local import LocalStore
-from perco.txn.oracle import Oracle, OracleOptions
+from perco.txn.oracle import Oracle, OracleOptions, oldest_wall
 from perco.txn.pins import pins_in
 from perco.txn.reads import Isolation, Reads, is_serializable
 from perco.txn.records import Cellref
@@ -195,15 +195,15 @@ class Client:
     ) -> T:
         assert retry.timeout_s is not None
         last: list[Transaction] = []
+        met: list[TransientError] = []
 
         def noted(txn: Transaction, *args: Any, **kwargs: Any) -> Awaitable[T]:
             last[:] = [txn]
             return function(txn, *args, **kwargs)
 
         with trio.move_on_after(retry.timeout_s):
-            return await self._run(retry, serializable, noted, args, kwargs)
-        what = f"the transaction did not get through within {retry.timeout_s} s"
-        raise Unavailable(what, last[0].commit_ts if last else 0)
+            return await self._run(retry, serializable, noted, args, kwargs, met)
+        raise _late(retry, met, last[0].commit_ts if last else 0)
 
     async def _run(
         self,
@@ -212,7 +212,9 @@ class Client:
         function: Callable[..., Awaitable[T]],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        met: list[TransientError] | None = None,
     ) -> T:
+        """`met`: is told each failure."""
         failed = 0
         background, local = self.background, self.local
         while True:
@@ -229,9 +231,15 @@ class Client:
                 if txn.outcome == "open":
                     await txn.commit()
                 return result
-            except TransientError:
+            except TransientError as error:
                 failed += 1
-                if failed >= retry.attempts or txn.outcome == "committed":  # by the function itself: not twice
+                if met is not None:
+                    met.append(error)
+                    del met[:-1]
+                if txn.outcome == "committed":  # by the function itself: not twice
+                    raise
+                error.attempts = failed
+                if failed >= retry.attempts:
                     raise
             finally:
                 txn.discard()
@@ -313,7 +321,11 @@ class Client:
             if at.tzinfo is None:
                 raise UsageError("at= needs an aware datetime: datetime.now(timezone.utc), or .astimezone()")
             found, wall = await self.oracle.at(at.timestamp())
-            snap = self._held(found)
+            try:
+                snap = self._held(found)
+            except SnapshotTooOld:  # to be said in the terms in which it was asked
+                oldest = await oldest_wall(self.local.store, self.oracle.holds.oldest())
+                raise SnapshotTooOld(at.timestamp(), oldest) from None
             snap.wall = wall
             return snap
         if self.local.readonly:
@@ -371,8 +383,9 @@ class Client:
             raise UsageError(f"pin {name!r} is in use in this process; choose another name")
         self._pinned.add(name)
         try:
-            pin = await self._take_pin(name, lease_s, ts, at, owner or f"{os.getpid()} {' '.join(sys.argv)}")
+            pin, wall = await self._take_pin(name, lease_s, ts, at, owner or f"{os.getpid()} {' '.join(sys.argv)}")
             snap = PinnedSnapshot(self, pin, lease_s)
+            snap.wall = wall
             try:
                 yield snap
             finally:
@@ -383,7 +396,9 @@ class Client:
         finally:
             self._pinned.discard(name)
 
-    async def _take_pin(self, name: str, lease_s: float, ts: int | None, at: datetime | None, owner: str) -> Pin:
+    async def _take_pin(
+        self, name: str, lease_s: float, ts: int | None, at: datetime | None, owner: str
+    ) -> tuple[Pin, float | None]:
         standing = self.oracle.pins.standing(name)
         if standing is not None:
             if at is not None or ts not in (None, standing.ts):
@@ -391,10 +406,10 @@ class Client:
                     f"pin {name!r} stands at timestamp {standing.ts}; drop it first (await db.drop_pin({name!r})), or "
                     "take it up as it is, without ts= or at="
                 )
-            return await self.oracle.pins.put(name, owner, standing.ts, lease_s)
+            return await self.oracle.pins.put(name, owner, standing.ts, lease_s), None
         snap = await self.snapshot_at(ts=ts, at=at)  # which holds its timestamp until the pin does
         try:
-            return await self.oracle.pins.put(name, owner, snap.start_ts, lease_s)
+            return await self.oracle.pins.put(name, owner, snap.start_ts, lease_s), snap.wall
         finally:
             snap.end()
 
@@ -506,6 +521,16 @@ class Client:
         )
 
 
+def _late(retry: RetryOptions, met: list[TransientError], commit_ts: int) -> Unavailable:
+    """The time for all attempts is up; its cause is what the last one met."""
+    what = f"the transaction did not get through within {retry.timeout_s} s"
+    if met and not commit_ts:
+        what += f", in {met[-1].attempts} attempts that met others (the last: {type(met[-1]).__name__})"
+    late = Unavailable(what, commit_ts)
+    late.__cause__ = met[-1] if met else None
+    return late
+
+
 class Retrying:
     """`run` and `attempts` with limits and isolation of their own; from `db.options(...)`."""
 
@@ -535,6 +560,7 @@ class Attempts:
         self._client, self._retry = client, retry
         self._isolation: Isolation = "serializable" if serializable else "snapshot"
         self._failed = 0
+        self._met: list[TransientError] = []  # the last
         self._done = False
         self._used = True  # the attempt that was given last
         self._deadline = trio.current_time() + retry.timeout_s if retry.timeout_s is not None else None
@@ -551,7 +577,7 @@ class Attempts:
         if self._failed:
             await trio.sleep(self._retry.delay_s(self._failed, self._client.random))
         if self._deadline is not None and trio.current_time() > self._deadline:
-            raise Unavailable(f"the transaction did not get through within {self._retry.timeout_s} s")
+            raise _late(self._retry, self._met, 0)
         return Attempt(self)
 
 
@@ -581,9 +607,13 @@ class Attempt:
                 attempts._done = True
                 return False
             raise error
-        except TransientError:
+        except TransientError as met:
             attempts._failed += 1
-            if attempts._failed >= attempts._retry.attempts or txn.outcome == "committed":
+            if txn.outcome == "committed":
+                raise
+            met.attempts = attempts._failed
+            attempts._met = [met]
+            if attempts._failed >= attempts._retry.attempts:
                 raise
             return True
         finally:

@@ -214,7 +214,8 @@ async def note_at(store: RowStore, wall_s: float) -> tuple[int, float]:
         ]
     )
     if not oldest or _wall_ms(oldest[0][1]) > wanted:
-        raise SnapshotTooOld(wall_s, _wall_ms(oldest[0][1]) / 1000 if oldest else "not noted yet")
+        first = _wall_ms(oldest[0][1]) / 1000 if oldest else "not noted yet"
+        raise SnapshotTooOld(wall_s, first, newer=not (await published(store))[1])
     best, high = oldest[0], newest[0]
     if _wall_ms(high[1]) <= wanted:
         return high[0], _wall_ms(high[1]) / 1000
@@ -235,6 +236,12 @@ async def note_below(store: RowStore, ts: int) -> tuple[int, float] | None:
     """The newest note at or below a timestamp: by its wall time the timestamp had not been given out yet, or just."""
     [[cells]] = await store.read([(SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, 1, ts, 1)])])
     return (cells[0][0], _wall_ms(cells[0][1]) / 1000) if cells else None
+
+
+async def oldest_wall(store: RowStore, ts: int) -> float | str:
+    """The wall time of the oldest note from a timestamp on: what `at=` can still be asked for."""
+    [[cells]] = await store.read([(SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, ts, TS_MAX, -1)])])
+    return _wall_ms(cells[0][1]) / 1000 if cells else "not noted yet"
 
 
 async def newest_note(store: RowStore) -> tuple[int, float] | None:

@@ -77,7 +77,7 @@ class Table(Generic[K]):
         name: stored in the catalogue; at most 64 characters.
         key: an ordered codec: BYTES, TEXT, INT64, Tuple(...).
         splits: keys at which the table is cut into tablets when it is made: each has a writer of its own.
-        keep: how long its old versions are kept; None: as the store has it, at first as the schema says.
+        keep: how long its old versions are kept; None: as was declared last, at first as the schema says.
     """
 
     @overload

@@ -31,6 +31,7 @@ from perco.txn.commit import Commit
 from perco.txn.driver import ConflictAt, Driver, StaleAt, conflict, make_token
 from perco.txn.holds import Pin
 from perco.txn.mutations import Header, Intent
+from perco.txn.oracle import oldest_wall
 from perco.txn.reads import Isolation, Range, Reads
 from perco.txn.records import DELETE, PUT, PUT_DATA, READ, SHORT_VALUE_BYTES, Cellref
 from perco.txn.schema import Column, Table
@@ -367,16 +368,22 @@ class PastSnapshot(Snapshot):
     async def _still_kept(self, table: str, failure: Corruption | None) -> None:
         cut = await self._client.oracle.cut(table)
         if self.start_ts < cut:
-            raise SnapshotTooOld(self.start_ts, cut, table)
+            raise await self._too_old(cut, table)
         if failure is not None:
             raise failure
+
+    async def _too_old(self, cut: int, table: str) -> SnapshotTooOld:
+        """In the terms in which it was asked for: a time, or a timestamp."""
+        if self.wall is None:
+            return SnapshotTooOld(self.start_ts, cut, table)
+        return SnapshotTooOld(self.wall, await oldest_wall(self._client.local.store, cut), table)
 
 
 class PinnedSnapshot(PastSnapshot):
     """The store as of a pin's timestamp: `async with db.pin(...)`. When the lease has run out, reads raise
     SnapshotTooOld as soon as the versions have gone.
 
-    Attribute: `pin`, its name, owner, timestamp and lease.
+    Attributes: `pin`, its name, owner, timestamp and lease; `wall`, as of a snapshot, if the block asked for a time.
     """
 
     __slots__ = ("_lease_s", "pin")
@@ -384,6 +391,13 @@ class PinnedSnapshot(PastSnapshot):
     def __init__(self, client: Client, pin: Pin, lease_s: float) -> None:
         super().__init__(client, pin.ts, 0)
         self.pin, self._lease_s = pin, lease_s
+
+    async def _too_old(self, cut: int, table: str) -> SnapshotTooOld:
+        late_s = (self._client.oracle.wall_ms() - self.pin.expires_ms) / 1000
+        name = self.pin.name
+        gone = f"the lease of pin {name!r} ran out {late_s:.0f} s ago" if late_s >= 0 else f"pin {name!r} was dropped"
+        why = f"What it held has gone: {gone}. Give pins a longer lease_s=, or renew them in time (pin.renew())."
+        return SnapshotTooOld(self.start_ts, cut, table, why=why)
 
     async def renew(self, lease_s: float | None = None) -> None:
         """Begin the lease anew, of `lease_s` seconds or as long as it was.
@@ -394,7 +408,10 @@ class PinnedSnapshot(PastSnapshot):
             raise self._closed()
         pin = self.pin
         self._lease_s = lease_s or self._lease_s
-        self.pin = await self._client.oracle.pins.put(pin.name, pin.owner, pin.ts, self._lease_s)
+        try:
+            self.pin = await self._client.oracle.pins.put(pin.name, pin.owner, pin.ts, self._lease_s)
+        except SnapshotTooOld:
+            raise await self._too_old(self._client.oracle.holds.oldest(), "") from None
 
 
 class Transaction(Snapshot):

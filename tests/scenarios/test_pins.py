@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,9 @@ async def test_when_the_lease_has_run_out_it_holds_nothing(db: perco.Database, w
         result = await db.vacuum()
         assert result.holder.kind == "retention"
         for look in (lambda: pin.get(n, "a"), lambda: pin.get_many(n, ["a"]), lambda: pin.scan(docs).all(), pin.renew):
-            with pytest.raises(perco.SnapshotTooOld) as caught:
+            with pytest.raises(perco.SnapshotTooOld, match="the lease of pin 'export' ran out 0 s ago") as caught:
                 await look()
+            assert "db.pin" not in str(caught.value), "it was held with one"
             assert (caught.value.asked, caught.value.oldest) == (pin.start_ts, result.watermark)
         assert await db.pins() == [], "it was forgotten"
 
@@ -271,3 +273,19 @@ async def test_pins_are_seen_from_beside_and_not_made_there(tmp_path: Path) -> N
                 pass
         with pytest.raises(perco.ReadOnly):
             await db.drop_pin("export")
+
+
+async def test_a_pin_of_a_time_says_which_and_one_that_was_dropped_says_so(db: perco.Database, wall: Wall) -> None:
+    await db.oracle.note()
+    await put(db, 1)
+    await db.oracle.note()
+    noted = wall.now_s
+    wall.now_s += 10
+    async with db.pin("export", lease_s=60, at=datetime.fromtimestamp(wall.now_s - 5, UTC)) as pin:
+        assert pin.wall == noted
+        assert await pin.get(n, "a") == 1
+        await put(db, 2)
+        await db.drop_pin("export")
+        await db.vacuum()
+        with pytest.raises(perco.SnapshotTooOld, match="pin 'export' was dropped"):
+            await pin.get(n, "a")

@@ -74,8 +74,11 @@ async def test_after_the_last_attempt_the_conflict_comes_out(
             await db.options(attempts=attempts).run(body)
         assert tried == attempts
         assert caught.value.cells == (("docs", "k", "n"),)
+        gave_up = f"Gave up after {attempts} attempt{'s' if attempts > 1 else ''};"
+        assert gave_up in str(caught.value)
+        assert "Run it again" not in str(caught.value), "db.run has done so"
         tried = 0
-        with pytest.raises(perco.WriteConflict):  # noqa: PT012
+        with pytest.raises(perco.WriteConflict, match=gave_up):  # noqa: PT012
             async for attempt in db.options(attempts=attempts).attempts():
                 async with attempt as txn:
                     await body(txn)
@@ -117,15 +120,25 @@ async def test_a_timeout_ends_the_attempts(autojump_clock: trio.testing.MockCloc
             await overtake(db, tried)
             await trio.sleep(1)
 
-        with pytest.raises(perco.Unavailable):
+        with pytest.raises(perco.Unavailable, match=r"in \d+ attempts .* WriteConflict") as caught:
             await db.options(timeout=10, attempts=10_000).run(body)
         assert 5 <= tried <= 10
+        assert isinstance(caught.value.__cause__, perco.WriteConflict)
         tried = 0
-        with pytest.raises(perco.Unavailable):  # noqa: PT012
+        with pytest.raises(perco.Unavailable, match=r"in \d+ attempts .* WriteConflict") as caught:  # noqa: PT012
             async for attempt in db.options(timeout=10, attempts=10_000).attempts():
                 async with attempt as txn:
                     await body(txn)
         assert 5 <= tried <= 11
+        assert isinstance(caught.value.__cause__, perco.WriteConflict)
+
+
+async def test_one_try_is_told_to_run_again() -> None:
+    async with perco.open("memory:", SCHEMA) as db:
+        with pytest.raises(perco.WriteConflict, match=r"nothing was written\. Run it again"):  # noqa: PT012
+            async with db.transaction() as txn:
+                txn.set(n, "k", -1)
+                await overtake(db, 1)
 
 
 async def test_a_timeout_while_the_commit_is_on_its_way_reports_the_commit(

@@ -146,8 +146,49 @@ async def test_without_any_note_every_past_moment_is_too_old(
     autojump_clock: trio.testing.MockClock, wall: Wall
 ) -> None:  # T15
     async with perco.open("memory:", SCHEMA, options=options(wall)) as db:
-        with pytest.raises(perco.SnapshotTooOld, match="not noted yet"):
+        with pytest.raises(perco.SnapshotTooOld, match=r"not noted yet\. The store is newer than that"):
             await db.snapshot_at(at=moment(0))
+
+
+async def test_too_old_is_told_in_what_was_asked_for(autojump_clock: trio.testing.MockClock, wall: Wall) -> None:  # G5
+    schema = perco.Schema(docs, keep=perco.Keep(seconds=60))
+    async with perco.open("memory:", schema, options=options(wall)) as db:
+        first = await put(db, 1)
+        for i in range(20):
+            await trio.sleep(10)
+            await put(db, i)
+        await db.vacuum()
+        with pytest.raises(perco.SnapshotTooOld, match=f"no snapshot at timestamp {first}: .* is timestamp") as caught:
+            await db.snapshot_at(ts=first)
+        assert type(caught.value.oldest) is int
+        with pytest.raises(perco.SnapshotTooOld, match=r"perco\.Keep") as caught:
+            await db.snapshot_at(at=moment(60))
+        assert caught.value.asked == moment(60).timestamp()
+        assert type(caught.value.oldest) is float
+        async with db.snapshot(at=datetime.fromtimestamp(caught.value.oldest, UTC)) as snap:  # what it says is true
+            assert snap.wall == caught.value.oldest
+            assert await snap.get(n, "k") is not None
+
+
+async def test_a_table_kept_for_less_is_told_in_what_was_asked_for(
+    autojump_clock: trio.testing.MockClock, wall: Wall
+) -> None:  # G5
+    short = perco.Table("short", key=perco.TEXT, keep=perco.Keep(seconds=60))
+    m = short.column("m", perco.INT64)
+    async with perco.open("memory:", perco.Schema(docs, short), options=options(wall)) as db:
+        for i in range(20):
+            await put(db, i)
+            async with db.transaction() as txn:
+                txn.set(m, "k", i)
+            await trio.sleep(10)
+        await db.vacuum()
+        async with db.snapshot(at=moment(60)) as snap:
+            assert await snap.get(n, "k") is not None
+            with pytest.raises(perco.SnapshotTooOld, match=r"of table 'short' at 20\d\d-") as caught:
+                await snap.get(m, "k")
+        assert isinstance(caught.value.oldest, float)
+        async with db.snapshot(at=datetime.fromtimestamp(caught.value.oldest, UTC)) as snap:
+            assert await snap.get(m, "k") is not None
 
 
 async def test_a_clock_set_back_an_hour(autojump_clock: trio.testing.MockClock, wall: Wall) -> None:  # O3 T15
