@@ -85,6 +85,11 @@ class Catalogue:
         """How long old versions of a table are kept."""
         return self.tables[table].keep or self.keep
 
+    def has(self, table: str, column: int) -> bool:
+        """Whether a store's column is in it; an ack is, where what it acknowledges is."""
+        entry = self.tables.get(table)
+        return entry is not None and any(c.number == column >> 16 for c in entry.columns.values())
+
     def column_name(self, table: str, column: int) -> str:
         """The name of a store's column, for people; acks and notify cells read as column@observer."""
         entry = self.tables.get(table)

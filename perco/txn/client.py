@@ -256,7 +256,7 @@ class Client:
 
         Args:
             attempts: how often at most, the first one included.
-            timeout: seconds for all attempts together.
+            timeout: seconds for all attempts together; `attempts` looks at the time between two of them.
             isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
         retry = self.config.retry
@@ -429,14 +429,17 @@ class Client:
 
         Args:
             token: from `CommitUnknown.token` or `txn.token`, of any process on this store.
+
+        Raises: UsageError for what is no token, or another store's; CommitUnknown, for good, where nobody can tell any
+        more; ReadOnly: to ask is to settle it.
         """
         self.usable(writing=True)
         try:
             start_ts, primary = read_token(token)
         except ValueError as error:
             raise UsageError(f"{token!r} is not a transaction's token") from error
-        if primary.table not in self.local.store.tables():
-            raise UsageError(f"{token!r} names table {primary.table!r}, which this store does not have")
+        if not 0 < start_ts <= self.oracle.last or not self.catalogue.has(primary.table, primary.column):
+            raise UsageError(f"{token!r} is the token of a transaction on another store")
         return await self.driver.outcome(start_ts, primary)
 
     async def vacuum(self, *, progress: Callable[[VacuumResult], None] | None = None) -> VacuumResult:

@@ -9,6 +9,8 @@ import trio
 import trio.testing
 
 import perco
+from perco.txn.driver import make_token
+from perco.txn.records import Cellref
 from tests.support.faults import Fault, faulty, gated, on
 from tests.support.machines import CrashedError, Machine
 
@@ -196,3 +198,24 @@ async def test_a_token_that_was_cut_short_is_an_error_and_rolls_nobody_back() ->
                 await db.outcome(txn.token[:cut])
         assert await db.outcome(txn.token) == txn.commit_ts
         assert sum(tablet.entries("rollback") for tablet in db.local.store.tablets()) == 0
+
+
+async def test_a_token_of_another_store_is_an_error_and_leaves_no_marker() -> None:  # T5
+    async with perco.open("memory:", SCHEMA) as db:
+        async with db.transaction() as txn:
+            txn.set(n, "key", 1)
+        column, last = db.bind(n).column, db.oracle.last
+        for start_ts, cell in [
+            (last + 1, Cellref("docs", b"key", column)),
+            (0, Cellref("docs", b"key", column)),
+            (-1, Cellref("docs", b"key", column)),
+            (1 << 80, Cellref("docs", b"key", column)),
+            (1, Cellref("docs", b"key", column + (1 << 16))),
+            (1, Cellref("docs", b"key", -1)),
+            (1, Cellref("docs", b"key", 1 << 40)),
+            (1, Cellref("_perco", b"key", column)),
+            (1, Cellref("else", b"key", column)),
+        ]:
+            with pytest.raises(perco.UsageError, match="another store"):
+                await db.outcome(make_token(start_ts, cell))
+        assert not sum(tablet.entries("rollback") for tablet in db.local.store.tablets())
