@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 
 class PercoError(Exception):
@@ -291,6 +292,36 @@ def at_least_one(options: object, *names: str) -> None:
         value = getattr(options, name)
         if value < 1:
             raise UsageError(f"{type(options).__name__}: {name} is {value}; it must be at least 1")
+
+
+def must_be_number(what: str, value: object) -> None:
+    """Raises UsageError for what is not a number, a timedelta among others: `what` are seconds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        hint = "; a timedelta has .total_seconds()" if hasattr(value, "total_seconds") else ""
+        raise UsageError(f"{what} is a number of seconds, not {value!r}{hint}")
+
+
+class AsyncOnly:
+    """What only `async with` or `async for` can be used with says so when it is used otherwise.
+
+    Not for type checkers: they find the mistake by themselves as long as the methods are not there.
+    """
+
+    _write = ""
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> None:
+            raise UsageError(f"write `{self._write}`")
+
+        def __exit__(self, *_: object) -> None:
+            raise AssertionError
+
+        def __iter__(self) -> None:
+            raise UsageError(f"write `{self._write}`")
+
+        def __await__(self) -> None:
+            raise UsageError(f"write `{self._write}`")
 
 
 class TransactionClosed(UsageError):

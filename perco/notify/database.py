@@ -18,7 +18,7 @@ from typing import Any
 
 import trio
 
-from perco.errors import Corruption, NotIdle, SchemaMismatch, StoreError, UsageError
+from perco.errors import Corruption, NotIdle, ReadOnly, SchemaMismatch, StoreError, UsageError
 from perco.notify.scanner import Scanner, ScannerCounters
 from perco.notify.worker import ObserverCounters, Worker, WorkerOptions
 from perco.storage import APPLIED, LOCK, NOTIFY, TS_MAX, WRITE, Mutation, ScanCell, ScanQuery, ScanRequest
@@ -137,7 +137,7 @@ class Database(Client):
         Corruption if all that is left is what cannot be read: a lock that may be a notification, or cells on which
         observers fail.
         """
-        self.usable(writing=True)
+        self._observed_here()
         async with self._deadline(timeout, "the store did not become idle"):
             await trio.lowlevel.checkpoint()  # here, for nothing may come between the last look and the return
             while not self.is_idle():
@@ -159,7 +159,7 @@ class Database(Client):
         Raises: UsageError if nothing could ever run them; NotIdle past `timeout` seconds, with what waits for whom;
         Corruption if all that is left are cells that cannot be read, one of which may go back to `ts` or before.
         """
-        self.usable(writing=True)
+        self._observed_here()
         async with self._deadline(timeout, f"not all that was committed up to {ts} has been observed"):
             await trio.lowlevel.checkpoint()
             while not self.is_idle():
@@ -168,6 +168,15 @@ class Database(Client):
                     return
                 await self._check_served()
                 await trio.sleep(_LOOKS_APART_S)
+
+    def _observed_here(self) -> None:
+        """Raises ReadOnly beside the owner: observers run in its process."""
+        self.usable(writing=False)
+        if self.local.readonly:
+            raise ReadOnly(
+                "this store was opened with readonly=True: nothing is observed here. Wait in the process that runs "
+                "the worker, or with `perco wait`."
+            )
 
     @contextlib.asynccontextmanager
     async def _deadline(self, timeout: float | None, what: str) -> AsyncIterator[None]:

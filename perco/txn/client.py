@@ -22,6 +22,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import trio
 
 from perco.errors import (
+    AsyncOnly,
     CommitUnknown,
     ReadConflict,
     ReadOnly,
@@ -30,6 +31,7 @@ from perco.errors import (
     TransientError,
     Unavailable,
     UsageError,
+    must_be_number,
 )
 from perco.storage import BatchOptions, LmdbOptions, TabletStatistics
 from perco.txn.background import Background
@@ -297,8 +299,7 @@ class Client:
         finally:
             txn.discard()
 
-    @asynccontextmanager
-    async def snapshot(self, *, ts: int | None = None, at: datetime | None = None) -> AsyncIterator[Snapshot]:
+    def snapshot(self, *, ts: int | None = None, at: datetime | None = None) -> SnapshotBlock:
         """The store as of now, of a timestamp `ts`, or of a wall time `at` (an aware datetime).
 
         `at` is exact to about a second: what is read is the last note of the clock at or before it, so a commit of the
@@ -306,18 +307,21 @@ class Client:
 
         Raises: SnapshotTooOld, UsageError for a moment that has not come.
         """
-        snap = await self.snapshot_at(ts=ts, at=at)
-        try:
-            yield snap
-        finally:
-            snap.end()
+        return SnapshotBlock(self, ts, at)
 
     async def snapshot_at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
         """As `snapshot`; whoever takes it calls its `end`."""
         self.usable(writing=False)
         if ts is not None and at is not None:
             raise UsageError("give either ts= or at=, not both")
+        if ts is not None and (isinstance(ts, bool) or not isinstance(ts, int)):
+            raise UsageError(f"ts= takes a timestamp, an int as in txn.commit_ts, not {ts!r}; for times there is at=")
         if at is not None:
+            if not isinstance(at, datetime):
+                raise UsageError(
+                    f"at= takes an aware datetime, not {at!r}: datetime.now(timezone.utc) - timedelta(hours=1), or "
+                    "datetime.fromtimestamp(seconds, timezone.utc)"
+                )
             if at.tzinfo is None:
                 raise UsageError("at= needs an aware datetime: datetime.now(timezone.utc), or .astimezone()")
             found, wall = await self.oracle.at(at.timestamp())
@@ -379,6 +383,7 @@ class Client:
         Raises: SnapshotTooOld; UsageError for a name in use here, or that stands at another timestamp than `ts`.
         """
         self.usable(writing=True)
+        must_be_number("a pin's lease_s", lease_s)
         if name in self._pinned:
             raise UsageError(f"pin {name!r} is in use in this process; choose another name")
         self._pinned.add(name)
@@ -549,6 +554,26 @@ class Retrying:
     def attempts(self) -> Attempts:
         """As `Client.attempts`."""
         return Attempts(self._client, self._retry, self._serializable)
+
+
+class SnapshotBlock(AsyncOnly):
+    """`async with db.snapshot() as snap:`: a snapshot while the block lasts."""
+
+    _write = "async with db.snapshot() as snap:"
+
+    def __init__(self, client: Client, ts: int | None, at: datetime | None) -> None:
+        self._client, self._ts, self._at = client, ts, at
+        self._snap: Snapshot | None = None
+
+    async def __aenter__(self) -> Snapshot:
+        if self._snap is not None:
+            raise UsageError("a snapshot's block is entered once; call db.snapshot() again")
+        snap = self._snap = await self._client.snapshot_at(ts=self._ts, at=self._at)
+        return snap
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._snap is not None
+        self._snap.end()
 
 
 class Attempts:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from perco.errors import UsageError, at_least_one
+from perco.errors import UsageError, at_least_one, must_be_number
 from perco.storage import ABSENT, NOTIFY, ROLLBACK, TRACE, TS_MAX, WRITE, Check, Mutation, ScanCell, Write
 from perco.txn.records import DELETE, PUT_DATA, data_group, observed_column, unpack_record
 
@@ -44,6 +44,7 @@ class Keep:
 
     def __post_init__(self) -> None:
         at_least_one(self, "versions")
+        must_be_number("Keep: seconds", self.seconds)
         if not (math.isfinite(self.seconds) and self.seconds >= 0):
             raise UsageError(f"Keep: seconds is {self.seconds}; it must be a number from 0 on")
 

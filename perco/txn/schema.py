@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T")
 
 _NAME_MAX = 64
 _QUOTED_MAX = 240  # a tablet's folder is named so, and ends in its number
@@ -56,6 +57,18 @@ def _must_keep(what: str, keep: object) -> Keep | None:
     if keep is None or isinstance(keep, Keep):
         return keep
     raise UsageError(f"{what} takes keep=perco.Keep(seconds=...), not {keep!r}")
+
+
+class Named(dict[str, T]):
+    """Tables or columns by name; whoever asks for one that is not there is told which are."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def __missing__(self, name: str) -> T:
+        known = ", ".join(map(repr, self)) or "none"
+        raise UsageError(f"there is no {self._kind} {name!r}; there are: {known}")
 
 
 class Column(Generic[K, V]):
@@ -94,7 +107,7 @@ class Table(Generic[K]):
         if not key.ordered:
             raise UsageError(f"table {name!r}: {key.name} does not keep order and cannot be a key")
         self.key: Codec[K] = key
-        self.columns: dict[str, Column[K, Any]] = {}
+        self.columns: dict[str, Column[K, Any]] = Named(f"column of table {name!r} named")
         self.splits = tuple(sorted({self.row(split) for split in splits} - {b""}))
         self.keep = _must_keep(f"table {name!r}", keep)
 
@@ -167,7 +180,7 @@ class Schema:
 
     def __init__(self, *tables: Table[Any], keep: Keep | None = None) -> None:
         self.keep = _must_keep("a schema", keep)
-        self.tables: dict[str, Table[Any]] = {}
+        self.tables: dict[str, Table[Any]] = Named("table")
         for table in tables:
             if not isinstance(table, Table):
                 raise UsageError(f"perco.Schema takes tables, each as an argument, not {type(table).__name__}")

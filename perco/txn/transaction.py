@@ -23,7 +23,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import trio
 
-from perco.errors import CatalogueChanged, Corruption, SnapshotTooOld, TooLarge, TransactionClosed, UsageError
+from perco.errors import (
+    AsyncOnly,
+    CatalogueChanged,
+    Corruption,
+    SnapshotTooOld,
+    TooLarge,
+    TransactionClosed,
+    UsageError,
+    must_be_number,
+)
 from perco.storage import LOCK, VALUE_BYTES_MAX, WRITE, ReadRequest, ScanQuery, ScanRequest
 from perco.txn.catalogue import Bound
 from perco.txn.codecs import TupleCodec, decoded, decoded_key, encoded
@@ -60,6 +69,11 @@ class Row(Generic[K]):
         try:
             value: V | None = self._cells[column][0]
         except KeyError:
+            if isinstance(column, str):
+                raise UsageError(
+                    f"a row is asked by column, as made by Table.column, not by the name {column!r}; "
+                    "row.values() has what is there by name"
+                ) from None
             raise UsageError(f"{column!r} was not asked for; name it in `columns`") from None
         return value
 
@@ -183,7 +197,7 @@ class Snapshot:
         self, table: Table[K], key: K, columns: Sequence[Column[K, Any]] | None = None, *, lock: bool = False
     ) -> Row[K]:
         """Several columns of one row (all declared ones by default); absent values are None. `lock`: see `get`."""
-        columns = list(table.columns.values()) if columns is None else columns
+        columns = list(_table(table).columns.values()) if columns is None else columns
         bounds = self._of_table(table, columns)
         row = table.row(key)
         if lock:
@@ -222,11 +236,11 @@ class Snapshot:
                 "a scan takes no read locks: rows that are not there yet could not be locked. "
                 "Lock single cells with get, get_many or row."
             )
-        columns = list(table.columns.values()) if columns is None else columns
+        columns = list(_table(table).columns.values()) if columns is None else columns
         bounds = self._of_table(table, columns)
         low, high = _range(table, start, stop, prefix)
-        if limit is not None and limit < 0:
-            raise UsageError(f"limit is {limit}; it cannot be negative")
+        if limit is not None and (not isinstance(limit, int) or limit < 0):
+            raise UsageError(f"limit is {limit!r}; it is a number of rows, an int, and cannot be negative")
         return Scan(self, table, columns, bounds, low, high, limit, reverse)
 
     # ------------------------------------------------------------ inside
@@ -245,11 +259,11 @@ class Snapshot:
 
     def _of_table(self, table: Table[K], columns: Sequence[Column[K, Any]]) -> list[Bound]:
         if not columns:
-            raise UsageError(f"table {table.name!r}: no columns to read")
+            raise UsageError(f"table {_table(table).name!r}: no columns to read")
         bounds = [self._usable(column) for column in columns]
         for column in columns:
             if column.table is not table:
-                raise UsageError(f"{column!r} is not a column of table {table.name!r}")
+                raise UsageError(f"{column!r} is not a column of table {_table(table).name!r}")
         return bounds
 
     async def _see(
@@ -407,6 +421,8 @@ class PinnedSnapshot(PastSnapshot):
         if not self._open:
             raise self._closed()
         pin = self.pin
+        if lease_s is not None:
+            must_be_number("a pin's lease_s", lease_s)
         self._lease_s = lease_s or self._lease_s
         try:
             self.pin = await self._client.oracle.pins.put(pin.name, pin.owner, pin.ts, self._lease_s)
@@ -597,6 +613,13 @@ def _intent(where: _WHERE, write: tuple[Bound, bytes | None]) -> Intent:
     return Intent(table, row, column, PUT_DATA, bound.group.encode(), bound.observers, (), data)
 
 
+def _table(table: Table[K]) -> Table[K]:
+    """Raises: UsageError for what is none, a table's name among others."""
+    if not isinstance(table, Table):
+        raise UsageError(f"expected a perco.Table, not {table!r}; db.schema.tables has them by name")
+    return table
+
+
 def _range(table: Table[Any], start: Any, stop: Any, prefix: Any) -> tuple[bytes, bytes | None]:
     """[low, high) of rows."""
     low = b"" if start is None else table.row(start)
@@ -618,8 +641,10 @@ def _after_prefix(prefix: bytes) -> bytes | None:
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
 
 
-class Scan(Generic[K]):
+class Scan(AsyncOnly, Generic[K]):
     """An asynchronous iterator over rows. A plain object: left half-way, there is nothing to close."""
+
+    _write = "async for row in snap.scan(...):` or `await snap.scan(...).all()"
 
     def __init__(
         self,

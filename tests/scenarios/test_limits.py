@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import re
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -346,3 +350,69 @@ async def test_a_codec_that_gives_no_bytes_is_told_at_set(part: str) -> None:
             txn.set(column, b"k", b"v")
         async with db.snapshot() as snap:
             assert await snap.get(column, b"k") == b"v"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "remedy"),
+    [
+        (lambda db, snap: perco.Keep(seconds=timedelta(hours=1)), "total_seconds"),
+        (lambda db, snap: perco.Keep(seconds="60"), "number of seconds, not '60'"),
+        (lambda db, snap: db.pin("p", lease_s="3h").__aenter__(), "number of seconds, not '3h'"),
+        (lambda db, snap: db.pin("p", lease_s=timedelta(hours=3)).__aenter__(), "total_seconds"),
+        (lambda db, snap: db.snapshot(at=timedelta(hours=1)).__aenter__(), "aware datetime, not datetime.timedelta"),
+        (lambda db, snap: db.snapshot(at=1.5e9).__aenter__(), "datetime.fromtimestamp"),
+        (lambda db, snap: db.pin("p", lease_s=1, at=1.5e9).__aenter__(), "datetime.fromtimestamp"),
+        (lambda db, snap: db.snapshot(ts="1").__aenter__(), "ts= takes a timestamp"),
+        (lambda db, snap: db.snapshot(ts=True).__aenter__(), "ts= takes a timestamp"),
+        (lambda db, snap: snap.scan(docs, limit="3"), "a number of rows"),
+        (lambda db, snap: snap.scan("docs"), "expected a perco.Table, not 'docs'"),
+        (lambda db, snap: snap.scan("docs", columns=[n]), "expected a perco.Table, not 'docs'"),
+        (lambda db, snap: snap.scan("docs", columns=[]), "expected a perco.Table, not 'docs'"),
+        (lambda db, snap: snap.row("docs", "k"), "expected a perco.Table, not 'docs'"),
+        (lambda db, snap: db.schema.tables["dosc"], "there is no table 'dosc'; there are: 'docs', 'blobs'"),
+        (lambda db, snap: docs.columns["m"], "no column of table 'docs' named 'm'; there are: 'text', 'n', 'raw'"),
+        (lambda db, snap: db.snapshot().__await__(), "async with db.snapshot() as snap:"),
+        (lambda db, snap: db.snapshot().__enter__(), "async with db.snapshot() as snap:"),
+        (lambda db, snap: iter(snap.scan(docs)), "async for row in snap.scan(...):"),
+        (lambda db, snap: snap.scan(docs).__await__(), ".all()"),
+    ],
+)
+async def test_what_is_of_the_wrong_kind_is_answered_with_a_remedy(wrong: Callable[..., Any], remedy: str) -> None:
+    async with perco.open("memory:", SCHEMA) as db, db.snapshot() as snap:
+        with pytest.raises(perco.UsageError, match=re.escape(remedy)):  # noqa: PT012
+            got = wrong(db, snap)
+            if inspect.isawaitable(got):
+                await got
+        assert await db.pins() == []
+    assert not db.oracle.holds.open, "what was refused holds nothing"
+
+
+async def test_a_row_is_asked_by_column_and_says_so() -> None:
+    async with perco.open("memory:", SCHEMA) as db, db.snapshot() as snap:
+        row = await snap.row(docs, "k")
+        with pytest.raises(perco.UsageError, match=r"not by the name 'text'; row\.values\(\)"):
+            row["text"]  # type: ignore[index]
+        with pytest.raises(perco.UsageError, match="number of seconds"):
+            async with db.pin("p", lease_s=1) as pin:
+                await pin.renew("3h")  # type: ignore[arg-type]
+
+
+async def test_a_snapshots_block_is_entered_once() -> None:
+    async with perco.open("memory:", SCHEMA) as db:
+        block = db.snapshot()
+        async with block as snap:
+            assert await snap.get(n, "k") is None
+        with pytest.raises(perco.UsageError, match="entered once"):
+            await block.__aenter__()
+        with pytest.raises(perco.TransactionClosed):
+            await snap.get(n, "k")
+        assert not db.oracle.holds.open
+
+
+async def test_who_only_reads_waits_for_no_observers(tmp_path: Path) -> None:
+    async with perco.open(tmp_path, SCHEMA):
+        pass
+    async with perco.open(tmp_path, readonly=True) as db:
+        for wait in (db.wait_idle(timeout=1), db.wait_for(1, timeout=1)):
+            with pytest.raises(perco.ReadOnly, match="nothing is observed here"):
+                await wait
