@@ -52,13 +52,14 @@ from perco.testing.history import FAIL, OK, UNKNOWN, Ops, record
 from perco.testing.isolation import check as check_history
 from perco.testing.machine import CrashedError, Machine
 from perco.testing.plan import Plan
-from perco.testing.workloads import KINDS, Clients, World
+from perco.testing.workloads import KINDS, OFTEN, Clients, World
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import CheckOptions, check as check_store
 from perco.txn.client import Options
-from perco.txn.driver import CommitOptions
+from perco.txn.driver import CommitOptions, Driver
 from perco.txn.fates import Fates
 from perco.txn.oracle import Oracle, OracleOptions
+from perco.txn.records import Cellref, Lock
 from perco.txn.retention import Keep
 from perco.txn.transaction import Transaction
 
@@ -78,11 +79,12 @@ CRASHES: Final = ("CRASH_BEFORE", "CRASH_AFTER")
 PAUSE: Final = "PAUSE"
 # What is sent. (Removing notify cells by itself is rare: it has own tests.)
 STEPS: Final = (
-    *("one step", "prewrite", "commit", "marker", "rollback", "refresh", "bound", "lease", "clock", "catalogue"),
-    *("notify", "vacuum"),
+    *("one step", "prewrite", "commit", "roll forward", "marker", "rollback", "refresh", "bound", "lease", "clock"),
+    *("catalogue", "notify", "vacuum"),
 )
 # How often at least these meet something, and whether that is the death of who sent it.
 _RARE: Final = {
+    "roll forward": 0.3,
     "marker": 0.5,
     "rollback": 0.1,
     "refresh": 0.04,
@@ -101,6 +103,7 @@ _RARELY_DIES: Final = {
     "lease": 0.01,
     "refresh": 0.005,
     "vacuum": 0.01,
+    "roll forward": 0.02,
 }
 
 
@@ -136,8 +139,9 @@ class Outcome:
     """What happened under a seed.
 
     `lives` of `processes`; `terms`: how often a coordinator took over; `mistaken`: how often the living were taken for
-    dead, or for dead by their leases; `fired`: faults by (step, fault); `problems`: what is wrong, [] if nothing is;
-    `digest`: of all that was sent and seen, for comparing two runs.
+    dead, or for dead by their leases; `waits`: how often observers were waited for, and nothing was missing; `fired`:
+    faults by (step, fault); `problems`: what is wrong, [] if nothing is; `digest`: of all that was sent and seen, for
+    comparing two runs.
     """
 
     seed: int
@@ -152,6 +156,7 @@ class Outcome:
     late: int = 0
     removed: int = 0
     mistaken: int = 0
+    waits: int = 0
     fired: Counter[tuple[str, str]] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     digest: str = ""
@@ -232,6 +237,26 @@ class _Program:
 
 
 _program: ContextVar[_Program | None] = ContextVar("program", default=None)
+_resolving: ContextVar[bool] = ContextVar("resolving", default=False)
+
+
+def _step_of(mutation: Mutation) -> str:
+    kind = kind_of(mutation)
+    return "roll forward" if kind == "commit" and _resolving.get() else kind
+
+
+def _tell_apart(driver: Driver) -> None:
+    """What this driver sends while it settles another's lock is known as such."""
+    right = driver.resolve
+
+    async def resolve(cell: Cellref, start_ts: int, lock: Lock) -> int | None:
+        before = _resolving.set(True)
+        try:
+            return await right(cell, start_ts, lock)
+        finally:
+            _resolving.reset(before)
+
+    setattr(driver, "resolve", resolve)  # noqa: B010
 
 
 class _Actor:
@@ -311,7 +336,7 @@ class _Actor:
     async def _before(self, mutation: Mutation) -> None:
         await self.step()
         self._sent += 1
-        kind = kind_of(mutation)
+        kind = _step_of(mutation)
         choice = self._run.plan.choose(self.name_of(kind, mutation), lambda: self._chance(kind), trio.current_time())
         if choice:
             what, _, seconds = choice.partition(" ")
@@ -394,8 +419,12 @@ class Simulation:
         self.plan, self._options = plan, options
         rng = plan.random("run")
         self.outcome = Outcome(plan.seed)
-        self.kinds = frozenset(kind for kind in KINDS if rng.random() < (0.2 if kind == "serializable" else 0.5))
+        self.kinds = frozenset(kind for kind in KINDS if rng.random() < OFTEN.get(kind, 0.5))
+        if "locks" in self.kinds:
+            self.kinds -= {"serializable"}
         self.processes = options.processes or rng.choice((1, 1, 2, 3))
+        if self.processes > 1:  # nobody of them knows what all the others are waiting for
+            self.kinds -= {"waits"}
         self.outcome.processes = self.processes
         # Where processes are several, nobody of them knows who still reads what.
         self._vacuums = "vacuum" in self.kinds and self.processes == 1
@@ -430,14 +459,15 @@ class Simulation:
                         lives.start_soon(self._process, i)
                 nursery.cancel_scope.cancel()
             self.outcome.terms += sum(coordinator.terms for _, coordinator in self.coordinators)
+            self.outcome.waits = self._clients.waits
             await self._end()
         for one in self._recorder.transactions:
             self.digest.update(one.line().encode())
         self.outcome.digest = self.digest.hexdigest()
         return self.outcome
 
-    def _world(self, *, late: bool) -> World:
-        return World(self._options.keys, late=late, ran=self._ran, keep=self._keep)
+    def _world(self, *, late: bool, naps: random.Random | None = None) -> World:
+        return World(self._options.keys, late=late, ran=self._ran, keep=self._keep, naps=naps)
 
     def _problem(self, text: str) -> None:
         if len(self.outcome.problems) < 20:
@@ -496,8 +526,10 @@ class Simulation:
         actor = _Actor(self, name)
         rng = actor.rng
         actor.dies_at, actor.dies_in = rng.randint(5, 600), rng.choice((*STEPS[:5], ""))  # in "": wherever it is
-        world = self._world(late=late)
+        world = self._world(late=late, naps=self.plan.noise(name, "naps") if "napping" in self.kinds else None)
         self._renewed |= late
+        # A vacuum may be the first to meet the locks that others have left (G2).
+        sweeps_at = rng.choice((0.0, 0.05, 0.2)) if self._vacuums else 0.0
         options = Options(
             wall=self._wall(process),
             seed=rng.getrandbits(32),
@@ -508,6 +540,7 @@ class Simulation:
 
         def prepare(db: Database) -> None:
             use(db, actor.store)
+            _tell_apart(db.driver)
             if self.processes > 1:
                 oracle: Oracle = RemoteOracle(actor.store, options.oracle, actor.ask, db.background.spawn)
                 assert isinstance(oracle, RemoteOracle)
@@ -519,9 +552,9 @@ class Simulation:
             db.fates = db.driver.fates = fates[0]
 
         try:
-            opened = self.machine.opened(options, sweeper=True, schema=world.schema, prepare=prepare)
+            opened = self.machine.opened(options, sweeper=not sweeps_at, schema=world.schema, prepare=prepare)
             async with opened as db:
-                await self._work(db, world, actor)
+                await self._work(db, world, actor, sweeps_at)
         except (CrashedError, StoreError):
             pass  # it may not even have come up
         finally:
@@ -531,11 +564,14 @@ class Simulation:
             ends = [m.table == SYSTEM_TABLE or kind_of(m) == "one step" for m in self.late]
             self.late[:] = [mutation for mutation, end in zip(self.late, ends, strict=True) if not end]
 
-    async def _work(self, db: Database, world: World, actor: _Actor) -> None:
+    async def _work(self, db: Database, world: World, actor: _Actor, sweeps_at: float) -> None:
         rng = actor.rng
         backoff = BackoffOptions(first_s=0.01, max_s=0.1)
         # Without row locks several runs are for the same change: at most one of them may commit (N3).
-        worker = WorkerOptions(concurrency=6, scanners=3, backoff=backoff, row_locks=rng.random() < 0.5)
+        concurrency = rng.choice((2, 6)) if "napping" in self.kinds else 6
+        worker = WorkerOptions(
+            concurrency=concurrency, scanners=concurrency // 2, backoff=backoff, row_locks=rng.random() < 0.5
+        )
         clients = -(-self._options.clients // self.processes)
         busy = [clients]
         stopping = False
@@ -548,6 +584,8 @@ class Simulation:
                     nursery.start_soon(self._renew, db, actor)
                 if self._vacuums:
                     nursery.start_soon(self._vacuum, db, actor)
+                if sweeps_at:
+                    nursery.start_soon(self._sweep_from, db, sweeps_at)
                 before = 0
                 while not actor.died.is_set() and not self._over(actor, busy):
                     if trio.current_time() > _TIME_MAX_S:
@@ -598,10 +636,15 @@ class Simulation:
                 await db.oracle.renew(db.lease_token)
             await trio.sleep(REFRESH_S)
 
+    async def _sweep_from(self, db: Database, seconds: float) -> None:
+        await trio.sleep(seconds)
+        db.background.start(db.sweeper.run, "sweeper")
+
     async def _vacuum(self, db: Database, actor: _Actor) -> None:
         """Remove old versions again and again (G1 - G5)."""
+        pauses_s = actor.rng.choice(((0.0, 0.01, 0.05), (0.01, 0.05, 0.2)))
         while True:
-            await trio.sleep(actor.rng.choice((0.01, 0.05, 0.2)))
+            await trio.sleep(actor.rng.choice(pauses_s))
             with contextlib.suppress(StoreError):
                 self.outcome.removed += (await db.vacuum()).removed.cells
 
@@ -695,6 +738,7 @@ class Simulation:
                 status = {"committed": OK, "unknown": UNKNOWN}.get(txn.outcome, FAIL)
                 if actor.dead and status == FAIL and txn.token:
                     status = UNKNOWN
+                self._clients.ended(txn, status)
             self._recorder.add(name, begin, trio.current_time(), status, ops.made)
             self.outcome.committed += status == OK
             self.outcome.failed += status == FAIL

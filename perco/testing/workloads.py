@@ -5,6 +5,12 @@
              there, so deletes that come back, or are lost, show as lists that are there twice or not at all
     bank     transfers: the total is the same in every snapshot, of the past too, and a past one reads the same again
     unique   an index row for each value, kept in the same transaction: never two rows with one value
+    locks    some lists are appended to by those who lock all that they read, the others by those who lock nothing: the
+             history is checked for serializability
+    journal  each append is noted in a row of its own, which nobody reads before the end; some of them are deleted
+    held     readers that take their time, row by row
+    waits    clients wait until what they wrote has been observed, and look whether it has (one process)
+    tokens   always: what became of a transaction is asked again later, and never changes
 
 `World` is what one process knows: its schema. A late one has a column and an observer more (N10).
 """
@@ -18,20 +24,28 @@ from typing import Any, Final, Protocol
 
 import trio
 
+from perco.errors import NotIdle
 from perco.notify.database import Database
-from perco.testing.history import Ops
+from perco.testing.history import FAIL, OK, UNKNOWN, Ops
 from perco.txn.codecs import INT64, MSGPACK, TEXT
 from perco.txn.reads import Isolation
 from perco.txn.retention import Keep
 from perco.txn.schema import Change, Column, Schema, Table
 from perco.txn.transaction import Snapshot, Transaction
 
-KINDS: Final = ("bank", "unique", "moves", "long", "late", "vacuum", "serializable")
+KINDS: Final = (
+    *("bank", "unique", "moves", "long", "late", "vacuum", "journal", "held", "waits", "napping"),
+    *("serializable", "locks"),
+)
+OFTEN: Final = {"serializable": 0.2, "locks": 0.2, "vacuum": 0.8}  # else half of the seeds have it
 _ACCOUNTS: Final = [f"a{i}" for i in range(6)]
 _FUNDS: Final = 100  # on an account that nobody has touched
 _USERS: Final = [f"u{i}" for i in range(5)]
 _NAMES: Final = [f"n{i}" for i in range(4)]
 _PAST_MAX: Final = 16  # snapshots that are looked at again
+_TOKENS_MAX: Final = 40  # transactions that are asked for again
+_NAPS_S: Final = (0.0, 0.0, 0.01, 0.03)  # of an observer
+_WAIT_S: Final = 0.5  # for observers, at most
 LONG: Final = 1 << 40  # numbers from here on make a list too long to ride in its record
 
 
@@ -43,9 +57,18 @@ def twin(key: str) -> str:
 class World:
     """Tables, columns and observers as one process has them."""
 
-    def __init__(self, keys: int, *, late: bool, ran: Callable[[int, str], None], keep: Keep | None = None) -> None:
+    def __init__(
+        self,
+        keys: int,
+        *,
+        late: bool,
+        ran: Callable[[int, str], None],
+        keep: Keep | None = None,
+        naps: random.Random | None = None,
+    ) -> None:
         self.keys = [f"k{i}" for i in range(keys)]
         self._ran = ran  # told which transaction is whose run
+        self._naps = naps  # observers take their time
         lists = Table("lists", key=TEXT, splits=[self.keys[keys // 3], self.keys[2 * keys // 3]], keep=keep)
         derived = Table("derived", key=TEXT, splits=[self.keys[keys // 2]], keep=keep)
         self.values: Column[str, Any] = lists.column("values", MSGPACK)
@@ -59,7 +82,9 @@ class World:
         self.owner = names.column("owner", TEXT)
         self.name = users.column("name", TEXT)
         self.first = derived.column("first", INT64) if late else None
-        self.schema = Schema(lists, derived, accounts, names, users)
+        journal = Table("journal", key=INT64, keep=keep)
+        self.entry = journal.column("entry", TEXT)
+        self.schema = Schema(lists, derived, accounts, names, users, journal)
         self.schema.observe(self.values, id="length")(self._length)
         self.schema.observe(self.values, id="last")(self._last)
         self.schema.observe(self.length, id="twice")(self._twice)
@@ -81,24 +106,29 @@ class World:
         else:
             txn.set(column, key, value)
 
+    async def _begins(self, txn: Transaction, name: str) -> None:
+        self._ran(txn.start_ts, name)
+        if self._naps is not None:
+            await trio.sleep(self._naps.choice(_NAPS_S))
+
     async def _length(self, txn: Transaction, change: Change[str, Any]) -> None:
-        self._ran(txn.start_ts, f"observer length of {change.key}")
+        await self._begins(txn, f"observer length of {change.key}")
         self._put(txn, self.length, change.key, None if change.value is None else len(change.value))
         txn.set(self.handled, change.key, [*(await txn.get(self.handled, change.key) or ()), change.commit_ts])
 
     async def _last(self, txn: Transaction, change: Change[str, Any]) -> None:
-        self._ran(txn.start_ts, f"observer last of {change.key}")
+        await self._begins(txn, f"observer last of {change.key}")
         seen = await txn.get(self.values, change.key)
         self._put(txn, self.last, change.key, seen[-1] if seen else None)
 
     async def _twice(self, txn: Transaction, change: Change[str, int]) -> None:
-        self._ran(txn.start_ts, f"observer twice of {change.key}")
+        await self._begins(txn, f"observer twice of {change.key}")
         length = await txn.get(self.length, change.key)
         self._put(txn, self.twice, change.key, None if length is None else 2 * length)
 
     async def _first(self, txn: Transaction, change: Change[str, Any]) -> None:
         assert self.first is not None
-        self._ran(txn.start_ts, f"observer first of {change.key}")
+        await self._begins(txn, f"observer first of {change.key}")
         self._put(txn, self.first, change.key, None if change.value is None else change.value[0])
 
 
@@ -118,12 +148,17 @@ class Clients:
         self.kinds, self._problem = kinds, problem
         self._count = LONG if "long" in kinds else 0
         self._past: list[tuple[int, dict[str, int]]] = []
+        self._written: list[tuple[int, set[str]]] = []  # (commit_ts, rows of lists)
+        self._fates: dict[str, int | None] = {}  # of transactions by their tokens; None: nobody has been told
+        self._entries: list[int] = []  # of the journal, not deleted yet
+        self._deleted: dict[int, str] = {}  # those that somebody began to delete, and what became of it
+        self.waits = 0  # for observers, that came to their end
 
     async def act(self, db: Database, world: World, ops: Ops, rng: random.Random, began: Began) -> None:
         """One transaction, or one look at the past. `began` is told of the transaction before it does anything."""
         chance = rng.random()
         if chance < 0.12 and "bank" in self.kinds:
-            if chance < 0.02 and self._past:
+            if chance < 0.03 and self._past:
                 await self._look_back(db, world, *rng.choice(self._past))
             elif chance < 0.09:
                 await self._run_transfer(db, world, rng, began)
@@ -133,12 +168,48 @@ class Clients:
         elif 0.12 <= chance < 0.24 and "unique" in self.kinds:
             async with began(db.transaction()) as txn:
                 await (self._claim(txn, world, rng) if chance < 0.21 else self._audit_names(txn, world))
+        elif 0.24 <= chance < 0.27 and self._fates:
+            await self._ask_again(db, rng.choice(list(self._fates)))
+        elif 0.27 <= chance < 0.33 and "waits" in self.kinds and self._written:
+            await self._wait(db, world, *rng.choice(self._written))
+        elif 0.33 <= chance < 0.41 and self._entries:
+            await self._forget(db, world, rng, began)
         else:
-            isolation: Isolation = "serializable" if "serializable" in self.kinds else "snapshot"
-            async with began(db.transaction(isolation=isolation)) as txn:
-                await (self._read(txn, world, ops, rng) if rng.random() < 0.3 else self._append(txn, world, ops, rng))
+            await self._lists(db, world, ops, rng, began)
+
+    # ------------------------------------------------------------ what became of a transaction
+
+    def ended(self, txn: Transaction, status: str) -> None:
+        """It may be asked for again."""
+        if txn.token:
+            self._fates[txn.token] = {OK: txn.commit_ts, FAIL: 0}.get(status)
+            if len(self._fates) > _TOKENS_MAX:
+                del self._fates[next(iter(self._fates))]
+
+    async def _ask_again(self, db: Database, token: str) -> None:
+        fate = await db.outcome(token)
+        told = self._fates.get(token)
+        if told is not None and told != fate:
+            self._problem(f"T4: of {token} it was told {told}, and then {fate}")
+        elif token in self._fates:
+            self._fates[token] = fate
 
     # ------------------------------------------------------------ lists
+
+    async def _lists(self, db: Database, world: World, ops: Ops, rng: random.Random, began: Began) -> None:
+        isolation: Isolation = "serializable" if "serializable" in self.kinds else "snapshot"
+        rows: set[str] = set()
+        async with began(db.transaction(isolation=isolation)) as txn:
+            if rng.random() < 0.3:
+                await self._read(txn, world, ops, rng)
+            elif "locks" in self.kinds:
+                rows = {await self._append_beside(txn, world, ops, rng)}
+            else:
+                rows = await self._append(txn, world, ops, rng)
+        if "journal" in self.kinds:
+            self._entries += [value for kind, _, value in ops.made if kind == "a"]
+        if rows:
+            self._written = [*self._written[-3:], (txn.commit_ts, rows)]
 
     def one_of(self, key: str, found: dict[str, Any]) -> tuple[str, list[int]]:
         """The row that a list lives in, and the list."""
@@ -148,33 +219,101 @@ class Clients:
         row = rows[0] if rows else key
         return row, list(found.get(row) or ())
 
+    def _rows(self, key: str) -> list[str]:
+        return [key, twin(key)] if "moves" in self.kinds else [key]
+
     async def _read(self, txn: Transaction, world: World, ops: Ops, rng: random.Random) -> None:
         values = world.values
-        if rng.random() < 0.5:
-            found = {row.key: row[values] async for row in txn.scan(values.table, columns=[values])}
+        keys = world.keys[len(world.keys) // 2 :] if "locks" in self.kinds else world.keys
+        rows = [row for key in keys for row in self._rows(key)]
+        if "held" in self.kinds and rng.random() < 0.5:
+            found = {}
+            for row in rows:
+                found[row] = await txn.get(values, row)
+                await trio.sleep(rng.choice((0.0, 0.005, 0.02)))
+        elif rng.random() < 0.5:
+            found = {row.key: row[values] async for row in txn.scan(values.table, start=keys[0], columns=[values])}
         else:
-            wanted = [*world.keys, *map(twin, world.keys)] if "moves" in self.kinds else world.keys
-            found = await txn.get_many(values, wanted)
-        for key in world.keys:
+            found = await txn.get_many(values, rows)
+        for key in keys:
             ops.read(key, self.one_of(key, found)[1])
 
-    async def _append(self, txn: Transaction, world: World, ops: Ops, rng: random.Random) -> None:
-        values = world.values
+    async def _append(self, txn: Transaction, world: World, ops: Ops, rng: random.Random) -> set[str]:
+        """Returns the rows that it wrote."""
+        written = set()
         for key in rng.sample(world.keys, rng.randint(1, 3)):
-            found = {key: await txn.get(values, key)}
-            if "moves" in self.kinds:
-                found[twin(key)] = await txn.get(values, twin(key))
-            row, seen = self.one_of(key, found)
+            row, seen = self.one_of(key, {row: await txn.get(world.values, row) for row in self._rows(key)})
             ops.read(key, seen)
             if rng.random() < 0.7:
-                self._count += 1
-                ops.append(key, self._count)
-                if "moves" in self.kinds and seen and rng.random() < 0.3:
-                    txn.delete(values, row)
-                    row = twin(key) if row == key else key
-                txn.set(values, row, [*seen, self._count])
+                written.add(self._append_to(txn, world, ops, rng, key, row, seen))
             if rng.random() < 0.2:
                 await trio.sleep(rng.choice((0.0, 0.003)))
+        return written
+
+    def _append_to(
+        self, txn: Transaction, world: World, ops: Ops, rng: random.Random, key: str, row: str, seen: list[int]
+    ) -> str:
+        self._count += 1
+        ops.append(key, self._count)
+        if "moves" in self.kinds and seen and rng.random() < 0.3:
+            txn.delete(world.values, row)
+            row = twin(key) if row == key else key
+        txn.set(world.values, row, [*seen, self._count])
+        if "journal" in self.kinds:
+            txn.set(world.entry, self._count, key)
+        return row
+
+    async def _append_beside(self, txn: Transaction, world: World, ops: Ops, rng: random.Random) -> str:
+        """T14: those who lock nothing read only what is written under locks, so they overtake nobody who is overtaken.
+
+        Returns the row that it wrote.
+        """
+        half = len(world.keys) // 2
+        lock = rng.random() < 0.5
+        target = rng.choice(world.keys[half:] if lock else world.keys[:half])
+        for key in rng.sample(world.keys if lock else world.keys[half:], 2):
+            if key != target:
+                found = {row: await txn.get(world.values, row, lock=lock) for row in self._rows(key)}
+                ops.read(key, self.one_of(key, found)[1])
+        row, seen = self.one_of(target, {row: await txn.get(world.values, row) for row in self._rows(target)})
+        ops.read(target, seen)
+        if rng.random() < 0.4:
+            await trio.sleep(rng.choice((0.0, 0.003)))
+        return self._append_to(txn, world, ops, rng, target, row, seen)
+
+    async def _wait(self, db: Database, world: World, ts: int, rows: set[str]) -> None:
+        """N7: what was committed up to `ts` has been observed, and what follows from it."""
+        try:
+            await db.wait_for(ts, timeout=_WAIT_S)
+        except NotIdle:
+            return
+        self.waits += 1
+        async with db.snapshot() as snap:
+            for row in sorted(rows):
+                handled = max(await snap.get(world.handled, row) or (0,))
+                length, twice = await snap.get(world.length, row), await snap.get(world.twice, row)
+                # If there is a newer change, what follows from it is not waited for.
+                if handled < ts or (handled == ts and twice != (None if length is None else 2 * length)):
+                    self._problem(f"N7: {ts} was waited for; {row} was observed at {handled}: {length}, twice {twice}")
+
+    # ------------------------------------------------------------ journal
+
+    async def _forget(self, db: Database, world: World, rng: random.Random, began: Began) -> None:
+        """Delete an entry that has not been looked at since."""
+        number = self._entries.pop(rng.choice((-1, rng.randrange(len(self._entries)))))  # new or old
+        self._deleted[number] = UNKNOWN
+        async with began(db.transaction()) as txn:
+            txn.delete(world.entry, number)
+        self._deleted[number] = OK
+
+    async def _verify_journal(self, snap: Snapshot, world: World, lists: dict[str, list[int]]) -> None:
+        noted = {number: key for key, numbers in lists.items() for number in numbers}
+        found = {row.key: row[world.entry] async for row in snap.scan(world.entry.table)}
+        for number in sorted(noted.keys() | found.keys()):
+            right = {noted.get(number)} if number not in self._deleted else {noted.get(number), None}
+            right = {None} if self._deleted.get(number) == OK else right
+            if found.get(number) not in right:
+                self._problem(f"T1: {number} is in list {noted.get(number)}, and in the journal of {found.get(number)}")
 
     # ------------------------------------------------------------ bank
 
@@ -258,4 +397,7 @@ class Clients:
             handled = await snap.get(world.handled, row) or ()
             if len(set(handled)) != len(handled):
                 self._problem(f"N3: an observer committed twice for one change of {row}: {handled}")
-        return {key: self.one_of(key, found)[1] for key in world.keys}
+        lists = {key: self.one_of(key, found)[1] for key in world.keys}
+        if "journal" in self.kinds:
+            await self._verify_journal(snap, world, lists)
+        return lists

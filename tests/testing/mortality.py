@@ -1,4 +1,7 @@
-"""`python -m tests.testing.mortality`: how many seeds of the simulation each mutant survives."""
+"""`python -m tests.testing.mortality`: how many seeds each mutant survives, as the table in docs/testing.md.
+
+Those of T14 are seeds of `serializable_runs.py`, all others of the simulation.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,11 @@ from perco.testing.plan import Plan
 from perco.testing.shrink import fails
 from tests.testing.mutants import MUTANTS, SLOW
 from tests.testing.mutants_one_step import ONE_STEP
+from tests.testing.mutants_serializable import LOCKS, SERIALIZABLE
+from tests.testing.serializable_runs import Mode, seeds_to_anomaly
 
 SEEDS_MAX = 200  # within which a mutant has to die
-ALL = {**MUTANTS, **SLOW, **ONE_STEP}
+ALL = {**MUTANTS, **SLOW, **ONE_STEP, **SERIALIZABLE, **LOCKS}
 
 
 def death(name: str, first: int = 0, seconds: float = float("inf")) -> tuple[int, str]:
@@ -25,6 +30,9 @@ def death(name: str, first: int = 0, seconds: float = float("inf")) -> tuple[int
     began = time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
         ALL[name](patch)
+        if name in SERIALIZABLE or name in LOCKS:
+            mode: Mode = "serializable" if name in SERIALIZABLE else "mixed"
+            return seeds_to_anomaly(mode, range(first, first + SEEDS_MAX)) or 0, "not serializable"
         for number in range(1, SEEDS_MAX + 1):
             if time.monotonic() - began > seconds:
                 return 0, ""

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from perco.errors import RolledBack, TransientError
+from perco.errors import CommitUnknown, RolledBack, TransientError
 from perco.notify import claim, database, worker
-from perco.storage import LOCK, NOTIFY, ROLLBACK, WRITE, Mutation, NoReply, tablet
+from perco.storage import LOCK, NOTIFY, ROLLBACK, TS_MAX, WRITE, Mutation, NoReply, tablet
 from perco.testing import cluster, faults
 from perco.txn import (
     client,
@@ -23,6 +23,7 @@ from perco.txn import (
     mutations,
     oracle,
     records,
+    recovery,
     retention,
     snapshot,
     timestamps,
@@ -32,13 +33,22 @@ from perco.txn import (
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Mutant] = {}
-SLOW: dict[str, Mutant] = {}  # which take too many seeds for the suite, or have not been found yet
+SLOW: dict[str, Mutant] = {}  # which take too many seeds for the suite
+PROTECTED: dict[str, Mutant] = {}  # which another rule makes good: their docstrings say which
 HARMLESS: dict[str, Mutant] = {}
 
 
 def mutant(name: str, *, slow: bool = False) -> Callable[[Mutant], Mutant]:
     def note(function: Mutant) -> Mutant:
         (SLOW if slow else MUTANTS)[name] = function
+        return function
+
+    return note
+
+
+def protected(name: str) -> Callable[[Mutant], Mutant]:
+    def note(function: Mutant) -> Mutant:
+        PROTECTED[name] = function
         return function
 
     return note
@@ -242,7 +252,7 @@ def any_lock_is_ours(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mutations, "prewrite", prewrite)
 
 
-@mutant("T7 who holds locks waits for others'", slow=True)
+@mutant("T7 who holds locks waits for others'")
 def waits_while_holding(patch: pytest.MonkeyPatch) -> None:
     async def settle(self: driver.Driver, commit: commit.Commit, where: Any, other_ts: int, packed: bytes) -> None:
         await self.clear(where, snapshot.Blocked(other_ts, packed))
@@ -255,7 +265,7 @@ def refresh_unchecked(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "refresh", without_checks)
 
 
-@mutant("T8 rolls forward without the check", slow=True)
+@mutant("T8 rolls forward without the check")
 def forward_unchecked(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "roll_forward", without_checks)
 
@@ -327,6 +337,19 @@ def lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit.Commit, "primary_told", told)
 
 
+@mutant("T4 no record is taken for an abort after old versions were collected")
+def collected(patch: pytest.MonkeyPatch) -> None:
+    right = driver.Driver.outcome
+
+    async def outcome(self: driver.Driver, start_ts: int, primary: Any) -> int:
+        try:
+            return await right(self, start_ts, primary)
+        except CommitUnknown:
+            return 0
+
+    patch.setattr(driver.Driver, "outcome", outcome)
+
+
 @mutant("T7 a newer record is no conflict")
 def record(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "prewrite", lambda mutation: without_checks(mutation, WRITE))
@@ -362,7 +385,7 @@ def no_marker(patch: pytest.MonkeyPatch) -> None:
         changed(patch, name, lambda mutation: without_writes(mutation, ROLLBACK))
 
 
-@mutant("T5 the marker is put without its check", slow=True)
+@mutant("T5 the marker is put without its check")
 def marker_unchecked(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "put_marker", without_checks)
 
@@ -485,6 +508,35 @@ def no_notify(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mutations, "roll_forward", roll_forward)
 
 
+@mutant("N1 the owner puts notify cells in phase two only")
+def in_phase_two(patch: pytest.MonkeyPatch) -> None:
+    notify = mutations._notify
+    secondaries = commit.Commit.secondaries
+
+    def only_removed(column: int, start_ts: int, commit_ts: int, observers: Any, *rest: Any) -> Any:
+        return notify(column, start_ts, commit_ts, (), *rest)
+
+    def with_notify(self: commit.Commit) -> list[Mutation]:
+        header = self.header
+        more = [
+            Mutation(
+                intent.table,
+                ((intent.row, (), notify(intent.column, 0, self.commit_ts, intent.observers, (), *cause)),),
+                None,
+                True,
+            )
+            for part in self._parts
+            for intent in part
+            if intent.observers
+            for cause in [(header.root or self.commit_ts, header.depth)]
+        ]
+        return [*secondaries(self), *more]
+
+    patch.setattr(mutations, "_notify", only_removed)
+    patch.setattr(commit.Commit, "has_secondaries", property(lambda self: True))
+    patch.setattr(commit.Commit, "secondaries", with_notify)
+
+
 def _also_removed(patch: pytest.MonkeyPatch, more: Callable[[int, int], range]) -> None:
     """A run removes notify cells between two timestamps that follow from its start and its commit."""
     right = mutations._notify
@@ -501,6 +553,17 @@ def _also_removed(patch: pytest.MonkeyPatch, more: Callable[[int, int], range]) 
 @mutant("N2 removes notify cells at a newer timestamp")
 def newer(patch: pytest.MonkeyPatch) -> None:
     _also_removed(patch, lambda start_ts, commit_ts: range(start_ts, commit_ts))
+
+
+@protected("N2 removes notify cells that it has not seen, up to its start")
+def unseen(patch: pytest.MonkeyPatch) -> None:
+    """T9, and that a notify cell comes in one mutation with its record, in the same row (N1).
+
+    What committed at or before a run's start was there with its notify cell when the run read the row, or its lock was,
+    or its entry: those the run waits for, and reads again. So it has seen every change whose notify cell it removes
+    unseen. Only where notify cells lie in other rows can one come later than the record.
+    """
+    _also_removed(patch, lambda start_ts, commit_ts: range(max(start_ts - 100, 0), start_ts))
 
 
 @mutant("N2 removes notify cells before the commit")
@@ -542,7 +605,7 @@ def ack_unread(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worker, "decide", lambda cells, start_ts: right([cells[0], (), (), *cells[3:]], start_ts))
 
 
-@mutant("N7 one look at the notify cells", slow=True)
+@mutant("N7 one look at the notify cells")
 def one_look(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(database.Database, "is_idle", lambda self: not self.pending())
 
@@ -566,7 +629,7 @@ def one_cell(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ collection
 
 
-@mutant("G1 the watermark passes an active transaction", slow=True)
+@mutant("G1 the watermark passes an active transaction")
 def over_the_living(patch: pytest.MonkeyPatch) -> None:
     right = holds.Holds.lowest
 
@@ -580,7 +643,7 @@ def over_the_living(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holds.Holds, "lowest", lowest)
 
 
-@mutant("G2 locks are not settled before anything is deleted", slow=True)
+@mutant("G2 locks are not settled before anything is deleted")
 def unsettled(patch: pytest.MonkeyPatch) -> None:
     async def settle_none(self: vacuum.Vacuum) -> None:
         pass
@@ -588,7 +651,24 @@ def unsettled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(vacuum.Vacuum, "_settle_locks", settle_none)
 
 
-@mutant("G3 a delete marker goes while a notify cell stands", slow=True)
+@mutant("G2 locks are settled table by table, each before what is deleted of it")
+def by_tablet(patch: pytest.MonkeyPatch) -> None:
+    settle, collect = vacuum.Vacuum._settle_locks, vacuum.Vacuum._collect
+
+    async def later(self: vacuum.Vacuum) -> None:
+        pass
+
+    async def settled_and_collected(self: vacuum.Vacuum, table: str) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(vacuum.Vacuum, "_tables", lambda self: [table])
+            await settle(self)
+        await collect(self, table)
+
+    patch.setattr(vacuum.Vacuum, "_settle_locks", later)
+    patch.setattr(vacuum.Vacuum, "_collect", settled_and_collected)
+
+
+@mutant("G3 a delete marker goes while a notify cell stands")
 def marker_with_notify(patch: pytest.MonkeyPatch) -> None:
     right = retention.waste_of
 
@@ -598,7 +678,7 @@ def marker_with_notify(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(vacuum, "waste_of", waste_of)
 
 
-@mutant("G3 a delete marker goes before what it hides", slow=True)
+@mutant("G3 a delete marker goes before what it hides")
 def marker_first(patch: pytest.MonkeyPatch) -> None:
     right = retention.waste_of
 
@@ -612,7 +692,7 @@ def marker_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(vacuum, "waste_of", waste_of)
 
 
-@mutant("G4 the newest ack goes too", slow=True)
+@mutant("G4 the newest ack goes too")
 def newest_ack(patch: pytest.MonkeyPatch) -> None:
     right = retention.waste_of
 
@@ -624,7 +704,7 @@ def newest_ack(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(vacuum, "waste_of", waste_of)
 
 
-@mutant("G5 a snapshot is read that is not kept any more", slow=True)
+@mutant("G5 a snapshot is read that is not kept any more")
 def not_kept(patch: pytest.MonkeyPatch) -> None:
     async def kept(self: transaction.PastSnapshot, table: str, failure: Any = None) -> None:
         if failure is not None:
@@ -634,7 +714,7 @@ def not_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holds.Holds, "oldest", lambda self: 0)
 
 
-@mutant("T13 the floor is not checked", slow=True)
+@mutant("T13 the floor is not checked")
 def no_floor(patch: pytest.MonkeyPatch) -> None:
     async def raise_none(self: tablet.MemoryTablet, ts: int) -> None:
         pass
@@ -643,6 +723,27 @@ def no_floor(patch: pytest.MonkeyPatch) -> None:
 
 
 # ------------------------------------------------------------ what breaks nothing
+
+
+@harmless("what is rolled forward is rolled forward twice")
+def forward_twice(patch: pytest.MonkeyPatch) -> None:
+    right = recovery.Recovery.clearing
+    patch.setattr(recovery.Recovery, "clearing", lambda self: [one for made in right(self) for one in (made, made)])
+
+
+@harmless("readers wait for locks above their timestamp too")
+def waits_above(patch: pytest.MonkeyPatch) -> None:
+    right = faults.FaultyRowStore.read
+
+    async def read(self: faults.FaultyRowStore, requests: Any) -> Any:
+        wider = []
+        for table, row, queries in requests:
+            _, column, low, _, _ = queries[0]
+            plain = [query[0] for query in queries] == [LOCK, WRITE] and not low
+            wider.append((table, row, [(LOCK, column, 0, TS_MAX, 1), *queries[1:]] if plain else queries))
+        return await right(self, wider)
+
+    patch.setattr(faults.FaultyRowStore, "read", read)
 
 
 @harmless("the secondaries in another order")

@@ -10,7 +10,7 @@ from perco.testing import simulate as command
 from perco.testing.plan import Plan
 from perco.testing.shrink import Shrinker, ShrinkOptions, fails, kind_of_problem, shrink
 from perco.testing.simulation import CRASHES, FAULTS, PAUSE, STEPS, Outcome, SimulationOptions, run_plan, simulate
-from tests.testing.mutants import HARMLESS, MUTANTS, Mutant
+from tests.testing.mutants import HARMLESS, MUTANTS, PROTECTED, Mutant
 from tests.testing.mutants_one_step import ONE_STEP, ONE_STEP_HARMLESS
 
 SEEDS_MAX = 200  # within which a mutant has to die
@@ -19,7 +19,7 @@ ALL_MUTANTS = {**MUTANTS, **ONE_STEP}
 ALL_HARMLESS = {**HARMLESS, **ONE_STEP_HARMLESS}
 
 
-@pytest.mark.parametrize("seed", range(100, 140))
+@pytest.mark.parametrize("seed", range(100, 130))
 def test_nothing_goes_wrong(seed: int) -> None:
     outcome = simulate(seed)
     assert outcome.problems == []
@@ -71,11 +71,23 @@ def test_a_mutant_dies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.fail(f"{name}: not found in {SEEDS_MAX} seeds")
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", ALL_HARMLESS)
 def test_what_breaks_no_rule_raises_nothing(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ALL_HARMLESS[name](monkeypatch)
     assert died(seed) == ""
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("name", PROTECTED)
+def test_what_another_rule_makes_good_raises_nothing(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    PROTECTED[name](monkeypatch)
+    assert died(seed) == ""
+
+
+def test_clients_wait_for_observers_and_find_what_they_waited_for() -> None:  # N7
+    waits = [simulate(seed, SimulationOptions(processes=1)).waits for seed in range(6)]
+    assert sum(waits) > 20
 
 
 def test_the_table_names_what_never_happened() -> None:
