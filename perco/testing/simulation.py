@@ -645,8 +645,13 @@ class Simulation:
         pauses_s = actor.rng.choice(((0.0, 0.01, 0.05), (0.01, 0.05, 0.2)))
         while True:
             await trio.sleep(actor.rng.choice(pauses_s))
-            with contextlib.suppress(StoreError):
+            try:
                 self.outcome.removed += (await db.vacuum()).removed.cells
+            except StoreError:
+                pass
+            except PercoError:  # the background of a dead process has failed too
+                if not actor.dead:
+                    raise
 
     # ------------------------------------------------------------ coordinators, network
 
