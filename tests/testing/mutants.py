@@ -605,7 +605,7 @@ def ack_unread(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worker, "decide", lambda cells, start_ts: right([cells[0], (), (), *cells[3:]], start_ts))
 
 
-@mutant("N7 one look at the notify cells")
+@mutant("N7 one look at the notify cells", slow=True)
 def one_look(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(database.Database, "is_idle", lambda self: not self.pending())
 
