@@ -217,11 +217,12 @@ class StoreLocked(StoreError):
 
 
 class FormatUnknown(StoreError):
-    """The folder is not one that this version of perco can read."""
+    """The folder is not one that this version of perco can read; `wanted`: what it reads, "" if it is no store."""
 
     def __init__(self, path: str, found: str, wanted: str) -> None:
         self.path, self.found, self.wanted = path, found, wanted
-        super().__init__(f"{path}: found {found}, this version of perco reads {wanted}. Nothing was changed.")
+        told = f"found {found}, this version of perco reads {wanted}" if wanted else f"no perco store: {found}"
+        super().__init__(f"{path}: {told}{'' if told.endswith('?') else '.'} Nothing was changed.")
 
 
 class UnsuitableFolder(StoreError):

@@ -14,7 +14,7 @@ import typer
 import perco
 from perco.cli import checking, history, reading, status as statuses, waiting, writing
 from perco.cli.reading import Range, When
-from perco.cli.screen import complain, perform
+from perco.cli.screen import GOES_ON, complain, perform, perform_or
 
 _WEB = ("w3lib", "warcio")
 
@@ -180,6 +180,29 @@ def set_(
 
 
 @app.command()
+def delete(
+    store: Store,
+    table: TableName,
+    key: Key,
+    columns: Annotated[
+        list[str] | None, typer.Argument(metavar="[COLUMN]...", help="These columns; all by default.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Delete cells of one row, in a transaction of its own.
+
+    No other process may have the store open. Observers are notified, as by set; older versions stay readable for as
+    long as the table keeps them. Exits with 1 if there is no value.
+
+    \b
+    Examples:
+      perco delete web/ docs http://a/
+      perco delete web/ docs http://a/ rank title
+    """
+    perform(writing.delete_cells, store, table, key, columns or (), json=json)
+
+
+@app.command()
 def wait(
     store: Store,
     timeout: Annotated[
@@ -258,7 +281,7 @@ def vacuum(store: Store, json: Json = False) -> None:
       perco vacuum web/
       perco vacuum web/ --json | jq .removed
     """
-    perform(history.vacuum, store, json=json)
+    perform_or(GOES_ON, history.vacuum, store, json=json)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress as Bar, TextColumn
 
 import perco
-from perco.cli.screen import FINE, FOUND, show_json
+from perco.cli.screen import FINE, FOUND, counted, show_json
 from perco.notify.database import offline
 from perco.storage import PROTOCOL_GROUPS
 from perco.storage.folder import accept, unsynced
@@ -55,8 +55,11 @@ async def check_store(store: str, *, json: bool, accepting: bool, repairing: boo
             assert finding.repair is not None
             print(f"repaired {finding.invariant:<3}  {finding.where}: {finding.what} ({finding.repair.what})")
         if settled:
-            print(f"settled  {settled} locks that were left behind")
+            print(f"settled  {counted(settled, 'lock')} left behind")
         _render(result)
+        if repairing:
+            left = sum(finding.severity != "note" for finding in result.findings) + result.dropped
+            print(_done(len(repaired), left, settled))
         _render_mark(path, result, marked, accepted=accepted, accepting=accepting)
     return FINE if result.clean else FOUND
 
@@ -80,6 +83,12 @@ def _as_json(finding: Finding) -> dict[str, Any]:
     return {**shown, "repair": finding.repair.what if finding.repair else None, "remedy": finding.remedy}
 
 
+def _done(repaired: int, left: int, settled: int) -> str:
+    if repaired or left:
+        return f"{repaired} repaired" + (f", {left} cannot be" if left else "")
+    return "nothing else to repair" if settled else "nothing to repair"
+
+
 def _render(result: CheckResult) -> None:
     notes = 0
     for finding in result.findings:
@@ -89,19 +98,25 @@ def _render(result: CheckResult) -> None:
             if finding.severity != "note":
                 print(f"              {finding.remedy}")
     if notes > _NOTES_SHOWN:
-        print(f"note          and {result.unsettled + result.orphans - _NOTES_SHOWN} more locks that were left")
+        more = result.unsettled + result.orphans - _NOTES_SHOWN
+        print(f"note          and {counted(more, 'more lock')} left behind")
     if result.dropped:
-        print(f"error    and {result.dropped} more findings")
-    verdict = "clean" if result.clean else f"{result.errors} errors, {result.warnings} warnings"
+        print(f"error    and {counted(result.dropped, 'more finding')}")
     print(
-        f"{verdict}: {result.tables} tables, {result.rows} rows, {result.cells} cells "
-        f"({result.records} records, {result.locks} locks, {result.notifications} notifications) "
-        f"as of timestamp {result.ts}, in {result.seconds:.1f} s"
+        f"{verdict(result)}: {counted(result.tables, 'table')}, {counted(result.rows, 'row')}, "
+        f"{counted(result.cells, 'cell')} ({counted(result.records, 'record')}, {counted(result.locks, 'lock')}, "
+        f"{counted(result.notifications, 'notification')}) as of timestamp {result.ts}, in {result.seconds:.1f} s"
     )
     if result.waste:
-        print(f"{result.waste} cells that nobody can read any more wait for the next vacuum")
+        wait = "waits" if result.waste == 1 else "wait"
+        print(f"{counted(result.waste, 'cell')} that nobody can read any more {wait} for the next vacuum")
     if result.sampled > 1:
         print(f"of its transactions every {result.sampled}th was compared over all its cells")
+
+
+def verdict(result: CheckResult) -> str:
+    """In a word, or how many errors and warnings."""
+    return "clean" if result.clean else f"{counted(result.errors, 'error')}, {counted(result.warnings, 'warning')}"
 
 
 def _render_mark(path: Path, result: CheckResult, marked: str, *, accepted: bool, accepting: bool) -> None:
@@ -127,7 +142,7 @@ def _progress(db: perco.Database) -> Iterator[Callable[[Progress], None]]:
         if tablet.table != SYSTEM_TABLE
         for group in (*PROTOCOL_GROUPS, *db.catalogue.groups(tablet.table))
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,} of {task.total:,} cells"))
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total} cells"))
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("checking", total=total)
         yield lambda seen: bar.update(task, description=f"checking {seen.table}", completed=seen.cells)

@@ -14,20 +14,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 import perco
-from perco.cli.screen import FINE, FOUND, ago, complain, show_json, show_table
+from perco.cli.screen import FINE, FOUND, ago, complain, counted, show_json, show_table
 from perco.storage import DATA, TS_MAX, WRITE
 from perco.txn.catalogue import SYSTEM_TABLE, schema_of
 from perco.txn.oracle import note_below, published
 from perco.txn.vacuum import VACUUM_ROW
 
-_REMOVED = {
-    "versions": "versions",
-    "acks": "acks",
-    "rollbacks": "rollback markers",
-    "traces": "traces of read locks",
-    "data": "long values",
-    "notes": "notes of the clock",
-    "system": "old versions of the store's own rows",
+_REMOVED = {  # one of it, and several
+    "versions": ("version", "versions"),
+    "acks": ("ack", "acks"),
+    "rollbacks": ("rollback marker", "rollback markers"),
+    "traces": ("trace of a read lock", "traces of read locks"),
+    "data": ("long value", "long values"),
+    "notes": ("note of the clock", "notes of the clock"),
+    "system": ("old version of the store's own rows", "old versions of the store's own rows"),
 }
 _KINDS = {
     "transaction": "an open transaction",
@@ -53,15 +53,23 @@ async def vacuum(store: str, *, json: bool) -> int:
         found = asdict(result) | {"holder": holder, "records": {"before": before, "after": after}}
         show_json({key: value for key, value in found.items() if key != "table"})
         return FINE
-    kinds = [f"{count:,} {_REMOVED[kind]}" for kind, count in asdict(result.removed).items() if count]
-    print(f"removed {', '.join(kinds) or 'nothing'}; of {before:,} records {after:,} are left")
-    print(f"looked at {result.rows:,} rows, settled {result.locks:,} locks, in {result.seconds:.1f} s")
+    kinds = [_counted(count, kind) for kind, count in asdict(result.removed).items() if count]
+    left = "is left" if after == 1 else "are left"
+    print(f"removed {', '.join(kinds) or 'nothing'}; of {counted(before, 'record')} {after} {left}")
+    looked = f"looked at {counted(result.rows, 'row')}, settled {counted(result.locks, 'lock')}"
+    print(f"{looked}, in {result.seconds:.1f} s")
     print(f"the past can be read from {watermark_line({'ts': result.watermark, 'age_s': age_s, 'holder': holder})}")
     if result.blocked:
-        print(f"{result.blocked:,} deleted rows wait for observers, and stay until these have run")
+        wait = "waits for observers, and stays" if result.blocked == 1 else "wait for observers, and stay"
+        print(f"{counted(result.blocked, 'deleted row')} {wait} until these have run")
     if result.corrupt:
-        print(f"{result.corrupt:,} rows do not decode and were left alone: run perco check {store}")
+        done = "does not decode and was" if result.corrupt == 1 else "do not decode and were"
+        print(f"{counted(result.corrupt, 'row')} {done} left alone: run perco check {store}")
     return FINE
+
+
+def _counted(count: int, kind: str) -> str:
+    return f"{count} {_REMOVED[kind][count != 1]}"
 
 
 @contextmanager
@@ -70,12 +78,12 @@ def _progress(db: perco.Database) -> Iterator[Callable[[perco.VacuumResult], Non
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,} cells removed"))
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} cells removed"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("vacuum", total=None)
 
         def tell(so_far: perco.VacuumResult) -> None:
-            text = f"vacuum {so_far.table}: {so_far.rows:,} rows"
+            text = f"vacuum {so_far.table}: {so_far.rows} rows"
             bar.update(task, description=text, completed=so_far.removed.cells)
 
         yield tell
@@ -114,7 +122,7 @@ def show_pins(pins: list[dict[str, Any]]) -> None:
 
 
 def _left(seconds: float) -> str:
-    return f"{seconds:,.0f} s left" if seconds > 0 else "has run out"
+    return f"{seconds:.0f} s left" if seconds > 0 else "has run out"
 
 
 def _pin(pin: perco.Pin, now: float) -> dict[str, Any]:
@@ -163,7 +171,7 @@ async def _age_s(db: perco.Database, ts: int, now: float) -> float | None:
 def watermark_line(found: dict[str, Any]) -> str:
     """The watermark and who holds it back, for people."""
     if not found["ts"]:
-        return "its beginning; nothing was removed yet"
+        return "its beginning"
     age = "" if found["age_s"] is None else f", {ago(found['age_s'])}"
     text = f"timestamp {found['ts']}{age}"
     holder = found["holder"]

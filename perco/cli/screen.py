@@ -33,10 +33,16 @@ FOUND: Final = 1
 FAILED: Final = 2
 INTERRUPTED: Final = 130
 
+GOES_ON: Final = "interrupted; what was committed is kept, and the same command goes on from there"
+
 
 def perform(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
     """Run a command and end with the exit code that it returns; what it cannot do, in a sentence or two on stderr."""
+    perform_or("interrupted", action, *args, **kwargs)
 
+
+def perform_or(interrupted: str, action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
+    """Likewise; `interrupted`: what to say after Ctrl-C."""
     code = FINE
     failed: list[Exception] = []  # as it is, without the group of the nursery below
 
@@ -77,7 +83,7 @@ def perform(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwar
         except PercoError as error:
             _fail(str(error))
     if code == INTERRUPTED:
-        complain("interrupted; what was committed is kept, and the same command goes on from there")
+        complain(interrupted)
     raise typer.Exit(code)
 
 
@@ -145,6 +151,11 @@ def show_fields(fields: Sequence[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in fields)
     for name, value in fields:
         print(f"{name.ljust(width)}  {value}")
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and what it counts, in singular or plural. Numbers are plain digits everywhere, to be copied."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def size(count: int) -> str:

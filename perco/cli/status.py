@@ -135,7 +135,7 @@ def _render(found: dict[str, Any]) -> None:
             ("catalogue", f"version {found['catalogue']}"),
             ("clock", noted),
             ("locks", str(found["locks"])),
-            ("history", watermark_line(found["watermark"])),
+            ("history", "readable from " + watermark_line(found["watermark"])),
             ("waiting", f"{found['waiting']} change{'' if found['waiting'] == 1 else 's'} for observers"),
             *([("damaged", f"{some(found['damaged'])}: run perco check")] if found["damaged"] else []),
         ]

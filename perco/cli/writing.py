@@ -1,13 +1,16 @@
-"""`perco set`: one cell, in a transaction of its own."""
+"""`perco set` and `perco delete`: cells of one row, in a transaction of their own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import perco
+from perco.cli.looks import observed_by
 from perco.cli.reading import column_named, table_named
-from perco.cli.screen import FINE, show_json
+from perco.cli.screen import FINE, FOUND, complain, show_json
 from perco.cli.values import parse_key, parse_value
+from perco.errors import UsageError
 from perco.txn.catalogue import schema_of
 
 
@@ -17,19 +20,60 @@ async def set_cell(store: str, table: str, key: str, column: str, value: str, *,
         schema = schema_of(db.catalogue)
         chosen = column_named(table_named(db, table), column)
         parsed, new = parse_key(chosen.table.key, key), parse_value(chosen.codec, value)
+        if new is None:
+            raise UsageError("null is no value; a cell is emptied with: perco delete STORE TABLE KEY COLUMN")
     async with perco.open(store, schema) as db:
         commit_ts = await db.run(_set, column_named(table_named(db, table), column), parsed, new)
-        entries = db.catalogue.observers.items()
-        observers = [id for id, entry in entries if (entry.table, entry.column) == (table, column)]
+        observers = observed_by(db.catalogue, table, column)
     if json:
         show_json({"table": table, "key": parsed, "column": column, "commit_ts": commit_ts, "observers": observers})
-        return FINE
+    else:
+        _tell(commit_ts, observers)
+    return FINE
+
+
+async def delete_cells(store: str, table: str, key: str, columns: Sequence[str], *, json: bool) -> int:
+    """Empty cells of a row, all by default; their observers are notified (N10)."""
+    async with perco.open(store, readonly=True) as db:
+        schema = schema_of(db.catalogue)
+        here = table_named(db, table)
+        for name in columns:
+            column_named(here, name)
+        parsed = parse_key(here.key, key)
+    async with perco.open(store, schema) as db:
+        here = table_named(db, table)
+        chosen = [column_named(here, name) for name in columns] or list(here.columns.values())
+        commit_ts, deleted = await db.run(_delete, here, chosen, parsed)
+        found = (id for name in deleted for id in observed_by(db.catalogue, table, name))
+        observers = list(dict.fromkeys(found))
+    if json:
+        told = {"table": table, "key": parsed, "deleted": deleted, "commit_ts": commit_ts or None}
+        show_json({**told, "observers": observers})
+    elif deleted:
+        print(f"deleted {', '.join(deleted)}")
+        _tell(commit_ts, observers)
+    if not deleted:
+        complain(f"{table}[{parsed!r}] has no value" + (f" in {' or '.join(columns)}" if columns else ""))
+    return FINE if deleted else FOUND
+
+
+def _tell(commit_ts: int, observers: Sequence[str]) -> None:
     print(f"committed at {commit_ts}")
     if observers:
         print(f"notified: {', '.join(observers)}; they run as soon as a worker has the store open")
-    return FINE
 
 
 async def _set(txn: perco.Transaction, column: perco.Column[Any, Any], key: Any, value: Any) -> int:
     txn.set(column, key, value)
     return await txn.commit()
+
+
+async def _delete(
+    txn: perco.Transaction, table: perco.Table[Any], columns: Sequence[perco.Column[Any, Any]], key: Any
+) -> tuple[int, list[str]]:
+    """Returns the commit timestamp and the columns that had a value; where none had, nothing is written."""
+    row = await txn.row(table, key, columns)
+    present = [column for column in columns if column in row]
+    for column in present:
+        txn.delete(column, key)
+    return await txn.commit() if present else 0, [column.name for column in present]

@@ -121,7 +121,7 @@ class Folder:
         _refuse_if_open_here(path)
         try:
             if not _read_format(path):
-                raise FormatUnknown(str(path), "no store", FORMAT)
+                raise FormatUnknown(str(path), "the folder is empty", "")
             lock = os.open(path / _OWNER_FILE, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise UnsuitableFolder(
@@ -300,7 +300,9 @@ def _read_format(path: Path) -> bool:
     if not found and not (path / _TABLETS).exists():  # new, or its maker was stopped before the format was on disk
         strange = sorted(set(os.listdir(path)) - {_OWNER_FILE, _FORMAT_FILE}) if path.is_dir() else []
         if strange:
-            raise FormatUnknown(str(path), f"other files ({', '.join(strange[:3])})", FORMAT)
+            inside = next((path / name for name in strange if os.path.isfile(path / name / _FORMAT_FILE)), None)
+            meant = f". Did you mean {inside}?" if inside is not None else ""
+            raise FormatUnknown(str(path), f"it holds other files ({', '.join(strange[:3])}){meant}", "")
         return False
     if found != FORMAT:
         raise FormatUnknown(str(path), f"format {found!r}", FORMAT)

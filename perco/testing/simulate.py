@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 import traceback
@@ -81,12 +82,17 @@ def _shrink(seed: int, seconds: float) -> int:
     return 1
 
 
+def _ignore_interrupts() -> None:
+    """Ctrl-C is for the parent, which then ends its children."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _many(seeds: range, processes: int | None) -> int:
     fired: Counter[tuple[str, str]] = Counter()
     total = Outcome(0)
     bad = 0
     began = time.perf_counter()
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(processes, initializer=_ignore_interrupts) as pool:
         for n, outcome in enumerate(pool.map(_one, seeds, chunksize=4), 1):
             fired += outcome.fired
             for name in _COUNTED:
@@ -96,7 +102,7 @@ def _many(seeds: range, processes: int | None) -> int:
                 again = f"{COMMAND} {outcome.seed}"
                 text = outcome.problems[0]
                 print(f"seed {outcome.seed}: {text}\n    again: {again}\n    short: {again} --shrink", flush=True)
-            if n % 100 == 0 and sys.stderr.isatty():
+            if n % 4 == 0 and sys.stderr.isatty():
                 print(f"\r{n} of {len(seeds)}", end="", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - began
     print(
@@ -115,4 +121,8 @@ def _many(seeds: range, processes: int | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

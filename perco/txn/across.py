@@ -13,6 +13,7 @@ from perco.txn.examine import Finding
 from perco.txn.image import Book, Rec
 from perco.txn.records import Cellref, Lock
 from perco.txn.recovery import Aborted, Committed, Judgement, Locked, Nothing, judge, primary_queries
+from perco.txn.repairs import TWICE
 
 
 class Sample(dict[int, tuple[int, Cellref]]):
@@ -103,7 +104,8 @@ class Across:
         ts, _, start_ts, _ = record
         known = self._starts.note(start_ts, ts, cell)
         if known != ts:
-            return _error(book, "T1", cell, f"transaction {start_ts} committed at {known} and at {ts}", start_ts)
+            what = f"transaction {start_ts} committed at {known} and at {ts}"
+            return _error(book, "T1", cell, what, start_ts, TWICE)
         other = self._commits.note(ts, start_ts, cell)
         if other != start_ts:
             what = f"transactions {other} and {start_ts} both committed at {ts}"
@@ -141,5 +143,5 @@ class Across:
                 return ""
 
 
-def _error(book: Book, invariant: str, cell: Cellref, what: str, start_ts: int) -> list[Finding]:
-    return [Finding("error", invariant, book.where(*cell), what, cell, start_ts)]
+def _error(book: Book, invariant: str, cell: Cellref, what: str, start_ts: int, advice: str = "") -> list[Finding]:
+    return [Finding("error", invariant, book.where(*cell), what, cell, start_ts, None, advice)]

@@ -45,6 +45,7 @@ class Finding:
         what: one sentence.
         cell, start_ts: the cell, and the transaction that it is about, if any (0: none).
         repair: what puts it right, or None: that cannot be known.
+        advice: what a person can do then, where it is not what mostly helps against this invariant's breach.
     """
 
     severity: Severity
@@ -54,11 +55,12 @@ class Finding:
     cell: Cellref | None = None
     start_ts: int = 0
     repair: Repair | None = field(default=None, compare=False)
+    advice: str = field(default="", compare=False)
 
     @property
     def remedy(self) -> str:
         """What can be done about it."""
-        return f"--repair: {self.repair.what}" if self.repair else REMEDIES[self.invariant]
+        return f"--repair: {self.repair.what}" if self.repair else self.advice or REMEDIES[self.invariant]
 
 
 class _Complaint(NamedTuple):

@@ -52,7 +52,7 @@ REMEDIES: Final = {
     "O1": "the oracle's bound is older than this: restore the whole folder from one copy, of one moment",
     "O3": "restore a copy",
     "S1": "the tablet's file is damaged: restore a copy",
-    "T1": "a transaction is there twice: restore a copy, or compare the cells that both wrote",
+    "T1": "what it said is lost: restore a copy, or write the cell again",
     "T2": "its value is lost: restore a copy, or write the cell again",
     "T3": "a transaction is there in part: restore a copy, or write all that it wrote again",
     "T5": "restore a copy",
@@ -61,6 +61,7 @@ REMEDIES: Final = {
     "T14": "a read was not protected: restore a copy, or look whether what was written from it still holds",
     "T12": "the locks of one transaction disagree: restore a copy; opening the store settles each as it says itself",
 }
+TWICE: Final = "a transaction is there twice: restore a copy, or compare the cells that both wrote"  # T1
 
 
 class Repair(NamedTuple):

@@ -14,7 +14,7 @@ import trio
 import typer
 
 import perco
-from perco.cli.screen import FINE, FOUND, called, complain, perform, show_json
+from perco.cli.screen import FINE, FOUND, GOES_ON, called, complain, perform, perform_or, show_json
 from perco.cli.values import parse_moment
 from perco.webindex import demo as demos
 from perco.webindex.crawl import CrawlError, problem_with
@@ -63,7 +63,7 @@ def demo(
       perco demo
       perco demo --dir /tmp/demo --limit 500
     """
-    perform(demos.run, folder, limit)
+    perform_or("interrupted; the next run starts anew", demos.run, folder, limit)
 
 
 @web.command()
@@ -91,7 +91,7 @@ def load(
     sources += ["--html", str(html.absolute())] if html else []
     sources += [option for file in warc or () for option in ("--warc", str(file.absolute()))]
     sources += ["--limit", str(limit)] if limit is not None else []
-    perform(_load, store, sources, json=json)
+    perform_or(GOES_ON, _load, store, sources, json=json)
 
 
 @web.command()
@@ -104,7 +104,7 @@ def recrawl(store: Store, json: Json = False) -> None:
     Example:
       perco web recrawl docs/
     """
-    perform(_load, store, None, json=json)
+    perform_or(GOES_ON, _load, store, None, json=json)
 
 
 @web.command()

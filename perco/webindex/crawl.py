@@ -895,8 +895,6 @@ def _problem(args: argparse.Namespace) -> str | None:
             return f"--html expects a folder of saved web pages; {args.html} is not a folder"
         if not html_files(args.html):
             return f"--html expects a folder of saved web pages; there is no .html or .htm file below {args.html}"
-    if args.out == "-" and sys.stdout.isatty():
-        return "the stream is not for a terminal: send it through a pipe, or name a file with --out"
     return None
 
 
@@ -943,6 +941,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if (problem := _problem(args)) is not None:
         print(problem, file=sys.stderr)
+        return 2
+    if args.out == "-" and sys.stdout.isatty():
+        print("the stream is not for a terminal: send it through a pipe, or name a file with --out", file=sys.stderr)
         return 2
     args.warc = [archive.resolve() for archive in args.warc]
     args.html = None if args.html is None else args.html.resolve()

@@ -19,7 +19,8 @@ from typing import Any
 import trio
 
 import perco
-from perco.cli.screen import called
+from perco.cli.checking import verdict
+from perco.cli.screen import called, counted
 from perco.txn.check import check
 from perco.webindex.batch import build, digest
 from perco.webindex.crawl import DOCS_URL
@@ -67,12 +68,17 @@ def _say(text: str) -> None:
 def _fresh(folder: Path) -> Path:
     """An empty folder for the store; a folder with anything else in it is left alone."""
     mark = folder / _MARK
+    if folder.exists() and not folder.is_dir():
+        raise perco.UsageError(f"{folder} is a file; name a folder with --dir")
     if folder.exists() and any(folder.iterdir()) and not mark.exists():
         raise perco.UsageError(f"{folder} holds other files; name another folder with --dir, or an empty one")
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    mark.write_text("made by `perco demo`, which makes this folder anew\n")
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        mark.write_text("made by `perco demo`, which makes this folder anew\n")
+    except OSError as error:
+        raise perco.UsageError(f"{folder} cannot be made: {error.strerror}; name another folder with --dir") from None
     return folder / "store"
 
 
@@ -193,10 +199,10 @@ async def _second_life(store: Path, limit: int | None) -> float:
 async def _checked(store: Path) -> bool:
     async with perco.open(store, readonly=True) as db:
         result = await check(db.driver.store, ts=await db.oracle.draw())
-    word = "clean" if result.clean else f"[red]{result.errors} errors, {result.warnings} warnings[/red]"
+    word = "clean" if result.clean else f"[red]{verdict(result)}[/red]"
     console.print(
-        f"   perco check: {word} ({result.cells} cells in {result.rows} rows, {result.locks} locks left behind, "
-        f"{result.notifications} changes waiting)"
+        f"   perco check: {word} ({counted(result.cells, 'cell')} in {counted(result.rows, 'row')}, "
+        f"{counted(result.locks, 'lock')} left behind, {counted(result.notifications, 'change')} waiting)"
     )
     return result.clean
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import time
 from types import TracebackType
@@ -13,7 +15,15 @@ from rich.table import Table
 
 _LINE_EVERY_S = 2.0
 
-console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+class _Console(Console):
+    """A reader that goes away ends a command by an ordinary error, which nurseries and the command line know."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+console = _Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
 def stages_table(progress: dict[str, Any], title: str = "") -> Table:

@@ -12,9 +12,9 @@ import pytest
 import trio
 
 import perco
-from perco.storage import NOTIFY, Mutation, Write
+from perco.storage import NOTIFY, WRITE, Mutation, Write
 from perco.txn.records import ack_of
-from tests.acceptance.cli.stores import ROOT, contents, docs, owned, run, schema
+from tests.acceptance.cli.stores import ROOT, contents, docs, owned, run, schema, title
 
 
 async def damage(path: Path, *, severity: str) -> None:
@@ -46,7 +46,7 @@ async def test_findings_are_exit_code_1(store: Path) -> None:
     first, remedy, last = done.out.splitlines()
     assert first.startswith("error    N1   docs['lost'].contents: lost notification: observer 'measure'")
     assert remedy.strip() == "--repair: put the notification again"
-    assert last.startswith("1 errors, 0 warnings: ")
+    assert last.startswith("1 error, 0 warnings: ")
 
 
 async def test_check_as_json(store: Path) -> None:
@@ -82,10 +82,11 @@ async def test_what_can_be_repaired_is(store: Path) -> None:
     await damage(store, severity="error")
     done = await run("check", store, "--repair")
     assert done.code == 0
-    first, last = done.out.splitlines()
+    first, verdict, last = done.out.splitlines()
     assert first.startswith("repaired N1   docs['lost'].contents: lost notification: observer 'measure'")
     assert first.endswith("(put the notification again)")
-    assert last.startswith("clean: ")
+    assert verdict.startswith("clean: ")
+    assert last == "1 repaired"
     assert (await run("check", store)).code == 0
     async with perco.open(store, schema) as db, db.worker(concurrency=1, scanners=1) as worker:
         await db.wait_idle()
@@ -96,6 +97,7 @@ async def test_a_repair_of_a_healthy_store_changes_nothing(store: Path) -> None:
     before = files(store)
     done = await run("check", store, "--repair")
     assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[-1] == "nothing to repair"
     assert files(store) == before
 
 
@@ -114,6 +116,23 @@ async def test_what_cannot_be_repaired_stays_and_says_what_to_do(store: Path) ->
     assert files(store) == before
     await run("set", store, "docs", "gone", "contents", "new")
     assert (await run("get", store, "docs", "gone", "contents")).out == "new\n"
+
+
+async def test_a_record_that_does_not_decode_is_told_apart_from_a_transaction_that_is_there_twice(store: Path) -> None:
+    async with perco.open(store, schema) as db:
+        async with db.transaction() as txn:
+            txn.set(title, "torn", "x")
+        write: Write = (WRITE, db.bind(title).column, txn.commit_ts, b"")
+        await db.driver.store.apply([Mutation("docs", ((b"torn", (), (write,)),))])
+    done = await run("check", store, "--repair")
+    assert done.code == 1
+    finding, remedy, verdict, last = done.out.splitlines()
+    assert finding.startswith("error    T1   docs['torn'].title: the record at ")
+    assert remedy.strip() == "what it said is lost: restore a copy, or write the cell again"
+    assert verdict.startswith("1 error, 0 warnings: 4 tables")
+    assert last == "0 repaired, 1 cannot be"
+    assert (await run("set", store, "docs", "torn", "title", "whole")).code == 0
+    assert (await run("get", store, "docs", "torn", "title")).out == "whole\n"
 
 
 async def test_a_repair_settles_what_a_killed_process_left(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import trio
 import perco
 from tests.acceptance.cli.stores import ROOT, run
 
-COMMANDS = ["status", "scan", "get", "set", "wait", "check", "vacuum", "pins"]
+COMMANDS = ["status", "scan", "get", "set", "delete", "wait", "check", "vacuum", "pins"]
 
 
 async def test_version() -> None:
@@ -55,10 +55,24 @@ async def test_where_nothing_is_is_exit_code_2(command: tuple[str, ...], tmp_pat
 
 
 async def test_what_is_no_store_is_exit_code_2(tmp_path: Path) -> None:
-    for place, complaint in ((str(tmp_path), "found no store"), ("bigtable://a/b", "opens a folder")):
+    for place, complaint in (
+        (str(tmp_path), "no perco store: the folder is empty"),
+        ("bigtable://a/b", "opens a folder"),
+    ):
         done = await run("status", place)
         assert (done.code, done.out) == (2, "")
         assert complaint in done.err
+
+
+async def test_a_folder_of_other_files_is_told_as_such_and_a_store_inside_is_named(store: Path) -> None:
+    for name in ("status", "check"):
+        done = await run(name, store.parent)
+        assert (done.code, done.out) == (2, "")
+        assert f"no perco store: it holds other files (store). Did you mean {store}?" in done.err
+    (store.parent / "thesis.txt").write_text("years of work")
+    (store / "perco-format").rename(store.parent / "elsewhere")
+    done = await run("status", store.parent)
+    assert "it holds other files (elsewhere, store, thesis.txt). Nothing" in done.err
 
 
 async def test_a_moment_must_make_sense(store: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import perco
-from tests.acceptance.cli.stores import Lines, command, contents, docs, owned, run, schema, started
+from tests.acceptance.cli.stores import Lines, command, contents, docs, make, owned, run, schema, started
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,8 @@ async def test_set_needs_the_store_for_itself(store: Path) -> None:
         (("docs", "a", "nothing", "x"), "no column 'nothing'; it has: contents, rank, size, title, tags"),
         (("nowhere", "a", "rank", "x"), "no table 'nowhere'; the store has: docs, links, blobs, numbers"),
         (("numbers", "x", "square", "1"), "the key 'x' is not a whole number"),
+        (("docs", "a", "tags", "null"), "perco delete STORE TABLE KEY COLUMN"),
+        (("blobs", "k", "blob", "null"), "perco delete STORE TABLE KEY COLUMN"),
         (("docs", "k" * 401, "title", "x"), "over the limit of 400"),
     ],
 )
@@ -72,6 +74,40 @@ async def test_what_cannot_be_written_is_said_in_a_line(store: Path, args: tuple
     assert (done.code, done.out) == (2, "")
     assert complaint in done.err
     assert len(done.err.splitlines()) == 1
+
+
+# ------------------------------------------------------------------ delete
+
+
+async def test_delete_empties_a_row_or_some_of_its_cells(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    ts = await make(store)
+    done = await run("delete", store, "docs", "a", "rank", "tags")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("deleted rank, tags\ncommitted at ")
+    assert "notified" not in done.out
+    assert [(await run("get", store, "docs", "a", column)).code for column in ("rank", "tags", "title")] == [1, 1, 0]
+    assert (await run("get", store, "docs", "a", "rank", "--ts", ts)).out == "0.25\n", "older versions stay"
+    rest = await run("delete", store, "docs", "a")
+    assert "deleted contents, size, title\n" in rest.out
+    assert "notified: measure" in rest.out
+    assert (await run("get", store, "docs", "a")).code == 1
+    assert (await run("check", store)).code == 0
+
+
+async def test_delete_of_nothing_writes_nothing(store: Path) -> None:
+    for args, complaint in (
+        (("nobody",), "docs['nobody'] has no value\n"),
+        (("b", "title"), "has no value in title\n"),
+    ):
+        done = await run("delete", store, "docs", *args)
+        assert (done.code, done.out) == (1, "")
+        assert done.err.endswith(complaint)
+    found = json.loads((await run("delete", store, "docs", "nobody", "--json")).out)
+    assert (found["deleted"], found["commit_ts"]) == ([], None)
+    wrong = await run("delete", store, "docs", "a", "titel")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "no column 'titel'; it has: contents" in wrong.err
 
 
 # ------------------------------------------------------------------ wait

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +112,55 @@ def test_hostile_pages_are_loaded_and_the_rest_is_found(tmp_path: Path) -> None:
         found = perco("web", "search", tmp_path / "store", word, "--json")
         assert len(found.stdout.splitlines()) == 1, word
     assert perco("check", tmp_path / "store").returncode == 0
+
+
+def test_a_load_shows_its_stages_on_a_terminal(saved: Path, tmp_path: Path) -> None:
+    terminal, side = pty.openpty()
+    command = [sys.executable, "-m", "perco", "web", "load", str(tmp_path / "store"), "--html", str(saved)]
+    process = subprocess.Popen(command, stdin=side, stdout=side, stderr=side)
+    os.close(side)
+    shown = ""
+    with contextlib.suppress(OSError):  # the terminal's end, when nobody has it open any more
+        while part := os.read(terminal, 1 << 16):
+            shown += part.decode(errors="replace")
+    os.close(terminal)
+    assert process.wait(timeout=240) == 0, shown
+    assert "searchable" in shown
+    assert "search it: " in shown
+
+
+def test_a_crawl_by_itself_does_not_write_its_stream_to_a_terminal(saved: Path) -> None:
+    terminal, side = pty.openpty()
+    command = [sys.executable, "-m", "perco.webindex.crawl", "--html", str(saved)]
+    try:
+        done = subprocess.run(command, stdout=side, stderr=subprocess.PIPE, timeout=240)
+    finally:
+        os.close(terminal)
+        os.close(side)
+    assert (done.returncode, done.stderr[:34]) == (2, b"the stream is not for a terminal: ")
+
+
+def test_the_demo_ends_quietly_when_its_reader_goes_away(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "perco", "demo", "--dir", str(tmp_path / "demo"), "--limit", "200"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("1  A crawler")
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(timeout=240) == 1
+
+
+def test_the_demo_is_not_made_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    for place, said in (("thesis.txt", "is a file"), ("thesis.txt/demo", "cannot be made: Not a directory")):
+        done = perco("demo", "--dir", tmp_path / place)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.endswith("name a folder with --dir\n") or "name another folder" in done.stderr
+        assert said in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
 def test_the_demo_leaves_a_folder_that_it_did_not_make_alone(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ from tests.component.check.stores import LONG, PARTS, Docs, Store, fill, opened
 Cells = dict[tuple[str, str, bytes, int, int], bytes]
 
 
-async def found(store: Store, severity: str, invariant: str, what: str, *, mended: Cells | None = None) -> None:
+async def found(
+    store: Store, severity: str, invariant: str, what: str, remedy: str = "", *, mended: Cells | None = None
+) -> None:
     """Exactly one finding, however the rows are read; notes aside. `mended`: what a repair makes of the store."""
     for options in (CheckOptions(pause_s=0.0), PARTS):
         result = await store.check(options)
@@ -36,6 +38,7 @@ async def found(store: Store, severity: str, invariant: str, what: str, *, mende
         assert [(f.severity, f.invariant) for f in findings] == [(severity, invariant)], result.findings
         assert what in findings[0].what
         assert findings[0].remedy
+        assert remedy in findings[0].remedy
         assert not result.clean
         assert result.again, "it was looked at again"
     before = await store.cells()
@@ -439,7 +442,7 @@ async def test_a_transaction_that_read_at_another_timestamp_than_it_wrote() -> N
         rank, start_ts = store.number(store.docs.rank), await store.draw()
         await store.plant(b"a", (WRITE, rank, await store.draw(), pack_record(PUT, start_ts, b"v")))
         await store.plant(b"z", (TRACE, rank, await store.draw(), pack_trace(start_ts)))
-        await found(store, "error", "T1", f"transaction {start_ts} committed at")
+        await found(store, "error", "T1", f"transaction {start_ts} committed at", "there twice")
 
 
 async def test_a_read_under_a_lock_is_as_it_should_be_and_an_orphan_goes() -> None:  # T14 L1

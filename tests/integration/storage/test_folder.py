@@ -121,7 +121,7 @@ def test_reading_what_is_not_there_says_how_a_store_is_made(tmp_path):
     with pytest.raises(UnsuitableFolder, match="opening it for writing"):
         Folder.beside(tmp_path / "none")
     assert not (tmp_path / "none").exists()
-    with pytest.raises(FormatUnknown, match="no store"):
+    with pytest.raises(FormatUnknown, match="no perco store: the folder is empty"):
         Folder.beside(tmp_path)
     claim(tmp_path).release(clean=True)
 
