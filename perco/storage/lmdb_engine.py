@@ -364,7 +364,7 @@ class LmdbEngine:
         except lmdb.Error as error:
             if _is_full(error):
                 raise StoreFull(str(self.path), str(error)) from error
-            raise Unavailable(f"{self.path}: LMDB: {error}") from error
+            raise self._disk_failed(error) from error
 
     def _repack(self, txn: Any, db: Any, start: bytes, cells: int, skip: int) -> tuple[bytes | None, bool]:
         before = txn.stat(db)["leaf_pages"]
