@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Decide whether a history is snapshot isolation; name and draw what is wrong.",
         epilog="A line of the file: "
         '{"id": 7, "client": "a", "begin": 0.10, "end": 0.12, "status": "ok", '
-        '"ops": [["r", "x", [1, 2]], ["a", "x", 3]]}. '
+        '"ops": [["r", "x", []], ["a", "x", 3]]}. '
         "Registers have w instead of a. perco.testing.record() writes such files. "
         "Exit code: 0 it is, 1 it is not, 2 it cannot be decided.",
     )
@@ -35,8 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         text = sys.stdin.read() if str(given.file) == "-" else given.file.read_text(encoding="utf-8")
         history = list(load(text.split("\n")))
+        if not history:
+            raise UsageError(f"{given.file}: no transactions, so there is nothing to decide")
         report = check(history, serializable=given.serializable, real_time=not given.no_real_time)
-    except (UsageError, OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        print(f"perco.testing: {given.file}: {error.strerror}", file=sys.stderr)
+        return 2
+    except (UsageError, UnicodeDecodeError) as error:
         print(f"perco.testing: {error}", file=sys.stderr)
         return 2
     if given.json:
@@ -49,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for anomaly in report.anomalies:
             print("\n" + draw(anomaly, history))
     cycles = [anomaly for anomaly in report.anomalies if anomaly.cycle]
-    if given.svg is not None and cycles:
+    if given.svg is not None and not cycles:
+        print(f"perco.testing: there is no cycle to draw; {given.svg} was not written", file=sys.stderr)
+    elif given.svg is not None:
         try:
             given.svg.write_text(svg(cycles[0]), encoding="utf-8")
         except OSError as error:

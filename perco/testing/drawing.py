@@ -21,16 +21,18 @@ _SAYS: Final = {
 
 
 def draw(anomaly: Anomaly, history: Iterable[Transaction] = ()) -> str:
-    """An anomaly as text; with the history, the transactions' operations on the keys of the cycle as well."""
+    """An anomaly as text; with the history, the transactions' operations on the keys of the cycle as well, and their
+    times, from the beginning of the first."""
     by_id = {one.id: one for one in history}
+    zero = min((one.begin for one in by_id.values()), default=0.0)
     keys = {edge.key for edge in anomaly.cycle if edge.key is not None}
     lines = [anomaly.name, f"  {anomaly.text}"]
     if not anomaly.cycle:
-        lines += ["", *(f"  {_title(id, by_id, keys)}" for id in anomaly.transactions)]
+        lines += ["", *(f"  {_title(id, by_id, keys, zero)}" for id in anomaly.transactions)]
         return "\n".join(lines)
     lines.append("")
     for edge in anomaly.cycle:
-        lines += [f"  {_title(edge.before, by_id, keys)}", "    |", f"    | {_says(edge)}", "    v"]
+        lines += [f"  {_title(edge.before, by_id, keys, zero)}", "    |", f"    | {_says(edge)}", "    v"]
     lines.append(f"  T{anomaly.cycle[0].before}, where it began")
     return "\n".join(lines)
 
@@ -39,13 +41,13 @@ def _says(edge: Edge) -> str:
     return _SAYS[edge.kind].format(key=edge.key)
 
 
-def _title(id: int, by_id: dict[int, Transaction], keys: set[str | int]) -> str:
+def _title(id: int, by_id: dict[int, Transaction], keys: set[str | int], zero: float) -> str:
     one = by_id.get(id)
     if one is None:
         return f"T{id}"
     ops = [op for op in one.ops if not keys or op[1] in keys]
     shown = ", ".join(_op(*op) for op in ops[:_OPS_SHOWN]) + (", ..." if len(ops) > _OPS_SHOWN else "")
-    return f"T{id}  client {one.client}, {one.begin:.6f} to {one.end:.6f} s, {one.status}: {shown}"
+    return f"T{id}  client {one.client}, {one.begin - zero:.6f} to {one.end - zero:.6f} s, {one.status}: {shown}"
 
 
 def _op(kind: str, key: str | int, value: object) -> str:

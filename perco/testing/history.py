@@ -1,7 +1,7 @@
 """Histories: what clients did and saw, one JSON object a line.
 
     {"id": 7, "client": "a", "begin": 0.10, "end": 0.12, "status": "ok",
-     "ops": [["r", "x", [1, 2]], ["a", "x", 3]]}
+     "ops": [["r", "x", []], ["a", "x", 3]]}
 
 `begin` and `end` are seconds of one clock; `status` is "ok", "fail" (surely not committed) or "unknown". Operations, in
 the order in which they were made: ["r", key, values] and ["a", key, value] on lists, ["r", key, value] and
@@ -30,6 +30,8 @@ OK: Final = "ok"
 FAIL: Final = "fail"
 UNKNOWN: Final = "unknown"
 _STATUS: Final = {"committed": OK, "aborted": FAIL, "unknown": UNKNOWN}
+
+_FIELDS: Final = ("id", "client", "begin", "end", "status", "ops")
 
 Key = str | int
 Op = tuple[str, Key, Any]
@@ -148,6 +150,11 @@ def load(lines: Iterable[str]) -> Iterator[Transaction]:
             continue
         try:
             found = json.loads(line)
+            if isinstance(found, dict):
+                missing = [f'"{name}"' for name in _FIELDS if name not in found]
+                if missing:
+                    is_are = "is" if len(missing) == 1 else "are"
+                    raise UsageError(f"line {number}: {', '.join(missing)} {is_are} missing")
             ops = tuple((kind, key, value) for kind, key, value in found["ops"])
             one = Transaction(
                 found["id"], str(found["client"]), float(found["begin"]), float(found["end"]), found["status"], ops

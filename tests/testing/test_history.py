@@ -12,7 +12,7 @@ import trio
 import perco
 from perco.errors import UsageError
 from perco.storage import WRITE
-from perco.testing import Recorder, check, load, record
+from perco.testing import Recorder, Transaction, check, draw, load, record
 from perco.testing.__main__ import main
 from perco.txn import mutations, snapshot
 
@@ -231,3 +231,43 @@ def test_the_command_names_and_draws_what_is_wrong(tmp_path: Path, capsys: pytes
 def test_the_command_says_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "none")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+def test_the_command_decides_nothing_about_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text("\n")
+    assert main([str(path)]) == 2
+    assert "no transactions" in capsys.readouterr().err
+
+
+def test_a_field_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text(json.dumps({name: value for name, value in GOOD.items() if name != "ops"}))
+    assert main([str(path)]) == 2
+    assert capsys.readouterr().err == 'perco.testing: line 1: "ops" is missing\n'
+
+
+def test_without_a_cycle_no_picture_is_drawn_and_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, picture = tmp_path / "history.jsonl", tmp_path / "cycle.svg"
+    path.write_text(json.dumps({**GOOD, "ops": [["a", "x", 1]]}))
+    assert main([str(path), "--svg", str(picture)]) == 0
+    assert "cycle.svg was not written" in capsys.readouterr().err
+    assert not picture.exists()
+
+
+def test_the_documented_line_is_a_history(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+    [line] = [line for line in page.splitlines() if line.startswith('{"id"')]
+    (tmp_path / "history.jsonl").write_text(line)
+    assert main([str(tmp_path / "history.jsonl")]) == 0
+
+
+def test_times_are_drawn_from_the_beginning_of_the_first() -> None:
+    history = [
+        Transaction(1, "a", 5000.0, 5001.0, "fail", (("a", "x", 1),)),
+        Transaction(2, "b", 5002.0, 5003.5, "ok", (("r", "x", [1]),)),
+    ]
+    [anomaly] = check(history).anomalies
+    text = draw(anomaly, history)
+    assert "0.000000 to 1.000000 s" in text
+    assert "2.000000 to 3.500000 s" in text

@@ -112,6 +112,8 @@ def test_the_command_runs_many(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "8 runs in" in out
     assert "nothing went wrong" in out
+    assert "pairs untested (few seeds)" in out
+    assert "never met" not in out
 
 
 # ------------------------------------------------------------ shrinking
@@ -171,3 +173,19 @@ def test_shrinking_is_bounded() -> None:
     found = Shrinker(1, ShrinkOptions(seconds=3.0), run, lambda: next(seconds)).shrink()
     assert found is not None
     assert found.attempts < 10
+
+
+def test_one_seed_has_a_verdict_and_a_good_one_nothing_to_shrink(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--seed", "3"]) == 0
+    assert capsys.readouterr().out.endswith("\nnothing went wrong\n")
+    assert command.main(["--seed", "3", "--shrink"]) == 0
+    assert capsys.readouterr().out == "seed 3 does not fail; nothing to shrink\n"
+
+
+@pytest.mark.parametrize(
+    "given", [["--seed", "3", "--seeds", "5"], ["--seed", "3", "--first", "0"], ["--seed", "-1"], ["--first", "-1"]]
+)
+def test_what_contradicts_itself_is_refused(given: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main(given)
+    assert caught.value.code == 2
