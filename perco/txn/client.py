@@ -443,7 +443,9 @@ class Client:
             start_ts, primary = read_token(token)
         except ValueError as error:
             raise UsageError(f"{token!r} is not a transaction's token") from error
-        if not 0 < start_ts <= self.oracle.last or not self.catalogue.has(primary.table, primary.column):
+        # Another process of the store may have been given later timestamps than this one; none that is still to come.
+        drawn = 0 < start_ts <= self.oracle.last or 0 < start_ts < await self.oracle.draw()
+        if not drawn or not self.catalogue.has(primary.table, primary.column):
             raise UsageError(f"{token!r} is the token of a transaction on another store")
         return await self.driver.outcome(start_ts, primary)
 
