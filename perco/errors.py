@@ -162,18 +162,15 @@ class SnapshotTooOld(PercoError):
     ) -> None:
         self.asked, self.oldest, self.table = asked, oldest, table
         where = f" of table {table!r}" if table else ""
-        if newer:
-            remedy = "The store is newer than that."
-        elif why:
-            remedy = why
-        else:
-            remedy = (
-                "Ask for a newer one. To read the past for longer declare keep=perco.Keep(seconds=...), or hold it "
-                "with a pin (db.pin)."
-            )
-        super().__init__(
-            f"no snapshot{where} at {_moment(asked)}: the oldest that can be read is {_moment(oldest)}. {remedy}"
+        remedy = why or (
+            "Ask for a newer one. To read the past for longer declare keep=perco.Keep(seconds=...), or hold it "
+            "with a pin (db.pin)."
         )
+        said = f"the oldest that can be read is {_moment(oldest)}. {remedy}"
+        if newer:
+            first = oldest if isinstance(oldest, str) else f"first noted at {_moment(oldest)}"
+            said = f"the store is newer than that (its clock was {first})"
+        super().__init__(f"no snapshot{where} at {_moment(asked)}: {said}")
 
 
 def _moment(when: float | str) -> str:

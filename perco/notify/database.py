@@ -18,7 +18,7 @@ from typing import Any
 
 import trio
 
-from perco.errors import Corruption, NotIdle, ReadOnly, SchemaMismatch, StoreError, UsageError
+from perco.errors import Corruption, NotIdle, ReadOnly, SchemaMismatch, StoreError, UsageError, must_be_number
 from perco.notify.scanner import Scanner, ScannerCounters
 from perco.notify.worker import ObserverCounters, Worker, WorkerOptions
 from perco.storage import APPLIED, LOCK, NOTIFY, TS_MAX, WRITE, Mutation, ScanCell, ScanQuery, ScanRequest
@@ -183,6 +183,7 @@ class Database(Client):
         if timeout is None:
             yield
             return
+        must_be_number("timeout", timeout)
         with trio.move_on_after(timeout) as scope:
             yield
         if scope.cancelled_caught:

@@ -263,10 +263,11 @@ class Client:
         """
         retry = self.config.retry
         if attempts is not None:
-            if attempts < 1:
-                raise UsageError(f"attempts is {attempts}; at least one is needed")
+            if not isinstance(attempts, int) or attempts < 1:
+                raise UsageError(f"attempts is {attempts!r}; it is an int, and at least one is needed")
             retry = replace(retry, attempts=attempts)
         if timeout is not None:
+            must_be_number("timeout", timeout)
             retry = replace(retry, timeout_s=timeout)
         return Retrying(self, retry, self._is_serializable(isolation))
 
@@ -282,8 +283,7 @@ class Client:
             txn._reads = Reads(self.config.transaction.reads_max)
         return txn
 
-    @asynccontextmanager
-    async def transaction(self, *, isolation: Isolation | None = None) -> AsyncIterator[Transaction]:
+    def transaction(self, *, isolation: Isolation | None = None) -> TransactionBlock:
         """One try: commits at the end of the block; an exception discards it.
 
         Afterwards `txn.commit_ts` and `txn.outcome` tell what came of it.
@@ -291,13 +291,7 @@ class Client:
         Args:
             isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
-        txn = await self.begin(isolation=isolation)
-        try:
-            yield txn
-            if txn.outcome == "open":
-                await txn.commit()
-        finally:
-            txn.discard()
+        return TransactionBlock(self, isolation)
 
     def snapshot(self, *, ts: int | None = None, at: datetime | None = None) -> SnapshotBlock:
         """The store as of now, of a timestamp `ts`, or of a wall time `at` (an aware datetime).
@@ -556,6 +550,31 @@ class Retrying:
     def attempts(self) -> Attempts:
         """As `Client.attempts`."""
         return Attempts(self._client, self._retry, self._serializable)
+
+
+class TransactionBlock(AsyncOnly):
+    """`async with db.transaction() as txn:`: one try, committed at the end of the block."""
+
+    _write = "async with db.transaction() as txn:"
+
+    def __init__(self, client: Client, isolation: Isolation | None) -> None:
+        self._client, self._isolation = client, isolation
+        self._txn: Transaction | None = None
+
+    async def __aenter__(self) -> Transaction:
+        if self._txn is not None:
+            raise UsageError("a transaction's block is entered once; call db.transaction() again")
+        txn = self._txn = await self._client.begin(isolation=self._isolation)
+        return txn
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        txn = self._txn
+        assert txn is not None
+        try:
+            if error is None and txn.outcome == "open":
+                await txn.commit()
+        finally:
+            txn.discard()
 
 
 class SnapshotBlock(AsyncOnly):

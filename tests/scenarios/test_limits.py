@@ -373,6 +373,11 @@ async def test_a_codec_that_gives_no_bytes_is_told_at_set(part: str) -> None:
         (lambda db, snap: docs.columns["m"], "no column of table 'docs' named 'm'; there are: 'text', 'n', 'raw'"),
         (lambda db, snap: db.snapshot().__await__(), "async with db.snapshot() as snap:"),
         (lambda db, snap: db.snapshot().__enter__(), "async with db.snapshot() as snap:"),
+        (lambda db, snap: db.transaction().__await__(), "async with db.transaction() as txn:"),
+        (lambda db, snap: db.transaction().__enter__(), "async with db.transaction() as txn:"),
+        (lambda db, snap: db.options(attempts="3"), "attempts is '3'; it is an int"),
+        (lambda db, snap: db.options(timeout=timedelta(seconds=3)), "total_seconds"),
+        (lambda db, snap: db.wait_idle(timeout="3"), "timeout is a number of seconds, not '3'"),
         (lambda db, snap: iter(snap.scan(docs)), "async for row in snap.scan(...):"),
         (lambda db, snap: snap.scan(docs).__await__(), ".all()"),
     ],
@@ -395,6 +400,17 @@ async def test_a_row_is_asked_by_column_and_says_so() -> None:
         with pytest.raises(perco.UsageError, match="number of seconds"):
             async with db.pin("p", lease_s=1) as pin:
                 await pin.renew("3h")  # type: ignore[arg-type]
+
+
+async def test_a_transactions_block_is_entered_once() -> None:
+    async with perco.open("memory:", SCHEMA) as db:
+        block = db.transaction()
+        async with block as txn:
+            txn.set(n, "k", 1)
+        with pytest.raises(perco.UsageError, match="entered once"):
+            await block.__aenter__()
+        assert txn.outcome == "committed"
+        assert not db.oracle.holds.open
 
 
 async def test_a_snapshots_block_is_entered_once() -> None:
