@@ -498,8 +498,10 @@ class open:
         assert self._schema is not None
         db = self._db = Database(local, self._schema, options)
         await db.oracle.start()
-        await db.note_now()  # O3: all that was ever committed, for who read beside nobody and now reads beside us
         await db.declare()
+        # O3: all that was ever committed, for those who read beside nobody and now read beside us. Not before every
+        # tablet is open: LMDB shows readers the last batch of a writer that died when the next one has begun.
+        await db.note_now()
         db.background.start(db.sweeper.run, "sweeper")
         db.background.start(db.note_time, "clock")
         if options.vacuum.on:

@@ -4,7 +4,7 @@ A reader beside the owner can neither draw timestamps nor settle locks. It reads
 most a second old while the owner writes), or, when there is no owner, at the oracle's durable bound: then nothing can
 commit any more.
 
-O3  It never goes back: an owner that has just come may not have noted yet what was read beside nobody.
+O3  It does not go back when an owner has come: that one notes the clock before anybody else can use the store.
 G5  The owner does not know of it, so every read asks what the owner has published as its table's cut.
 T9  It meets locks as everybody does. Decided: it answers from the lock (S4). Undecided and the owner alive: it waits.
     Undecided and no owner: the transaction is dead and can never commit, so it is passed by.
@@ -45,8 +45,9 @@ class BesideOracle(Oracle):
         bound = await durable_bound(self._store)
         if self._local.owner_alive:
             note = await newest_note(self._store)
-            bound = note[0] if note else 0
-        self._newest = max(self._newest, bound)
+            self._newest = note[0] if note else 0
+        else:
+            self._newest = bound
         return self._newest
 
     async def cut(self, table: str) -> int:
