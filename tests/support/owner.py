@@ -14,6 +14,7 @@ from pathlib import Path
 import trio
 
 import perco
+from perco.txn.driver import make_token
 from tests.support import bank
 
 warnings.simplefilter("ignore")
@@ -67,7 +68,7 @@ async def stop(folder: Path, at: str, *, killed: bool) -> None:
         if armed and name == at:
             [commit] = db.driver.inflight.values()
             header = commit.header
-            say(f"{header.start_ts}/{header.primary.column}/{header.primary.table}/{header.primary.row.hex()}")
+            say(make_token(header.start_ts, header.primary))
             if killed:
                 os.kill(os.getpid(), signal.SIGKILL)
             wait()
