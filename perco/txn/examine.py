@@ -158,7 +158,7 @@ def _of_lock(
     if is_ack and lock.primary != cell:
         return "N2", f"the ack's lock of transaction {start_ts} is not its transaction's primary", None
     if any(ts > start_ts for ts in lock.covers):
-        what = f"the ack's lock of transaction {start_ts} covers notifications that its run cannot have seen"
+        what = f"the ack's lock of transaction {start_ts} covers notify cells that its run cannot have seen"
         return "N2", what, None
     unknown = [number for number in lock.observers if book.strange(image.table, ack_of(column, number))]
     if unknown:
