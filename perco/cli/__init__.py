@@ -20,8 +20,8 @@ _WEB = ("w3lib", "warcio")
 
 _HELP = """Look into a perco store, write single cells; a search index over web pages.
 
-A store is a folder. status, scan, get, check, wait and pins only read, and work beside the process that has the store
-open.
+A store is a folder. status, scan, get, wait, check and pins only read, and work beside the process that has the store
+open. What writes needs the store for itself: set, delete, vacuum, check --repair, check --accept, pins --drop.
 
 \b
 Keys and values are written as their column wants them:
@@ -84,18 +84,23 @@ def _main(
 
 
 @app.command()
-def status(store: Store, json: Json = False) -> None:
+def status(
+    store: Store,
+    groups: Annotated[bool, typer.Option("--groups", help="How many cells of each group a tablet holds, too.")] = False,
+    json: Json = False,
+) -> None:
     """Who has a store open, what is in it, and what waits.
 
-    Shows the owning process, tables with their columns and tablets, how many cells each group holds, locks, and the
-    changes that wait for each observer.
+    Shows the owning process, tables with their columns and tablets, how far back each can be read and who holds that
+    back (as of the last vacuum's look: while a process has the store open, at most 30 s ago), locks, and the changes
+    that wait for each observer. --json tells all.
 
     \b
     Examples:
       perco status web/
       perco status web/ --json | jq .waiting
     """
-    perform(statuses.status, store, json=json)
+    perform(statuses.status, store, json=json, groups=groups)
 
 
 @app.command()
@@ -114,7 +119,8 @@ def scan(
 ) -> None:
     """Rows of a table in key order, all as of one moment.
 
-    Long values are cut; --json prints them whole, one line of JSON for each row.
+    Long values are cut; --json prints them whole, one line of JSON for each row. In a pipe a row is a line, with tabs
+    between its cells.
 
     \b
     Examples:
@@ -132,7 +138,7 @@ def get(
     store: Store,
     table: TableName,
     key: Key,
-    column: Annotated[str | None, typer.Argument(metavar="[COLUMN]", help="One column; all by default.")] = None,
+    column: Annotated[str | None, typer.Argument(metavar="COLUMN", help="One column; all by default.")] = None,
     versions: Annotated[bool, typer.Option("--versions", help="Every version, newest first.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="The stored bytes of one column, and nothing else.")] = False,
     at: At = None,
@@ -185,7 +191,7 @@ def delete(
     table: TableName,
     key: Key,
     columns: Annotated[
-        list[str] | None, typer.Argument(metavar="[COLUMN]...", help="These columns; all by default.")
+        list[str] | None, typer.Argument(metavar="COLUMN", help="These columns; all by default.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -271,10 +277,9 @@ def check(
 def vacuum(store: Store, json: Json = False) -> None:
     """Remove old versions that nobody can read any more.
 
-    A process that has the store open does so by itself, now and then; no other process may have it open. What is kept
-    is declared with the tables, a day unless they say otherwise: perco.Table("docs", keep=perco.Keep(seconds=3600)).
-    Open transactions and pins keep what they may read. The space is used again by later writes; the file does not
-    shrink.
+    For a store that no process has open: a program does this by itself while it has one open. What is kept is declared
+    with the tables, a day unless they say otherwise: perco.Table("docs", keep=perco.Keep(seconds=3600)). Open
+    transactions and pins keep what they may read. The space is used again by later writes; the file does not shrink.
 
     \b
     Examples:

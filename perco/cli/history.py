@@ -15,9 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 import perco
 from perco.cli.screen import FINE, FOUND, ago, complain, counted, show_json, show_table
-from perco.storage import DATA, TS_MAX, WRITE
+from perco.storage import DATA, WRITE
 from perco.txn.catalogue import SYSTEM_TABLE, schema_of
-from perco.txn.oracle import note_below, published
+from perco.txn.oracle import newest_note, note_below, published
 from perco.txn.vacuum import VACUUM_ROW
 
 _REMOVED = {  # one of it, and several
@@ -30,7 +30,7 @@ _REMOVED = {  # one of it, and several
     "system": ("old version of the store's own rows", "old versions of the store's own rows"),
 }
 _KINDS = {
-    "transaction": "an open transaction",
+    "transaction": "an open transaction or snapshot",
     "snapshot": "an open snapshot of the past",
     "pin": "pin",
     "retention": "what is kept (perco.Keep)",
@@ -47,8 +47,8 @@ async def vacuum(store: str, *, json: bool) -> int:
         with _progress(db) as tell:
             result = await db.vacuum(progress=tell)
         after = sum(tablet.entries(WRITE) for tablet in db.local.store.tablets())
-        age_s = await _age_s(db, result.watermark, time.time())
-        holder = {**result.holder._asdict(), "age_s": await _age_s(db, result.holder.ts, time.time())}
+        age_s = await age_of(db, result.watermark, time.time())
+        holder = {**result.holder._asdict(), "age_s": await age_of(db, result.holder.ts, time.time())}
     if json:
         found = asdict(result) | {"holder": holder, "records": {"before": before, "after": after}}
         show_json({key: value for key, value in found.items() if key != "table"})
@@ -118,7 +118,7 @@ async def pins(store: str, drop: str | None, *, json: bool) -> int:
 
 def show_pins(pins: list[dict[str, Any]]) -> None:
     lines = [(p["name"], p["ts"], ago(p["age_s"]), _left(p["lease_left_s"]), p["owner"]) for p in pins]
-    show_table(("pin", "timestamp", "made", "lease", "owner"), lines, numbers=["timestamp"])
+    show_table(("pin", "timestamp", "made", "lease", "owner"), lines, numbers=["timestamp"], whole=["made", "lease"])
 
 
 def _left(seconds: float) -> str:
@@ -152,24 +152,33 @@ async def history_of(db: perco.Database, *, now: float) -> dict[str, Any]:
             "ts": ts,
             "name": name,
             "owner": next((pin["owner"] for pin in pins if pin["name"] == name), None),
-            "age_s": await _age_s(db, ts, now),
-            "oldest_open": {"ts": oldest_open, "age_s": await _age_s(db, oldest_open, now)} if oldest_open else None,
+            "age_s": await age_of(db, ts, now),
+            "oldest_open": {"ts": oldest_open, "age_s": await age_of(db, oldest_open, now)} if oldest_open else None,
             "since_s": round(max(now - wall_ms / 1000, 0.0), 3),
         }
-    age_s = await _age_s(db, watermark, now)
+    age_s = await age_of(db, watermark, now)
     return {"watermark": {"ts": watermark, "age_s": age_s, "cuts": cuts, "holder": holder}, "pins": pins}
 
 
-async def _age_s(db: perco.Database, ts: int, now: float) -> float | None:
-    """How long ago a timestamp was given out, to about a second; None: nothing was noted then."""
-    if not 0 < ts < TS_MAX:
+async def age_of(db: perco.Database, ts: int, now: float) -> float | None:
+    """How long ago a timestamp was given out, to about a second: the first note at or above it was made just after.
+    None: there is none."""
+    note = await newest_note(db.driver.store)
+    if not ts or note is None or note[0] < ts:
         return None
-    note = await note_below(db.driver.store, ts)
-    return None if note is None else round(max(now - note[1], 0.0), 3)
+    low = ts
+    while low < note[0]:
+        middle = (low + note[0] - 1) // 2
+        below = await note_below(db.driver.store, middle)
+        if below is not None and below[0] >= ts:
+            note = below
+        else:
+            low = middle + 1
+    return round(max(now - note[1], 0.0), 3)
 
 
-def watermark_line(found: dict[str, Any]) -> str:
-    """The watermark and who holds it back, for people."""
+def watermark_line(found: dict[str, Any], *, alive: bool = True) -> str:
+    """The watermark and who holds it back, for people; `alive`: whether there is an owner to look at that."""
     if not found["ts"]:
         return "its beginning"
     age = "" if found["age_s"] is None else f", {ago(found['age_s'])}"
@@ -181,8 +190,11 @@ def watermark_line(found: dict[str, Any]) -> str:
     if holder["kind"] == "pin":
         who += f" {holder['name']!r}" + (f" of {holder['owner']}" if holder.get("owner") else "")
     elif holder["kind"] != "retention":
-        who += f", timestamp {holder['ts']}" + ("" if holder["age_s"] is None else f", begun {ago(holder['age_s'])}")
-    return f"{text}; held back by {who}"
+        begun = alive and holder["age_s"] is not None
+        who += f", timestamp {holder['ts']}" + (f", begun {ago(holder['age_s'])}" if begun else "")
+    if alive:
+        return f"{text}; held back by {who}"
+    return f"{text}; was held back by {who} when last looked at, first seen {ago(holder['since_s'])}"
 
 
 def kept(keep: dict[str, Any]) -> str:

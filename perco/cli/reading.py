@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 import perco
-from perco.cli.screen import FINE, FOUND, complain, show_json, show_table
+from perco.cli.screen import FINE, FOUND, Columns, complain, show_json, show_table
 from perco.cli.values import parse_key, parse_moment, parse_prefix, shown
 from perco.errors import UsageError
 from perco.storage import WRITE
@@ -18,7 +18,8 @@ from perco.txn.codecs import decoded
 from perco.txn.records import DELETE, PUT_DATA, unpack_record
 
 _CELL_WIDTH = 60
-_BLOCK_ROWS = 100  # rows of a scan that are aligned with each other
+_KEY_WIDTH = 2000  # keys are shorter: they are shown whole, in one line
+_BLOCK_ROWS = 100  # rows of a scan that decide about the widths of its columns
 _VERSIONS_PER_READ = 64
 
 
@@ -173,20 +174,34 @@ async def scan(store: str, table: str, chosen: Range, when: When, *, json: bool)
             limit=chosen.limit,
             reverse=chosen.reverse,
         )
-        block: list[list[str]] = []
-        async for row in rows:
-            if json:
+        if json:
+            async for row in rows:
                 show_json({"key": row.key, "values": row.values()})
-                continue
-            block.append([shown(row.key), *("" if c not in row else shown(row[c], _CELL_WIDTH) for c in columns)])
-            if len(block) == _BLOCK_ROWS:
-                _show_block(columns, block)
-                block = []
-        if block:
-            _show_block(columns, block)
+        elif sys.stdout.isatty():
+            await _scan_on_terminal(rows, columns)
+        else:
+            print("\t".join(("key", *(column.name for column in columns))))
+            async for row in rows:
+                print("\t".join(_line(row, columns)))
     return FINE
 
 
-def _show_block(columns: Sequence[perco.Column[Any, Any]], block: list[list[str]]) -> None:
+def _line(row: perco.Row[Any], columns: Sequence[perco.Column[Any, Any]]) -> list[str]:
+    return [shown(row.key, _KEY_WIDTH), *("" if c not in row else shown(row[c], _CELL_WIDTH) for c in columns)]
+
+
+async def _scan_on_terminal(rows: AsyncIterator[perco.Row[Any]], columns: Sequence[perco.Column[Any, Any]]) -> None:
     numbers = [column.name for column in columns if column.codec.name in ("int64", "float64")]
-    show_table(("key", *(column.name for column in columns)), block, numbers=numbers)
+    table = Columns(("key", *(column.name for column in columns)), numbers=numbers)
+    block: list[list[str]] = []
+    none = True
+    async for row in rows:
+        none = False
+        block.append(_line(row, columns))
+        if len(block) == _BLOCK_ROWS:
+            table.show(block)
+            block = []
+    if block:
+        table.show(block)
+    if none:
+        print("no rows")

@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn, ParamSpec
 
 import trio
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -32,6 +33,9 @@ FINE: Final = 0
 FOUND: Final = 1
 FAILED: Final = 2
 INTERRUPTED: Final = 130
+
+_GAP: Final = 2  # between columns
+_FOLDED: Final = 8  # text is not folded into less
 
 GOES_ON: Final = "interrupted; what was committed is kept, and the same command goes on from there"
 
@@ -129,21 +133,75 @@ def show_json(document: Any) -> None:
     print(json.dumps(plain(document), ensure_ascii=False, separators=(", ", ": ")))
 
 
-def show_table(head: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
-    """Rows under heads; `numbers`: the heads of columns that are aligned to the right."""
+def show_table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    numbers: Sequence[str] = (),
+    whole: Sequence[str] = (),
+    spare: Sequence[str] = (),
+) -> None:
+    """Rows under heads. The names of columns: `numbers` are aligned to the right; these and what is `whole` are never
+    broken on a terminal; where that is too narrow, what is `spare` is left out, the first first."""
     lines = [[str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in head:
-            table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
-        for line in lines:
-            table.add_row(*line)
-        Console(markup=False, highlight=False, emoji=False).print(table)
+        Columns(head, numbers=numbers, whole=whole, spare=spare).show(lines)
         return
     widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
     for line in [list(head), *lines]:
         cells = zip(line, widths, head, strict=True)
         print("  ".join(c.rjust(w) if name in numbers else c.ljust(w) for c, w, name in cells).rstrip())
+
+
+class Columns:
+    """A table on a terminal that may go on: heads once, then rows as they come, in columns that fit the first ones.
+
+    Text that is too wide is folded; heads and `whole` cells are not.
+    """
+
+    def __init__(
+        self,
+        head: Sequence[str],
+        *,
+        numbers: Sequence[str] = (),
+        whole: Sequence[str] = (),
+        spare: Sequence[str] = (),
+    ) -> None:
+        self._head, self._numbers, self._whole, self._spare = list(head), numbers, {*numbers, *whole}, list(spare)
+        self._console = Console(markup=False, highlight=False, emoji=False)
+        self._shown: list[tuple[int, int]] = []  # which columns, and how wide
+
+    def show(self, lines: Sequence[Sequence[str]]) -> None:
+        """More rows; the first call decides about the columns."""
+        first = not self._shown
+        if first:
+            self._shown = self._fitting([max(map(cell_len, c)) for c in zip(self._head, *lines, strict=True)])
+        table = Table(box=None, pad_edge=False, header_style="bold", show_header=first)
+        for at, width in self._shown:
+            name = self._head[at]
+            table.add_column(name, justify="right" if name in self._numbers else "left", overflow="fold", width=width)
+        for line in lines:
+            table.add_row(*(line[at] for at, _ in self._shown))
+        least = sum(width + _GAP for _, width in self._shown)
+        self._console.print(table, width=max(self._console.width, least), crop=False)
+
+    def _fitting(self, wanted: list[int]) -> list[tuple[int, int]]:
+        head, room = self._head, self._console.width
+        least = [
+            want if name in self._whole else min(want, max(cell_len(name), _FOLDED))
+            for name, want in zip(head, wanted, strict=True)
+        ]
+        chosen = list(range(len(head)))
+        for name in self._spare:
+            if sum(least[at] + _GAP for at in chosen) > room:
+                chosen = [at for at in chosen if head[at] != name]
+        widths = {at: wanted[at] for at in chosen}
+        while sum(widths.values()) + _GAP * len(widths) > room:
+            wide = [at for at in chosen if widths[at] > least[at]]
+            if not wide:
+                break
+            widths[max(wide, key=widths.__getitem__)] -= 1
+        return list(widths.items())
 
 
 def show_fields(fields: Sequence[tuple[str, str]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,11 @@ from typing import Any
 import msgpack
 
 import perco
-from perco.cli.history import history_of, kept, show_pins, watermark_line
+from perco.cli.history import age_of, history_of, kept, show_pins, watermark_line
 from perco.cli.looks import Look, look, observed_by, some
 from perco.cli.screen import FINE, ago, show_fields, show_json, show_table, size
 from perco.cli.values import shown
-from perco.storage import DATA, LOCK, PROTOCOL_GROUPS, SHARED, owner
+from perco.storage import DATA, LOCK, NOTIFY, PROTOCOL_GROUPS, SHARED, WRITE, owner
 from perco.storage.folder import FORMAT, unsynced
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.heartbeat import LEASE_ROW
@@ -27,13 +28,16 @@ _DURABILITY = {
 }
 
 
-async def status(store: str, *, json: bool) -> int:
+_GROUPS = "cells by group (write: commits; lock, shared: locks; notify: waiting changes; data: long values)"
+
+
+async def status(store: str, *, json: bool, groups: bool) -> int:
     async with perco.open(store, readonly=True) as db:
         found = await gather(db)
     if json:
         show_json(found)
     else:
-        _render(found)
+        _render(found, groups=groups)
     return FINE
 
 
@@ -61,7 +65,11 @@ async def gather(db: perco.Database) -> dict[str, Any]:
         },
         "watermark": history["watermark"],
         "pins": history["pins"],
-        "tables": [_table(db, name) for name in catalogue.tables if name in db.local.store.tables()],
+        "tables": [
+            await _table(db, name, history["watermark"]["cuts"].get(name, 0), now)
+            for name in catalogue.tables
+            if name in db.local.store.tables()
+        ],
         "observers": _observers(db, waiting),
         "waiting": waiting.changes,
         "damaged": waiting.damaged,
@@ -82,7 +90,7 @@ async def _owner(db: perco.Database, path: Path, *, alive: bool, now: float) -> 
     return {"alive": alive, "pid": pid, "command": command, "heartbeat_age_s": age_s}
 
 
-def _table(db: perco.Database, name: str) -> dict[str, Any]:
+async def _table(db: perco.Database, name: str, cut: int, now: float) -> dict[str, Any]:
     entry, key = db.catalogue.tables[name], db.schema.tables[name].key if name in db.schema.tables else perco.BYTES
     groups = [*PROTOCOL_GROUPS, *db.catalogue.groups(name)]
     tablets = [
@@ -105,7 +113,9 @@ def _table(db: perco.Database, name: str) -> dict[str, Any]:
     ]
     keep = db.catalogue.keep_of(name)
     kept = {"seconds": keep.seconds, "versions": keep.versions}
-    return {"name": name, "key": entry.key, "keep": kept, "columns": columns, "tablets": tablets}
+    since = {"ts": cut, "age_s": await age_of(db, cut, now)}
+    told = {"name": name, "key": entry.key, "keep": kept, "readable_since": since}
+    return {**told, "columns": columns, "tablets": tablets}
 
 
 def _observers(db: perco.Database, waiting: Look) -> list[dict[str, Any]]:
@@ -124,7 +134,7 @@ def _observers(db: perco.Database, waiting: Look) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------ for people
 
 
-def _render(found: dict[str, Any]) -> None:
+def _render(found: dict[str, Any], *, groups: bool) -> None:
     clock = found["clock"]
     noted = f"timestamp {clock['ts']}, noted {ago(clock['age_s'])} ({clock['wall']})" if clock["ts"] else "never noted"
     show_fields(
@@ -135,7 +145,7 @@ def _render(found: dict[str, Any]) -> None:
             ("catalogue", f"version {found['catalogue']}"),
             ("clock", noted),
             ("locks", str(found["locks"])),
-            ("history", "readable from " + watermark_line(found["watermark"])),
+            ("history", "readable from " + watermark_line(found["watermark"], alive=found["owner"]["alive"])),
             ("waiting", f"{found['waiting']} change{'' if found['waiting'] == 1 else 's'} for observers"),
             *([("damaged", f"{some(found['damaged'])}: run perco check")] if found["damaged"] else []),
         ]
@@ -143,6 +153,9 @@ def _render(found: dict[str, Any]) -> None:
     if found["tables"]:
         print()
         _render_tables(found["tables"])
+        if groups:
+            print()
+            _render_groups(found["tables"])
     if found["pins"]:
         print()
         show_pins(found["pins"])
@@ -176,19 +189,46 @@ def _render_tables(tables: list[dict[str, Any]]) -> None:
     ]
     show_table(("column", "codec", "group", "observers"), lines)
     print()
-    groups = list(
-        dict.fromkeys(group for table in tables for tablet in table["tablets"] for group in tablet["entries"])
-    )
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (
             table["name"],
             table["key"],
             kept(table["keep"]),
+            _since(table["readable_since"]),
+            number,
             "" if tablet["start"] is None else shown(tablet["start"], 24),
+            tablet["entries"][WRITE],
             size(tablet["bytes"]),
-            *(tablet["entries"].get(group, "") for group in groups),
+            tablet["entries"][LOCK] + tablet["entries"][SHARED],
+            tablet["entries"][NOTIFY],
         )
         for table in tables
-        for tablet in table["tablets"]
+        for number, tablet in enumerate(table["tablets"])
     ]
-    show_table(("table", "key", "history", "from", "size", *groups), rows, numbers=["size", *groups])
+    head = ("table", "key", "keeps", "readable since", "tablet", "from", "records", "size", "locks", "waiting")
+    numbers = ("tablet", "records", "size", "locks", "waiting")
+    _show_told(
+        head, rows, keep=("records",), numbers=numbers, whole=("readable since",), spare=("key", "from", "keeps")
+    )
+
+
+def _render_groups(tables: list[dict[str, Any]]) -> None:
+    print(_GROUPS)
+    tablets = [(table["name"], number, t) for table in tables for number, t in enumerate(table["tablets"])]
+    groups = list(dict.fromkeys(group for _, _, tablet in tablets for group in tablet["entries"]))
+    rows = [(name, number, *(tablet["entries"].get(group, 0) for group in groups)) for name, number, tablet in tablets]
+    _show_told(("table", "tablet", *groups), rows, keep=(), numbers=("tablet", *groups))
+
+
+def _show_told(
+    head: Sequence[str], rows: Sequence[Sequence[object]], *, keep: Sequence[str], **kwargs: Sequence[str]
+) -> None:
+    """Without the columns that tell nothing, for all in them is 0 or empty."""
+    told = [at for at, name in enumerate(head) if name in keep or any(row[at] for row in rows)]
+    show_table([head[at] for at in told], [[row[at] for at in told] for row in rows], **kwargs)
+
+
+def _since(cut: dict[str, Any]) -> str:
+    if not cut["ts"]:
+        return "its beginning"
+    return f"timestamp {cut['ts']}" if cut["age_s"] is None else ago(cut["age_s"])

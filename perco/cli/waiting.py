@@ -14,6 +14,8 @@ import trio
 import perco
 from perco.cli.looks import Look, look, some
 from perco.cli.screen import FINE, FOUND, complain, show_json
+from perco.errors import UsageError
+from perco.txn.oracle import durable_bound
 
 _POLL_S: Final = 0.1
 _LOCKED: Final = "locked by transactions that are under way"
@@ -23,6 +25,8 @@ async def wait(store: str, timeout: float | None, until_ts: int | None, *, json:
     """Until nothing waits, nobody could ever run it, or the time is up."""
     seconds = float("inf") if timeout is None else timeout
     async with perco.open(store, readonly=True) as db:
+        if until_ts is not None and until_ts > (bound := await durable_bound(db.driver.store)):
+            raise UsageError(f"nothing was committed up to {until_ts}: no timestamp above {bound} was given out so far")
         began = trio.current_time()
         reason, last = "within the time allowed", None
         with trio.move_on_after(seconds):

@@ -33,8 +33,8 @@ web = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-NewStore = Annotated[Path, typer.Argument(metavar="STORE", help="The store's folder; made if there is none.")]
-Store = Annotated[Path, typer.Argument(metavar="STORE", help="The store's folder; perco web load makes one.")]
+NewStore = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder; made if there is none.")]
+Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder; perco web load makes one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 Mine = Annotated[
     list[str] | None, typer.Option("--mine", metavar="PACKAGE", help="Documentation of a package; may be repeated.")
@@ -91,7 +91,7 @@ def load(
     sources += ["--html", str(html.absolute())] if html else []
     sources += [option for file in warc or () for option in ("--warc", str(file.absolute()))]
     sources += ["--limit", str(limit)] if limit is not None else []
-    perform_or(GOES_ON, _load, store, sources, json=json)
+    perform_or(GOES_ON, _load, Path(store), sources, json=json)
 
 
 @web.command()
@@ -104,7 +104,7 @@ def recrawl(store: Store, json: Json = False) -> None:
     Example:
       perco web recrawl docs/
     """
-    perform_or(GOES_ON, _load, store, None, json=json)
+    perform_or(GOES_ON, _load, Path(store), None, json=json)
 
 
 @web.command()
@@ -117,13 +117,13 @@ def run(store: Store, json: Json = False) -> None:
     Example:
       perco web run docs/
     """
-    perform(_run, store, json=json)
+    perform(_run, Path(store), json=json)
 
 
 @web.command()
 def search(
     store: Store,
-    words: Annotated[list[str], typer.Argument(metavar="WORDS...", help="What to look for; all of them must occur.")],
+    words: Annotated[list[str], typer.Argument(metavar="WORD", help="What to look for; all of them must occur.")],
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, metavar="N", help="At most so many hits.")] = 10,
     at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="As of then: 90s, 5m, 2h (ago), or 2026-03-01T12:00.")
@@ -139,7 +139,7 @@ def search(
       perco web search docs/ asyncio future
       perco web search docs/ asyncio future --at 1m
     """
-    perform(_search, store, " ".join(words), limit, at, json=json)
+    perform(_search, Path(store), " ".join(words), limit, at, json=json)
 
 
 @web.command()
@@ -150,7 +150,7 @@ def stats(store: Store, json: Json = False) -> None:
     Example:
       perco web stats docs/ --json
     """
-    perform(_stats, store, json=json)
+    perform(_stats, Path(store), json=json)
 
 
 # ---------------------------------------------------------------- what they do

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import perco
+from perco.cli.history import age_of
+from perco.txn.oracle import newest_note
 from tests.acceptance.cli.stores import owned, run
 
 short = perco.Table("short", key=perco.TEXT, keep=perco.Keep(seconds=0))
@@ -111,8 +113,35 @@ async def test_status_names_the_oldest_open_transaction(tmp_path: Path) -> None:
         await db.oracle.note()
         async with db.transaction() as txn:
             await db.vacuum()
+            await db.oracle.draw()
+            await db.oracle.note()
             done = await run("status", path)
-            assert f"held back by an open transaction, timestamp {txn.start_ts}, begun " in done.out
+            who = f"held back by an open transaction or snapshot, timestamp {txn.start_ts}"
+            assert f"; {who}, begun " in done.out
             found = json.loads((await run("status", path, "--json")).out)["watermark"]["holder"]
             assert found["oldest_open"]["ts"] == txn.start_ts
             assert 0 <= found["age_s"] < 600
+    done = await run("status", path)
+    assert f"; was {who} when last looked at, first seen " in done.out, "nobody has it open any more"
+
+
+async def test_the_age_of_a_holder_is_not_that_of_a_note_from_before_the_store_was_closed(tmp_path: Path) -> None:
+    path, wall = tmp_path / "s", 1_700_000_000.0
+    async with perco.open(path, SCHEMA, options=BY_HAND) as db:
+        for _ in range(3):
+            await db.oracle.draw()
+        async with db.snapshot() as snap:
+            before = snap.start_ts
+    async with perco.open(path, SCHEMA, options=BY_HAND) as db:
+        first = await newest_note(db.driver.store)
+        assert first is not None
+        for _ in range(5):
+            ts = await db.oracle.draw()
+        await db.oracle.note()
+        note = await newest_note(db.driver.store)
+        assert note is not None
+        assert before <= first[0] < ts <= note[0]
+        assert await age_of(db, ts, note[1] + 7) == 7.0, "the note just above, not the one below"
+        assert await age_of(db, first[0], first[1] + 7) == 7.0
+        assert await age_of(db, note[0] + 1, wall) is None, "no note is above it"
+        assert await age_of(db, 0, wall) is None

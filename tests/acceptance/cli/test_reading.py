@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import trio
 import perco
 from perco.cli import reading
 from perco.storage import APPLIED, Mutation, ReadRequest, RowCells
-from tests.acceptance.cli.stores import ROOT, command, make, owned, run, started
+from tests.acceptance.cli.stores import ROOT, command, make, owned, run, schema, started, title
 
 BOXES = set("│─┌┐└┘━┃╭╮╰╯")
 
@@ -159,13 +161,16 @@ async def test_keys_of_every_kind(store: Path) -> None:
 # ------------------------------------------------------------------ scan
 
 
-async def test_scan_prints_aligned_rows_in_key_order(store: Path) -> None:
+async def test_scan_in_a_pipe_is_a_line_for_each_row_with_tabs_between_its_cells(store: Path) -> None:
     done = await run("scan", store, "docs", "--columns", "rank,title")
-    head, *rows = done.out.splitlines()
-    assert head.split() == ["key", "rank", "title"]
-    assert [row.split()[0] for row in rows] == ["a", "x"]
-    assert len({row.index(word) for row, word in zip(rows, ("second", "long"), strict=True)}) == 1
-    assert "..." in rows[1]
+    head, *rows = (line.split("\t") for line in done.out.splitlines())
+    assert head == ["key", "rank", "title"]
+    assert rows[0] == ["a", "0.25", "second"]
+    assert rows[1][:2] == ["x", ""]
+    assert rows[1][2].endswith("... (500 characters)")
+    await run("set", store, "docs", "odd\tkey\n", "title", "a\tb")
+    odd = (await run("scan", store, "docs", "--columns", "title", "--prefix", "odd")).out
+    assert odd == "key\ttitle\nodd\\tkey\\n\ta\\tb\n"
 
 
 async def test_scan_as_json_is_a_line_for_each_row_with_whole_values(store: Path) -> None:
@@ -259,15 +264,57 @@ async def test_reading_beside_the_owner_sees_what_it_noted(store: Path) -> None:
 # ------------------------------------------------------------------ a terminal
 
 
-async def test_on_a_terminal_rows_are_whole_lines_too(store: Path) -> None:
-    master, slave = pty.openpty()
-    try:
-        await trio.run_process(command("scan", store, "docs", "--columns", "rank,title"), stdout=slave, cwd=ROOT)
-        os.set_blocking(master, False)
-        shown = os.read(master, 1 << 16).decode()
-    finally:
-        os.close(slave)
-        os.close(master)
-    assert "second" in shown
-    assert "\x1b[1m" in shown, "heads are bold"
-    assert not BOXES & set(shown)
+async def on_terminal(*args: object, columns: int = 80) -> list[str]:
+    """The lines that the command writes on a terminal, without what makes them bold."""
+    terminal, side = pty.openpty()
+    process = await trio.lowlevel.open_process(
+        command(*args), stdout=side, cwd=ROOT, env={**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
+    )
+    os.close(side)
+
+    def read() -> bytes:
+        shown = b""
+        with contextlib.suppress(OSError):  # the end: nobody has it open any more
+            while part := os.read(terminal, 1 << 16):
+                shown += part
+        return shown
+
+    shown = await trio.to_thread.run_sync(read)
+    os.close(terminal)
+    assert await process.wait() == 0
+    assert b"\x1b[1m" in shown or b"no rows" in shown, "heads are bold"
+    return [line.rstrip() for line in re.sub(r"\x1b\[\d+m", "", shown.decode()).replace("\r", "").splitlines()]
+
+
+async def test_on_a_terminal_rows_are_aligned_under_one_head(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    async with perco.open(path, schema) as db, db.transaction() as txn:
+        for number in range(250):
+            txn.set(title, f"{number:03}", "x" * (number // 10))
+    lines = await on_terminal("scan", path, "docs", "--columns", "title")
+    assert lines[0].split() == ["key", "title"]
+    assert [line.split()[0] for line in lines].count("key") == 1
+    assert len([line for line in lines if line[:3].isdigit()]) == 250
+    assert {line.index("x") for line in lines[11:] if "x" in line} == {5}
+    assert not BOXES & set("".join(lines))
+
+
+async def test_a_scan_of_nothing_says_so_on_a_terminal_only(store: Path) -> None:
+    assert await on_terminal("scan", store, "docs", "--prefix", "q") == ["no rows"]
+    assert (await run("scan", store, "docs", "--prefix", "q", "--columns", "title")).out == "key\ttitle\n"
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+async def test_status_breaks_no_head_and_no_number(store: Path, columns: int) -> None:
+    lines = await on_terminal("status", store, "--groups", columns=columns)
+    [head] = [line for line in lines if line.startswith("table ") and "readable since" in line]
+    assert head.split()[-3:] == ["tablet", "records", "size"] if columns == 60 else "from" in head
+    assert ("key" in head.split()) == (columns == 80)
+    rows = [line for line in lines[lines.index(head) + 1 :] if line.startswith("docs ")]
+    assert [row.split()[-3] for row in rows[:2]] == ["9", "4"]
+    assert all(row.endswith("KiB") for row in rows[:2])
+    assert "waiting" not in head, "none waits"
+    assert all(len(line) <= columns for line in lines[lines.index(head) :] if not line.startswith("cells by group"))
+    [groups] = [line.split() for line in lines if line.startswith("table ") and "write" in line]
+    assert groups == ["table", "tablet", "data", "write", "data:raw"]
+    assert "lock" not in groups, "none is there"

@@ -157,6 +157,12 @@ async def test_wait_until_a_timestamp_passes_by_what_came_later(store: Path) -> 
         assert (await run("wait", store, "--until-ts", ts)).code == 0
 
 
+async def test_wait_until_a_timestamp_that_was_never_given_out_is_refused(store: Path) -> None:
+    done = await run("wait", store, "--until-ts", 10**9)
+    assert (done.code, done.out) == (2, "")
+    assert "no timestamp above 100000 was given out so far" in done.err
+
+
 async def test_wait_until_a_timestamp_while_others_go_on_writing(store: Path) -> None:
     async with owned(store) as owner:
         await owner.tell("work")
