@@ -117,7 +117,7 @@ def _many(seeds: range, processes: int | None) -> int:
                 print(f"\r{n} of {len(seeds)}", end="", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - began
     print(
-        f"{len(seeds)} runs in {seconds:.0f} s ({3600 * len(seeds) / max(seconds, 1e-9):,.0f} an hour): "
+        f"{len(seeds)} runs in {seconds:.0f} s ({3600 * len(seeds) / max(seconds, 1e-9):.0f} an hour): "
         f"{total.committed} committed, {total.failed} failed, {total.unknown} unknown, {total.runs} observer runs, "
         f"{total.lives} lives, {total.terms} terms of coordinators, {total.jumps} jumps of the clock, {total.mistaken} "
         f"times the living taken for dead, {total.late} messages late, {total.removed} "
