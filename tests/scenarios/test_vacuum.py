@@ -17,6 +17,7 @@ from perco.storage import APPLIED, LOCK, NOTIFY, ROLLBACK, TS_MAX, WRITE, Mutati
 from perco.txn import mutations
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import check
+from perco.txn.driver import make_token
 from perco.txn.mutations import Header, Intent
 from perco.txn.oracle import published
 from perco.txn.records import PUT, Cellref
@@ -380,7 +381,7 @@ async def test_an_outcome_below_the_watermark_is_unknown_for_good(db: perco.Data
     with pytest.raises(perco.CommitUnknown, match="collected") as caught:
         await db.outcome(committed.token)
     assert caught.value.for_good
-    never = f"{committed.start_ts}/{1 << 16}/docs/{b'never'.hex()}"
+    never = make_token(committed.start_ts, Cellref("docs", b"never", 1 << 16))
     with pytest.raises(perco.CommitUnknown, match="collected"):
         await db.outcome(never)
 

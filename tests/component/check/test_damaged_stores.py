@@ -707,7 +707,7 @@ async def test_notes_of_the_clock_that_go_back() -> None:  # O3: which of the tw
 async def test_a_note_of_the_clock_that_is_no_time() -> None:  # O3
     async with opened() as store:
         mended = await store.cells()
-        await store.plant(b"clock", (DATA, 0, 1, b"noon"), table=SYSTEM_TABLE)
+        await store.plant(b"clock", (DATA, 0, await store.draw(), b"noon"), table=SYSTEM_TABLE)
         await system_finding(store, "O3", "not a wall time", mended=mended)
 
 
