@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import trio
 
 from perco.storage import LOCK, NOTIFY, ROLLBACK, WRITE, Mutation, NoReply
 from perco.txn import commit, driver, entered, mutations, transaction
@@ -69,6 +70,7 @@ def leaves_early(patch: pytest.MonkeyPatch) -> None:
     async def ask(self: driver.Driver, commit: commit.Commit) -> None:
         if commit.one_step:
             self.entered.leave(commit)
+            await trio.sleep(0.05)  # so that readers come in between
         await right(self, commit)
 
     def leave(self: entered.Entered, commit: commit.Commit) -> None:
