@@ -285,9 +285,11 @@ class UsageError(PercoError):
 
 
 def at_least_one(options: object, *names: str) -> None:
-    """Raises UsageError for an option that is below 1."""
+    """Raises UsageError for an option that is no int, or is below 1."""
     for name in names:
         value = getattr(options, name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UsageError(f"{type(options).__name__}: {name} is {value!r}; it must be an int of at least 1")
         if value < 1:
             raise UsageError(f"{type(options).__name__}: {name} is {value}; it must be at least 1")
 

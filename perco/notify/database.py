@@ -13,6 +13,7 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -50,19 +51,22 @@ class Database(Client):
 
     @asynccontextmanager
     async def worker(
-        self, *, concurrency: int = 64, scanners: int = 4, options: WorkerOptions | None = None
+        self, *, concurrency: int = 64, scanners: int | None = None, options: WorkerOptions | None = None
     ) -> AsyncIterator[WorkerHandle]:
         """Run the schema's observers while the block lasts.
 
         Args:
             concurrency: observer runs in flight.
-            scanners: tasks that look for work.
+            scanners: tasks that look for work; by default 4, or as many as there may be runs in flight.
             options: all of the above and more in one.
         """
         self.usable(writing=True)
         if self._worker is not None:
             raise UsageError("this store already has a worker; raise its concurrency instead of adding another")
-        chosen = options or WorkerOptions(concurrency=concurrency, scanners=scanners)
+        if options is None:
+            options = WorkerOptions(concurrency=concurrency)
+            options = replace(options, scanners=min(options.scanners, concurrency) if scanners is None else scanners)
+        chosen = options
         if not 1 <= chosen.scanners <= chosen.concurrency:
             raise UsageError("a worker has at least one scanner, and at least as many runs in flight as scanners")
         late = set(self.schema.observers) - set(self.catalogue.observers)

@@ -13,6 +13,7 @@ import random
 import struct
 import sys
 import time
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ import trio
 from perco.errors import (
     AsyncOnly,
     CommitUnknown,
+    PercoWarning,
     ReadConflict,
     ReadOnly,
     SchemaMismatch,
@@ -170,7 +172,8 @@ class Client:
 
             total = await db.run(transfer, source, target, amount)
 
-        Returns what the function returned in the attempt that committed.
+        Returns what the function returned in the attempt that committed. Who needs the commit timestamp, for `wait_for`
+        or `snapshot(ts=)`, lets the function end in `return await txn.commit()`.
         Raises: WriteConflict or ReadConflict after the last attempt; Unavailable past the timeout; CommitUnknown; and
         whatever the function raises, after discarding its writes.
         """
@@ -248,7 +251,11 @@ class Client:
             await trio.sleep(retry.delay_s(failed, self.random))
 
     def attempts(self) -> Attempts:
-        """The same without a function: `async for attempt in db.attempts(): async with attempt as txn: ...`."""
+        """The same without a function: `async for attempt in db.attempts(): async with attempt as txn: ...`.
+
+        The loop ends by itself once an attempt has committed. Leave it neither with `break` nor with `return`: a commit
+        that meets another one needs the next attempt.
+        """
         return Attempts(self, self.config.retry, self._serializable)
 
     def options(
@@ -603,9 +610,14 @@ class Attempts:
     async for attempt in db.attempts():
         async with attempt as txn:
             txn.set(...)
+
+    The loop ends by itself. Python does not tell an attempt whether `break` or `return` has ended its block, so who
+    leaves the loop with one of these goes on even if the commit met another one; PercoWarning then says that nothing
+    was written.
     """
 
     def __init__(self, client: Client, retry: RetryOptions, serializable: bool) -> None:
+        self._owed = False  # the last attempt met another transaction, and nobody has asked for the next one
         self._client, self._retry = client, retry
         self._isolation: Isolation = "serializable" if serializable else "snapshot"
         self._failed = 0
@@ -622,12 +634,21 @@ class Attempts:
             raise StopAsyncIteration
         if not self._used:
             raise UsageError("the attempt was not used: write `async with attempt as txn:` inside the loop")
-        self._used = False
+        self._used = self._owed = False
         if self._failed:
             await trio.sleep(self._retry.delay_s(self._failed, self._client.random))
         if self._deadline is not None and trio.current_time() > self._deadline:
             raise _late(self._retry, self._met, 0)
         return Attempt(self)
+
+    def __del__(self) -> None:
+        if self._owed:
+            warnings.warn(
+                "a loop over db.attempts() was left with `break` or `return` although its attempt met another "
+                "transaction: nothing was written. Let the loop end by itself, or use db.run",
+                PercoWarning,
+                stacklevel=2,
+            )
 
 
 class Attempt:
@@ -661,9 +682,10 @@ class Attempt:
             if txn.outcome == "committed":
                 raise
             met.attempts = attempts._failed
-            attempts._met = [met]
             if attempts._failed >= attempts._retry.attempts:
                 raise
+            attempts._met = [met.with_traceback(None)]  # its frames would keep the loop alive when it has been left
+            attempts._owed = True
             return True
         finally:
             txn.discard()

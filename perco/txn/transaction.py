@@ -19,7 +19,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import trio
 
@@ -51,13 +51,14 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 V = TypeVar("V")
+D = TypeVar("D")
 
 _ROWS_PER_READ = 256
 _WHERE = tuple[str, bytes, int]
 
 
 class Row(Generic[K]):
-    """Some columns of one row at one moment: `row[column]` is the value, or None."""
+    """Some columns of one row at one moment: `row[column]` is the value, or None; `row.get(column, 0)`, or 0."""
 
     __slots__ = ("_cells", "key")
 
@@ -76,6 +77,18 @@ class Row(Generic[K]):
                 ) from None
             raise UsageError(f"{column!r} was not asked for; name it in `columns`") from None
         return value
+
+    @overload
+    def get(self, column: Column[K, V]) -> V | None: ...
+    @overload
+    def get(self, column: Column[K, V], default: D) -> V | D: ...
+    def get(self, column: Column[K, Any], default: Any = None) -> Any:
+        """As `row[column]`, with `default` for what is absent.
+
+        Raises: UsageError for a column that was not asked for.
+        """
+        value = self[column]
+        return default if value is None else value
 
     def commit_ts(self, column: Column[K, Any]) -> int:
         """When the value was committed; 0 for a column that was never written, and for one's own writes."""

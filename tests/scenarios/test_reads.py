@@ -203,6 +203,9 @@ async def test_missing_rows_and_empty_inputs() -> None:
         assert await snap.get_many(a, ["x", "x"]) == {"x": None}
         row = await snap.row(docs, "nowhere")
         assert (row[a], row[b], row.values(), a in row, row.commit_ts(a)) == (None, None, {}, False, 0)
+        assert (row.get(a), row.get(a, "none")) == (None, "none")
+        with pytest.raises(perco.UsageError, match="not asked for"):
+            (await snap.row(docs, "nowhere", [a])).get(b, "")  # a default is for what is absent, not for a mistake
         assert await snap.scan(docs).all() == []
         assert await snap.scan(docs, limit=0).all() == []
         assert await snap.scan(docs, start="b", stop="a").all() == []
@@ -223,6 +226,7 @@ async def test_the_empty_key_and_the_empty_value_are_ordinary() -> None:
         async with db.snapshot() as snap:
             assert await snap.get(a, "") == ""
             assert a in await snap.row(docs, "")
+            assert (await snap.row(docs, "")).get(a, "none") == ""
             assert [row.key async for row in snap.scan(docs)] == [""]
 
 

@@ -258,6 +258,65 @@ async def test_an_attempt_that_is_not_used_is_told() -> None:
             attempt.set(n, "k", 1)
 
 
+@pytest.mark.parametrize("how", ["break in the block", "break after it", "return"])
+async def test_who_leaves_the_attempts_although_theirs_met_another_is_warned(how: str) -> None:
+    """Python does not tell the block how it was left, so nothing can be raised."""
+    async with perco.open("memory:", SCHEMA) as db:
+
+        async def leave(*, early: bool) -> None:
+            async for attempt in db.attempts():
+                async with attempt as txn:
+                    txn.set(n, "k", 1)
+                    if early:
+                        await overtake(db, 7)
+                    if how == "return":
+                        return
+                    if how == "break in the block":
+                        break
+                break
+
+        await leave(early=False)  # committed: no warning, which would be an error here
+        with pytest.warns(perco.PercoWarning, match="nothing was written"):
+            await leave(early=True)
+        async with db.snapshot() as snap:
+            assert await snap.get(n, "k") == 7
+
+
+async def test_who_leaves_the_attempts_with_an_error_is_not_warned(autojump_clock: trio.testing.MockClock) -> None:
+    async with perco.open("memory:", SCHEMA) as db:
+        with pytest.raises(KeyError):  # noqa: PT012
+            async for attempt in db.attempts():
+                async with attempt as txn:
+                    txn.set(n, "k", 1)
+                    raise KeyError
+        with trio.move_on_after(1) as scope:  # cancelled between two attempts
+            async for attempt in db.options(attempts=10_000).attempts():
+                async with attempt as txn:
+                    txn.set(n, "k", 1)
+                    await overtake(db, 7)
+        assert scope.cancelled_caught
+
+
+async def test_a_function_that_commits_by_itself_can_tell_when(autojump_clock: trio.testing.MockClock) -> None:  # T11
+    async with perco.open("memory:", SCHEMA) as db:
+        tried = 0
+
+        async def body(txn: perco.Transaction) -> int:
+            nonlocal tried
+            tried += 1
+            txn.set(n, "k", tried)
+            if tried < 3:
+                await overtake(db, -tried)
+            return await txn.commit()
+
+        ts = await db.run(body)
+        assert tried == 3
+        async with db.snapshot(ts=ts) as snap:
+            assert await snap.get(n, "k") == 3
+        async with db.snapshot(ts=ts - 1) as snap:
+            assert await snap.get(n, "k") == -2
+
+
 async def test_a_transaction_committed_by_hand_is_not_run_again() -> None:  # T11
     """The function commits, and what it does afterwards conflicts: it must not happen twice."""
     async with perco.open("memory:", SCHEMA) as db:

@@ -282,6 +282,16 @@ async def test_impossible_numbers_are_refused(web: Web, concurrency: int, scanne
             pass
 
 
+async def test_one_run_at_a_time_is_asked_for_without_a_word_about_scanners(web: Web) -> None:
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db:
+        async with db.worker(concurrency=1) as handle:
+            assert len(handle.scanners) == 1
+        for wrong in ["a", 1.5, True, []]:
+            with pytest.raises(perco.UsageError, match=r"concurrency is .* an int of at least 1"):
+                async with db.worker(concurrency=wrong):  # type: ignore[arg-type]
+                    pass
+
+
 async def test_a_closed_store_has_no_worker(web: Web) -> None:
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
         pass
