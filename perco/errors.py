@@ -8,6 +8,7 @@
     │   └── CatalogueChanged      an observer was registered meanwhile (N10)
     ├── CommitUnknown             it may have committed: ask `db.outcome(token)`, never simply run it again
     ├── SnapshotTooOld            the versions of that moment were collected, or never noted
+    │   └── OwnerChanged          another process has begun to write to the store since; take a new snapshot
     ├── StoreError                the store cannot do it now; nothing was done, data are safe
     │   ├── StoreFull             no space left
     │   ├── StoreLocked           another process owns the folder
@@ -171,6 +172,21 @@ class SnapshotTooOld(PercoError):
             first = oldest if isinstance(oldest, str) else f"first noted at {_moment(oldest)}"
             said = f"the store is newer than that (its clock was {first})"
         super().__init__(f"no snapshot{where} at {_moment(asked)}: {said}")
+
+
+class OwnerChanged(SnapshotTooOld):
+    """A read, beside the process that owns the store, through a snapshot of a former owner's term (T9).
+
+    Attributes: `asked`, the snapshot's timestamp; `oldest`, the same.
+    """
+
+    def __init__(self, asked: int) -> None:
+        self.asked, self.oldest, self.table = asked, asked, ""
+        Exception.__init__(
+            self,
+            f"the snapshot at timestamp {asked} has ended: another process has begun to write to the store since it "
+            "was taken, and may have finished what its predecessor left. Take a new one with db.snapshot().",
+        )
 
 
 def _moment(when: float | str) -> str:

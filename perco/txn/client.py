@@ -327,9 +327,10 @@ class Client:
             snap.wall = wall
             return snap
         if self.local.readonly:
+            term = self.local.term  # asked first: what is drawn is of this term, or ends at its first read
             newest = await self.oracle.draw()
             if ts is None:
-                return PastSnapshot(self, newest, 0)
+                return PastSnapshot(self, newest, 0, term)
         if ts is not None:
             if not 1 <= ts <= self.oracle.last:
                 raise UsageError(f"there is no snapshot at {ts}: timestamps so far are 1 to {self.oracle.last}")
@@ -341,7 +342,7 @@ class Client:
     def _held(self, ts: int) -> Snapshot:
         """A snapshot at a past timestamp, checked and held in one step (T15); beside the owner it is only checked."""
         if self.local.readonly:
-            return PastSnapshot(self, ts, 0)
+            return PastSnapshot(self, ts, 0, self.local.term)
         held = self.oracle.holds.hold(ts)
         if not held:
             raise SnapshotTooOld(ts, self.oracle.holds.oldest())
