@@ -300,14 +300,6 @@ class UsageError(PercoError):
     """The caller's mistake; the message says what to write instead."""
 
 
-def at_least_one(options: object, *names: str) -> None:
-    """Raises UsageError for an option that is below 1."""
-    for name in names:
-        value = getattr(options, name)
-        if value < 1:
-            raise UsageError(f"{type(options).__name__}: {name} is {value}; it must be at least 1")
-
-
 def must_be_number(what: str, value: object) -> None:
     """Raises UsageError for what is not a number, a timedelta among others: `what` are seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float):

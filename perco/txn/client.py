@@ -33,6 +33,7 @@ from perco.errors import (
     UsageError,
     must_be_number,
 )
+from perco.options import check_options
 from perco.storage import BatchOptions, LmdbOptions, TabletStatistics
 from perco.txn.background import Background
 from perco.txn.catalogue import Bound, Catalogue, load
@@ -68,6 +69,9 @@ class RetryOptions:
     backoff_s: float = 0.001
     backoff_max_s: float = 0.5
 
+    def __post_init__(self) -> None:
+        check_options(self)
+
     def delay_s(self, failed: int, rng: random.Random) -> float:
         """How long to wait after so many failed attempts."""
         return rng.uniform(0, min(self.backoff_s * 2.0 ** min(failed, 64), self.backoff_max_s))
@@ -90,6 +94,7 @@ class TransactionOptions:
     isolation: Isolation = "snapshot"
 
     def __post_init__(self) -> None:
+        check_options(self)
         is_serializable(self.isolation)
 
 
@@ -120,6 +125,7 @@ class Options:
     on_event: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
+        check_options(self, free=("seed",))
         if self.durability not in ("power", "process"):
             raise UsageError(f'durability is "power" or "process", not {self.durability!r}')
 
