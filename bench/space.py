@@ -54,7 +54,7 @@ async def write(txn: perco.Transaction, keys: list[int], payload: bytes) -> None
         txn.set(value, key, payload)
 
 
-async def overwrite(db: perco.Database, overwrites: int, seed: int) -> list[tuple[float, int]]:
+async def overwrite(db: perco.Database, overwrites: int, seed: int, run: Run) -> list[tuple[float, int]]:
     """Every key is as likely as any; returns (seconds, bytes used) over time."""
     rng = random.Random(seed)
     left = overwrites // PER_TRANSACTION
@@ -68,8 +68,13 @@ async def overwrite(db: perco.Database, overwrites: int, seed: int) -> list[tupl
             await db.run(write, rng.sample(range(CELLS), PER_TRANSACTION), rng.randbytes(VALUE_BYTES))
 
     async def watch() -> None:
+        told = 0
         while True:
-            over_time.append((time.perf_counter() - began, Space(db).used))
+            seconds = time.perf_counter() - began
+            over_time.append((seconds, Space(db).used))
+            if (tenths := 10 - 10 * left * PER_TRANSACTION // overwrites) > told:
+                told = tenths
+                run.say(f"{10 * tenths} % after {seconds:.0f} s, {over_time[-1][1] / (1 << 20):.0f} MiB used")
             await trio.sleep(1.0)
 
     async with trio.open_nursery() as nursery:
@@ -96,7 +101,7 @@ async def measure(folder: Path, overwrites: int, run: Run) -> tuple[dict[str, Sp
         await load(db, {key: rng.randbytes(VALUE_BYTES) for key in range(CELLS)})
         run.say(f"{CELLS:,} cells are there; {overwrites:,} overwrites begin")
         began = time.perf_counter()
-        over_time = await overwrite(db, overwrites, 2)
+        over_time = await overwrite(db, overwrites, 2, run)
         seconds = time.perf_counter() - began
         every = max(len(over_time) // SAMPLES, 1)
         run.say("MiB used over time: " + " ".join(f"{used / (1 << 20):.0f}" for _, used in over_time[::every]))

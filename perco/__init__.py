@@ -24,6 +24,7 @@ from perco.errors import (
     FormatUnknown as FormatUnknown,
     NeedsCheck as NeedsCheck,
     NotIdle as NotIdle,
+    OwnerChanged as OwnerChanged,
     PercoError as PercoError,
     PercoWarning as PercoWarning,
     ReadConflict as ReadConflict,

@@ -8,6 +8,7 @@
     │   └── CatalogueChanged      an observer was registered meanwhile (N10)
     ├── CommitUnknown             it may have committed: ask `db.outcome(token)`, never simply run it again
     ├── SnapshotTooOld            the versions of that moment were collected, or never noted
+    │   └── OwnerChanged          another process has begun to write to the store since; take a new snapshot
     ├── StoreError                the store cannot do it now; nothing was done, data are safe
     │   ├── StoreFull             no space left
     │   ├── StoreLocked           another process owns the folder
@@ -173,6 +174,21 @@ class SnapshotTooOld(PercoError):
         super().__init__(f"no snapshot{where} at {_moment(asked)}: {said}")
 
 
+class OwnerChanged(SnapshotTooOld):
+    """A read, beside the process that owns the store, through a snapshot of a former owner's term (T9).
+
+    Attributes: `asked`, the snapshot's timestamp; `oldest`, the same.
+    """
+
+    def __init__(self, asked: int) -> None:
+        self.asked, self.oldest, self.table = asked, asked, ""
+        Exception.__init__(
+            self,
+            f"the snapshot at timestamp {asked} has ended: another process has begun to write to the store since it "
+            "was taken, and may have finished what its predecessor left. Take a new one with db.snapshot().",
+        )
+
+
 def _moment(when: float | str) -> str:
     if isinstance(when, int):
         return f"timestamp {when}"
@@ -282,16 +298,6 @@ class NotIdle(Unavailable):
 
 class UsageError(PercoError):
     """The caller's mistake; the message says what to write instead."""
-
-
-def at_least_one(options: object, *names: str) -> None:
-    """Raises UsageError for an option that is no int, or is below 1."""
-    for name in names:
-        value = getattr(options, name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise UsageError(f"{type(options).__name__}: {name} is {value!r}; it must be an int of at least 1")
-        if value < 1:
-            raise UsageError(f"{type(options).__name__}: {name} is {value}; it must be at least 1")
 
 
 def must_be_number(what: str, value: object) -> None:

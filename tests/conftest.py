@@ -1,8 +1,15 @@
-"""However loaded the machine is, a property test says the same: none has a deadline."""
+"""The same everywhere: property tests have no deadline, and Ctrl-C arrives also where whoever started the tests ignored
+it (a shell does so for what it runs in the background, and every child would inherit it)."""
 
 from __future__ import annotations
+
+import signal
+import threading
 
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

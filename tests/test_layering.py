@@ -11,7 +11,7 @@ import perco
 ROOT = Path(perco.__file__).parent
 
 # Low to high. A layer may import itself and what stands before it.
-LAYERS = ["errors", "tuning", "storage", "txn", "notify", "testing", "webindex", "cli"]
+LAYERS = ["errors", "options", "tuning", "storage", "txn", "notify", "testing", "webindex", "cli"]
 
 # The commands of the web index belong to the command line, though they lie with what they are about.
 COMMANDS = {Path("webindex/cli.py"), Path("webindex/demo.py")}

@@ -10,6 +10,8 @@ import heapq
 import random
 from dataclasses import dataclass
 
+from perco.options import check_options
+
 _Key = tuple[str, bytes, int]  # table, row, ack column
 
 
@@ -23,6 +25,9 @@ class BackoffOptions:
     first_s: float = 0.1
     max_s: float = 60.0
     remembered_max: int = 100_000
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 class Backoff:

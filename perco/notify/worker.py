@@ -16,10 +16,11 @@ from typing import Any
 
 import trio
 
-from perco.errors import CommitUnknown, Corruption, StoreError, TransientError, UsageError, at_least_one
+from perco.errors import CommitUnknown, Corruption, StoreError, TransientError, UsageError
 from perco.notify.backoff import Backoff, BackoffOptions
 from perco.notify.claim import COVERS_MAX, Gone, Handled, InTheWay, Run, claim_queries, decide
 from perco.notify.rowlocks import RowLocks
+from perco.options import check_options
 from perco.storage import NOTIFY, Failed, Mutation
 from perco.txn.client import Client
 from perco.txn.codecs import decoded, decoded_key
@@ -54,7 +55,7 @@ class WorkerOptions:
     backoff: BackoffOptions = field(default_factory=BackoffOptions)
 
     def __post_init__(self) -> None:
-        at_least_one(self, "concurrency", "scanners", "conflicts_max", "page_rows")
+        check_options(self)
 
 
 class _ObserverFailedError(Exception):

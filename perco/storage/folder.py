@@ -2,7 +2,7 @@
 
     web/
       perco-format        the format's version; another one is refused by name
-      owner               locked (flock) by the writing process while it has the store open; says who
+      owner               locked (flock) by the writing process while it has the store open; says who, and which term
       unsynced            there only while a store with durability="process" is open: this boot's id
       tablets/NAME-N/     one LMDB environment per tablet
 
@@ -17,6 +17,7 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import sys
 import time
@@ -87,7 +88,8 @@ class Folder:
         try:
             _open_here.add(_identity(path))
             # In place and of one length: taking over a store needs no space on a full disk.
-            record = f"{os.getpid()}\n{_boot_id()}\n{' '.join(sys.argv)[:200]}\n".encode(errors="replace")
+            who = f"{os.getpid()}\n{_boot_id()}\n{secrets.token_hex(8)}\n{' '.join(sys.argv)[:200]}\n"
+            record = who.encode(errors="replace")
             os.pwrite(lock, record.ljust(_OWNER_BYTES, b"\n"), 0)
             if not known:  # or its maker was stopped: then nobody has synced what it made
                 for new in made or [path]:
@@ -149,6 +151,11 @@ class Folder:
         return folder
 
     without_lock = False  # a read-only folder without owner: LMDB's reader table cannot be written, nor is it needed
+
+    def term(self) -> bytes:
+        """Names the term of whoever owns the folder, or owned it last. Every claim begins another one, before a tablet
+        is opened."""
+        return os.pread(self._lock, _OWNER_BYTES, 0)
 
     def owned_by_another(self) -> bool:
         """Whether a writing process has the folder open at this moment (for one who reads beside it)."""
@@ -230,7 +237,7 @@ def owner(path: Path) -> tuple[int | None, str]:
     except OSError:
         return None, ""
     pid = int(lines[0]) if lines and lines[0].isdigit() else None
-    return pid, lines[2] if len(lines) > 2 else ""
+    return pid, lines[3] if len(lines) > 3 else ""
 
 
 def unsynced(path: Path) -> str:

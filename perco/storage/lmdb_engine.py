@@ -24,6 +24,7 @@ from typing import Any
 import lmdb
 
 from perco.errors import Corruption, PercoError, StoreFull, Unavailable, UnsuitableFolder, UsageError
+from perco.options import check_options
 from perco.storage.cells import (
     GROUPS_MAX,
     PROTOCOL_GROUPS,
@@ -64,6 +65,9 @@ class LmdbOptions:
     reserve_bytes: int = 256 << 10
     ahead_bytes: int = 1 << 20
     readers_max: int = 256
+
+    def __post_init__(self) -> None:
+        check_options(self, zero=("reserve_bytes", "ahead_bytes"))
 
 
 def _is_full(error: lmdb.Error) -> bool:

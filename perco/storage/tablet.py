@@ -23,7 +23,8 @@ from typing import Protocol
 
 import trio
 
-from perco.errors import StoreFull, TransactionClosed, Unavailable, at_least_one
+from perco.errors import StoreFull, TransactionClosed, Unavailable
+from perco.options import check_options
 from perco.storage.call import Call
 from perco.storage.cells import (
     APPLIED,
@@ -58,7 +59,7 @@ class BatchOptions:
     bytes_max: int = 64 << 20
 
     def __post_init__(self) -> None:
-        at_least_one(self, "mutations_max", "bytes_max")
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)

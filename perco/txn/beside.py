@@ -4,10 +4,13 @@ A reader beside the owner can neither draw timestamps nor settle locks. It reads
 most a second old while the owner writes), or, when there is no owner, at the oracle's durable bound: then nothing can
 commit any more.
 
-O3  It does not go back when an owner has come: that one notes the clock before anybody else can use the store.
+O3  It does not go back when an owner has come: it waits until that one has noted the clock.
 G5  The owner does not know of it, so every read asks what the owner has published as its table's cut.
 T9  It meets locks as everybody does. Decided: it answers from the lock (S4). Undecided and the owner alive: it waits.
     Undecided and no owner: the transaction is dead and can never commit, so it is passed by.
+    A snapshot ends with the term in which it was taken (`PastSnapshot`). An owner may be killed when its last batch is
+    on disk and not yet visible to who reads beside; it becomes visible when the next owner has come, all at once, in
+    the past of a snapshot that was taken in between.
 """
 
 from __future__ import annotations
@@ -41,14 +44,20 @@ class BesideOracle(Oracle):
         return self._newest
 
     async def draw(self) -> int:
+        newest = await self._look()
+        while newest < self._newest:  # another owner has come, in another process, and has not noted its clock yet
+            await trio.sleep(_POLL_S)
+            newest = await self._look()
+        self._newest = newest
+        return newest
+
+    async def _look(self) -> int:
         # The bound first: an owner that begins after the look issues timestamps above it.
         bound = await durable_bound(self._store)
-        if self._local.owner_alive:
-            note = await newest_note(self._store)
-            self._newest = note[0] if note else 0
-        else:
-            self._newest = bound
-        return self._newest
+        if not self._local.owner_alive:
+            return bound
+        note = await newest_note(self._store)
+        return note[0] if note else 0
 
     async def cut(self, table: str) -> int:
         return (await published(self._store))[2].get(table, 0)

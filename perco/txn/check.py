@@ -38,6 +38,7 @@ from typing import Final
 import trio
 
 from perco.errors import Corruption, UsageError
+from perco.options import check_options
 from perco.storage import (
     DATA,
     LOCK,
@@ -83,6 +84,9 @@ class CheckOptions:
     tracked_max: int = 1_000_000
     row_cells: int = 4096
     data_cells: int = 32
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from perco.errors import (
     UsageError,
     must_be_number,
 )
+from perco.options import check_options
 from perco.storage import BatchOptions, LmdbOptions, TabletStatistics
 from perco.txn.background import Background
 from perco.txn.catalogue import Bound, Catalogue, load
@@ -70,6 +71,9 @@ class RetryOptions:
     backoff_s: float = 0.001
     backoff_max_s: float = 0.5
 
+    def __post_init__(self) -> None:
+        check_options(self)
+
     def delay_s(self, failed: int, rng: random.Random) -> float:
         """How long to wait after so many failed attempts."""
         return rng.uniform(0, min(self.backoff_s * 2.0 ** min(failed, 64), self.backoff_max_s))
@@ -92,6 +96,7 @@ class TransactionOptions:
     isolation: Isolation = "snapshot"
 
     def __post_init__(self) -> None:
+        check_options(self)
         is_serializable(self.isolation)
 
 
@@ -122,6 +127,7 @@ class Options:
     on_event: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
+        check_options(self, free=("seed",))
         if self.durability not in ("power", "process"):
             raise UsageError(f'durability is "power" or "process", not {self.durability!r}')
 
@@ -334,9 +340,10 @@ class Client:
             snap.wall = wall
             return snap
         if self.local.readonly:
+            term = self.local.term  # asked first: what is drawn is of this term, or ends at its first read
             newest = await self.oracle.draw()
             if ts is None:
-                return PastSnapshot(self, newest, 0)
+                return PastSnapshot(self, newest, 0, term)
         if ts is not None:
             if not 1 <= ts <= self.oracle.last:
                 raise UsageError(f"there is no snapshot at {ts}: timestamps so far are 1 to {self.oracle.last}")
@@ -348,7 +355,7 @@ class Client:
     def _held(self, ts: int) -> Snapshot:
         """A snapshot at a past timestamp, checked and held in one step (T15); beside the owner it is only checked."""
         if self.local.readonly:
-            return PastSnapshot(self, ts, 0)
+            return PastSnapshot(self, ts, 0, self.local.term)
         held = self.oracle.holds.hold(ts)
         if not held:
             raise SnapshotTooOld(ts, self.oracle.holds.oldest())

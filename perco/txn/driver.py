@@ -36,6 +36,7 @@ from perco.errors import (
     UsageError,
     WriteConflict,
 )
+from perco.options import check_options
 from perco.storage import (
     APPLIED,
     LOCK,
@@ -97,6 +98,9 @@ class CommitOptions:
 
     commit_timeout_s: float = 30.0
     one_step: bool = True
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 class Driver:

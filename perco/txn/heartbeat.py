@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgpack
 import trio
 
+from perco.options import check_options
 from perco.storage import DATA, LmdbTablet, LocalRowStore, Mutation
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.driver import Driver
@@ -42,6 +43,9 @@ class HeartbeatOptions:
     refresh_s: float = 10.0
     tick_s: float = 0.1
     held_s: float = 0.25
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)

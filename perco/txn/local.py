@@ -79,6 +79,11 @@ class LocalStore:
         """For a store opened beside its owner: whether a process is writing to it now."""
         return self._folder is not None and self.readonly and self._folder.owned_by_another()
 
+    @property
+    def term(self) -> bytes:
+        """For a store opened beside its owner: names the owner's term, or the last one's; else nothing."""
+        return self._folder.term() if self._folder is not None and self.readonly else b""
+
     def _add(self, table: str, splits: Sequence[bytes], groups: Sequence[str], *, sync: bool | None = None) -> None:
         starts = [b"", *splits]
         if self._folder is None:

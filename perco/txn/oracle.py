@@ -21,7 +21,8 @@ from typing import Final
 import msgpack
 import trio
 
-from perco.errors import Corruption, SnapshotTooOld, Unavailable, UsageError, at_least_one
+from perco.errors import Corruption, SnapshotTooOld, Unavailable, UsageError
+from perco.options import check_options
 from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, NoReply, Refused, RowStore, Write
 from perco.txn.catalogue import SYSTEM_TABLE, raise_for as raise_for
 from perco.txn.holds import Holder, Holds
@@ -46,7 +47,7 @@ class OracleOptions:
     note_period_s: float = 1.0
 
     def __post_init__(self) -> None:
-        at_least_one(self, "range_size")
+        check_options(self)
 
 
 class Oracle:

@@ -22,7 +22,8 @@ from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from perco.errors import UsageError, at_least_one, must_be_number
+from perco.errors import UsageError, must_be_number
+from perco.options import check_options
 from perco.storage import ABSENT, NOTIFY, ROLLBACK, TRACE, TS_MAX, WRITE, Check, Mutation, ScanCell, Write
 from perco.txn.records import DELETE, PUT_DATA, data_group, observed_column, unpack_record
 
@@ -43,9 +44,9 @@ class Keep:
     versions: int = 1
 
     def __post_init__(self) -> None:
-        at_least_one(self, "versions")
         must_be_number("Keep: seconds", self.seconds)
-        if not (math.isfinite(self.seconds) and self.seconds >= 0):
+        check_options(self)
+        if not math.isfinite(self.seconds):
             raise UsageError(f"Keep: seconds is {self.seconds}; it must be a number from 0 on")
 
 

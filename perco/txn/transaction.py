@@ -27,6 +27,7 @@ from perco.errors import (
     AsyncOnly,
     CatalogueChanged,
     Corruption,
+    OwnerChanged,
     SnapshotTooOld,
     TooLarge,
     TransactionClosed,
@@ -354,14 +355,14 @@ class Snapshot:
 class PastSnapshot(Snapshot):
     """The store as of a timestamp that was not drawn for it: every read asks whether it is still kept (G5).
 
-    `held`: its hold on the watermark; 0: a pin has one, or nobody.
+    `held`: its hold on the watermark; 0: a pin has one, or nobody. `term`: beside the owner, that of the owner.
     """
 
-    __slots__ = ("_held",)
+    __slots__ = ("_held", "_term")
 
-    def __init__(self, client: Client, ts: int, held: int) -> None:
+    def __init__(self, client: Client, ts: int, held: int, term: bytes = b"") -> None:
         super().__init__(client, ts)
-        self._held = held
+        self._held, self._term = held, term
 
     def _let_go(self) -> None:
         self._client.oracle.holds.release(self._held)
@@ -369,7 +370,7 @@ class PastSnapshot(Snapshot):
     async def get(self, column: Column[K, V], key: K, *, lock: bool = False) -> V | None:
         """As `Snapshot.get`.
 
-        Raises: SnapshotTooOld too.
+        Raises: SnapshotTooOld too; of a store read beside its owner OwnerChanged.
         """
         value: V | None = None
         failure: Corruption | None = None
@@ -393,6 +394,8 @@ class PastSnapshot(Snapshot):
         return out
 
     async def _still_kept(self, table: str, failure: Corruption | None) -> None:
+        if self._term and self._client.local.term != self._term:
+            raise OwnerChanged(self.start_ts)
         cut = await self._client.oracle.cut(table)
         if self.start_ts < cut:
             raise await self._too_old(cut, table)

@@ -24,7 +24,8 @@ from typing import Final
 import msgpack
 import trio
 
-from perco.errors import Corruption, StoreError, StoreFull, Unavailable, UsageError, at_least_one
+from perco.errors import Corruption, StoreError, StoreFull, Unavailable, UsageError
+from perco.options import check_options
 from perco.storage import (
     APPLIED,
     DATA,
@@ -83,7 +84,7 @@ class VacuumOptions:
     row_cells: int = 1024
 
     def __post_init__(self) -> None:
-        at_least_one(self, "page_rows", "row_cells")
+        check_options(self)
         if not self.period_s > 0:
             raise UsageError(f"VacuumOptions: period_s is {self.period_s}; it must be above 0")
         if not 0 < self.share <= 1:

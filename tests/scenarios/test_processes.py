@@ -157,6 +157,31 @@ async def test_a_reader_beside_is_told_when_what_it_reads_has_gone(tmp_path: Pat
             assert await read(db) == AFTER
 
 
+async def test_a_snapshot_beside_ends_when_another_owner_comes(tmp_path: Path) -> None:  # T9
+    """A killed owner's last batch may be on disk and not yet visible: it becomes visible in the past of a snapshot."""
+    folder = tmp_path / "store"
+    with owner(folder, "hold") as process:
+        assert process.said() == "open"
+        async with perco.open(folder, bank.SCHEMA, readonly=True) as db, db.snapshot() as beside:
+            assert await bank.total_by_scan(beside) == bank.TOTAL
+            process.kill()
+            assert await bank.total_by_get(beside) == bank.TOTAL  # nobody has changed anything since
+            async with db.snapshot() as orphaned:
+                assert await bank.total_by_scan(orphaned) == bank.TOTAL
+                with owner(folder, "hold") as successor:
+                    assert successor.said() == "open"
+                    for snap in (beside, orphaned):
+                        with pytest.raises(perco.OwnerChanged, match="Take a new one"):
+                            await snap.get(*FIRST)
+                        with pytest.raises(perco.OwnerChanged):
+                            await bank.total_by_get(snap)
+                        with pytest.raises(perco.OwnerChanged):
+                            await bank.total_by_scan(snap)
+                    assert await read(db) == BEFORE
+                    async with db.snapshot(ts=orphaned.start_ts) as again:
+                        assert await bank.total_by_scan(again) == bank.TOTAL
+
+
 async def test_a_reader_beside_a_living_owner(tmp_path: Path) -> None:  # T9
     folder = tmp_path / "store"
     with owner(folder, "hold") as process:

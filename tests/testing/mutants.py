@@ -6,6 +6,7 @@ Each is a function of a `pytest.MonkeyPatch` that breaks one rule. `HARMLESS` ar
 from __future__ import annotations
 
 import types
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -236,6 +237,26 @@ def one_batch(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(commit.Commit, "primary_commit", with_secondaries)
     patch.setattr(faults.FaultyRowStore, "apply", apply_all)
+
+
+@mutant("S1 who waits for a batch is told another's verdict")
+def another_verdict(patch: pytest.MonkeyPatch) -> None:
+    """Of two that are under way at one moment, the first to end is told what the one before it was told."""
+    right = faults.FaultyRowStore.apply
+    under_way: Counter[int] = Counter()
+    before: dict[int, Any] = {}
+
+    async def apply(self: faults.FaultyRowStore, sent: Any) -> Any:
+        under_way[id(self)] += 1
+        try:
+            verdicts = await right(self, sent)
+        finally:
+            under_way[id(self)] -= 1
+        mistaken = before.get(id(self))
+        before[id(self)] = verdicts
+        return mistaken if under_way[id(self)] and mistaken and len(mistaken) == len(verdicts) else verdicts
+
+    patch.setattr(faults.FaultyRowStore, "apply", apply)
 
 
 @mutant("T7 our own lock matches another's start_ts")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +13,11 @@ from perco.testing import simulate as command
 from perco.testing.plan import Plan
 from perco.testing.shrink import Shrinker, ShrinkOptions, fails, kind_of_problem, shrink
 from perco.testing.simulation import CRASHES, FAULTS, PAUSE, STEPS, Outcome, SimulationOptions, run_plan, simulate
-from tests.testing.mutants import HARMLESS, MUTANTS, PROTECTED, Mutant
+from tests.testing.mutants import HARMLESS, MUTANTS, PROTECTED, SLOW, Mutant
 from tests.testing.mutants_one_step import ONE_STEP, ONE_STEP_HARMLESS
+from tests.testing.mutants_serializable import LOCKS, SERIALIZABLE
+
+DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
 
 SEEDS_MAX = 200  # within which a mutant has to die
 OPTIONS = SimulationOptions()
@@ -58,17 +64,31 @@ def died(seed: int) -> str:
     return "".join(outcome.problems)
 
 
+@cache
+def told_seeds() -> dict[str, int]:
+    """For each mutant the number of seeds to its death, as docs/testing.md tells it."""
+    rows = re.findall(r"^\| ([A-Z]\d+ .*?) \| (\d+) \|$", DOCS.read_text(), re.MULTILINE)
+    return {name: int(seeds) for name, seeds in rows}
+
+
 @pytest.mark.parametrize("name", ALL_MUTANTS)
 def test_a_mutant_dies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds to its death are printed by `pytest -rP`."""
     break_it: Mutant = ALL_MUTANTS[name]
     break_it(monkeypatch)
-    for seed in range(SEEDS_MAX):
+    known = told_seeds().get(name, 1) - 1  # tried first, for haste: where it is found after a search from seed 0
+    for seed in (known, *range(SEEDS_MAX)):
         how = died(seed)
         if how:
-            print(f"{name}: {seed + 1} seeds; {how[:200]}")
+            print(f"{name}: found by seed {seed}; {how[:200]}")
             return
     pytest.fail(f"{name}: not found in {SEEDS_MAX} seeds")
+
+
+def test_the_table_of_mutants_is_whole() -> None:
+    every = {*MUTANTS, *SLOW, *ONE_STEP, *SERIALIZABLE, *LOCKS}
+    assert set(told_seeds()) == every
+    assert max(told_seeds().values()) <= SEEDS_MAX
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -105,6 +125,14 @@ def test_the_command_tells_a_run_that_went_wrong_and_how_to_see_it_again(
     monkeypatch.setattr(command, "simulate", lambda seed: Outcome(seed, problems=["T1: half of it"]))
     assert command.main(["--seed", "7"]) == 1
     assert "T1: half of it" in capsys.readouterr().out
+
+
+def test_the_command_wants_a_full_table_of_many_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_SEEDS_WHOLE", 4)
+    assert command.main(["--seeds", "4", "--processes", "1"]) == 1
+    assert "no run went wrong, but" in capsys.readouterr().out
 
 
 def test_the_command_runs_many(capsys: pytest.CaptureFixture[str]) -> None:

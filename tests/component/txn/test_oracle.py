@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from perco.errors import Corruption, SnapshotTooOld, StoreFull, Unavailable, UsageError
 from perco.storage import DATA, Failed, LocalRowStore, MemoryTablet, Mutation, NoReply, ReadRequest, RowCells, Verdict
@@ -89,7 +89,7 @@ async def test_a_restart_goes_on_above_the_durable_bound() -> None:  # O1
     assert drawn == [1, 2, 3, 11, 12, 13, 21, 22, 23, 31, 32, 33, 41, 42, 43]
 
 
-async def test_a_range_that_could_not_be_made_durable_is_not_used(autojump_clock: trio.testing.MockClock) -> None:  # O1
+async def test_a_range_that_could_not_be_made_durable_is_not_used(autojump_clock: MockClock) -> None:  # O1
     store = Slow()
     make(store)
     oracle = await started(store)
@@ -102,7 +102,7 @@ async def test_a_range_that_could_not_be_made_durable_is_not_used(autojump_clock
 
 
 async def test_many_who_wait_share_one_range_and_get_one_timestamp_each(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:  # O1 O2
     store = Slow()
     make(store)
@@ -120,7 +120,7 @@ async def test_many_who_wait_share_one_range_and_get_one_timestamp_each(
     assert oracle.ranges == 2
 
 
-async def test_a_timestamp_is_drawn_after_it_was_asked_for(autojump_clock: trio.testing.MockClock) -> None:  # O2
+async def test_a_timestamp_is_drawn_after_it_was_asked_for(autojump_clock: MockClock) -> None:  # O2
     """Whoever asks after an answer was given gets a greater one, also while a range is being extended."""
     store = Slow()
     make(store)
@@ -142,7 +142,7 @@ async def test_a_timestamp_is_drawn_after_it_was_asked_for(autojump_clock: trio.
 
 
 async def test_cancelling_one_who_waits_does_not_spoil_the_range_for_others(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:  # O1
     store = Slow()
     make(store)
@@ -261,6 +261,38 @@ async def test_a_reader_beside_does_not_go_back_when_an_owner_has_noted() -> Non
     later = await owner.draw()
     await owner.note()
     assert await reader.draw() == await fresh.draw() == later > seen
+
+
+async def test_a_reader_beside_waits_for_the_next_owners_first_note(
+    autojump_clock: MockClock,
+) -> None:  # O3
+    """Between the moment when it owns the folder and its first note, the newest note is its predecessor's."""
+
+    class Beside:
+        store = make()
+        owner_alive = False
+
+    beside = Beside()
+    former = await started(beside.store)
+    await former.draw()
+    await former.note()
+    reader = BesideOracle(beside, OracleOptions(), Wall())  # type: ignore[arg-type]
+    seen = await reader.draw()  # the bound, above that note: nobody is there
+    beside.owner_alive = True
+    owner = await started(beside.store)
+    later = await owner.draw()
+    drawn: list[int] = []
+
+    async def draw() -> None:
+        drawn.append(await reader.draw())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(draw)
+        await trio.sleep(1)
+        assert not drawn
+        await owner.note()
+    assert drawn == [later]
+    assert later > seen
 
 
 # ------------------------------------------------------------ notes

@@ -1,0 +1,49 @@
+"""Options of a wrong kind or size are told by name when they are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import perco
+from perco.storage import BatchOptions, LmdbOptions
+from perco.txn.check import CheckOptions
+
+wrong: Any = "a"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: perco.RetryOptions(attempts=wrong), "RetryOptions: attempts is 'a'; it must be an int of at least 1"),
+        (lambda: perco.RetryOptions(attempts=True), "attempts is True; it must be an int"),
+        (lambda: perco.WorkerOptions(concurrency=0), "concurrency is 0; it must be an int of at least 1"),
+        (lambda: LmdbOptions(reserve_bytes=-1), "reserve_bytes is -1; it must be an int of at least 0"),
+        (lambda: perco.RetryOptions(backoff_s=-1.0), "backoff_s is -1.0; it is a number from 0 on"),
+        (lambda: perco.RetryOptions(backoff_s=math.nan), "it is a number from 0 on"),
+        (lambda: perco.WorkerOptions(failing_share=1.5), "above 0, and at most 1"),
+        (lambda: perco.WorkerOptions(failing_share=wrong), "failing_share is a number, not 'a'"),
+        (lambda: perco.OracleOptions(note_period_s=timedelta(1)), "has .total_seconds()"),  # type: ignore[arg-type]
+        (lambda: perco.VacuumOptions(on=wrong), "on is a bool, not 'a'"),
+        (lambda: perco.Options(retry=wrong), "retry is a RetryOptions, not 'a'"),
+        (lambda: perco.Options(wall=wrong), "wall is a function, not 'a'"),
+        (lambda: perco.Options(on_event=wrong), "on_event is a function, not 'a'"),
+        (lambda: BatchOptions(bytes_max=wrong), "BatchOptions: bytes_max is 'a'"),
+        (lambda: CheckOptions(looks=0), "CheckOptions: looks is 0"),
+    ],
+)
+def test_what_is_wrong_is_named(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(perco.UsageError) as raised:
+        make()
+    assert said in str(raised.value)
+
+
+def test_what_is_right_is_taken() -> None:
+    perco.Options(seed=-5, on_event=print)
+    perco.RetryOptions(timeout_s=None, backoff_s=0)
+    perco.CommitOptions(commit_timeout_s=math.inf)
+    LmdbOptions(reserve_bytes=0, ahead_bytes=0)
