@@ -33,9 +33,8 @@ def _wrong(name: str, value: Any, kinds: tuple[Any, ...], *, least: int) -> str:
     """What is wrong with it; "": nothing."""
     [kind] = kinds if len(kinds) == 1 else (None,)
     if kind is int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            return f"{name} is an int, not {value!r}"
-        return f"{name} is {value}; it must be at least {least}" if value < least else ""
+        right = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return "" if right else f"{name} is {value!r}; it must be an int of at least {least}"
     if kind is float:
         if name.endswith("_s"):
             must_be_number(name, value)

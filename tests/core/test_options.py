@@ -19,10 +19,10 @@ wrong: Any = "a"
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: perco.RetryOptions(attempts=wrong), "RetryOptions: attempts is an int, not 'a'"),
-        (lambda: perco.RetryOptions(attempts=True), "attempts is an int, not True"),
-        (lambda: perco.WorkerOptions(concurrency=0), "concurrency is 0; it must be at least 1"),
-        (lambda: LmdbOptions(reserve_bytes=-1), "reserve_bytes is -1; it must be at least 0"),
+        (lambda: perco.RetryOptions(attempts=wrong), "RetryOptions: attempts is 'a'; it must be an int of at least 1"),
+        (lambda: perco.RetryOptions(attempts=True), "attempts is True; it must be an int"),
+        (lambda: perco.WorkerOptions(concurrency=0), "concurrency is 0; it must be an int of at least 1"),
+        (lambda: LmdbOptions(reserve_bytes=-1), "reserve_bytes is -1; it must be an int of at least 0"),
         (lambda: perco.RetryOptions(backoff_s=-1.0), "backoff_s is -1.0; it is a number from 0 on"),
         (lambda: perco.RetryOptions(backoff_s=math.nan), "it is a number from 0 on"),
         (lambda: perco.WorkerOptions(failing_share=1.5), "above 0, and at most 1"),
@@ -32,7 +32,7 @@ wrong: Any = "a"
         (lambda: perco.Options(retry=wrong), "retry is a RetryOptions, not 'a'"),
         (lambda: perco.Options(wall=wrong), "wall is a function, not 'a'"),
         (lambda: perco.Options(on_event=wrong), "on_event is a function, not 'a'"),
-        (lambda: BatchOptions(bytes_max=wrong), "BatchOptions: bytes_max is an int"),
+        (lambda: BatchOptions(bytes_max=wrong), "BatchOptions: bytes_max is 'a'"),
         (lambda: CheckOptions(looks=0), "CheckOptions: looks is 0"),
     ],
 )
