@@ -73,13 +73,13 @@ from perco.txn.driver import CommitOptions as CommitOptions
 from perco.txn.heartbeat import HeartbeatOptions as HeartbeatOptions
 from perco.txn.holds import Holder as Holder, Pin as Pin
 from perco.txn.oracle import OracleOptions as OracleOptions
+from perco.txn.past import PinnedSnapshot as PinnedSnapshot
 from perco.txn.reads import Isolation as Isolation
 from perco.txn.retention import Keep as Keep, Removed as Removed
+from perco.txn.scan import Scan as Scan
 from perco.txn.schema import Change as Change, Column as Column, Schema as Schema, Table as Table
 from perco.txn.transaction import (
-    PinnedSnapshot as PinnedSnapshot,
     Row as Row,
-    Scan as Scan,
     Snapshot as Snapshot,
     Transaction as Transaction,
 )

@@ -45,11 +45,12 @@ from perco.txn.heartbeat import Heartbeat, HeartbeatOptions, LoopStatistics
 from perco.txn.holds import Pin
 from perco.txn.local import LocalStore
 from perco.txn.oracle import Oracle, OracleOptions, oldest_wall
+from perco.txn.past import PastSnapshot, PinnedSnapshot
 from perco.txn.pins import pins_in
 from perco.txn.reads import Isolation, Reads, is_serializable
 from perco.txn.records import Cellref
 from perco.txn.schema import Column, Schema
-from perco.txn.transaction import PastSnapshot, PinnedSnapshot, Snapshot, Transaction
+from perco.txn.transaction import Snapshot, Transaction
 from perco.txn.vacuum import Vacuum, VacuumOptions, VacuumResult, VacuumStatistics
 
 P = ParamSpec("P")

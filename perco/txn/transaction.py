@@ -5,45 +5,36 @@ run concurrently. `set` and `delete` only note what to do: they never block, and
 `None` means absent.
 
 G1  Whoever reads at a timestamp holds the watermark below it, from the moment that it was drawn to its end.
-G5  A snapshot at a past timestamp is answered only above its table's cut, looked at after the cells: the cut is raised
-    before anything goes, so one at or below the timestamp proves that nothing was missing.
-T9  Whatever a scan or a multi-get meets, it answers as point reads would, or waits; never a part.
+T9  Whatever a multi-get meets, it answers as point reads would, or waits; never a part.
 T14 What is read with `lock=True` is locked at commit, for as long as the commit takes, against all who write it. A
-    serializable transaction notes what it reads, and of a scan how far it was taken; it is read again at commit.
+    serializable transaction notes what it reads; it is read again at commit.
 T12 The primary is an observer run's ack, else a cell in the tablet that holds most of the cells.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import trio
 
 from perco.errors import (
-    AsyncOnly,
     CatalogueChanged,
     Corruption,
-    OwnerChanged,
-    SnapshotTooOld,
     TooLarge,
     TransactionClosed,
     UsageError,
-    must_be_number,
 )
-from perco.storage import LOCK, VALUE_BYTES_MAX, WRITE, ReadRequest, ScanQuery, ScanRequest
+from perco.storage import LOCK, VALUE_BYTES_MAX, WRITE, ReadRequest
 from perco.txn.catalogue import Bound
-from perco.txn.codecs import TupleCodec, decoded, decoded_key, encoded
+from perco.txn.codecs import decoded, encoded
 from perco.txn.commit import Commit
 from perco.txn.driver import ConflictAt, Driver, StaleAt, conflict, make_token
-from perco.txn.holds import Pin
 from perco.txn.mutations import Header, Intent
-from perco.txn.oracle import oldest_wall
-from perco.txn.reads import Isolation, Range, Reads
+from perco.txn.reads import Isolation, Reads
 from perco.txn.records import DELETE, PUT, PUT_DATA, READ, SHORT_VALUE_BYTES, Cellref
+from perco.txn.scan import Scan, range_of
 from perco.txn.schema import Column, Table
 from perco.txn.snapshot import InData, Missing, Seen, Value, look, plain
 
@@ -252,7 +243,7 @@ class Snapshot:
             )
         columns = list(_table(table).columns.values()) if columns is None else columns
         bounds = self._of_table(table, columns)
-        low, high = _range(table, start, stop, prefix)
+        low, high = range_of(table, start, stop, prefix)
         if limit is not None and (not isinstance(limit, int) or limit < 0):
             raise UsageError(f"limit is {limit!r}; it is a number of rows, an int, and cannot be negative")
         return Scan(self, table, columns, bounds, low, high, limit, reverse)
@@ -350,100 +341,6 @@ class Snapshot:
             own = self._writes.get((bound.table, row, bound.column)) if self._writes else None
             cells[column] = self._value(column, key, own, seen.get((row, bound.column), never))
         return Row(key, cells)
-
-
-class PastSnapshot(Snapshot):
-    """The store as of a timestamp that was not drawn for it: every read asks whether it is still kept (G5).
-
-    `held`: its hold on the watermark; 0: a pin has one, or nobody. `term`: beside the owner, that of the owner.
-    """
-
-    __slots__ = ("_held", "_term")
-
-    def __init__(self, client: Client, ts: int, held: int, term: bytes = b"") -> None:
-        super().__init__(client, ts)
-        self._held, self._term = held, term
-
-    def _let_go(self) -> None:
-        self._client.oracle.holds.release(self._held)
-
-    async def get(self, column: Column[K, V], key: K, *, lock: bool = False) -> V | None:
-        """As `Snapshot.get`.
-
-        Raises: SnapshotTooOld too; of a store read beside its owner OwnerChanged.
-        """
-        value: V | None = None
-        failure: Corruption | None = None
-        try:
-            value = await super().get(column, key, lock=lock)
-        except Corruption as error:
-            failure = error  # a record may have been read, and have gone before its long value was
-        await self._still_kept(column.table.name, failure)
-        return value
-
-    async def _finish(
-        self, table: str, seen: dict[tuple[bytes, int], Seen]
-    ) -> dict[tuple[bytes, int], Value | Missing]:
-        out: dict[tuple[bytes, int], Value | Missing] = {}
-        failure: Corruption | None = None
-        try:
-            out = await super()._finish(table, seen)
-        except Corruption as error:
-            failure = error
-        await self._still_kept(table, failure)
-        return out
-
-    async def _still_kept(self, table: str, failure: Corruption | None) -> None:
-        if self._term and self._client.local.term != self._term:
-            raise OwnerChanged(self.start_ts)
-        cut = await self._client.oracle.cut(table)
-        if self.start_ts < cut:
-            raise await self._too_old(cut, table)
-        if failure is not None:
-            raise failure
-
-    async def _too_old(self, cut: int, table: str) -> SnapshotTooOld:
-        """In the terms in which it was asked for: a time, or a timestamp."""
-        if self.wall is None:
-            return SnapshotTooOld(self.start_ts, cut, table)
-        return SnapshotTooOld(self.wall, await oldest_wall(self._client.local.store, cut), table)
-
-
-class PinnedSnapshot(PastSnapshot):
-    """The store as of a pin's timestamp: `async with db.pin(...)`. When the lease has run out, reads raise
-    SnapshotTooOld as soon as the versions have gone.
-
-    Attributes: `pin`, its name, owner, timestamp and lease; `wall`, as of a snapshot, if the block asked for a time.
-    """
-
-    __slots__ = ("_lease_s", "pin")
-
-    def __init__(self, client: Client, pin: Pin, lease_s: float) -> None:
-        super().__init__(client, pin.ts, 0)
-        self.pin, self._lease_s = pin, lease_s
-
-    async def _too_old(self, cut: int, table: str) -> SnapshotTooOld:
-        late_s = (self._client.oracle.wall_ms() - self.pin.expires_ms) / 1000
-        name = self.pin.name
-        gone = f"the lease of pin {name!r} ran out {late_s:.0f} s ago" if late_s >= 0 else f"pin {name!r} was dropped"
-        why = f"What it held has gone: {gone}. Give pins a longer lease_s=, or renew them in time (pin.renew())."
-        return SnapshotTooOld(self.start_ts, cut, table, why=why)
-
-    async def renew(self, lease_s: float | None = None) -> None:
-        """Begin the lease anew, of `lease_s` seconds or as long as it was.
-
-        Raises: SnapshotTooOld if it had run out and the versions have gone.
-        """
-        if not self._open:
-            raise self._closed()
-        pin = self.pin
-        if lease_s is not None:
-            must_be_number("a pin's lease_s", lease_s)
-        self._lease_s = lease_s or self._lease_s
-        try:
-            self.pin = await self._client.oracle.pins.put(pin.name, pin.owner, pin.ts, self._lease_s)
-        except SnapshotTooOld:
-            raise await self._too_old(self._client.oracle.holds.oldest(), "") from None
 
 
 class Transaction(Snapshot):
@@ -634,180 +531,3 @@ def _table(table: Table[K]) -> Table[K]:
     if not isinstance(table, Table):
         raise UsageError(f"expected a perco.Table, not {table!r}; db.schema.tables has them by name")
     return table
-
-
-def _range(table: Table[Any], start: Any, stop: Any, prefix: Any) -> tuple[bytes, bytes | None]:
-    """[low, high) of rows."""
-    low = b"" if start is None else table.row(start)
-    high = None if stop is None else table.row(stop)
-    if prefix is not None:
-        codec = table.key
-        begins = codec.part_prefix(prefix) if isinstance(codec, TupleCodec) else codec.encode(prefix)
-        if codec.name == "int64":
-            raise UsageError(f"table {table.name!r}: numbers have no prefix; use start and stop")
-        low = max(low, begins)
-        after = _after_prefix(begins)
-        high = after if high is None else high if after is None else min(high, after)
-    return low, high
-
-
-def _after_prefix(prefix: bytes) -> bytes | None:
-    """The smallest row after all that begin with `prefix`; None: there is none."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
-
-
-class Scan(AsyncOnly, Generic[K]):
-    """An asynchronous iterator over rows. A plain object: left half-way, there is nothing to close."""
-
-    _write = "async for row in snap.scan(...):` or `await snap.scan(...).all()"
-
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        table: Table[K],
-        columns: Sequence[Column[K, Any]],
-        bounds: Sequence[Bound],
-        low: bytes,
-        high: bytes | None,
-        limit: int | None,
-        reverse: bool,
-    ) -> None:
-        self._snapshot, self._table, self._columns, self._bounds = snapshot, table, columns, bounds
-        self._low, self._high, self._reverse = low, high, reverse
-        self._left = limit
-        self._ended = high is not None and high <= low  # nothing is left to fetch
-        # The page: its rows in key order, those before (or against the order, from) `_at` taken; what was found in it.
-        self._rows: list[bytes] = []
-        self._at = 0
-        self._found: dict[tuple[bytes, int], Value | Missing] = {}
-        self._span: tuple[bytes, bytes | None] = (low, low)
-        self._last: bytes | None = None  # the row that was taken last
-        self._range: Range | None = None  # what has been taken in all, of a serializable transaction (T14)
-        self._noted = 0  # own writes that have been looked at
-
-    def __aiter__(self) -> Scan[K]:
-        return self
-
-    async def __anext__(self) -> Row[K]:
-        while self._left != 0:
-            row = self._next_row()
-            if self._range is not None:
-                self._taken(self._range, row)
-            if row is None:
-                if self._ended:
-                    break
-                await self._fetch()
-                continue
-            key = decoded_key(self._table.key, row, self._table.name)
-            # Only now: the transaction may have written the row since it was fetched.
-            got = self._snapshot._assemble(key, row, self._columns, self._bounds, self._found)
-            if any(column in got for column in self._columns):
-                if self._left is not None:
-                    self._left -= 1
-                return got
-        raise StopAsyncIteration
-
-    async def all(self) -> list[Row[K]]:
-        """The rest of the rows as a list."""
-        return [row async for row in self]
-
-    def _taken(self, taken: Range, row: bytes | None) -> None:
-        """A row was taken; None: all of the page was."""
-        if row is None:
-            taken.passed(None if self._ended else self._high if self._reverse else self._low)
-            return
-        versions = []
-        for column in taken.columns:
-            seen = self._found.get((row, column))
-            versions.append((column, 0 if seen is None else seen.commit_ts))
-        taken.took(row, versions)
-
-    def _next_row(self) -> bytes | None:
-        """The next row of the page, own rows written meanwhile included; None: fetch another page."""
-        writes = self._snapshot._writes
-        if len(writes) != self._noted:
-            for table, row, column in islice(reversed(writes), len(writes) - self._noted):
-                if table == self._table.name and self._is_ahead(row, column):
-                    insort(self._rows, row, self._at if not self._reverse else 0)
-            self._noted = len(writes)
-        if self._reverse:
-            self._last = self._rows.pop() if self._rows else None
-        else:
-            self._last = self._rows[self._at] if self._at < len(self._rows) else None
-            self._at += self._last is not None
-        return self._last
-
-    def _is_ahead(self, row: bytes, column: int) -> bool:
-        """Whether a row written meanwhile belongs to the page, is still to come, and is not there yet."""
-        low, high = self._span
-        if row < low or (high is not None and row >= high) or not any(b.column == column for b in self._bounds):
-            return False
-        if self._last is not None and (row >= self._last if self._reverse else row <= self._last):
-            return False
-        at = bisect_left(self._rows, row)
-        return at == len(self._rows) or self._rows[at] != row
-
-    async def _fetch(self) -> None:
-        """The next page; moves the range on."""
-        snapshot = self._snapshot
-        if not snapshot._open:
-            raise snapshot._closed()
-        ts = snapshot.start_ts
-        columns = tuple(bound.column for bound in self._bounds)
-        request = ScanRequest(
-            self._table.name,
-            self._low,
-            self._high,
-            (ScanQuery(LOCK, columns, 0, ts), ScanQuery(WRITE, columns, 0, ts)),
-            self._reverse,
-            _ROWS_PER_READ if self._left is None else min(max(self._left, 16), _ROWS_PER_READ),
-        )
-        if snapshot._reads is not None and self._range is None:
-            self._range = snapshot._reads.begin(self._table.name, columns, self._low, self._high, reverse=self._reverse)
-        driver = snapshot._driver
-        for entry in driver.entered.within(self._table.name, self._low, self._high, columns, ts):
-            await driver.past(entry)  # C4
-        page = await driver.store.scan(request)
-        seen: dict[tuple[bytes, int], Seen] = {}
-        for row, (locks, writes) in page.rows:
-            by_column = {column: ([], []) for column in columns}  # type: ignore[var-annotated]
-            for column, at, value in locks:
-                by_column[column][0].append((at, value))
-            for column, at, value in writes:
-                by_column[column][1].append((at, value))
-            try:
-                for column, (l, w) in by_column.items():  # noqa: E741
-                    seen[row, column] = look(l, w)
-            except Corruption as error:
-                raise driver.at(Cellref(self._table.name, row, column), error) from error
-        self._found = await snapshot._finish(self._table.name, seen)
-        self._rows = sorted({row for row, _ in page.rows} | self._own_rows(page.next))
-        self._at, self._last, self._noted = 0, None, len(snapshot._writes)
-        self._span = (self._low, self._high)
-        if page.next is not None:
-            self._span = (page.next, self._high) if self._reverse else (self._low, page.next)
-        self._move(page.next)
-
-    def _own_rows(self, next_row: bytes | None) -> set[bytes]:
-        """Rows of the page's range that the transaction itself has written."""
-        writes = self._snapshot._writes
-        if not writes:
-            return set()
-        low, high = self._low, self._high
-        if next_row is not None:
-            low, high = (next_row, high) if self._reverse else (low, next_row)
-        columns = {bound.column for bound in self._bounds}
-        return {
-            row
-            for table, row, column in writes
-            if table == self._table.name and column in columns and low <= row and (high is None or row < high)
-        }
-
-    def _move(self, next_row: bytes | None) -> None:
-        if next_row is None:
-            self._ended = True
-        elif self._reverse:
-            self._high = next_row
-        else:
-            self._low = next_row

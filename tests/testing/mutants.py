@@ -23,6 +23,7 @@ from perco.txn import (
     holds,
     mutations,
     oracle,
+    past,
     records,
     recovery,
     retention,
@@ -727,11 +728,11 @@ def newest_ack(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("G5 a snapshot is read that is not kept any more")
 def not_kept(patch: pytest.MonkeyPatch) -> None:
-    async def kept(self: transaction.PastSnapshot, table: str, failure: Any = None) -> None:
+    async def kept(self: past.PastSnapshot, table: str, failure: Any = None) -> None:
         if failure is not None:
             raise failure
 
-    patch.setattr(transaction.PastSnapshot, "_still_kept", kept)
+    patch.setattr(past.PastSnapshot, "_still_kept", kept)
     patch.setattr(holds.Holds, "oldest", lambda self: 0)
 
 
