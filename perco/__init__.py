@@ -83,6 +83,7 @@ from perco.txn.transaction import (
     Snapshot as Snapshot,
     Transaction as Transaction,
 )
+from perco.txn.turns import TurnCounters as TurnCounters
 from perco.txn.vacuum import (
     VacuumOptions as VacuumOptions,
     VacuumResult as VacuumResult,

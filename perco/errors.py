@@ -50,10 +50,12 @@ class PercoWarning(UserWarning):
 class TransientError(PercoError):
     """Nothing became visible; the transaction may be run again from its beginning (T11).
 
-    Attribute: `attempts`, after how many `db.run` or `db.attempts` gave up; 0: it was not run by them.
+    Attributes: `attempts`, after how many `db.run` or `db.attempts` gave up; 0: it was not run by them. `met_on`: the
+    cells that it was for, as the store has them, (table, row, column number), if it was for any.
     """
 
     attempts = 0
+    met_on: tuple[tuple[str, bytes, int], ...] = ()
 
     def __str__(self) -> str:
         if not self.attempts:

@@ -29,6 +29,7 @@ from perco.txn.records import ACK, Cellref, ack_of, observed_column, observer_of
 from perco.txn.schema import Change, Observer
 from perco.txn.snapshot import Missing, Value, look
 from perco.txn.transaction import Transaction
+from perco.txn.turns import Turn
 
 _ROOTS_PER_READ = 1024
 
@@ -180,6 +181,7 @@ class Worker:
         counters = self.counters[observer.id]
         key = (table, row, ack)
         conflicts = 0
+        turn: Turn | None = None  # once it has met others
         counters.running += 1
         try:
             while True:
@@ -189,13 +191,22 @@ class Worker:
                         self.backoff.succeeded(key)
                         self.damaged.pop(key, None)
                         return
-                except (TransientError, CommitUnknown):  # unknown: the ack says whether it has run (N3)
+                    continue
+                except (TransientError, CommitUnknown) as error:  # unknown: the ack says whether it has run (N3)
                     counters.conflicts += 1
                     conflicts += 1
                     if conflicts >= self.options.conflicts_max:
                         self.backoff.failed(key, trio.current_time())
                         return
-                    await trio.sleep(self.client.config.retry.delay_s(conflicts, self.client.random))
+                    met_on = error.met_on if isinstance(error, TransientError) else ()
+                finally:
+                    if turn is not None:
+                        turn.leave()
+                if turn is None:
+                    turn = Turn(self.client.lines, self.client.config.retry.turn_s)
+                if turn.met(met_on):
+                    await trio.sleep(self.client.config.retry.delay_s(turn.lost, self.client.random))
+                await turn.take()
         except StoreError as error:
             log.warning("observer %s on %s: %s", observer.id, self._where(table, row), error)
             self._failed(observer, counters, key, error, seen_ts)

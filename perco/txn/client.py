@@ -8,6 +8,7 @@ T15 A snapshot at a past timestamp is checked against what was issued and what w
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import struct
@@ -51,6 +52,7 @@ from perco.txn.reads import Isolation, Reads, is_serializable
 from perco.txn.records import Cellref
 from perco.txn.schema import Column, Schema
 from perco.txn.transaction import Snapshot, Transaction
+from perco.txn.turns import Lines, Turn, TurnCounters
 from perco.txn.vacuum import Vacuum, VacuumOptions, VacuumResult, VacuumStatistics
 
 P = ParamSpec("P")
@@ -65,12 +67,16 @@ class RetryOptions:
         attempts: how often at most, the first one included.
         timeout_s: for all attempts together; None: no limit.
         backoff_s, backoff_max_s: the wait before attempt n is random within backoff_s * 2^n, capped.
+        turn_s: how long an attempt that met others of this process on a cell waits at most until it is its turn there
+            (`turns.py`); then it tries out of turn. The first time that it stands in a cell's line there is no other
+            wait: n counts the attempts that failed all the same. 0: no turns, every attempt waits as above.
     """
 
     attempts: int = 64
     timeout_s: float | None = None
     backoff_s: float = 0.001
     backoff_max_s: float = 0.5
+    turn_s: float = 5.0
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -148,6 +154,7 @@ class Statistics:
     tablets: tuple[TabletStatistics, ...]
     loop: LoopStatistics
     vacuum: VacuumStatistics
+    turns: TurnCounters
     damaged: tuple[str, ...] = ()
 
 
@@ -164,6 +171,7 @@ class Client:
         self.lease_token = f"{self.random.getrandbits(64):016x}"
         self.oracle = Oracle(local.store, options.oracle, options.wall)
         self.background = Background()
+        self.lines = Lines()  # of those who conflict
         self._pinned: set[str] = set()  # names of pins whose block has not ended
         self.driver = Driver(local.store, self.oracle, self.fates, options.commit, self.background, options.on_event)
         self.driver.name = self.name_of
@@ -228,6 +236,7 @@ class Client:
     ) -> T:
         """`met`: is told each failure."""
         failed = 0
+        turn: Turn | None = None  # once it has met others
         background, local = self.background, self.local
         while True:
             if background.ended or local.forked or local.readonly:
@@ -253,9 +262,16 @@ class Client:
                 error.attempts = failed
                 if failed >= retry.attempts:
                     raise
+                met_on = error.met_on
             finally:
                 txn.discard()
-            await trio.sleep(retry.delay_s(failed, self.random))
+                if turn is not None:
+                    turn.leave()
+            if turn is None:
+                turn = Turn(self.lines, retry.turn_s)
+            if turn.met(met_on):
+                await trio.sleep(retry.delay_s(turn.lost, self.random))
+            await turn.take()
 
     def attempts(self) -> Attempts:
         """The same without a function: `async for attempt in db.attempts(): async with attempt as txn: ...`.
@@ -503,7 +519,9 @@ class Client:
         """What a serializable transaction's reads ran into, for people."""
         ranges = [(r.table, self._key(r.table, r.low), self._key(r.table, r.high)) for r in found.stale.ranges]
         cells = [self.name_of(cell) for cell in found.stale.cells]
-        return ReadConflict(cells, ranges, found.start_ts, found.commit_ts)
+        met = ReadConflict(cells, ranges, found.start_ts, found.commit_ts)
+        met.met_on = (*found.stale.cells, *((r.table, r.low or b"", -1) for r in found.stale.ranges))
+        return met
 
     def _key(self, table: str, row: bytes | None) -> Any:
         """The end of a range as a key, or as it is: not every row is one."""
@@ -536,6 +554,7 @@ class Client:
             tuple(tablet.statistics() for tablet in self.local.store.tablets()),
             self.heartbeat.statistics(),
             self.vacuuming.statistics(),
+            self.lines.statistics(),
             damaged=tuple(self.driver.damaged),
         )
 
@@ -632,6 +651,8 @@ class Attempts:
         self._met: list[TransientError] = []  # the last
         self._done = False
         self._used = True  # the attempt that was given last
+        self._turn: Turn | None = None  # once it has met others
+        self._pause = False
         self._deadline = trio.current_time() + retry.timeout_s if retry.timeout_s is not None else None
 
     def __aiter__(self) -> Attempts:
@@ -643,10 +664,10 @@ class Attempts:
         if not self._used:
             raise UsageError("the attempt was not used: write `async with attempt as txn:` inside the loop")
         self._used = self._owed = False
-        if self._failed:
-            await trio.sleep(self._retry.delay_s(self._failed, self._client.random))
-        if self._deadline is not None and trio.current_time() > self._deadline:
-            raise _late(self._retry, self._met, 0)
+        if self._pause:
+            assert self._turn is not None
+            await trio.sleep(self._retry.delay_s(self._turn.lost, self._client.random))
+        self._check_time()
         return Attempt(self)
 
     def __del__(self) -> None:
@@ -657,6 +678,30 @@ class Attempts:
                 PercoWarning,
                 stacklevel=2,
             )
+
+    def _check_time(self) -> None:
+        if self._deadline is not None and trio.current_time() >= self._deadline:
+            raise _late(self._retry, self._met, 0)
+
+    async def _begin(self) -> Transaction:
+        """Takes the turn here, not between two attempts, where the loop may be left: so it always ends (W3)."""
+        turn = self._turn
+        if turn is None:
+            return await self._client.begin(isolation=self._isolation)
+        left_s = math.inf if self._deadline is None else self._deadline - trio.current_time()
+        await turn.take(left_s)
+        try:
+            self._check_time()
+            return await self._client.begin(isolation=self._isolation)
+        except BaseException:
+            turn.leave()
+            raise
+
+    def _has_met(self, error: TransientError) -> None:
+        """An attempt has failed, and there may be another one."""
+        if self._turn is None:
+            self._turn = Turn(self._client.lines, self._retry.turn_s)
+        self._pause = self._turn.met(error.met_on)
 
 
 class Attempt:
@@ -669,8 +714,8 @@ class Attempt:
 
     async def __aenter__(self) -> Transaction:
         self._attempts._used = True
-        self._txn = await self._attempts._client.begin(isolation=self._attempts._isolation)
-        return self._txn
+        self._txn = txn = await self._attempts._begin()
+        return txn
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"an attempt has no {name!r}: write `async with attempt as txn:` and use txn")
@@ -694,6 +739,9 @@ class Attempt:
                 raise
             attempts._met = [met.with_traceback(None)]  # its frames would keep the loop alive when it has been left
             attempts._owed = True
+            attempts._has_met(met)
             return True
         finally:
             txn.discard()
+            if attempts._turn is not None:
+                attempts._turn.leave()

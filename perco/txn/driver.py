@@ -761,7 +761,9 @@ class StaleAt(PercoError):
 
 
 def conflict(found: ConflictAt, name: Callable[[Cellref], tuple[str, Any, str]]) -> WriteConflict:
-    return WriteConflict([name(found.cell)], found.other_ts, found.start_ts, read=found.read)
+    met = WriteConflict([name(found.cell)], found.other_ts, found.start_ts, read=found.read)
+    met.met_on = (found.cell,)
+    return met
 
 
 def _from_lock(lock: Lock, start_ts: int, commit_ts: int) -> Seen:

@@ -1,0 +1,175 @@
+"""Attempts of this process that met on a cell take turns at it.
+
+Where many want one cell, all but one of those that try at a time fail, and a random pause only spreads them out: ever
+more attempts for every commit. So whoever has met another on a cell stands in that cell's line before it tries again,
+and goes when it is the first in all the lines that it stands in. A first attempt knows of no line and goes at once: who
+never conflicts never comes here.
+
+    first attempt --conflict on a cell--> in line --first in all its lines--> attempt --commit--> leaves
+                                            ^                                    |
+                                            '------conflict, on one more---------'
+
+W1  Nothing is locked. Who has the turn commits by the same checks as everybody else (T7), and may lose to somebody who
+    stands in no line: a first attempt, or another process. Then it pauses at random, as it would without lines.
+W2  Older first: a line is in the order of first conflicts, only whoever has the turn stays at its head. So one waits
+    for older ones, or for those who run and wait for nobody: no two wait for each other.
+W3  One stands in line from the end of the pause to the end of the attempt, however that ends.
+W4  Nobody waits longer than `turn_s` at a time; then it leaves its lines and tries out of turn.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import trio
+
+Where = tuple[str, bytes, int]  # table, row, column; of a range that was scanned its first row, and -1
+
+_CELLS_MAX = 64  # whose lines one stands in: the last that it met others on
+
+
+class Ticket:
+    """Somebody's places: its number says since when. Made by `Lines.ticket`."""
+
+    __slots__ = ("called", "cells", "has_turn", "number", "stands")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.cells: dict[Where, None] = {}  # the oldest first
+        self.stands = False  # in the lines of all these
+        self.has_turn = False
+        self.called: trio.Event | None = None  # set when it gets the turn
+
+
+def _number(ticket: Ticket) -> int:
+    return ticket.number
+
+
+@dataclass(slots=True)
+class TurnCounters:
+    """`turns`: given; `waits`: those that others stood before; `overdue`: waits that `turn_s` ended (W4)."""
+
+    turns: int = 0
+    waits: int = 0
+    overdue: int = 0
+
+
+class Lines:
+    """One line for each cell that somebody waits for or has the turn at. Plain values: no I/O, no clock."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Where, list[Ticket]] = {}
+        self._given = 0
+        self.counters = TurnCounters()
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def statistics(self) -> TurnCounters:
+        return replace(self.counters)
+
+    def ticket(self) -> Ticket:
+        """A place behind everybody who has one."""
+        self._given += 1
+        return Ticket(self._given)
+
+    def met(self, ticket: Ticket, cells: Iterable[Where]) -> None:
+        """From now on it stands in the lines of these too."""
+        assert not ticket.stands
+        for cell in cells:
+            ticket.cells.pop(cell, None)
+            ticket.cells[cell] = None
+        while len(ticket.cells) > _CELLS_MAX:
+            del ticket.cells[next(iter(ticket.cells))]
+
+    def join(self, ticket: Ticket) -> bool:
+        """Stand in all lines at once; whether it has the turn."""
+        assert not ticket.stands
+        ticket.stands = True
+        first = True
+        for cell in ticket.cells:
+            line = self._lines.setdefault(cell, [])
+            insort(line, ticket, lo=1 if line and line[0].has_turn else 0, key=_number)  # W2
+            first = first and line[0] is ticket
+        ticket.has_turn = first
+        self.counters.turns += first
+        return first
+
+    def leave(self, ticket: Ticket) -> list[Ticket]:
+        """Stand in no line any more; returns who has got the turn by that. Again: of no effect."""
+        if not ticket.stands:
+            return []
+        ticket.stands = False
+        for cell in ticket.cells:
+            line = self._lines[cell]
+            at = 0 if line[0] is ticket else bisect_left(line, ticket.number, lo=int(line[0].has_turn), key=_number)
+            assert line[at] is ticket
+            del line[at]
+            if not line:
+                del self._lines[cell]
+        ticket.has_turn = False
+        called = []
+        for cell in ticket.cells:
+            line = self._lines.get(cell, [])
+            if line and not line[0].has_turn and self._is_first(line[0]):
+                line[0].has_turn = True
+                called.append(line[0])
+        self.counters.turns += len(called)
+        return called
+
+    def _is_first(self, ticket: Ticket) -> bool:
+        return all(self._lines[cell][0] is ticket for cell in ticket.cells)
+
+
+class Turn:
+    """Of one transaction that has met others: `met` after a failed attempt, `take` before the next one, `leave` after
+    that, however it ended (W3)."""
+
+    __slots__ = ("_lines", "_ticket", "_turn_s", "lost")
+
+    def __init__(self, lines: Lines, turn_s: float) -> None:
+        """`turn_s`: see W4, in seconds; 0: it stands in no lines."""
+        self._lines, self._turn_s = lines, turn_s
+        self._ticket = lines.ticket()
+        self.lost = 0  # attempts that failed though it had the turn, or on what has no line (W1)
+
+    def met(self, cells: Sequence[Where]) -> bool:
+        """An attempt has failed, on these cells. Whether to pause before `take`: it stood in their lines already, or
+        there are none, so no line helps (W1)."""
+        self.leave()
+        known = self._ticket.cells
+        if self._turn_s > 0 and not all(cell in known for cell in cells):
+            self._lines.met(self._ticket, cells)
+            return False
+        self.lost += 1
+        return True
+
+    async def take(self, at_most_s: float = inf) -> None:
+        """Wait for the turn, no longer than `turn_s` and `at_most_s`. Cancelled: it stands in no line."""
+        ticket, lines = self._ticket, self._lines
+        if not ticket.cells:
+            await trio.lowlevel.checkpoint()
+            return
+        try:
+            if lines.join(ticket):
+                await trio.lowlevel.checkpoint()
+                return
+            lines.counters.waits += 1
+            ticket.called = trio.Event()
+            with trio.move_on_after(max(0.0, min(self._turn_s, at_most_s))):
+                await ticket.called.wait()
+            if not ticket.has_turn:
+                lines.counters.overdue += 1
+                self.leave()
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """The attempt is over: whoever is next goes."""
+        for ticket in self._lines.leave(self._ticket):
+            assert ticket.called is not None, "whoever gets the turn later has waited for it"
+            ticket.called.set()
