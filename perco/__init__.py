@@ -49,12 +49,10 @@ from perco.notify.database import Database as Database, WorkerHandle as WorkerHa
 from perco.notify.worker import ObserverCounters as ObserverCounters, WorkerOptions as WorkerOptions
 from perco.storage import BatchOptions as BatchOptions, LmdbOptions as LmdbOptions
 from perco.tuning import tune_gc as tune_gc
+from perco.txn.attempts import Attempt as Attempt, Attempts as Attempts, RetryOptions as RetryOptions
 from perco.txn.client import (
-    Attempt as Attempt,
-    Attempts as Attempts,
     Options as Options,
     Retrying as Retrying,
-    RetryOptions as RetryOptions,
     Statistics as Statistics,
     TransactionOptions as TransactionOptions,
 )

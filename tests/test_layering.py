@@ -23,7 +23,7 @@ ORDER = {
         *("records", "codecs", "retention", "snapshot", "reads", "mutations", "commit", "recovery", "timestamps"),
         *("fates", "schema", "catalogue", "holds", "pins", "oracle", "background", "entered", "chain", "validation"),
         *("driver", "local", "beside", "sweeper", "heartbeat", "vacuum", "image", "repairs", "examine", "across"),
-        *("system", "check", "repair", "scan", "transaction", "past", "turns", "client"),
+        *("system", "check", "repair", "scan", "transaction", "past", "turns", "attempts", "client"),
     ],
     "testing": [
         *("history", "isolation", "drawing", "faults", "machine", "plan", "workloads", "cluster", "simulation"),

@@ -1,0 +1,177 @@
+"""One transaction, attempt after attempt, until one commits.
+
+T11 A retry runs the function, or the block, again, with a new start_ts; the writes of a failed attempt are not replayed.
+W3  Whoever has met others takes its turn where an attempt begins, and leaves it where that ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from perco.errors import PercoWarning, TransientError, Unavailable, UsageError
+from perco.options import check_options
+from perco.txn.reads import Isolation
+from perco.txn.transaction import Transaction
+from perco.txn.turns import Turn
+
+if TYPE_CHECKING:
+    from perco.txn.client import Client
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryOptions:
+    """How a transaction that met a TransientError is run again.
+
+    Attributes:
+        attempts: how often at most, the first one included.
+        timeout_s: for all attempts together; None: no limit.
+        backoff_s, backoff_max_s: the wait before attempt n is random within backoff_s * 2^n, capped.
+        turn_s: how long an attempt that met others of this process on a cell waits at most until it is its turn there
+            (`turns.py`); then it tries out of turn. The first time that it stands in a cell's line there is no other
+            wait: n counts the attempts that failed all the same. 0: no turns, every attempt waits as above.
+    """
+
+    attempts: int = 64
+    timeout_s: float | None = None
+    backoff_s: float = 0.001
+    backoff_max_s: float = 0.5
+    turn_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def delay_s(self, failed: int, rng: random.Random) -> float:
+        """How long to wait after so many failed attempts."""
+        return rng.uniform(0, min(self.backoff_s * 2.0 ** min(failed, 64), self.backoff_max_s))
+
+
+def late(retry: RetryOptions, met: list[TransientError], commit_ts: int) -> Unavailable:
+    """The time for all attempts is up; its cause is what the last one met."""
+    what = f"the transaction did not get through within {retry.timeout_s} s"
+    if met and not commit_ts:
+        what += f", in {met[-1].attempts} attempts that met others (the last: {type(met[-1]).__name__})"
+    late = Unavailable(what, commit_ts)
+    late.__cause__ = met[-1] if met else None
+    return late
+
+
+class Attempts:
+    """Attempts of one transaction, until one commits.
+
+    async for attempt in db.attempts():
+        async with attempt as txn:
+            txn.set(...)
+
+    The loop ends by itself. Python does not tell an attempt whether `break` or `return` has ended its block, so who
+    leaves the loop with one of these goes on even if the commit met another one; PercoWarning then says that nothing
+    was written.
+    """
+
+    def __init__(self, client: Client, retry: RetryOptions, serializable: bool) -> None:
+        self._owed = False  # the last attempt met another transaction, and nobody has asked for the next one
+        self._client, self._retry = client, retry
+        self._isolation: Isolation = "serializable" if serializable else "snapshot"
+        self._failed = 0
+        self._met: list[TransientError] = []  # the last
+        self._done = False
+        self._used = True  # the attempt that was given last
+        self._turn: Turn | None = None  # once it has met others
+        self._pause = False
+        self._deadline = trio.current_time() + retry.timeout_s if retry.timeout_s is not None else None
+
+    def __aiter__(self) -> Attempts:
+        return self
+
+    async def __anext__(self) -> Attempt:
+        if self._done:
+            raise StopAsyncIteration
+        if not self._used:
+            raise UsageError("the attempt was not used: write `async with attempt as txn:` inside the loop")
+        self._used = self._owed = False
+        if self._pause:
+            assert self._turn is not None
+            await trio.sleep(self._retry.delay_s(self._turn.lost, self._client.random))
+        self._check_time()
+        return Attempt(self)
+
+    def __del__(self) -> None:
+        if self._owed:
+            warnings.warn(
+                "a loop over db.attempts() was left with `break` or `return` although its attempt met another "
+                "transaction: nothing was written. Let the loop end by itself, or use db.run",
+                PercoWarning,
+                stacklevel=2,
+            )
+
+    def _check_time(self) -> None:
+        if self._deadline is not None and trio.current_time() >= self._deadline:
+            raise late(self._retry, self._met, 0)
+
+    async def _begin(self) -> Transaction:
+        """Takes the turn here, not between two attempts, where the loop may be left: so it always ends (W3)."""
+        turn = self._turn
+        if turn is None:
+            return await self._client.begin(isolation=self._isolation)
+        left_s = math.inf if self._deadline is None else self._deadline - trio.current_time()
+        await turn.take(left_s)
+        try:
+            self._check_time()
+            return await self._client.begin(isolation=self._isolation)
+        except BaseException:
+            turn.leave()
+            raise
+
+    def _has_met(self, error: TransientError) -> None:
+        """An attempt has failed, and there may be another one."""
+        if self._turn is None:
+            self._turn = Turn(self._client.lines, self._retry.turn_s)
+        self._pause = self._turn.met(error.met_on)
+
+
+class Attempt:
+    """One attempt: a context manager that gives the transaction, commits it, and swallows a TransientError if there
+    will be another attempt."""
+
+    def __init__(self, attempts: Attempts) -> None:
+        self._attempts = attempts
+        self._txn: Transaction | None = None
+
+    async def __aenter__(self) -> Transaction:
+        self._attempts._used = True
+        self._txn = txn = await self._attempts._begin()
+        return txn
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"an attempt has no {name!r}: write `async with attempt as txn:` and use txn")
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        txn, attempts = self._txn, self._attempts
+        assert txn is not None
+        try:
+            if error is None:
+                if txn.outcome == "open":
+                    await txn.commit()
+                attempts._done = True
+                return False
+            raise error
+        except TransientError as met:
+            attempts._failed += 1
+            if txn.outcome == "committed":
+                raise
+            met.attempts = attempts._failed
+            if attempts._failed >= attempts._retry.attempts:
+                raise
+            attempts._met = [met.with_traceback(None)]  # its frames would keep the loop alive when it has been left
+            attempts._owed = True
+            attempts._has_met(met)
+            return True
+        finally:
+            txn.discard()
+            if attempts._turn is not None:
+                attempts._turn.leave()
