@@ -49,6 +49,7 @@ from perco.notify.database import Database as Database, WorkerHandle as WorkerHa
 from perco.notify.worker import ObserverCounters as ObserverCounters, WorkerOptions as WorkerOptions
 from perco.storage import BatchOptions as BatchOptions, LmdbOptions as LmdbOptions
 from perco.tuning import tune_gc as tune_gc
+from perco.txn.backfill import BackfillOptions as BackfillOptions, BackfillProgress as BackfillProgress
 from perco.txn.client import (
     Attempt as Attempt,
     Attempts as Attempts,
