@@ -26,7 +26,8 @@ from typing import Final, NamedTuple
 import msgpack
 import trio
 
-from perco.errors import Corruption, StoreError, UsageError, at_least_one
+from perco.errors import Corruption, StoreError
+from perco.options import check_options
 from perco.storage import (
     APPLIED,
     DATA,
@@ -66,9 +67,7 @@ class BackfillOptions:
     page_rows: int = 256
 
     def __post_init__(self) -> None:
-        at_least_one(self, "page_rows")
-        if not 0 < self.share <= 1:
-            raise UsageError(f"BackfillOptions: share is {self.share}; it must be above 0 and at most 1")
+        check_options(self)
 
 
 class Noted(NamedTuple):
