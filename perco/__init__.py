@@ -50,6 +50,7 @@ from perco.notify.worker import ObserverCounters as ObserverCounters, WorkerOpti
 from perco.storage import BatchOptions as BatchOptions, LmdbOptions as LmdbOptions
 from perco.tuning import tune_gc as tune_gc
 from perco.txn.attempts import Attempt as Attempt, Attempts as Attempts, RetryOptions as RetryOptions
+from perco.txn.backfill import BackfillOptions as BackfillOptions, BackfillProgress as BackfillProgress
 from perco.txn.client import (
     Options as Options,
     Retrying as Retrying,

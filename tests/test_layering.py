@@ -22,8 +22,8 @@ ORDER = {
     "txn": [
         *("records", "codecs", "retention", "snapshot", "reads", "mutations", "commit", "recovery", "timestamps"),
         *("fates", "schema", "catalogue", "holds", "pins", "oracle", "background", "entered", "chain", "validation"),
-        *("driver", "local", "beside", "sweeper", "heartbeat", "vacuum", "image", "repairs", "examine", "across"),
-        *("system", "check", "repair", "scan", "transaction", "past", "turns", "attempts", "client"),
+        *("driver", "local", "beside", "sweeper", "heartbeat", "backfill", "vacuum", "image", "repairs", "examine"),
+        *("across", "system", "check", "repair", "scan", "transaction", "past", "turns", "attempts", "client"),
     ],
     "testing": [
         *("history", "isolation", "drawing", "faults", "machine", "plan", "workloads", "cluster", "simulation"),

@@ -3,7 +3,8 @@
 N2  A run with start_ts T removes notify cells of its own observer only, only those it saw, only with timestamp <= T.
 N3  The ack is an ordinary cell whose newest record points at the start_ts of the run that committed it: *the pointer is
     the ack*. Run if and only if the newest record of the observed cell is newer than the pointer. Both are read at T
-    under T9, and the ack is the run's primary: so at most one run commits per change.
+    under T9, and the ack is the run's primary: so at most one run commits per change and version of the observer. An
+    ack says which version made it; those of a lower one no longer count.
 N4  Many writes may collapse into one run, which sees the newest.
 N9  The cause travels along: the earliest root of what is collapsed, so that nobody who waits for it is told too soon.
 """
@@ -16,7 +17,7 @@ from typing import Final
 
 from perco.errors import Corruption
 from perco.storage import LOCK, NOTIFY, WRITE, Cell, Query
-from perco.txn.records import ACK, unpack_cause, unpack_record
+from perco.txn.records import ACK, ack_version, unpack_cause, unpack_record
 from perco.txn.snapshot import Blocked
 
 COVERS_MAX: Final = 512  # notify cells that one run takes with it; what is left asks for another look
@@ -63,8 +64,10 @@ class Gone:
     """There is nothing to do: somebody else has done it."""
 
 
-def decide(cells: Sequence[Sequence[Cell]], start_ts: int) -> Run | Handled | Gone | InTheWay:
+def decide(cells: Sequence[Sequence[Cell]], start_ts: int, version: int = 1) -> Run | Handled | Gone | InTheWay:
     """Run, tidy up, or nothing; InTheWay where a lock must be settled before one can tell (T9).
+
+    `version`: of the observer; what a lower one has acknowledged is to be run again.
 
     Raises: Corruption for a notify cell or an ack that does not decode.
     """
@@ -80,7 +83,8 @@ def decide(cells: Sequence[Sequence[Cell]], start_ts: int) -> Run | Handled | Go
         record = unpack_record(acks[0][1])
         if record.kind != ACK:
             raise Corruption("write group", f"N3: an ack is expected here, not a record of kind {record.kind}")
-        pointer = record.start_ts
+        if version == 1 or ack_version(record.body) >= version:
+            pointer = record.start_ts
     newest = writes[0][0] if writes else 0
     if newest <= pointer:
         return Handled(covers)

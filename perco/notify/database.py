@@ -4,7 +4,6 @@ N7  *Idle*: at one moment no notify cell and no lock of an observed cell existed
     the loop tells: while no observed write, removal or recovery is under way (`Fates.observed` is 0) and no orphaned
     lock is left (`Sweeper.clean`), no notify cell can appear, so one look at all tablets proves it. A lock of an
     observed cell that cannot be read may be a notification: the store is not idle, and whoever waits is told so.
-N10 Who registers an observer then puts notify cells for what is already there.
 """
 
 from __future__ import annotations
@@ -21,16 +20,14 @@ import trio
 
 from perco.errors import Corruption, NotIdle, ReadOnly, SchemaMismatch, StoreError, UsageError, must_be_number
 from perco.notify.scanner import Scanner, ScannerCounters
-from perco.notify.worker import ObserverCounters, Worker, WorkerOptions
-from perco.storage import APPLIED, LOCK, NOTIFY, TS_MAX, WRITE, Mutation, ScanCell, ScanQuery, ScanRequest
+from perco.notify.worker import ObserverCounters, Worker, WorkerOptions, too_old
+from perco.storage import LOCK, NOTIFY, TS_MAX, ScanCell, ScanQuery, ScanRequest
 from perco.txn import catalogue as catalogues
 from perco.txn.beside import BesideDriver, BesideOracle
 from perco.txn.client import Client, Options
 from perco.txn.local import LocalStore
-from perco.txn.oracle import raise_for
-from perco.txn.records import Cellref, ack_of, column_of, observer_of, pack_cause, unpack_cause
+from perco.txn.records import Cellref, column_of, observer_of, unpack_cause
 from perco.txn.schema import Schema
-from perco.txn.snapshot import Blocked, Missing, look
 from perco.txn.sweeper import ANY_COLUMN, Sweeper
 
 _LOOKS_APART_S = 0.02
@@ -75,6 +72,10 @@ class Database(Client):
                 f"observers were declared after the store was opened: {', '.join(sorted(late))}. "
                 "Declare them all, then open it."
             )
+        for observer in self.schema.observers.values():
+            version = self.catalogue.observers[observer.id].version
+            if version > observer.version:
+                raise SchemaMismatch(too_old(observer, version))
         worker = Worker(self, catalogues.registered(self.schema, self.catalogue), chosen)
         handle = WorkerHandle(worker, [self._scanner(worker, i, chosen) for i in range(chosen.scanners)])
         self._worker = worker
@@ -129,8 +130,9 @@ class Database(Client):
         return {(o.table, column_of(tables[o.table].columns[o.column].number)) for o in observers}
 
     def _settled(self) -> bool:
-        """Whether no lock has been left behind that is still to be settled (N1, N7)."""
-        return self.sweeper.clean and not self.driver.orphaned.is_set()
+        """Whether nothing that was there before is still to be found: locks that were left behind (N1, N7), changes
+        that a new observer has not been told of (N10)."""
+        return self.sweeper.clean and not self.driver.orphaned.is_set() and not self.backfilling.left
 
     async def wait_idle(self, *, timeout: float | None = None) -> int:
         """Until no change waits for an observer anywhere (N7). An observer that fails keeps it waiting: in tests give a
@@ -201,8 +203,8 @@ class Database(Client):
         Notify cells, and locks of observed cells, which become such cells (N1). One look lies: a run may carry its
         cause from where we have not looked to where we have; so a look does not count if any such run was under way.
         """
-        if self.driver.entered.up_to(ts):
-            return False  # C4: its notify cells are not visible yet
+        if self.driver.entered.up_to(ts) or self.backfilling.left:
+            return False  # C4, N10: its notify cells are not visible yet
         watch = self._worker.watch(ts) if self._worker is not None else None
         try:
             damage: Corruption | None = None
@@ -269,16 +271,23 @@ class Database(Client):
 
     async def _check_served(self) -> None:
         """Waiting without anybody who works would never end."""
+        if self.backfilling.left and not self.config.backfill.on:
+            raise UsageError(
+                f"observers wait to be told of what is there: {', '.join(self.catalogue.unready())}. In the background "
+                "that is turned off: call `await db.backfill()`."
+            )
         if self.fates.observed or not self._settled():
             return
         if self._worker is None:
             raise UsageError(
                 "changes wait for observers and nothing runs them here; wait inside `async with db.worker():`"
             )
-        unserved = self.unserved()
-        if unserved:
+        unserved, superseded = self.unserved(), self._worker.superseded
+        if unserved or superseded:
             waiting = {id for id, count in (await self.waiting()).items() if count}
-            if waiting and waiting <= unserved:
+            if waiting and waiting <= unserved | set(superseded):
+                for id in waiting & set(superseded):
+                    raise SchemaMismatch(too_old(self.schema.observers[id], superseded[id]))
                 raise UsageError(
                     f"changes wait for observers that this program does not have: {', '.join(sorted(waiting))}. "
                     "Add them to the schema."
@@ -311,55 +320,15 @@ class Database(Client):
     # ------------------------------------------------------------ the catalogue
 
     async def declare(self) -> None:
-        """Record the schema, make what it needs, and notify new observers of what is there (N10)."""
-        self.catalogue = await catalogues.declare(self.driver.store, self.schema)
-        await self.local.adapt(self.catalogue)
+        """Record the schema and make what it needs; new observers are notified of what is there in the background."""
+        await self._adopt(await catalogues.declare(self.driver.store, self.schema))
         await self.local.raise_floor(self.oracle.holds.watermark)  # T13: what an earlier process published
         await self._take_over()
-        for id, entry in list(self.catalogue.observers.items()):
-            if not entry.ready:
-                await self._notify_existing(id)
+        self.backfilling.wake()
 
     async def _take_over(self) -> None:
         self.bounds.clear()
-        await self.oracle.announce(self.catalogue.version)
-
-    async def _notify_existing(self, id: str) -> None:
-        """Notify an observer of every value that is there; again after a crash half-way: the cells are the same.
-
-        A lock in the way is of a transaction that may not have known the observer: settle it first (T9).
-        """
-        entry = self.catalogue.observers[id]
-        number = column_of(self.catalogue.tables[entry.table].columns[entry.column].number)
-        ack = ack_of(number, entry.number)
-        snap = await self.snapshot_at()
-        await self.driver.visible(snap.start_ts)
-        queries = (ScanQuery(LOCK, (number,), 0, snap.start_ts), ScanQuery(WRITE, (number,), 0, snap.start_ts))
-        start: bytes | None = b""
-        while start is not None:
-            page = await self.driver.store.scan(ScanRequest(entry.table, start, None, queries))
-            mutations = []
-            for row, [locks, writes] in page.rows:
-                try:
-                    seen = look([cell[1:] for cell in locks], [cell[1:] for cell in writes])
-                    if isinstance(seen, Blocked):
-                        seen = await self.driver.finish(entry.table, row, number, snap.start_ts, seen)
-                    commit_ts = 0 if isinstance(seen, Missing) else seen.commit_ts
-                except Corruption as error:  # its run will fail until it has been repaired, and nothing waits for that
-                    self.driver.note_damage(self.driver.at(Cellref(entry.table, row, number), error))
-                    commit_ts = writes[0][1] if writes else 0
-                if not commit_ts:
-                    continue
-                put = (NOTIFY, ack, commit_ts, pack_cause(commit_ts, 0))
-                mutations.append(Mutation(entry.table, ((row, (), (put,)),)))
-            for verdict in await self.driver.store.apply(mutations) if mutations else []:
-                if verdict is not APPLIED:  # not ready until all of it is there
-                    raise_for(verdict, f"what observer {id!r} is to be notified of")
-            start = page.next
-        snap.end()
-        self.catalogue = await catalogues.change(self.driver.store, lambda c: c.made_ready(id))
-        await self._take_over()
-        self.driver.notified()
+        await self.oracle.announce(self.catalogue.binds)
 
     # ------------------------------------------------------------ tasks
 

@@ -4,7 +4,9 @@ N2  The mutation that commits the ack removes the notify cells that the run saw.
 N3  At most one run commits per change: the ack is read and written by the run's own transaction.
 N6  A failing observer keeps its notification, waits longer each time, and has a bounded share of the worker. So does
     one that meets a cell which cannot be read.
-N10 Notify cells of observers that this program does not have are left alone.
+N10 Notify cells of observers that this program does not have, or has in a lower version than the store's, are left
+    alone. A run is of the catalogue that it was begun under: if a higher version was registered before its commit
+    timestamp was drawn, it aborts, and is not run again here.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from perco.storage import NOTIFY, Failed, Mutation
 from perco.txn.client import Client
 from perco.txn.codecs import decoded, decoded_key
 from perco.txn.mutations import Intent
-from perco.txn.records import ACK, Cellref, ack_of, observed_column, observer_of, unpack_cause
+from perco.txn.records import ACK, Cellref, ack_body, ack_of, observed_column, observer_of, unpack_cause
 from perco.txn.schema import Change, Observer
 from perco.txn.snapshot import Missing, Value, look
 from perco.txn.transaction import Transaction
@@ -65,6 +67,15 @@ class _ObserverFailedError(Exception):
     def __init__(self, error: Exception) -> None:
         self.error = error
         super().__init__(error)
+
+
+def too_old(observer: Observer, version: int) -> str:
+    """What is to be said of an observer of which the store has a higher version."""
+    return (
+        f"observer {observer.id!r} is version {version} in this store, and version {observer.version} in this program, "
+        "which leaves its changes alone: they wait for a program that has the newer one. To go back to what the older "
+        f"one did, declare that as version {version + 1}."
+    )
 
 
 def _change(observer: Observer, row: bytes, seen: Value | Missing, attempt: int, root: int) -> Change[Any, Any]:
@@ -111,6 +122,9 @@ class Worker:
     def __init__(self, client: Client, observers: Mapping[int, Observer], options: WorkerOptions) -> None:
         self.client, self.options = client, options
         self.observers = dict(observers)
+        self.superseded: dict[str, int] = {}  # by id: the store has a higher version than this program
+        self._binds = -1  # the catalogue that `observers` was compared with
+        self.renew()
         self.rows = RowLocks()
         self.backoff = Backoff(options.backoff, client.random)
         self.counters = {observer.id: ObserverCounters() for observer in observers.values()}
@@ -124,6 +138,18 @@ class Worker:
         self._watches: set[Watch] = set()
         self._failing = 0
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
+
+    def renew(self) -> None:
+        """The catalogue has changed: leave observers alone of which the store has a higher version now (N10)."""
+        catalogue = self.client.catalogue
+        self._binds = catalogue.binds
+        for number, observer in list(self.observers.items()):
+            version = catalogue.observers[observer.id].version
+            if version > observer.version:
+                del self.observers[number]
+                self.superseded[observer.id] = version
+                log.error("%s", too_old(observer, version))
+                self.client.driver.quiet()  # N7: whoever waits shall look who runs it
 
     def wake_up(self) -> None:
         """There may be work: a scanner that sleeps looks, or else the first that ends its tour (N8)."""
@@ -177,7 +203,9 @@ class Worker:
 
     async def run(self, table: str, row: bytes, ack: int) -> None:
         """An observer on a row, until it is acknowledged, handled by somebody else, or has to wait (N6)."""
-        observer = self.observers[observer_of(ack)]
+        observer = self.observers.get(observer_of(ack))
+        if observer is None:
+            return  # N10: since the row was claimed
         counters = self.counters[observer.id]
         key = (table, row, ack)
         conflicts = 0
@@ -268,12 +296,19 @@ class Worker:
     ) -> bool:
         client, driver = self.client, self.client.driver
         start_ts, column = txn.start_ts, observed_column(ack)
+        if client.oracle.catalogue_version > client.catalogue.binds:
+            await client.reload()
+        if client.catalogue.binds != self._binds:
+            self.renew()
+        if self.observers.get(observer_of(ack)) is not observer:
+            return True  # N10: it is another's by now
+        txn._version = self._binds
         if driver.entered.cells:
             await driver.past_cells(((table, row, ack), (table, row, column)), start_ts)  # C4
         [cells] = await driver.store.read([(table, row, claim_queries(column, ack, start_ts))])
         try:
             cell = Cellref(table, row, ack)
-            verdict = decide(cells, start_ts)
+            verdict = decide(cells, start_ts, observer.version)
             cell = Cellref(table, row, column)
             there = look(cells[3], cells[4])
         except Corruption as error:
@@ -296,7 +331,7 @@ class Worker:
             verdict = replace(verdict, root=min(root, verdict.root))
         seen = await driver.finish(table, row, column, start_ts, there)
         del cells  # a run may wait long
-        txn._ack = Intent(table, row, ack, ACK, b"", (), verdict.covers)
+        txn._ack = Intent(table, row, ack, ACK, ack_body(observer.version), (), verdict.covers)
         txn._root, txn._depth = verdict.root, verdict.depth
         txn._known = ((table, row, column), seen)  # the function will want it: it is not read twice
         if txn._reads is not None:

@@ -84,7 +84,7 @@ class Coordinator:
                 number = await self._acquire()
                 oracle = Oracle(self._store, self._options, self._wall)
                 await oracle.start()
-                await oracle.announce((await catalogues.load(self._store)).version)
+                await oracle.announce((await catalogues.load(self._store)).binds)
                 self._oracle, self._leases = oracle, Leases(self.clock())
                 self._serving = True
                 self.terms += 1

@@ -53,6 +53,7 @@ _SYSTEM_STEPS: Final = {
     b"clock": "clock",
     b"serves": "lease",
     b"watermark": "vacuum",
+    b"backfill": "notify",
 }
 _OLD: Final = {(WRITE, True), (TRACE, True)}
 

@@ -53,6 +53,7 @@ from perco.testing.isolation import check as check_history
 from perco.testing.machine import CrashedError, Machine
 from perco.testing.plan import Plan
 from perco.testing.workloads import KINDS, OFTEN, Clients, World
+from perco.txn.backfill import BackfillOptions
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import CheckOptions, check as check_store
 from perco.txn.client import Options
@@ -535,6 +536,7 @@ class Simulation:
             seed=rng.getrandbits(32),
             oracle=OracleOptions(range_size=rng.choice((40, 300, 3000))),
             commit=CommitOptions(one_step=rng.random() < 0.6),
+            backfill=BackfillOptions(share=1.0, page_rows=3),
         )
         fates: list[_Hasty | LeasedFates] = []
 

@@ -101,7 +101,7 @@ class Across:
 
     async def of_record(self, book: Book, cell: Cellref, record: Rec) -> list[Finding]:
         """A record against all else that is known of its transaction (T1, T3)."""
-        ts, _, start_ts, _ = record
+        ts, start_ts = record.ts, record.start_ts
         known = self._starts.note(start_ts, ts, cell)
         if known != ts:
             what = f"transaction {start_ts} committed at {known} and at {ts}"

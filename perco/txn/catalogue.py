@@ -5,8 +5,8 @@ are read from here and not from the program.
 
 N10  A version is a cell of the system table at timestamp = version; the newest counts. Declaring compares the
      program's schema with it: a codec, key or group that differs is an error; what is new is added under the next
-     version, by check-then-write, so two programs cannot both add. Who registers an observer then puts notify cells
-     for what is already there (`database.py`).
+     version, by check-then-write, so two programs cannot both add. An observer's version never goes back. Who registers
+     an observer, or a higher version of it, then puts notify cells for what is already there (`notify/backfill.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, TS_MAX, Failed, Mut
 from perco.txn.codecs import codec_named
 from perco.txn.records import ack_of, column_of
 from perco.txn.retention import Keep
-from perco.txn.schema import Column, Observer, Schema, Table
+from perco.txn.schema import Column, Manner, Observer, Schema, Table
 
 SYSTEM_TABLE: Final = "_perco"
 CATALOGUE_ROW: Final = b"catalogue"
@@ -58,7 +58,14 @@ class TableEntry:
 class ObserverEntry:
     """An observer as the store knows it.
 
-    `since`: the catalogue's version that registered it. `ready`: what was there before it has been notified (N10).
+    Attributes:
+        since: the catalogue's version that registered it, as it is now.
+        ready: what was there before has been notified (N10), if it is to be.
+        whole: it is told of all that is there: there was nothing before it, or it was, or is being, notified of that.
+        version: the highest that was declared. Runs of a lower one are no longer for it (N3).
+        at: a timestamp drawn after the registration was announced: who began later knows of it. What is there is put
+            as notify cells at this timestamp; 0: not drawn yet, or not needed.
+        manner: when its runs come, as declared last with this version.
     """
 
     number: int
@@ -66,16 +73,75 @@ class ObserverEntry:
     column: str
     since: int
     ready: bool
+    version: int = 1
+    at: int = 0
+    whole: bool = False
+    manner: Manner = Manner()
+
+    def pack(self) -> list[Any]:
+        """The first five fields, and of the others those that are not as usual."""
+        more: dict[str, Any] = {}
+        if self.version != 1:
+            more["version"] = self.version
+        if self.at:
+            more["at"] = self.at
+        if self.whole:
+            more["whole"] = True
+        if self.manner != Manner():
+            more["manner"] = [self.manner.delay_s, self.manner.max_delay_s, self.manner.priority]
+        return [self.number, self.table, self.column, self.since, self.ready, more]
+
+    @classmethod
+    def unpack(
+        cls, number: int, table: str, column: str, since: int, ready: bool, more: dict[str, Any] | None = None
+    ) -> ObserverEntry:
+        found = dict(more or {})
+        if "manner" in found:
+            delay_s, max_delay_s, priority = found["manner"]
+            found["manner"] = Manner(delay_s=delay_s, max_delay_s=max_delay_s, priority=priority)
+        return cls(number, table, column, since, ready, **found)
+
+    def declared(self, observer: Observer, since: int) -> ObserverEntry:
+        """The entry after it was declared once more; itself if that tells nothing new.
+
+        N10: its version never goes back. A lower one is left to whoever would run it (`worker.py`).
+        """
+        at = (observer.column.table.name, observer.column.name)
+        if (self.table, self.column) != at:
+            raise SchemaMismatch(
+                f"observer {observer.id!r} is registered for {self.table}.{self.column}, the schema has it on "
+                f"{at[0]}.{at[1]}. Give the new one an id of its own."
+            )
+        if observer.version < self.version:
+            return self
+        if observer.version == self.version:
+            return self if observer.manner == self.manner else replace(self, manner=observer.manner)
+        # What an earlier version was still to be told of, nobody has told this one either.
+        again = observer.backfill or not self.ready
+        return replace(
+            self,
+            since=since,
+            ready=not again,
+            version=observer.version,
+            at=0,
+            whole=self.whole or again,
+            manner=observer.manner,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """One version of the catalogue; an immutable value. `keep`: of tables that have none of their own."""
+    """One version of the catalogue; an immutable value.
+
+    `keep`: of tables that have none of their own. `binds`: the newest version, up to this one, that whoever writes, or
+    runs observers, has to know: it is announced, and transactions that were begun under an older one run again.
+    """
 
     version: int = 0
     tables: dict[str, TableEntry] = field(default_factory=dict)
     observers: dict[str, ObserverEntry] = field(default_factory=dict)
     keep: Keep = Keep()
+    binds: int = 0
 
     def groups(self, table: str) -> list[str]:
         """The data groups that a table needs besides the protocol's."""
@@ -112,33 +178,62 @@ class Catalogue:
             groups = {column.group for column in tables[table.name].columns.values()} - {DATA}
             if len(groups) > GROUPS_MAX:
                 raise SchemaMismatch(f"table {table.name!r} may have {GROUPS_MAX} locality groups of its own")
+        observers = self._merge_observers(schema)
+        keep = schema.keep or self.keep
+        if (tables, observers, keep) == (self.tables, self.observers, self.keep):
+            return self
+        version = self.version + 1
+        known = {id: replace(entry, manner=Manner()) for id, entry in self.observers.items()}
+        alike = {id: replace(entry, manner=Manner()) for id, entry in observers.items()}
+        binds = self.binds if (tables, alike) == (self.tables, known) else version
+        return Catalogue(version, tables, observers, keep, binds)
+
+    def _merge_observers(self, schema: Schema) -> dict[str, ObserverEntry]:
         observers = dict(self.observers)
         taken = {entry.number for entry in observers.values()}
         for observer in schema.observers.values():
             entry = observers.get(observer.id)
-            at = (observer.column.table.name, observer.column.name)
-            if entry is None:
-                number = max(taken, default=0) + 1
-                if number > _OBSERVERS_MAX:
-                    raise SchemaMismatch(f"no more than {_OBSERVERS_MAX} observers can be registered")
-                taken.add(number)
-                observers[observer.id] = ObserverEntry(number, *at, self.version + 1, not observer.existing)
-            elif (entry.table, entry.column) != at:
-                raise SchemaMismatch(
-                    f"observer {observer.id!r} is registered for {entry.table}.{entry.column}, the schema has it on "
-                    f"{at[0]}.{at[1]}. Give the new one an id of its own."
-                )
-        keep = schema.keep or self.keep
-        if (tables, observers, keep) == (self.tables, self.observers, self.keep):
-            return self
-        return Catalogue(self.version + 1, tables, observers, keep)
+            if entry is not None:
+                observers[observer.id] = entry.declared(observer, self.version + 1)
+                continue
+            number = max(taken, default=0) + 1
+            if number > _OBSERVERS_MAX:
+                raise SchemaMismatch(f"no more than {_OBSERVERS_MAX} observers can be registered")
+            taken.add(number)
+            table, column = observer.column.table.name, observer.column.name
+            nothing = table not in self.tables or column not in self.tables[table].columns
+            observers[observer.id] = ObserverEntry(
+                number,
+                table,
+                column,
+                self.version + 1,
+                nothing or not observer.backfill,
+                observer.version,
+                whole=nothing or observer.backfill,
+                manner=observer.manner,
+            )
+        return observers
 
-    def made_ready(self, id: str) -> Catalogue:
-        """The next version, in which what was there before an observer has been notified (N10)."""
-        if self.observers[id].ready:
-            return self  # another process has done the same
-        observers = {**self.observers, id: replace(self.observers[id], ready=True)}
-        return Catalogue(self.version + 1, self.tables, observers, self.keep)
+    def began_at(self, id: str, version: int, at: int) -> Catalogue:
+        """The next version, in which what was there before an observer is to be notified at that timestamp (N10)."""
+        entry = self.observers[id]
+        if entry.at or entry.version != version:
+            return self  # another process has done it, or registered a higher version
+        return self._with(id, replace(entry, at=at))
+
+    def made_ready(self, id: str, at: int) -> Catalogue:
+        """The next version, in which what was there before an observer has been notified, at that timestamp (N10)."""
+        entry = self.observers[id]
+        if entry.ready or entry.at != at:
+            return self
+        return self._with(id, replace(entry, ready=True))
+
+    def _with(self, id: str, entry: ObserverEntry) -> Catalogue:
+        return replace(self, version=self.version + 1, observers={**self.observers, id: entry})
+
+    def unready(self) -> list[str]:
+        """Ids of observers that have not been told yet of all that was there before (N10)."""
+        return [id for id, entry in self.observers.items() if not entry.ready]
 
     def pack(self) -> bytes:
         tables = {
@@ -150,13 +245,13 @@ class Catalogue:
             ]
             for name, t in self.tables.items()
         }
-        observers = {id: [o.number, o.table, o.column, o.since, o.ready] for id, o in self.observers.items()}
-        return msgpack.packb([self.version, tables, observers, _pack_keep(self.keep)])  # type: ignore[no-any-return]
+        observers = {id: entry.pack() for id, entry in self.observers.items()}
+        return msgpack.packb([self.version, tables, observers, _pack_keep(self.keep), self.binds])  # type: ignore[no-any-return]
 
     @classmethod
     def unpack(cls, data: bytes) -> Catalogue:
         try:
-            version, tables, observers, *keep = msgpack.unpackb(data)  # it had no keep once
+            version, tables, observers, *more = msgpack.unpackb(data)  # it had no more once
             return cls(
                 version,
                 {
@@ -168,8 +263,9 @@ class Catalogue:
                     )
                     for name, (key, splits, columns, *kept) in tables.items()
                 },
-                {id: ObserverEntry(*entry) for id, entry in observers.items()},
-                _unpack_keep(*keep) if keep else Keep(),
+                {id: ObserverEntry.unpack(*entry) for id, entry in observers.items()},
+                _unpack_keep(more[0]) if more else Keep(),
+                more[1] if len(more) > 1 else version,
             )
         except (ValueError, TypeError, AttributeError, UsageError, msgpack.UnpackException) as error:
             raise Corruption("catalogue", f"does not read: {error}") from error

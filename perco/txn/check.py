@@ -55,16 +55,17 @@ from perco.storage import (
     ScanRequest,
 )
 from perco.txn.across import Across
-from perco.txn.catalogue import SYSTEM_TABLE, Catalogue, ObserverEntry, load
+from perco.txn.catalogue import Catalogue, load
 from perco.txn.examine import Finding, examine, unnotified
 from perco.txn.image import GROUPS, Book, Image, Rec, lock_of
 from perco.txn.oracle import durable_bound, published
-from perco.txn.records import PUT_DATA, READ, RECORD_HEAD, Cellref, Lock, ack_of, observer_of
+from perco.txn.records import ACK, PUT_DATA, READ, RECORD_HEAD, Cellref, Lock, ack_of, observer_of
 from perco.txn.recovery import Aborted, Committed, Locked, Nothing
 from perco.txn.retention import waste_of
 from perco.txn.system import groups_of, of_system, strange_groups
 
 _LOCKS: Final = (LOCK, SHARED)
+_TOLD: Final = (bytes([PUT_DATA]), bytes([ACK]))  # kinds of records whose body is looked at
 _POOL_MAX: Final = 256  # changes kept for each observer of which it may have been too young to be told
 
 
@@ -211,7 +212,7 @@ class _Check:
         self._pools: dict[int, _Pool] = {}
         self._watermark = 0
         self._cuts: dict[str, int] = {}
-        self._book = Book(Catalogue(), 0, frozenset())
+        self._book = Book(Catalogue(), 0)
 
     async def run(self, ts: int) -> CheckResult:
         began = trio.current_time()
@@ -259,22 +260,7 @@ class _Check:
         """The catalogue and the bound as they are now."""
         catalogue = await load(self._store)
         bound = await durable_bound(self._store)
-        replayed = self._book.replayed
-        if catalogue.version != self._book.catalogue.version:
-            replayed = frozenset(
-                [entry.number for id, entry in catalogue.observers.items() if await self._was_replayed(id, entry)]
-            )
-        self._book = Book(catalogue, bound, replayed)
-
-    async def _was_replayed(self, id: str, entry: ObserverEntry) -> bool:
-        """Whether an observer was registered to run for what was there before: then it was not ready at first."""
-        query: Query = (DATA, 0, entry.since, entry.since, 1)
-        [[cells]] = await self._store.read([(SYSTEM_TABLE, b"catalogue", [query])])
-        try:
-            first = Catalogue.unpack(cells[0][1]).observers.get(id) if cells else None
-        except Corruption:
-            return False  # reported by `of_system`
-        return first is not None and not first.ready
+        self._book = Book(catalogue, bound)
 
     def _report(self, findings: Iterable[Finding]) -> None:
         for finding in findings:
@@ -464,7 +450,7 @@ class _Check:
             if observer_of(column):
                 self._since(observer_of(column), min(record.start_ts for record in records))
         for column, cells in image.notify.items():
-            if observer_of(column) not in book.replayed:  # else they may be for what was there before
+            if not book.whole(observer_of(column)):  # else they may be for what was there before
                 self._since(observer_of(column), min(ts for ts, _ in cells))
         for loss in unnotified(image, book):
             if not loss.sure:
@@ -490,5 +476,5 @@ def _needed(group: str, value: bytes) -> bytes:
     if group in (LOCK, NOTIFY, SHARED, TRACE):
         return value
     if group == WRITE:
-        return value if value[:1] == bytes([PUT_DATA]) else value[:RECORD_HEAD]
+        return value if value[:1] in _TOLD else value[:RECORD_HEAD]
     return b""

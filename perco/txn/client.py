@@ -35,8 +35,9 @@ from perco.errors import (
 from perco.options import check_options
 from perco.storage import BatchOptions, LmdbOptions, TabletStatistics
 from perco.txn.attempts import Attempts, RetryOptions, late
+from perco.txn.backfill import Backfill, BackfillOptions, BackfillProgress
 from perco.txn.background import Background
-from perco.txn.catalogue import Bound, Catalogue, load
+from perco.txn.catalogue import Bound, Catalogue, change, load
 from perco.txn.driver import CommitOptions, Counters, Driver, StaleAt, read_token
 from perco.txn.fates import Fates
 from perco.txn.heartbeat import Heartbeat, HeartbeatOptions, LoopStatistics
@@ -99,6 +100,7 @@ class Options:
     transaction: TransactionOptions = field(default_factory=TransactionOptions)
     heartbeat: HeartbeatOptions = field(default_factory=HeartbeatOptions)
     vacuum: VacuumOptions = field(default_factory=VacuumOptions)
+    backfill: BackfillOptions = field(default_factory=BackfillOptions)
     wall: Callable[[], float] = time.time
     seed: int | None = None
     on_event: Callable[[str], None] | None = None
@@ -147,6 +149,9 @@ class Client:
         self.driver.name = self.name_of
         self.heartbeat = Heartbeat(options.heartbeat, local.store, self.driver, options.wall, self.lease_token)
         self.vacuuming = Vacuum(local, self.driver, options.vacuum, lambda: self.catalogue, options.on_event)
+        self.backfilling = Backfill(
+            self.driver, self.background, options.backfill, lambda: self.catalogue, self.change_catalogue
+        )
 
     # ------------------------------------------------------------ transactions
 
@@ -455,15 +460,40 @@ class Client:
         self.usable(writing=True)
         return await self.vacuuming.run(tell=progress)
 
-    # ------------------------------------------------------------ names
+    async def backfill(self, *, progress: Callable[[BackfillProgress], None] | None = None) -> list[BackfillProgress]:
+        """Notify new observers, and higher versions of them, of what is there, now (N10); in the background it happens
+        by itself.
+
+        Args:
+            progress: called after every page.
+
+        Returns what was done for each observer that had not been told of all. Whether they have run is another
+        question: `wait_idle`.
+
+        Raises: StoreFull, Unavailable: the same call goes on from there; ReadOnly.
+        """
+        self.usable(writing=True)
+        return await self.backfilling.run(tell=progress)
+
+    # ------------------------------------------------------------ the catalogue
 
     async def reload(self) -> None:
         """Take over the newest catalogue: another process has changed it (N10)."""
-        catalogue = await load(self.driver.store)
-        if catalogue.version > self.catalogue.version:
-            await self.local.adapt(catalogue)
+        await self._adopt(await load(self.driver.store))
+        self.backfilling.wake()
+
+    async def change_catalogue(self, step: Callable[[Catalogue], Catalogue]) -> None:
+        """Replace the newest catalogue by the next one, and announce it (N10)."""
+        await self._adopt(await change(self.driver.store, step))
+        await self.oracle.announce(self.catalogue.binds)
+
+    async def _adopt(self, catalogue: Catalogue) -> None:
+        await self.local.adapt(catalogue)
+        if catalogue.version > self.catalogue.version:  # it never goes back
             self.catalogue = catalogue
             self.bounds.clear()
+
+    # ------------------------------------------------------------ names
 
     def bind(self, column: Column[Any, Any]) -> Bound:
         """A column's numbers in this store; looked up once.

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 from perco.errors import Corruption
 from perco.storage import ROLLBACK, SHARED, TRACE, WRITE
 from perco.txn import repairs
+from perco.txn.catalogue import ObserverEntry
 from perco.txn.image import Book, Image, Rec
 from perco.txn.records import (
     ACK,
@@ -247,13 +248,15 @@ def _of_records(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint]
 def _of_record(
     image: Image, cell: Cellref, record: Rec, older: Rec | None, book: Book
 ) -> tuple[str, str, Repair | None] | None:
-    ts, kind, start_ts, group = record
+    ts, kind, start_ts, group, version = record
     column = cell.column
     is_ack = bool(observer_of(column))
     if (kind == ACK) != is_ack:
         return "N3", f"the record at {ts} is of kind {kind}, not one for this column", None
     if is_ack and (start_ts > book.bound or start_ts >= ts):
         return "N3", f"the ack at {ts} points at {start_ts}, in the future", None
+    if is_ack and version > book.observers[observer_of(column)][1].version:
+        return "N10", f"the ack at {ts} is of version {version}, which the catalogue does not have", None
     if start_ts >= ts:
         return "T2", f"the record at {ts} points at transaction {start_ts}, which began no earlier", None
     if ts > book.bound:
@@ -320,14 +323,25 @@ def _of_spurious(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint
     if not observer_of(ack) or observed in image.broken or ack in image.broken:
         return
     locked = [start_ts for start_ts, _ in image.locks.get(observed, ())]  # it may yet be settled there
-    acks = image.records.get(ack)
-    unseen = newest > (acks[0].start_ts if acks else 0)
+    entry = book.observers[observer_of(ack)][1] if observer_of(ack) in book.observers else None
+    unseen = newest > _pointer(image, ack, entry)
     for ts, value in image.notify.get(ack, ()):
+        if entry is not None and ts == entry.at:
+            continue  # N10: it is for what was there at that timestamp; that may have gone since
         if newest < ts <= book.bound and 0 < _root(value) <= ts and not any(start_ts < ts for start_ts in locked):
             what = f"the notify cell at {ts} is for a change that is not there"
             observed_cell = cell._replace(column=observed)
             repair = repairs.drop_notification(observed_cell, ack, ts, newest if unseen else 0)
             yield _Complaint("N1", what, 0, repair)
+
+
+def _pointer(image: Image, ack: int, entry: ObserverEntry | None) -> int:
+    """Up to where the observer has seen the cell (N3). What a lower version has, if this one is told of all again, does
+    not count."""
+    acks = image.records.get(ack)
+    if not acks or (entry is not None and entry.at and acks[0].version < entry.version):
+        return 0
+    return acks[0].start_ts
 
 
 def _root(value: bytes) -> int:
@@ -364,12 +378,12 @@ def unnotified(image: Image, book: Book) -> Iterator[Unnotified]:
             continue
         newest = records[0].ts
         acks = image.records.get(ack)
-        pointer = acks[0].start_ts if acks else 0
+        pointer = _pointer(image, ack, entry)
         running = any(start_ts >= newest for start_ts, _ in image.locks.get(ack, ()))
         if newest > pointer and not running and not image.notify.get(ack) and newest <= book.bound:
             what = f"lost notification: observer {id!r} has not seen the change at {newest} and is not told of it"
             cell = Cellref(image.table, image.row, column)
             repair = repairs.notify(cell, ack, newest, acks[0].ts if acks else 0)
             finding = Finding("error", "N1", book.where(*cell), what, cell, records[0].start_ts, repair)
-            told_of_old = number in book.replayed and records[0].kind != DELETE
+            told_of_old = entry.whole and records[0].kind != DELETE
             yield Unnotified(number, newest, pointer > 0 or told_of_old, finding)

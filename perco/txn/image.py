@@ -25,11 +25,13 @@ from perco.storage.cells import COLUMN_MAX
 from perco.txn.catalogue import Catalogue, ColumnEntry
 from perco.txn.codecs import codec_named
 from perco.txn.records import (
+    ACK,
     PUT,
     PUT_DATA,
     READ,
     Lock,
     ack_of,
+    ack_version,
     column_of,
     observed_column,
     observer_of,
@@ -42,12 +44,13 @@ GROUPS: Final = (LOCK, WRITE, ROLLBACK, NOTIFY, PENDING, SHARED, TRACE)  # besid
 
 
 class Rec(NamedTuple):
-    """A write record without its value; `group`: of a long value's data, else ""."""
+    """A write record without its value; `group`: of a long value's data, else ""; `version`: of an ack's observer."""
 
     ts: int
     kind: int
     start_ts: int
     group: str
+    version: int = 1
 
 
 class Image:
@@ -108,6 +111,8 @@ class Image:
 def _record(ts: int, value: bytes) -> Rec | None:
     try:
         kind, start_ts, body = unpack_record(value)
+        if kind == ACK:
+            return Rec(ts, kind, start_ts, "", ack_version(body))
         return Rec(ts, kind, start_ts, body.decode() if kind == PUT_DATA else "")
     except (Corruption, ValueError):
         return None
@@ -151,9 +156,8 @@ def _tuple(value: object) -> tuple[object, ...]:
 class Book:
     """What the catalogue and the oracle say: the context in which a row is examined."""
 
-    def __init__(self, catalogue: Catalogue, bound: int, replayed: frozenset[int]) -> None:
+    def __init__(self, catalogue: Catalogue, bound: int) -> None:
         self.catalogue, self.bound = catalogue, bound
-        self.replayed = replayed  # observers that were registered with all that was there before
         self.observers = {entry.number: (id, entry) for id, entry in catalogue.observers.items()}
         self._columns = {
             name: {column_of(column.number): (label, column) for label, column in table.columns.items()}
@@ -172,6 +176,11 @@ class Book:
         """Every column that a row of the table may have, acks included."""
         acks = [ack_of(column, number) for column, number in self.observed(table)]
         return [*self._columns[table], *acks]
+
+    def whole(self, number: int) -> bool:
+        """Whether an observer is told of all that is there, also of what is older than itself."""
+        found = self.observers.get(number)
+        return found is not None and found[1].whole
 
     def observed(self, table: str) -> list[tuple[int, int]]:
         """(column, observer's number) of all observers of a table."""

@@ -63,6 +63,20 @@ def observed_column(column: int) -> int:
     return column & ~0xFFFF
 
 
+def ack_body(version: int) -> bytes:
+    """What an ack's record says besides its pointer: by which version of the observer it was made (N3)."""
+    return b"" if version == 1 else version.to_bytes(4, "big")
+
+
+def ack_version(body: bytes) -> int:
+    """Raises: Corruption."""
+    if not body:
+        return 1
+    if len(body) != 4:
+        raise Corruption("write group", f"not the version of an observer: {body[:16].hex()}")
+    return int.from_bytes(body, "big")
+
+
 class Record(NamedTuple):
     """A committed write: kind, the transaction's start_ts, and the short value or the name of the data group."""
 

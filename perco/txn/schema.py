@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 from urllib.parse import quote
 
-from perco.errors import SchemaMismatch, TooLarge, UsageError
+from perco.errors import SchemaMismatch, TooLarge, UsageError, must_be_number
 from perco.storage import ROW_BYTES_MAX
 from perco.txn.codecs import BYTES, Codec, encoded
 from perco.txn.reads import Isolation, is_serializable
@@ -156,6 +156,45 @@ class Change(Generic[K, V]):
     cause: int
 
 
+_WAITS: Final = 10  # delays that a row which keeps changing waits, unless told otherwise
+_VERSION_MAX: Final = (1 << 32) - 1  # it rides in every ack
+_DELAY_MAX_S: Final = 30 * 86400.0
+_PRIORITY_MAX: Final = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manner:
+    """When an observer's runs come, as the catalogue has it.
+
+    Attributes:
+        delay_s: a change is run no earlier than so long after it; each newer one begins the wait anew.
+        max_delay_s: and for the first of them it is over after this at the latest.
+        priority: of what waits, that of the highest comes first.
+    """
+
+    delay_s: float = 0.0
+    max_delay_s: float = 0.0
+    priority: int = 0
+
+
+def _manner(id: str, delay_s: float, max_delay_s: float | None, priority: int) -> Manner:
+    must_be_number(f"observer {id!r}: delay_s", delay_s)
+    if max_delay_s is not None:
+        must_be_number(f"observer {id!r}: max_delay_s", max_delay_s)
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > _PRIORITY_MAX:
+        raise UsageError(f"observer {id!r}: priority is an int from -{_PRIORITY_MAX} to {_PRIORITY_MAX}")
+    if not delay_s:
+        if max_delay_s:
+            raise UsageError(f"observer {id!r}: max_delay_s bounds a delay_s, and there is none")
+        return Manner(priority=priority)
+    longest = _WAITS * delay_s if max_delay_s is None else max_delay_s
+    if not 0 < delay_s <= longest or not delay_s <= _DELAY_MAX_S:
+        raise UsageError(
+            f"observer {id!r}: delay_s is from 0 to {_DELAY_MAX_S:.0f} seconds, and max_delay_s at least as long"
+        )
+    return Manner(delay_s=float(delay_s), max_delay_s=min(float(longest), _WAITS * _DELAY_MAX_S), priority=priority)
+
+
 ObserverFunction = Callable[["Transaction", "Change[K, V]"], Awaitable[None]]
 
 
@@ -166,8 +205,10 @@ class Observer:
     id: str
     column: Column[Any, Any]
     function: Callable[[Transaction, Change[Any, Any]], Awaitable[None]]
-    existing: bool
+    backfill: bool
     isolation: Isolation | None
+    version: int = 1
+    manner: Manner = Manner()
 
 
 class Schema:
@@ -190,17 +231,37 @@ class Schema:
         self.observers: dict[str, Observer] = {}
 
     def observe(
-        self, column: Column[K, V], *, id: str, existing: bool = True, isolation: Isolation | None = None
+        self,
+        column: Column[K, V],
+        *,
+        id: str,
+        version: int = 1,
+        backfill: bool = True,
+        delay_s: float = 0.0,
+        max_delay_s: float | None = None,
+        priority: int = 0,
+        isolation: Isolation | None = None,
     ) -> Callable[[ObserverFunction[K, V]], ObserverFunction[K, V]]:
         """Run a function, in a transaction, after each change of a column.
 
-        Several observers may observe one column; deletes count as changes; changes may collapse (N4). `id` is
-        stored. `existing`: when the observer is registered for the first time, run it also for what is already there.
-        `isolation`: of its transactions, "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
+        Several observers may observe one column; deletes count as changes; changes may collapse (N4). `id` is stored.
+
+        Args:
+            version: from 1. Raise it when the function has changed so that it has to run again for what it has run for.
+            backfill: when the observer, or a higher version of it, is registered, run it also for what is there.
+            delay_s: seconds; a change is run no earlier than that after it, and a newer one begins the wait anew.
+            max_delay_s: the longest such wait, for a row that keeps changing; by default ten times `delay_s`.
+            priority: where more waits than can run at once, higher ones come first; lower ones still get their share.
+            isolation: of its transactions, "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
         if isolation is not None:
             is_serializable(isolation)
         _named("observer", id)
+        if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= _VERSION_MAX:
+            raise UsageError(f"observer {id!r}: version is {version!r}; it is an int from 1 on, and only goes up")
+        if not isinstance(backfill, bool):
+            raise UsageError(f"observer {id!r}: backfill is True or False, not {backfill!r}")
+        manner = _manner(id, delay_s, max_delay_s, priority)
         if id in self.observers:
             raise UsageError(f"there are two observers with the id {id!r}")
         if self.tables.get(column.table.name) is not column.table:
@@ -211,7 +272,7 @@ class Schema:
                 inspect.unwrap(function)
             ):
                 raise UsageError(f"observer {id!r} has to be an `async def`")
-            self.observers[id] = Observer(id, column, function, existing, isolation)
+            self.observers[id] = Observer(id, column, function, backfill, isolation, version, manner)
             return function
 
         return register

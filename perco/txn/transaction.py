@@ -362,7 +362,7 @@ class Transaction(Snapshot):
         self.commit_ts = 0
         self.outcome = "open"
         self._primary: Cellref | None = None
-        self._version = 0  # of the catalogue that the first write was noted under (N10)
+        self._version = 0  # of the catalogue that the run, or the first write, was noted under (N10)
         self._bytes = 0
         self._locked: dict[_WHERE, None] | None = None  # read under a lock (T14)
         self._ack: Intent | None = None  # an observer run's primary (N2)
@@ -397,8 +397,8 @@ class Transaction(Snapshot):
 
     def _note(self, bound: Bound, row: bytes, data: bytes | None) -> None:
         writes = self._writes
-        if not writes:
-            self._version = self._client.catalogue.version
+        if not writes and not self._version:
+            self._version = self._client.catalogue.binds
         where = (bound.table, row, bound.column)
         options = self._client.config.transaction
         if len(writes) >= options.cells_max and where not in writes:
@@ -464,7 +464,7 @@ class Transaction(Snapshot):
         self._open = False  # from here on the driver says when it is done (G1)
         try:
             self.commit_ts = await driver.commit(
-                commit, observed=observed, version=self._version or client.catalogue.version
+                commit, observed=observed, version=self._version or client.catalogue.binds
             )
         except ConflictAt as found:
             self.outcome = "aborted"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final
@@ -470,19 +470,15 @@ class Vacuum:
         """Notes that no snapshot can stand on, but the newest at or below every cut (O3); what was superseded."""
         self._result.table = SYSTEM_TABLE
         oldest = min(self._result.cuts.values(), default=self._result.watermark)
-        catalogue = self._catalogue()
         await self._oracle.pins.drop_expired()
         notes = await self._collect_versions(CLOCK_ROW, oldest)
-        # The version that registered an observer says whether it was told of what was there before.
-        system = await self._collect_versions(
-            CATALOGUE_ROW, TS_MAX, {observer.since for observer in catalogue.observers.values()}
-        )
+        system = await self._collect_versions(CATALOGUE_ROW, TS_MAX)
         system += await self._collect_versions(BOUND_ROW, TS_MAX)
         gone = Removed(notes=notes, system=system)
         self._result.removed.add(gone)
         self.removed.add(gone)
 
-    async def _collect_versions(self, row: bytes, at: int, but: Collection[int] = ()) -> int:
+    async def _collect_versions(self, row: bytes, at: int) -> int:
         """Remove what is older than the newest version at or below `at`, the oldest first; returns how many."""
         store = self._store
         [[newest]] = await store.read([(SYSTEM_TABLE, row, [(DATA, 0, 0, at, 1)])])
@@ -493,7 +489,7 @@ class Vacuum:
             if not cells:
                 break
             low = cells[-1][0] + 1
-            gone = tuple((DATA, 0, ts, None) for ts, _ in cells if ts not in but)
+            gone = tuple((DATA, 0, ts, None) for ts, _ in cells)
             if gone:
                 [verdict] = await store.apply([Mutation(SYSTEM_TABLE, ((row, (), gone),), None, True)])
                 if verdict is not APPLIED:

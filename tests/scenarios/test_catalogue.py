@@ -21,11 +21,12 @@ class Shop:
         self.other = self.docs.column("other", perco.INT64)
         self.schema = perco.Schema(self.docs)
 
-    async def observe(self, db: perco.Database, id: str, *, existing: bool = True) -> None:
-        @self.schema.observe(self.n, id=id, existing=existing)
+    async def observe(self, db: perco.Database, id: str, *, backfill: bool = True) -> None:
+        @self.schema.observe(self.n, id=id, backfill=backfill)
         async def _(txn: perco.Transaction, change: perco.Change[str, int]) -> None: ...
 
         await db.declare()
+        await db.backfill()
 
 
 async def write(shop: Shop, db: perco.Database, *keys: str) -> None:
@@ -43,7 +44,7 @@ async def test_an_observer_registered_between_prewrite_and_commit() -> None:  # 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(expect_change, txn)
             await gate.reached()
-            await shop.observe(db, "new", existing=False)
+            await shop.observe(db, "new", backfill=False)
             gate.open()
         assert txn.outcome == "aborted"
         assert db.pending() == 0

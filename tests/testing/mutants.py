@@ -482,8 +482,8 @@ def no_secondary_notify(patch: pytest.MonkeyPatch) -> None:
 def without_a_run(patch: pytest.MonkeyPatch) -> None:
     right = claim.decide
 
-    def decide(cells: Any, start_ts: int) -> Any:
-        verdict = right(cells, start_ts)
+    def decide(cells: Any, start_ts: int, version: int) -> Any:
+        verdict = right(cells, start_ts, version)
         return claim.Handled(verdict.covers) if isinstance(verdict, claim.Run) and start_ts % 7 == 0 else verdict
 
     patch.setattr(worker, "decide", decide)
@@ -493,11 +493,11 @@ def without_a_run(patch: pytest.MonkeyPatch) -> None:
 def ack_by_commit(patch: pytest.MonkeyPatch) -> None:
     right = claim.decide
 
-    def decide(cells: Any, start_ts: int) -> Any:
+    def decide(cells: Any, start_ts: int, version: int) -> Any:
         notified, ack_locks, acks, locks, writes = cells
         if acks and writes and writes[0][0] <= acks[0][0] and notified and not ack_locks and not locks:
             return claim.Handled(tuple(ts for ts, _ in notified))
-        return right(cells, start_ts)
+        return right(cells, start_ts, version)
 
     patch.setattr(worker, "decide", decide)
 
@@ -624,7 +624,7 @@ def ack_at_start(patch: pytest.MonkeyPatch) -> None:
 @mutant("N3 the ack is not read")
 def ack_unread(patch: pytest.MonkeyPatch) -> None:
     right = claim.decide
-    patch.setattr(worker, "decide", lambda cells, start_ts: right([cells[0], (), (), *cells[3:]], start_ts))
+    patch.setattr(worker, "decide", lambda cells, *rest: right([cells[0], (), (), *cells[3:]], *rest))
 
 
 @mutant("N7 one look at the notify cells", slow=True)

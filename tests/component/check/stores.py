@@ -25,7 +25,7 @@ PARTS = CheckOptions(row_cells=2, data_cells=2, pause_s=0.0)
 class Docs:
     """Three tablets; `contents` has a group of its own and an observer, `rank` has neither."""
 
-    def __init__(self, *, observe: bool = True, existing: bool = True, keep_s: float = 3600.0) -> None:
+    def __init__(self, *, observe: bool = True, backfill: bool = True, keep_s: float = 3600.0) -> None:
         self.docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
         self.contents = self.docs.column("contents", perco.BYTES, group="raw")
         self.rank = self.docs.column("rank", perco.INT64)
@@ -35,7 +35,7 @@ class Docs:
         self.schema = perco.Schema(self.docs, self.words, keep=perco.Keep(seconds=keep_s))
         self.fails = False
         if observe:
-            self.schema.observe(self.contents, id="parse", existing=existing)(self.parse)
+            self.schema.observe(self.contents, id="parse", backfill=backfill)(self.parse)
 
     async def parse(self, txn: perco.Transaction, change: perco.Change[str, bytes]) -> None:
         if self.fails:

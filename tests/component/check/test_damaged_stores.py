@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from dataclasses import replace
 
 import msgpack
 import pytest
@@ -558,8 +559,9 @@ async def test_a_lost_notification_of_an_observer_that_was_registered_without_th
         docs = store.docs
         async with store.db.transaction() as txn:
             txn.set(docs.contents, "old", b"1")
-        docs.schema.observe(docs.contents, id="parse", existing=False)(docs.parse)
+        docs.schema.observe(docs.contents, id="parse", backfill=False)(docs.parse)
         await store.db.declare()
+        await store.db.backfill()
         async with store.db.transaction() as txn:
             txn.set(docs.contents, "seen", b"1")
         async with store.db.worker(concurrency=1, scanners=1):
@@ -696,8 +698,8 @@ async def test_a_note_of_the_clock_above_the_bound() -> None:  # O1
 
 async def test_notes_of_the_clock_that_go_back() -> None:  # O3: which of the two is wrong cannot be told
     async with opened() as store:
-        mended = await store.cells()
         await store.draw()
+        mended = await store.cells()
         await store.db.oracle.note()
         ts = await store.draw()
         await store.plant(b"clock", (DATA, 0, ts, (1).to_bytes(8, "big")), table=SYSTEM_TABLE)
@@ -706,8 +708,9 @@ async def test_notes_of_the_clock_that_go_back() -> None:  # O3: which of the tw
 
 async def test_a_note_of_the_clock_that_is_no_time() -> None:  # O3
     async with opened() as store:
+        ts = await store.draw()
         mended = await store.cells()
-        await store.plant(b"clock", (DATA, 0, await store.draw(), b"noon"), table=SYSTEM_TABLE)
+        await store.plant(b"clock", (DATA, 0, ts, b"noon"), table=SYSTEM_TABLE)
         await system_finding(store, "O3", "not a wall time", mended=mended)
 
 
@@ -738,6 +741,7 @@ async def test_an_old_version_of_the_catalogue_that_does_not_read() -> None:  # 
     async with opened() as store:
         async with store.db.transaction() as txn:
             txn.set(store.docs.rank, "a", 1)
+        await store.db.change_catalogue(lambda catalogue: replace(catalogue, version=catalogue.version + 1))
         await store.plant(b"catalogue", (DATA, 0, 1, b"?"), table=SYSTEM_TABLE)
         result = await store.check()
         assert [finding.invariant for finding in result.findings] == ["N10"]

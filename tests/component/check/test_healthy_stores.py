@@ -63,8 +63,8 @@ async def test_an_undecided_transaction_is_nothing_to_report() -> None:
 
 async def test_the_locks_of_a_client_that_is_gone_are_orphans_and_a_repair_rolls_them_back() -> None:  # L1 T5
     async with opened() as store:
-        rank, was = store.number(store.docs.rank), await store.cells()
         start_ts = await store.draw()
+        rank, was = store.number(store.docs.rank), await store.cells()
         await store.lock(start_ts, (b"a", rank), (b"a", rank), (b"z", rank))
         result = await store.check()
         assert [(finding.severity, finding.invariant) for finding in result.findings] == [("note", "L1")] * 2
@@ -160,6 +160,7 @@ async def test_an_observer_that_was_registered_later_has_been_told_of_all() -> N
             txn.delete(docs.contents, "b")
         docs.schema.observe(docs.contents, id="parse")(docs.parse)
         await store.db.declare()
+        await store.db.backfill()
         result = await store.check()
         assert result.findings == ()
         assert result.notifications >= 1
@@ -173,8 +174,9 @@ async def test_an_observer_registered_without_the_past_misses_nothing_of_it() ->
         docs = store.docs
         async with store.db.transaction() as txn:
             txn.set(docs.contents, "a", b"1")
-        docs.schema.observe(docs.contents, id="parse", existing=False)(docs.parse)
+        docs.schema.observe(docs.contents, id="parse", backfill=False)(docs.parse)
         await store.db.declare()
+        await store.db.backfill()
         assert (await store.check()).findings == ()
         async with store.db.transaction() as txn:
             txn.set(docs.contents, "b", b"1")
@@ -208,6 +210,7 @@ async def test_a_group_that_is_declared_meanwhile_is_not_strange(
         async def later(given: LocalRowStore) -> Any:
             store.docs.docs.column("late", perco.BYTES, group="late")
             await store.db.declare()
+            await store.db.backfill()
             return await published(given)
 
         monkeypatch.setattr(perco.txn.check, "published", later)

@@ -21,7 +21,8 @@ from perco.txn.schema import Schema
 
 T = TypeVar("T")
 
-OPTIONS = perco.Options(seed=4711)
+# New observers are told of what is there when a client says so: `client` does, before it hands itself out.
+OPTIONS = perco.Options(seed=4711, backfill=perco.BackfillOptions(on=False))
 LONG_S = 1000.0  # of virtual time: whoever is still waiting then waits for ever
 
 
@@ -40,8 +41,8 @@ class Web:
         self.count = self.counts.column("count", perco.INT64)
         self.schema = perco.Schema(self.docs, self.counts)
 
-    def observe(self, column: perco.Column[Any, Any], *, id: str, existing: bool = True) -> Callable[[Any], Any]:
-        return self.schema.observe(column, id=id, existing=existing)
+    def observe(self, column: perco.Column[Any, Any], *, id: str, backfill: bool = True) -> Callable[[Any], Any]:
+        return self.schema.observe(column, id=id, backfill=backfill)
 
     async def add(self, txn: perco.Transaction, key: str, by: int = 1) -> None:
         """Count something, in the transaction."""
@@ -157,6 +158,7 @@ async def client(
     beside: Database | None = None,
     sweeping: bool = True,
     one_step: bool = False,
+    backfilled: bool = True,
 ) -> AsyncIterator[Database]:
     """One more client on an open store, as another process would be; its end leaves the store open.
 
@@ -164,6 +166,7 @@ async def client(
         store: a wrapper round `local.store`, through which all that it does goes.
         beside: a client that lives at the same time: they share an oracle, and nothing else.
         sweeping: whether it settles what the dead left.
+        backfilled: whether it has told new observers of what is there.
         one_step: whether it commits in one step, as only one may who has the store to itself (C2).
     """
     assert not (one_step and beside), "C2: the memory of entered cells is one process's"
@@ -175,6 +178,8 @@ async def client(
         await db.oracle.start()
     try:
         await db.declare()
+        if backfilled:
+            await db.backfill()
         if sweeping:
             db.background.start(db.sweeper.run, "sweeper")
         yield db

@@ -283,6 +283,7 @@ async def test_a_lock_of_what_nobody_observes_is_no_notification(web: Web) -> No
     changes = web.counting(web.body, id="count")
     local = memory()
     async with client(local, web.schema, sweeping=False) as db:
+        assert await db.oracle.draw() == 1, "or the one who puts below would own these locks"
         await plant(db, LOCK, "a", number(db, web.note), 1, JUNK)
         await plant(db, SHARED, "a", number(db, web.size), 1, JUNK)
     async with client(local, web.schema) as db, db.worker():
