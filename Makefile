@@ -11,16 +11,16 @@ demo: .venv/.web ## load a search index over your Python's documentation, break 
 	@$(BIN)/perco demo
 
 test: .venv/.dev ## tests, ruff, mypy
-	$(BIN)/ruff check perco tests bench
-	$(BIN)/ruff format --check perco tests bench
+	$(BIN)/ruff check perco tests bench examples
+	$(BIN)/ruff format --check perco tests bench examples
 	$(BIN)/mypy
 	$(BIN)/pytest -q -n auto --dist worksteal
 
 check: test
 
 format: .venv/.dev ## let ruff rewrite the layout
-	$(BIN)/ruff check --fix perco tests bench
-	$(BIN)/ruff format perco tests bench
+	$(BIN)/ruff check --fix perco tests bench examples
+	$(BIN)/ruff format perco tests bench examples
 
 bench: .venv/.dev ## the benchmarks, quick form
 	for name in overhead observers scanners; do $(BIN)/python -m bench $$name --quick || exit 1; done
