@@ -76,7 +76,13 @@ from perco.txn.past import PinnedSnapshot as PinnedSnapshot
 from perco.txn.reads import Isolation as Isolation
 from perco.txn.retention import Keep as Keep, Removed as Removed
 from perco.txn.scan import Scan as Scan
-from perco.txn.schema import Change as Change, Column as Column, Schema as Schema, Table as Table
+from perco.txn.schema import (
+    Change as Change,
+    Column as Column,
+    Schema as Schema,
+    Signal as Signal,
+    Table as Table,
+)
 from perco.txn.transaction import (
     Row as Row,
     Snapshot as Snapshot,

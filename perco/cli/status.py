@@ -15,7 +15,7 @@ from perco.cli.history import age_of, history_of, kept, show_pins, watermark_lin
 from perco.cli.looks import Look, look, observed_by, some
 from perco.cli.screen import FINE, ago, show_fields, show_json, show_table, size
 from perco.cli.values import shown
-from perco.storage import DATA, LOCK, NOTIFY, PROTOCOL_GROUPS, SHARED, WRITE, owner
+from perco.storage import DATA, LOCK, NOTIFY, PENDING, PROTOCOL_GROUPS, SHARED, WRITE, owner
 from perco.storage.folder import FORMAT, unsynced
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.heartbeat import LEASE_ROW
@@ -77,7 +77,7 @@ async def gather(db: perco.Database) -> dict[str, Any]:
             tablet.entries(group)
             for tablet in db.local.store.tablets()
             if tablet.table != SYSTEM_TABLE
-            for group in (LOCK, SHARED)
+            for group in (LOCK, SHARED, PENDING)
         ),
     }
 
@@ -199,7 +199,7 @@ def _render_tables(tables: list[dict[str, Any]]) -> None:
             "" if tablet["start"] is None else shown(tablet["start"], 24),
             tablet["entries"][WRITE],
             size(tablet["bytes"]),
-            tablet["entries"][LOCK] + tablet["entries"][SHARED],
+            sum(tablet["entries"][group] for group in (LOCK, SHARED, PENDING)),
             tablet["entries"][NOTIFY],
         )
         for table in tables

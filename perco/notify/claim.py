@@ -6,6 +6,8 @@ N3  The ack is an ordinary cell whose newest record points at the start_ts of th
     under T9, and the ack is the run's primary: so at most one run commits per change and version of the observer. An
     ack says which version made it; those of a lower one no longer count.
 N4  Many writes may collapse into one run, which sees the newest.
+N5  A signal has neither value nor ack: run if and only if a notify cell stands. What another run has seen may stand for
+    a while after it has committed; a pending removal says so, and is waited for, lest one signal be run for twice.
 N9  The cause travels along: the earliest root of what is collapsed, so that nobody who waits for it is told too soon.
 """
 
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perco.errors import Corruption
-from perco.storage import LOCK, NOTIFY, WRITE, Cell, Query
+from perco.storage import LOCK, NOTIFY, PENDING, WRITE, Cell, Query
 from perco.txn.records import ACK, ack_version, unpack_cause, unpack_record
 from perco.txn.snapshot import Blocked
 
@@ -32,6 +34,11 @@ def claim_queries(column: int, ack: int, ts: int) -> list[Query]:
         (LOCK, column, 0, ts, 1),
         (WRITE, column, 0, ts, 1),
     ]
+
+
+def signal_queries(ack: int, ts: int) -> list[Query]:
+    """The same for an observer of a signal."""
+    return [(NOTIFY, ack, 0, ts, COVERS_MAX), (PENDING, ack, 0, ts, 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ class Handled:
 
 @dataclass(frozen=True, slots=True)
 class InTheWay:
-    """A lock at or below start_ts on the ack, or else on the observed cell."""
+    """A lock at or below start_ts on the ack, or else on the observed cell; of a signal: another run's removal."""
 
     ack: bool
     lock: Blocked
@@ -95,3 +102,20 @@ def decide(cells: Sequence[Sequence[Cell]], start_ts: int, version: int = 1) -> 
         one_root, one_depth = unpack_cause(cause)
         root, depth = min(root, one_root), max(depth, one_depth)
     return Run(covers, root, depth + 1, max(fresh - 1, 0))
+
+
+def decide_signal(cells: Sequence[Sequence[Cell]], start_ts: int) -> Run | Gone | InTheWay:
+    """The same for an observer of a signal, of the cells that `signal_queries` asks for (N5).
+
+    Raises: Corruption for a notify cell that does not decode.
+    """
+    notified, removals = cells
+    if not notified:
+        return Gone()
+    if removals:
+        return InTheWay(ack=True, lock=Blocked(*removals[0]))
+    covers = tuple([ts for ts, _ in notified])
+    assert covers[0] <= start_ts, "N2"
+    causes = [unpack_cause(cause) for _, cause in notified]
+    root, depth = min(root for root, _ in causes), max(depth for _, depth in causes)
+    return Run(covers, root, depth + 1, len(covers) - 1)

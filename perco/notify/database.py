@@ -1,9 +1,10 @@
 """`perco.open`: a store with its observers.
 
-N7  *Idle*: at one moment no notify cell and no lock of an observed cell existed anywhere. In one process a counter on
-    the loop tells: while no observed write, removal or recovery is under way (`Fates.observed` is 0) and no orphaned
-    lock is left (`Sweeper.clean`), no notify cell can appear, so one look at all tablets proves it. A lock of an
-    observed cell that cannot be read may be a notification: the store is not idle, and whoever waits is told so.
+N7  *Idle*: at one moment no notify cell, pending signal or lock of an observed cell existed anywhere. In one process a
+    counter on the loop tells: while no observed write, signal, removal or recovery is under way (`Fates.observed` is 0)
+    and no orphaned lock is left (`Sweeper.clean`), no notify cell can appear, so one look at all tablets proves it. A
+    lock of an observed cell that cannot be read may be a notification: the store is not idle, and whoever waits is told
+    so.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ import trio
 from perco.errors import Corruption, NotIdle, ReadOnly, SchemaMismatch, StoreError, UsageError, must_be_number
 from perco.notify.scanner import Scanner, ScannerCounters
 from perco.notify.worker import ObserverCounters, Worker, WorkerOptions, too_old
-from perco.storage import LOCK, NOTIFY, TS_MAX, ScanCell, ScanQuery, ScanRequest
+from perco.storage import LOCK, NOTIFY, PENDING, TS_MAX, ReadRequest, ScanCell, ScanQuery, ScanRequest
 from perco.txn import catalogue as catalogues
 from perco.txn.beside import BesideDriver, BesideOracle
 from perco.txn.client import Client, Options
 from perco.txn.local import LocalStore
-from perco.txn.records import Cellref, column_of, observer_of, unpack_cause
+from perco.txn.records import Cellref, ack_of, column_of, observer_of, unpack_cause
 from perco.txn.schema import Schema
 from perco.txn.sweeper import ANY_COLUMN, Sweeper
 
 _LOOKS_APART_S = 0.02
-_WAITING = tuple(ScanQuery(group, None, 0, TS_MAX, 1 << 16) for group in (NOTIFY, LOCK))  # all that is not handled
+_CELLS_PER_ROW = 1 << 12
+# All that is not handled.
+_WAITING = tuple(ScanQuery(group, None, 0, TS_MAX, _CELLS_PER_ROW) for group in (LOCK, PENDING, NOTIFY))
 
 
 class Database(Client):
@@ -107,9 +110,12 @@ class Database(Client):
             self._looked = None
 
     def pending(self) -> int:
-        """How many notify cells stand now."""
+        """How many notify cells stand now, and pending signals (N5)."""
+        return self._entries(NOTIFY) + self._entries(PENDING)
+
+    def _entries(self, group: str) -> int:
         tables = set(self._observed_tables())
-        return sum(tablet.entries(NOTIFY) for tablet in self.local.store.tablets() if tablet.table in tables)
+        return sum(tablet.entries(group) for tablet in self.local.store.tablets() if tablet.table in tables)
 
     def is_idle(self) -> bool:
         """Whether nothing is left to observe, at this moment (N7)."""
@@ -128,6 +134,11 @@ class Database(Client):
         """(table, column in the store) of all columns that have observers."""
         tables, observers = self.catalogue.tables, self.catalogue.observers.values()
         return {(o.table, column_of(tables[o.table].columns[o.column].number)) for o in observers}
+
+    def _observed_columns(self, table: str) -> set[int]:
+        """The columns in the store of a table's observed columns, and of their acks."""
+        observed = {column for of, column in self._observed_cells() if of == table}
+        return observed | {ack_of(column, o.number) for column in observed for o in self.catalogue.observers.values()}
 
     def _settled(self) -> bool:
         """Whether nothing that was there before is still to be found: locks that were left behind (N1, N7), changes
@@ -155,6 +166,8 @@ class Database(Client):
                 await self._check_served()
                 if self.is_idle():
                     break
+                if self._settled() and not self.fates.observed and self._entries(PENDING):
+                    self.driver.orphaned.set()  # N5: one that nobody is going to settle, for nobody ever reads a signal
                 await looked.wait()
                 await trio.sleep(_LOOKS_APART_S)  # waiting shall not cost more than working
         return 0
@@ -200,8 +213,9 @@ class Database(Client):
     async def _none_up_to(self, ts: int) -> bool:
         """Whether nothing whose root cause committed at or before `ts` waits for an observer, or is about to (N7, N9).
 
-        Notify cells, and locks of observed cells, which become such cells (N1). One look lies: a run may carry its
-        cause from where we have not looked to where we have; so a look does not count if any such run was under way.
+        Notify cells, and locks of observed cells and signals, which become such (N1, N5). One look lies: a run may
+        carry its cause from where we have not looked to where we have; so a look does not count if any such run was
+        under way.
         """
         if self.driver.entered.up_to(ts) or self.backfilling.left:
             return False  # C4, N10: its notify cells are not visible yet
@@ -212,9 +226,16 @@ class Database(Client):
                 start: bytes | None = b""
                 while start is not None:
                     page = await self.driver.store.scan(ScanRequest(table, start, None, _WAITING))
-                    for row, [notified, locks] in page.rows:
+                    for row, found in page.rows:
+                        if any(len(cells) == _CELLS_PER_ROW for cells in found):
+                            # One after the other: a lock becomes a notify cell, never the other way.
+                            found = [
+                                await self._all(table, row, query.group, cells)
+                                for query, cells in zip(_WAITING, found, strict=True)
+                            ]
+                        locks, pending, notified = found
                         try:
-                            if self._oldest_cause(table, row, notified, locks) <= ts:
+                            if self._oldest_cause(table, row, notified, [*locks, *pending]) <= ts:
                                 return False
                         except Corruption as error:
                             damage = error  # unless something else is still to be waited for
@@ -227,6 +248,20 @@ class Database(Client):
         finally:
             if watch is not None:
                 watch.end()
+
+    async def _all(self, table: str, row: bytes, group: str, found: list[ScanCell]) -> list[ScanCell]:
+        """All cells of a group in a row, now. `found`: some of them."""
+        cells: list[ScanCell] = []
+        for column in sorted({column for column, _, _ in found} | self._observed_columns(table)):
+            below = TS_MAX
+            while True:
+                request: ReadRequest = (table, row, [(group, column, 0, below, _CELLS_PER_ROW)])
+                [[versions]] = await self.driver.store.read([request])
+                cells += [(column, ts, value) for ts, value in versions]
+                if len(versions) < _CELLS_PER_ROW:
+                    break
+                below = versions[-1][0] - 1
+        return cells
 
     def _oldest_cause(self, table: str, row: bytes, notified: Sequence[ScanCell], locks: Sequence[ScanCell]) -> int:
         """The smallest root cause that a row's notify cells carry, or its locks of observed cells would leave.
@@ -311,8 +346,10 @@ class Database(Client):
         for table in self._observed_tables():
             start: bytes | None = b""
             while start is not None:
-                page = await self.driver.store.scan(ScanRequest(table, start, None, _WAITING[:1]))
+                page = await self.driver.store.scan(ScanRequest(table, start, None, _WAITING[-1:]))
                 for row, [notified] in page.rows:
+                    if len(notified) == _CELLS_PER_ROW:
+                        notified = await self._all(table, row, NOTIFY, notified)
                     for column, ts, _ in notified:
                         yield table, row, column, ts
                 start = page.next
@@ -327,7 +364,7 @@ class Database(Client):
         self.backfilling.wake()
 
     async def _take_over(self) -> None:
-        self.bounds.clear()
+        self.forget_bounds()
         await self.oracle.announce(self.catalogue.binds)
 
     # ------------------------------------------------------------ tasks

@@ -2,6 +2,7 @@
 
 N2  The mutation that commits the ack removes the notify cells that the run saw.
 N3  At most one run commits per change: the ack is read and written by the run's own transaction.
+N5  A run for a signal has no ack: what it has seen goes with what it writes. If it writes nothing, afterwards.
 N6  A failing observer keeps its notification, waits longer each time, and has a bounded share of the worker. So does
     one that meets a cell which cannot be read.
 N10 Notify cells of observers that this program does not have, or has in a lower version than the store's, are left
@@ -20,15 +21,26 @@ import trio
 
 from perco.errors import CommitUnknown, Corruption, StoreError, TransientError, UsageError
 from perco.notify.backoff import Backoff, BackoffOptions
-from perco.notify.claim import COVERS_MAX, Gone, Handled, InTheWay, Run, claim_queries, decide
+from perco.notify.claim import (
+    COVERS_MAX,
+    Gone,
+    Handled,
+    InTheWay,
+    Run,
+    claim_queries,
+    decide,
+    decide_signal,
+    signal_queries,
+)
 from perco.notify.rowlocks import RowLocks
 from perco.options import check_options
 from perco.storage import NOTIFY, Failed, Mutation
+from perco.txn.catalogue import Bound
 from perco.txn.client import Client
 from perco.txn.codecs import decoded, decoded_key
 from perco.txn.mutations import Intent
-from perco.txn.records import ACK, Cellref, ack_body, ack_of, observed_column, observer_of, unpack_cause
-from perco.txn.schema import Change, Observer
+from perco.txn.records import ACK, SIGNAL, Cellref, ack_body, ack_of, observed_column, observer_of, unpack_cause
+from perco.txn.schema import Change, Column, Observer, Signal
 from perco.txn.snapshot import Missing, Value, look
 from perco.txn.transaction import Transaction
 from perco.txn.turns import Turn
@@ -82,7 +94,9 @@ def _change(observer: Observer, row: bytes, seen: Value | Missing, attempt: int,
     column = observer.column
     table = column.table
     key = decoded_key(table.key, row, table.name)
-    value = decoded(column.codec, seen.value, column, key) if isinstance(seen, Value) else None
+    value = None
+    if isinstance(column, Column) and isinstance(seen, Value):
+        value = decoded(column.codec, seen.value, column, key)
     return Change(key, value, seen.commit_ts, attempt, root)
 
 
@@ -187,10 +201,14 @@ class Worker:
     def acks(self, table: str) -> list[int]:
         """All that this worker could run in a row of a table."""
         return [
-            ack_of(self.client.bind(observer.column).column, number)
+            ack_of(self._bound(observer).column, number)
             for number, observer in self.observers.items()
             if observer.column.table.name == table
         ]
+
+    def _bound(self, observer: Observer) -> Bound:
+        column = observer.column
+        return self.client.bind_signal(column) if isinstance(column, Signal) else self.client.bind(column)
 
     def begin_row(self, table: str, row: bytes, acks: list[int]) -> bool:
         """Whether one of these has failed before: then the row counts among the failing until `end_row` (N6)."""
@@ -294,8 +312,7 @@ class Worker:
         ack: int,
         conflicts: int,
     ) -> bool:
-        client, driver = self.client, self.client.driver
-        start_ts, column = txn.start_ts, observed_column(ack)
+        client, start_ts = self.client, txn.start_ts
         if client.oracle.catalogue_version > client.catalogue.binds:
             await client.reload()
         if client.catalogue.binds != self._binds:
@@ -303,6 +320,49 @@ class Worker:
         if self.observers.get(observer_of(ack)) is not observer:
             return True  # N10: it is another's by now
         txn._version = self._binds
+        claim = self._claim_signal if isinstance(observer.column, Signal) else self._claim
+        claimed = await claim(txn, observer, table, row, ack)
+        if isinstance(claimed, bool):
+            return claimed
+        verdict, seen = claimed
+        txn._root, txn._depth = verdict.root, verdict.depth
+        attempt = 1 + conflicts + self.backoff.attempts((table, row, ack))
+        counters.runs += 1
+        self._roots[start_ts] = verdict.root
+        for watch in self._watches:
+            watch.moved |= verdict.root <= watch.ts
+        began = trio.current_time()
+        try:
+            try:
+                change = _change(observer, row, seen, attempt, verdict.root)
+                await observer.function(txn, change)
+                if txn.outcome == "aborted":
+                    raise UsageError("an observer may commit its transaction, but not discard it")
+            except (TransientError, CommitUnknown, StoreError):
+                raise
+            except Exception as error:  # the user's code: its failure is not ours (N6)
+                raise _ObserverFailedError(error) from error
+            counters.seconds += trio.current_time() - began
+            if txn.outcome == "open":
+                await self._commit(txn, table, row, ack, verdict)
+        finally:
+            del self._roots[start_ts]
+        counters.commits += 1
+        counters.collapsed += verdict.collapsed
+        if client.config.on_event is not None:
+            client.config.on_event("ack")
+        if self.on_run is not None:
+            try:
+                self.on_run(observer.id, change.key, trio.current_time() - began)
+            except Exception:  # a listener's failure is not the observer's: it has committed
+                log.exception("the function given to on_run raised")
+        return True
+
+    async def _claim(
+        self, txn: Transaction, observer: Observer, table: str, row: bytes, ack: int
+    ) -> tuple[Run, Value | Missing] | bool:
+        """Why the observer must run, and what it observes; or whether there is nothing left to do."""
+        driver, start_ts, column = self.client.driver, txn.start_ts, observed_column(ack)
         if driver.entered.cells:
             await driver.past_cells(((table, row, ack), (table, row, column)), start_ts)  # C4
         [cells] = await driver.store.read([(table, row, claim_queries(column, ack, start_ts))])
@@ -332,41 +392,40 @@ class Worker:
         seen = await driver.finish(table, row, column, start_ts, there)
         del cells  # a run may wait long
         txn._ack = Intent(table, row, ack, ACK, ack_body(observer.version), (), verdict.covers)
-        txn._root, txn._depth = verdict.root, verdict.depth
         txn._known = ((table, row, column), seen)  # the function will want it: it is not read twice
         if txn._reads is not None:
             txn._reads.note(table, row, column, seen.commit_ts)  # T14: the change tells it
-        attempt = 1 + conflicts + self.backoff.attempts((table, row, ack))
-        counters.runs += 1
-        self._roots[start_ts] = verdict.root
-        for watch in self._watches:
-            watch.moved |= verdict.root <= watch.ts
-        began = trio.current_time()
+        return verdict, seen
+
+    async def _claim_signal(
+        self, txn: Transaction, observer: Observer, table: str, row: bytes, ack: int
+    ) -> tuple[Run, Value | Missing] | bool:
+        """The same for a signal: there is nothing to see but that it was raised, and when (N5)."""
+        driver, start_ts = self.client.driver, txn.start_ts
+        cell = Cellref(table, row, ack)
+        [cells] = await driver.store.read([(table, row, signal_queries(ack, start_ts))])
         try:
-            try:
-                change = _change(observer, row, seen, attempt, verdict.root)
-                await observer.function(txn, change)
-                if txn.outcome == "aborted":
-                    raise UsageError("an observer may commit its transaction, but not discard it")
-            except (TransientError, CommitUnknown, StoreError):
-                raise
-            except Exception as error:  # the user's code: its failure is not ours (N6)
-                raise _ObserverFailedError(error) from error
-            counters.seconds += trio.current_time() - began
-            if txn.outcome == "open":
-                await txn.commit()
-        finally:
-            del self._roots[start_ts]
-        counters.commits += 1
-        counters.collapsed += verdict.collapsed
-        if client.config.on_event is not None:
-            client.config.on_event("ack")
-        if self.on_run is not None:
-            try:
-                self.on_run(observer.id, change.key, trio.current_time() - began)
-            except Exception:  # a listener's failure is not the observer's: it has committed
-                log.exception("the function given to on_run raised")
-        return True
+            verdict = decide_signal(cells, start_ts)
+        except Corruption as error:
+            raise driver.at(cell, error) from error
+        match verdict:
+            case Gone():
+                return True
+            case InTheWay(_, lock):
+                txn.discard()
+                await driver.clear(cell, lock)
+                return False
+        assert isinstance(verdict, Run)
+        txn._signals = {(table, row, ack): Intent(table, row, ack, SIGNAL, b"", (), verdict.covers)}
+        return verdict, Missing(verdict.covers[0])
+
+    async def _commit(self, txn: Transaction, table: str, row: bytes, ack: int, run: Run) -> None:
+        """A run's transaction; N5: one that writes and raises nothing leaves nothing, not even that it was."""
+        if txn._ack is None and not txn._writes and txn._signals is not None and len(txn._signals) == 1:
+            txn.discard()
+            await self._tidy(table, row, ack, run.covers)
+        else:
+            await txn.commit()
 
     async def _oldest_root(self, table: str, row: bytes, ack: int, below: int) -> int:
         """The smallest root cause of the notify cells below a timestamp."""

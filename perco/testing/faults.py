@@ -13,6 +13,7 @@ from perco.errors import StoreFull
 from perco.storage import (
     LOCK,
     NOTIFY,
+    PENDING,
     PRESENT,
     ROLLBACK,
     SHARED,
@@ -30,7 +31,7 @@ from perco.storage import (
 )
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.client import Client
-from perco.txn.records import unpack_record
+from perco.txn.records import is_bare, unpack_record
 
 
 class Fault(Enum):
@@ -55,6 +56,7 @@ _SYSTEM_STEPS: Final = {
     b"watermark": "vacuum",
     b"backfill": "notify",
 }
+_LOCKS: Final = {LOCK, SHARED, PENDING}
 _OLD: Final = {(WRITE, True), (TRACE, True)}
 
 
@@ -68,14 +70,16 @@ def kind_of(mutation: Mutation) -> str:
         return _SYSTEM_STEPS.get(mutation.rows[0][0], "other")
     writes = [write for _, _, row_writes in mutation.rows for write in row_writes]
     groups = {(group, value is None) for group, _, _, value in writes}
-    if (WRITE, False) in groups and (LOCK, True) not in groups:
-        return "one step"
-    if (WRITE, False) in groups or (TRACE, False) in groups:
+    puts = {group for group, gone in groups if not gone}
+    unlocks = {group for group, gone in groups if gone} & _LOCKS
+    if puts & {WRITE, TRACE}:
+        return "commit" if unlocks else "one step"
+    if PENDING in unlocks and any(group == NOTIFY for group, _ in groups):
         return "commit"
-    if (LOCK, False) in groups or (SHARED, False) in groups:
+    if puts & _LOCKS:
         checks = mutation.rows[0][1]
         return "refresh" if checks and checks[0][0] == PRESENT else "prewrite"
-    if (LOCK, True) in groups or (SHARED, True) in groups:
+    if unlocks:
         return "rollback"
     if (ROLLBACK, False) in groups:
         return "marker"
@@ -89,8 +93,8 @@ def kind_of(mutation: Mutation) -> str:
 def start_ts_of(mutation: Mutation) -> int:
     """Whose step it is, 0 where it is no transaction's."""
     for _, _, writes in mutation.rows:
-        for group, _, ts, value in writes:
-            if group in (LOCK, SHARED, ROLLBACK):
+        for group, column, ts, value in writes:
+            if group in (*_LOCKS, ROLLBACK) or (group == TRACE and is_bare(column)):
                 return ts
             if group == WRITE and value is not None:
                 return unpack_record(value).start_ts

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from perco.notify.database import Database
-from perco.storage import LOCK, SHARED, BatchOptions, LmdbOptions, LocalRowStore
+from perco.storage import LOCK, PENDING, SHARED, BatchOptions, LmdbOptions, LocalRowStore
 from perco.testing.faults import FaultyRowStore, use
 from perco.txn.client import Options
 from perco.txn.local import LocalStore
@@ -41,8 +41,9 @@ class Machine:
         return self._local.store
 
     def locks(self) -> int:
-        """How many locks stand, in any table, shared ones included."""
-        return sum(tablet.entries(group) for tablet in self.store.tablets() for group in (LOCK, SHARED))
+        """How many locks stand, in any table, shared ones and pending entries included."""
+        groups = (LOCK, SHARED, PENDING)
+        return sum(tablet.entries(group) for tablet in self.store.tablets() for group in groups)
 
     @asynccontextmanager
     async def opened(

@@ -77,7 +77,7 @@ class Across:
             return None
         [cells] = await self._store.read([(primary.table, primary.row, primary_queries(primary, start_ts))])
         try:
-            return judge(start_ts, cells)
+            return judge(primary, start_ts, cells)
         except Corruption:  # reported where it stands
             return None
 

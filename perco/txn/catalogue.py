@@ -20,15 +20,16 @@ import msgpack
 from perco.errors import Corruption, SchemaMismatch, Unavailable, UsageError
 from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict
 from perco.txn.codecs import codec_named
-from perco.txn.records import ack_of, column_of
+from perco.txn.records import ack_of, column_of, signal_of
 from perco.txn.retention import Keep
-from perco.txn.schema import Column, Manner, Observer, Schema, Table
+from perco.txn.schema import Column, Manner, Observer, Schema, Signal, Table
 
 SYSTEM_TABLE: Final = "_perco"
 CATALOGUE_ROW: Final = b"catalogue"
 _COLUMNS_MAX: Final = 1 << 15
 _OBSERVERS_MAX: Final = (1 << 16) - 1  # the number of an observer has 16 bits of a cell's column
 _TRIES: Final = 16
+SIGNAL_CODEC: Final = "signal"  # stands where a column has its codec (N5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class ColumnEntry:
     number: int
     codec: str
     group: str  # the data group of its long values
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether it can only be raised (N5)."""
+        return self.codec == SIGNAL_CODEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ class ObserverEntry:
         if observer.version == self.version:
             return self if observer.manner == self.manner else replace(self, manner=observer.manner)
         # What an earlier version was still to be told of, nobody has told this one either.
-        again = observer.backfill or not self.ready
+        again = (observer.backfill and not isinstance(observer.column, Signal)) or not self.ready
         return replace(
             self,
             since=since,
@@ -152,14 +158,20 @@ class Catalogue:
         return self.tables[table].keep or self.keep
 
     def has(self, table: str, column: int) -> bool:
-        """Whether a store's column is in it; an ack is, where what it acknowledges is."""
+        """Whether a store's column is in it; an ack is if what it acknowledges is, a bare one if its signal is."""
         entry = self.tables.get(table)
-        return entry is not None and any(c.number == column >> 16 for c in entry.columns.values())
+        return entry is not None and any(c.number == signal_of(column) >> 16 for c in entry.columns.values())
+
+    def signals(self, table: str) -> frozenset[int]:
+        """The store's columns that are signals."""
+        entry = self.tables.get(table)
+        columns = entry.columns.values() if entry is not None else ()
+        return frozenset(column_of(column.number) for column in columns if column.is_signal)
 
     def column_name(self, table: str, column: int) -> str:
         """The name of a store's column, for people; acks and notify cells read as column@observer."""
         entry = self.tables.get(table)
-        number, observer = column >> 16, column & 0xFFFF
+        number, observer = signal_of(column) >> 16, column & 0xFFFF
         name = next((name for name, c in entry.columns.items() if c.number == number), None) if entry else None
         if not observer:
             return name or f"#{number}"
@@ -201,7 +213,8 @@ class Catalogue:
                 raise SchemaMismatch(f"no more than {_OBSERVERS_MAX} observers can be registered")
             taken.add(number)
             table, column = observer.column.table.name, observer.column.name
-            nothing = table not in self.tables or column not in self.tables[table].columns
+            there = table in self.tables and column in self.tables[table].columns
+            nothing = not there or isinstance(observer.column, Signal)  # N5: of a signal nothing ever is
             observers[observer.id] = ObserverEntry(
                 number,
                 table,
@@ -280,8 +293,14 @@ def _unpack_keep(packed: list[Any]) -> Keep:
     return Keep(seconds=seconds, versions=versions)
 
 
-def data_group(column: Column[Any, Any]) -> str:
-    return DATA if column.group is None else f"{DATA}:{column.group}"
+def _entry_of(column: Column[Any, Any] | Signal[Any], number: int) -> ColumnEntry:
+    if isinstance(column, Signal):
+        return ColumnEntry(number, SIGNAL_CODEC, DATA)
+    return ColumnEntry(number, column.codec.name, DATA if column.group is None else f"{DATA}:{column.group}")
+
+
+def _told(entry: ColumnEntry) -> str:
+    return "a signal" if entry.is_signal else f"{entry.codec} in group {entry.group!r}"
 
 
 def _merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
@@ -293,17 +312,19 @@ def _merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
             "Declare it as it was made, or use another name."
         )
     columns = dict(entry.columns)
-    for column in table.columns.values():
+    declared_ones: list[Column[Any, Any] | Signal[Any]] = [*table.columns.values(), *table.signals.values()]
+    for column in declared_ones:
         known = columns.get(column.name)
+        number = max((c.number for c in columns.values()), default=0) + 1
+        declared = _entry_of(column, known.number if known is not None else number)
         if known is None:
-            number = max((c.number for c in columns.values()), default=0) + 1
             if number >= _COLUMNS_MAX:
                 raise SchemaMismatch(f"table {table.name!r} cannot have more than {_COLUMNS_MAX - 1} columns")
-            columns[column.name] = ColumnEntry(number, column.codec.name, data_group(column))
-        elif (known.codec, known.group) != (column.codec.name, data_group(column)):
+            columns[column.name] = declared
+        elif known != declared:
             raise SchemaMismatch(
-                f"column {column!r} is {known.codec} in group {known.group!r} in the store, and {column.codec.name} "
-                f"in group {data_group(column)!r} in the schema. Declare it as it was made, or use another name."
+                f"column {column!r} is {_told(known)} in the store, and {_told(declared)} in the schema. "
+                "Declare it as it was made, or use another name."
             )
     return replace(entry, columns=columns, keep=table.keep or entry.keep)
 
@@ -346,11 +367,11 @@ async def change(store: RowStore, step: Callable[[Catalogue], Catalogue]) -> Cat
 
 
 class Bound:
-    """A column as one store numbers it: what a transaction needs, looked up once."""
+    """A column or a signal as one store numbers it: what a transaction needs, looked up once."""
 
     __slots__ = ("acks", "column", "declared", "group", "observers", "table")
 
-    def __init__(self, declared: Column[Any, Any], catalogue: Catalogue) -> None:
+    def __init__(self, declared: Column[Any, Any] | Signal[Any], catalogue: Catalogue) -> None:
         table = catalogue.tables[declared.table.name]
         entry = table.columns[declared.name]
         self.declared = declared
@@ -373,6 +394,9 @@ def schema_of(catalogue: Catalogue) -> Schema:
     for name, entry in catalogue.tables.items():
         table: Table[Any] = Table(name, key=codec_named(entry.key))
         for column, known in entry.columns.items():
+            if known.is_signal:
+                table.signal(column)
+                continue
             group = known.group.partition(":")[2] or None
             table.column(column, codec_named(known.codec), group=group)
         tables.append(table)

@@ -19,6 +19,8 @@ T14 A shared lock is of a reader, alone among its like, with no record above it;
 N1  Locks decode. A change of an observed column that no run has seen has its notify cell, else it is lost; a notify
     cell has its change (a warning).
 N2  An ack's lock is its transaction's primary and covers nothing newer than itself. N3: acks point at the past.
+N5  A pending entry decodes, is a signal's or of a run for one, and its observers are that signal's. The column of a
+    signal has no records, locks or data.
 N9  Notify cells say what caused them. N10: columns, observers and locality groups are in the catalogue.
 O1  Nothing is above the oracle's durable bound. O3: the clock's notes rise together.
 G1  The watermark reads, and no table is cut above it. G3, G4: what is below it and not needed is counted, as waste.
@@ -43,6 +45,7 @@ from perco.storage import (
     DATA,
     LOCK,
     NOTIFY,
+    PENDING,
     ROLLBACK,
     SHARED,
     TRACE,
@@ -59,12 +62,12 @@ from perco.txn.catalogue import Catalogue, load
 from perco.txn.examine import Finding, examine, unnotified
 from perco.txn.image import GROUPS, Book, Image, Rec, lock_of
 from perco.txn.oracle import durable_bound, published
-from perco.txn.records import ACK, PUT_DATA, READ, RECORD_HEAD, Cellref, Lock, ack_of, observer_of
+from perco.txn.records import ACK, BARE, PUT_DATA, READ, RECORD_HEAD, SIGNAL, Cellref, Lock, ack_of, observer_of
 from perco.txn.recovery import Aborted, Committed, Locked, Nothing
 from perco.txn.retention import waste_of
 from perco.txn.system import groups_of, of_system, strange_groups
 
-_LOCKS: Final = (LOCK, SHARED)
+_LOCKS: Final = (LOCK, SHARED, PENDING)
 _TOLD: Final = (bytes([PUT_DATA]), bytes([ACK]))  # kinds of records whose body is looked at
 _POOL_MAX: Final = 256  # changes kept for each observer of which it may have been too young to be told
 
@@ -341,7 +344,7 @@ class _Check:
         seen = self._seen
         seen.rows += 1
         seen.cells += sum(map(len, cells.values()))
-        seen.locks += len(cells[LOCK]) + len(cells[SHARED])
+        seen.locks += sum(len(cells[group]) for group in _LOCKS)
         seen.records += len(cells[WRITE])
         seen.markers += len(cells[ROLLBACK])
         seen.notifications += len(cells[NOTIFY])
@@ -378,13 +381,19 @@ class _Check:
         book, table, row = self._book, image.table, image.row
         found = list(examine(image, book))
         found += [loss.finding for loss in unnotified(image, book) if loss.sure or loss.number == number]
-        for column, locks in (*image.locks.items(), *image.shared.items()):
+        for column, locks in (*image.locks.items(), *image.shared.items(), *image.pending.items()):
             for start_ts, lock in locks:
                 if lock is not None and not book.strange(table, column):
                     found += await self._across.of_lock(book, Cellref(table, row, column), start_ts, lock)
         for column, records in image.records.items():
             for record in records:
                 found += await self._across.of_record(book, Cellref(table, row, column), record)
+        for column, proofs in image.proofs.items():
+            for start_ts, ts in proofs:
+                if ts:
+                    found += await self._across.of_record(
+                        book, Cellref(table, row, column), Rec(ts, BARE, start_ts, "")
+                    )
         for column, traces in image.traces.items():
             for ts, start_ts in traces:
                 if start_ts:
@@ -399,6 +408,7 @@ class _Check:
         for group, column, locks in (
             *((LOCK, *item) for item in image.locks.items()),
             *((SHARED, *item) for item in image.shared.items()),
+            *((PENDING, *item) for item in image.pending.items()),
         ):
             for start_ts, lock in locks:
                 cell = Cellref(image.table, image.row, column)
@@ -432,11 +442,12 @@ class _Check:
 
     async def _of_left(self, start_ts: int, lock: Lock) -> str:
         """Whether a lock's client has left it. It may be gone by now: it is asked for after this."""
+        what = "its pending entry" if lock.kind >= SIGNAL else "its lock"
         match await self._across.judge(start_ts, lock.primary):
             case Committed(commit_ts):
-                return f"unsettled: transaction {start_ts} was committed at {commit_ts}, and its lock is still there"
+                return f"unsettled: transaction {start_ts} was committed at {commit_ts}, and {what} is still there"
             case Aborted():
-                return f"unsettled: transaction {start_ts} was rolled back, and its lock is still there"
+                return f"unsettled: transaction {start_ts} was rolled back, and {what} is still there"
             case Locked() | Nothing() if not self._alive(start_ts):
                 return f"orphan: transaction {start_ts} is undecided, and its client is gone"
         return ""
@@ -473,7 +484,7 @@ class _Check:
 
 def _needed(group: str, value: bytes) -> bytes:
     """What the check needs of a value: a row read in parts may have a great many."""
-    if group in (LOCK, NOTIFY, SHARED, TRACE):
+    if group in (LOCK, NOTIFY, PENDING, SHARED, TRACE):
         return value
     if group == WRITE:
         return value if value[:1] in _TOLD else value[:RECORD_HEAD]

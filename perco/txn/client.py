@@ -48,7 +48,7 @@ from perco.txn.past import PastSnapshot, PinnedSnapshot
 from perco.txn.pins import pins_in
 from perco.txn.reads import Isolation, Reads, is_serializable
 from perco.txn.records import Cellref
-from perco.txn.schema import Column, Schema
+from perco.txn.schema import Column, Schema, Signal
 from perco.txn.transaction import Snapshot, Transaction
 from perco.txn.turns import Lines, Turn, TurnCounters
 from perco.txn.vacuum import Vacuum, VacuumOptions, VacuumResult, VacuumStatistics
@@ -136,6 +136,7 @@ class Client:
     def __init__(self, local: LocalStore, schema: Schema, options: Options) -> None:
         self.local, self.schema, self.config = local, schema, options
         self.bounds: dict[Column[Any, Any], Bound] = {}
+        self.signals: dict[Signal[Any], Bound] = {}
         self.catalogue = Catalogue()
         self.fates = Fates()
         self._serializable = is_serializable(options.transaction.isolation)
@@ -491,7 +492,12 @@ class Client:
         await self.local.adapt(catalogue)
         if catalogue.version > self.catalogue.version:  # it never goes back
             self.catalogue = catalogue
-            self.bounds.clear()
+            self.forget_bounds()
+
+    def forget_bounds(self) -> None:
+        """The catalogue has changed: columns and signals are looked up again."""
+        self.bounds.clear()
+        self.signals.clear()
 
     # ------------------------------------------------------------ names
 
@@ -500,15 +506,30 @@ class Client:
 
         Raises: SchemaMismatch for a column that was not in the schema the store was opened with.
         """
+        if isinstance(column, Signal):
+            raise UsageError(f"{column!r} is a signal: it has no value; raise it with txn.signal({column.name}, key)")
         if not isinstance(column, Column):
             raise UsageError(f"expected a column, as made by Table.column, not {column!r}")
-        if self.schema.tables.get(column.table.name) is not column.table:
-            raise SchemaMismatch(f"{column!r} is not in the schema that this store was opened with")
-        entry = self.catalogue.tables[column.table.name]
-        if column.name not in entry.columns:
-            raise SchemaMismatch(f"{column!r} was declared after the store was opened; open it with the whole schema")
+        self._must_be_declared(column)
         bound = self.bounds[column] = Bound(column, self.catalogue)
         return bound
+
+    def bind_signal(self, signal: Signal[Any]) -> Bound:
+        """The same for a signal. Raises: UsageError for what is none; SchemaMismatch as `bind` does."""
+        if not isinstance(signal, Signal):
+            hint = "; a column is written with txn.set" if isinstance(signal, Column) else ""
+            raise UsageError(f"expected a signal, as made by Table.signal, not {signal!r}{hint}")
+        bound = self.signals.get(signal)
+        if bound is None:
+            self._must_be_declared(signal)
+            bound = self.signals[signal] = Bound(signal, self.catalogue)
+        return bound
+
+    def _must_be_declared(self, column: Column[Any, Any] | Signal[Any]) -> None:
+        if self.schema.tables.get(column.table.name) is not column.table:
+            raise SchemaMismatch(f"{column!r} is not in the schema that this store was opened with")
+        if column.name not in self.catalogue.tables[column.table.name].columns:
+            raise SchemaMismatch(f"{column!r} was declared after the store was opened; open it with the whole schema")
 
     def name_of(self, cell: Cellref) -> tuple[str, Any, str]:
         """(table, key, column) of a cell, for people."""

@@ -16,7 +16,7 @@ T2  commit_ts is drawn after every prewrite is stored and acknowledged.
 T3  No secondary gets its record before the primary has it, except in one group with it.
 T4  A lost reply is never an abort: the primary is asked.
 T6  Asked twice, a step has the effect of once; the second answer may be a refusal, which is settled by asking.
-T12 The primary is chosen before the first prewrite and stays.
+T12 The primary is chosen before the first prewrite and stays; it is written, or bare (N5).
 T14 Of a serializable transaction `drawn` leads to VALIDATE, which leads to COMMIT or RELEASE: validated before the
     draw, others could commit in between. What is final once need not be validated again when COMMIT is asked for twice.
 C1  *In one step*: the primary's part is not prewritten; one mutation checks it and writes its records. If that is the
@@ -35,7 +35,7 @@ from perco.storage import APPLIED, Failed, Mutation, NoReply, Refused, Verdict
 from perco.txn import mutations
 from perco.txn.mutations import Header, Intent
 from perco.txn.reads import Reads
-from perco.txn.records import READ
+from perco.txn.records import BARE, READ, SIGNAL
 
 
 class State(Enum):
@@ -98,6 +98,7 @@ class Commit:
         assert parts, "a transaction without writes has nothing to commit"
         first = parts[0][0]
         assert first[:3] == header.primary, "T12: the primary leads"
+        assert first[3] < READ or first[3] == BARE, "T1, N5: the primary gets a record, or a trace"
         self.header = header
         self.reads = reads
         self._parts = parts
@@ -106,8 +107,13 @@ class Commit:
         self._again: frozenset[int] = _NONE  # parts of the last round that may have been applied before (T6)
         self._sent: Sequence[int] = ()
         self.one_step = one_step
-        # What stands in the memory of entered cells while it commits in one step (C2): not what is only read.
-        self.cells = [intent[:3] for intent in parts[0] if intent[3] != READ] if one_step else _NOWHERE
+        # What stands in the memory of entered cells while it commits in one step (C2): what it writes, or a bare
+        # primary, which is nobody else's (N5).
+        self.cells = _NOWHERE
+        if one_step and first[3] == BARE:
+            self.cells = [(first.table, first.row, -header.start_ts)]
+        elif one_step:
+            self.cells = [intent[:3] for intent in parts[0] if intent[3] < READ]
         self.state = State.DRAW if one_step and len(parts) == 1 else State.PREWRITE
         self.commit_ts = 0
         self.refusals: Sequence[tuple[int, Refused]] = ()  # (part, which check of it)
@@ -172,10 +178,17 @@ class Commit:
         check = refused.check
         twice = part in self._again  # then a write has two checks for locks: below ours, and above
         for intent in list(rows.values())[refused.row]:
-            reads = intent.kind == READ
-            checks = mutations.CHECKS_PER_READ if reads else mutations.CHECKS_PER_CELL + twice
+            if intent.kind == SIGNAL:
+                continue  # nothing keeps it out
+            if intent.kind == BARE:
+                if check < mutations.CHECKS_PER_BARE:
+                    return intent, MARKER_CHECK
+                check -= mutations.CHECKS_PER_BARE
+                continue
+            writes = intent.kind < READ
+            checks = mutations.CHECKS_PER_CELL + twice if writes else mutations.CHECKS_PER_READ
             if check < checks:
-                return intent, check - (twice and not reads and check > LOCK_CHECK)
+                return intent, check - (twice and writes and check > LOCK_CHECK)
             check -= checks
         raise AssertionError(f"no cell of the part has {refused}")
 

@@ -19,12 +19,15 @@ from perco.txn.catalogue import ObserverEntry
 from perco.txn.image import Book, Image, Rec
 from perco.txn.records import (
     ACK,
+    BARE,
     DELETE,
     PUT_DATA,
     READ,
+    SIGNAL,
     Cellref,
     Lock,
     ack_of,
+    is_bare,
     observed_column,
     observer_of,
     unpack_cause,
@@ -89,9 +92,12 @@ def _of_column(image: Image, cell: Cellref, book: Book) -> Iterator[tuple[Severi
     if strange:
         yield "error", _Complaint("N10", strange, 0, _of_strays(image, column, book))
         return
-    if column in image.pending:
-        yield "error", _Complaint("N5", "a pending signal, which this version does not know")
+    if book.is_signal(image.table, column) and (what := _of_written(image, column)):
+        yield "error", _Complaint("N5", what)
+        return
     for complaint in (
+        *_of_pending(image, cell, book),
+        *_of_proofs(image, column, book),
         *_of_locks(image, cell, book),
         *_of_records(image, cell, book),
         *_of_shared(image, cell, book),
@@ -229,6 +235,74 @@ def _of_traces(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
             yield _Complaint("T14", f"{what} {commits[at]}", start_ts)
 
 
+# ------------------------------------------------------------------ signals (N5)
+
+
+def _of_written(image: Image, column: int) -> str:
+    """What cannot be in the column of a signal, or of an observer of one."""
+    for what, there in (
+        ("a write record", {*image.records, *image.broken}),
+        ("a lock", image.locks),
+        ("a shared lock", image.shared),
+        ("a trace", image.traces),
+        ("data", {at for columns in image.data.values() for at in columns}),
+    ):
+        if column in there:
+            return f"{what} in the column of a signal, which cannot be written"
+    return ""
+
+
+def _of_pending(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint]:
+    column = cell.column
+    for start_ts, lock in image.pending.get(column, ()):
+        who = f"the pending entry of transaction {start_ts}"
+        if start_ts > book.bound:
+            yield _Complaint("O1", f"{who} is above the oracle's bound", start_ts)
+        elif not book.is_signal(cell.table, column):
+            yield _Complaint("N5", f"{who} is in a column that is no signal", start_ts)
+        elif lock is None:
+            repair = None
+            if not is_bare(column):
+                observers = () if observer_of(column) else book.observers_of(cell.table, column)
+                repair = repairs.settle_pending(cell, start_ts, observers)
+            yield _Complaint("N5", f"{who} does not decode", start_ts, repair)
+        elif what := _of_one_pending(image, cell, start_ts, lock, book):
+            yield _Complaint("N5", f"{who} {what}", start_ts)
+
+
+def _of_one_pending(image: Image, cell: Cellref, start_ts: int, lock: Lock, book: Book) -> str:
+    column = cell.column
+    if is_bare(column):
+        own = next((ts for begun, ts in image.proofs.get(column, ()) if begun == start_ts), 0)
+        if own:
+            return f"stands beside its trace: it committed at {own}"
+        if start_ts in image.markers.get(column, ()):
+            return "stands beside its rollback marker"
+        return "" if lock.kind == BARE and lock.primary == cell else "is not its transaction's primary"
+    if lock.kind != SIGNAL:
+        return f"is of kind {lock.kind}, not a signal's"
+    if observer_of(column):
+        seen = lock.covers and not lock.observers and all(ts <= start_ts for ts in lock.covers)
+        return "" if seen else "removes what its run cannot have seen"
+    told = [number for number in lock.observers if number not in book.observers_of(cell.table, column)]
+    if lock.covers or not lock.observers or told:
+        return f"notifies unknown observers #{_list(told)}" if told else "notifies nobody"
+    return ""
+
+
+def _of_proofs(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
+    """What bare primaries leave."""
+    for start_ts, ts in image.proofs.get(column, ()):
+        if not ts:
+            yield _Complaint("T1", f"the trace of transaction {start_ts} does not decode", start_ts)
+        elif ts <= start_ts:
+            yield _Complaint("T2", f"transaction {start_ts} committed at {ts}, and began no earlier", start_ts)
+        elif ts > book.bound:
+            yield _Complaint(
+                "O1", f"the commit at {ts} of transaction {start_ts} is above the oracle's bound", start_ts
+            )
+
+
 # ------------------------------------------------------------------ records, markers, data
 
 
@@ -273,7 +347,9 @@ def _of_record(
 
 def _of_markers(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
     for ts in sorted(image.markers.get(column, ())):
-        if ts > book.bound:
+        if ts in (proof[0] for proof in image.proofs.get(column, ())):
+            yield _Complaint("T5", f"transaction {ts} committed here and was rolled back", ts)
+        elif ts > book.bound:
             yield _Complaint("O1", f"the rollback marker at {ts} is above the oracle's bound", ts)
 
 
@@ -322,6 +398,8 @@ def _of_spurious(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint
     newest = records[0].ts if records else 0
     if not observer_of(ack) or observed in image.broken or ack in image.broken:
         return
+    if book.is_signal(image.table, ack):
+        return  # N5: nothing tells whether it was raised
     locked = [start_ts for start_ts, _ in image.locks.get(observed, ())]  # it may yet be settled there
     entry = book.observers[observer_of(ack)][1] if observer_of(ack) in book.observers else None
     unseen = newest > _pointer(image, ack, entry)
@@ -374,7 +452,13 @@ def unnotified(image: Image, book: Book) -> Iterator[Unnotified]:
         records = image.records.get(column)
         ack = ack_of(column, number)
         id, entry = book.observers[number]
-        if not records or not entry.ready or column in image.broken or ack in image.broken:
+        if (
+            not records
+            or book.is_signal(image.table, column)
+            or not entry.ready
+            or column in image.broken
+            or ack in image.broken
+        ):
             continue
         newest = records[0].ts
         acks = image.records.get(ack)

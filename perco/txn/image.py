@@ -26,16 +26,19 @@ from perco.txn.catalogue import Catalogue, ColumnEntry
 from perco.txn.codecs import codec_named
 from perco.txn.records import (
     ACK,
+    BARE,
     PUT,
     PUT_DATA,
-    READ,
     Lock,
     ack_of,
     ack_version,
     column_of,
+    is_bare,
     observed_column,
     observer_of,
+    signal_of,
     unpack_lock,
+    unpack_proof,
     unpack_record,
     unpack_trace,
 )
@@ -63,6 +66,7 @@ class Image:
         "markers",
         "notify",
         "pending",
+        "proofs",
         "records",
         "row",
         "shared",
@@ -90,13 +94,19 @@ class Image:
             self.markers.setdefault(column, set()).add(ts)
         for column, ts, value in cells[NOTIFY]:
             self.notify.setdefault(column, []).append((ts, value))
-        self.pending = {column for column, _, _ in cells[PENDING]}
+        self.pending: dict[int, list[tuple[int, Lock | None]]] = {}
+        for column, ts, value in cells[PENDING]:
+            self.pending.setdefault(column, []).append((ts, lock_of(value)))
         self.shared: dict[int, list[tuple[int, Lock | None]]] = {}
         self.traces: dict[int, list[tuple[int, int]]] = {}  # (commit_ts, start_ts); 0: it does not decode
+        self.proofs: dict[int, list[tuple[int, int]]] = {}  # of bare primaries: (start_ts, commit_ts); likewise
         for column, ts, value in cells[SHARED]:
             self.shared.setdefault(column, []).append((ts, lock_of(value)))
         for column, ts, value in cells[TRACE]:
-            self.traces.setdefault(column, []).append((ts, _trace(value)))
+            if is_bare(column):
+                self.proofs.setdefault(column, []).append((ts, _proof(value)))
+            else:
+                self.traces.setdefault(column, []).append((ts, _trace(value)))
         for group in cells.keys() - set(GROUPS):
             found = self.data[group] = {}
             for column, ts, _ in cells[group]:
@@ -104,7 +114,7 @@ class Image:
 
     def columns(self) -> list[int]:
         columns = {*self.locks, *self.records, *self.markers, *self.notify, *self.pending, *self.broken}
-        columns |= {*self.shared, *self.traces}
+        columns |= {*self.shared, *self.traces, *self.proofs}
         return sorted(columns.union(*self.data.values()))
 
 
@@ -121,6 +131,13 @@ def _record(ts: int, value: bytes) -> Rec | None:
 def _trace(value: bytes) -> int:
     try:
         return unpack_trace(value)
+    except Corruption:
+        return 0
+
+
+def _proof(value: bytes) -> int:
+    try:
+        return unpack_proof(value)
     except Corruption:
         return 0
 
@@ -143,7 +160,7 @@ def lock_of(value: bytes) -> Lock | None:
         and type(primary.table) is str
         and type(primary.row) is bytes
     )
-    sized = typed and len(primary.row) <= ROW_BYTES_MAX and primary.column <= COLUMN_MAX and PUT <= kind <= READ
+    sized = typed and len(primary.row) <= ROW_BYTES_MAX and primary.column <= COLUMN_MAX and PUT <= kind <= BARE
     if sized and kind == PUT_DATA and not body.isascii():
         return None
     return lock if sized else None
@@ -170,7 +187,11 @@ class Book:
             self._observed[observer.table].append((column_of(column.number), observer.number))
 
     def entry(self, table: str, column: int) -> ColumnEntry:
-        return self._columns[table][observed_column(column)][1]
+        return self._columns[table][observed_column(signal_of(column))][1]
+
+    def is_signal(self, table: str, column: int) -> bool:
+        """Whether it can only be raised, or is an observer's of one that can (N5)."""
+        return self.entry(table, column).is_signal
 
     def columns(self, table: str) -> list[int]:
         """Every column that a row of the table may have, acks included."""
@@ -182,12 +203,18 @@ class Book:
         found = self.observers.get(number)
         return found is not None and found[1].whole
 
+    def observers_of(self, table: str, column: int) -> tuple[int, ...]:
+        """Numbers of a column's observers."""
+        return tuple(sorted(number for at, number in self._observed[table] if at == column))
+
     def observed(self, table: str) -> list[tuple[int, int]]:
         """(column, observer's number) of all observers of a table."""
         return self._observed[table]
 
     def strange(self, table: str, column: int) -> str:
         """Why there cannot be a cell of that column, or ""."""
+        if is_bare(column):
+            column = signal_of(column)
         found = self._columns[table].get(observed_column(column))
         if found is None:
             return f"a cell of column #{column >> 16}, which the catalogue does not have"

@@ -13,6 +13,9 @@ C5  A one-step commit is refused by all that refuses a prewrite (T7, T13).
 N1  The mutation that replaces the lock of an observed cell by its record, or writes the record without a lock (C1),
     also puts a notify cell for each observer.
 N2  The mutation that commits an ack removes the notify cells that its run saw, at exactly their timestamps.
+N5  A signal travels as a pending entry, without a check, so it never conflicts; what makes it final checks that it is
+    still there. What a run for signals has seen goes in the same way. A bare primary is refused by its own marker only
+    (T5), and leaves a trace at its start_ts.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from perco.storage import (
     ABSENT,
     LOCK,
     NOTIFY,
+    PENDING,
     PRESENT,
     ROLLBACK,
     SHARED,
@@ -35,20 +39,25 @@ from perco.storage import (
     Write,
 )
 from perco.txn.records import (
+    BARE,
     PUT_DATA,
     READ,
+    SIGNAL,
     Cellref,
     Lock,
     ack_of,
+    is_bare,
     pack_cause,
     pack_lock,
+    pack_proof,
     pack_record,
     pack_trace,
 )
 
 
 class Intent(NamedTuple):
-    """One cell that a transaction writes, or, of kind READ, has read under a lock.
+    """One cell that a transaction writes, or, of kind READ, has read under a lock; of kind SIGNAL, raises (N5); of kind
+    BARE, commits by.
 
     `body`: the short value, or the data group's name; `data`: the long value, to be put into that group.
     """
@@ -77,6 +86,7 @@ class Header(NamedTuple):
 # Of a first prewrite, or a commit in one step: write record, marker, lock, and of a write: shared locks, traces.
 CHECKS_PER_CELL: Final = 5
 CHECKS_PER_READ: Final = 3
+CHECKS_PER_BARE: Final = 1  # for its marker
 LOCK_CHECK: Final = 2
 
 _Cell = tuple[bytes, Sequence[Check], Sequence[Write]]
@@ -108,8 +118,12 @@ def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation
             (ABSENT, SHARED, column, 0, TS_MAX),  # T14
             (ABSENT, TRACE, column, start_ts, TS_MAX),
         )
-        if kind == READ:
-            cells.append((row, checks[:CHECKS_PER_READ], ((SHARED, column, start_ts, _shared(header)),)))
+        if kind >= READ:
+            if kind == READ:
+                cells.append((row, checks[:CHECKS_PER_READ], ((SHARED, column, start_ts, _shared(header)),)))
+            else:
+                entry = pack_lock((kind, primary, body, observers, covers, root, depth, token, wall_ms))
+                cells.append((row, _unmarked(kind, column, start_ts), ((PENDING, column, start_ts, entry),)))
             continue
         if again:
             but_ours = (ABSENT, LOCK, column, 0, start_ts - 1), (ABSENT, LOCK, column, start_ts + 1, TS_MAX)
@@ -128,9 +142,14 @@ def commit(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
     assert commit_ts > start_ts
     root, depth = header.root or commit_ts, header.depth
     cells: list[_Cell] = []
-    for _, row, column, kind, body, observers, covers, _ in part:
-        if kind == READ:
-            cells.append(_leave_trace(row, column, start_ts, commit_ts))
+    for intent in part:
+        _, row, column, kind, body, observers, covers, _ = intent
+        if kind >= READ:
+            if kind == READ:
+                cells.append(_leave_trace(row, column, start_ts, commit_ts))
+            else:
+                pending = PENDING, column, start_ts, None
+                cells.append((row, (_held(column, start_ts, kind),), (pending, *_final(intent, header, commit_ts))))
             continue
         writes: tuple[Write, ...] = (
             (LOCK, column, start_ts, None),
@@ -158,7 +177,8 @@ def one_step(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation
     start_ts = header.start_ts
     assert commit_ts > start_ts
     cells: list[_Cell] = []
-    for _, row, column, kind, body, observers, covers, data in part:
+    for intent in part:
+        _, row, column, kind, body, observers, covers, data = intent
         checks: tuple[Check, ...] = (
             (ABSENT, WRITE, column, start_ts, TS_MAX),  # T7
             (ABSENT, ROLLBACK, column, start_ts, start_ts),
@@ -166,8 +186,11 @@ def one_step(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation
             (ABSENT, SHARED, column, 0, TS_MAX),  # T14
             (ABSENT, TRACE, column, start_ts, TS_MAX),
         )
-        if kind == READ:
-            cells.append((row, checks[:CHECKS_PER_READ], ((TRACE, column, commit_ts, pack_trace(start_ts)),)))
+        if kind >= READ:
+            if kind == READ:
+                cells.append((row, checks[:CHECKS_PER_READ], ((TRACE, column, commit_ts, pack_trace(start_ts)),)))
+            else:
+                cells.append((row, _unmarked(kind, column, start_ts), _final(intent, header, commit_ts)))
             continue
         writes: tuple[Write, ...] = ((WRITE, column, commit_ts, pack_record(kind, start_ts, body)),)
         if data is not None:
@@ -177,6 +200,20 @@ def one_step(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation
             writes = (*writes, *_notify(column, start_ts, commit_ts, observers, covers, root, depth))
         cells.append((row, checks, writes))
     return Mutation(part[0].table, _by_row(cells), start_ts)
+
+
+def _unmarked(kind: int, column: int, start_ts: int) -> tuple[Check, ...]:
+    """Nothing keeps a signal out, and a bare primary only its own marker (N5, T5)."""
+    return () if kind == SIGNAL else ((ABSENT, ROLLBACK, column, start_ts, start_ts),)
+
+
+def _final(intent: Intent, header: Header, commit_ts: int) -> list[Write]:
+    """What a signal becomes, what goes of what a run has seen, or what a bare primary leaves (N5)."""
+    _, _, column, kind, _, observers, covers, _ = intent
+    start_ts, root, depth = header.start_ts, header.root or commit_ts, header.depth
+    if kind == BARE:
+        return [(TRACE, column, start_ts, pack_proof(commit_ts))]
+    return _notify(column, start_ts, commit_ts, observers, covers, root, depth)
 
 
 def roll_forward(cell: Cellref, start_ts: int, lock: Lock, commit_ts: int) -> Mutation:
@@ -195,7 +232,7 @@ def _notify(
     root: int,
     depth: int,
 ) -> list[Write]:
-    """Notify cells for the observers of a written cell (N1), or away with those that an ack covers (N2)."""
+    """Notify cells for the observers of a cell (N1, N5), or away with those that a run has seen (N2)."""
     writes: list[Write] = []
     for observer in observers:
         writes.append((NOTIFY, ack_of(column, observer), commit_ts, pack_cause(root, depth)))
@@ -224,7 +261,7 @@ def roll_back_primary(primary: Cellref, start_ts: int, lock: Lock) -> Mutation:
     writes: list[Write] = []
     _clear(writes, column, start_ts, lock.kind, lock.body)
     writes.append((ROLLBACK, column, start_ts, b""))
-    return _one(primary, [(PRESENT, LOCK, column, start_ts, start_ts)], writes)
+    return _one(primary, [_held(column, start_ts, lock.kind)], writes)
 
 
 def put_marker(primary: Cellref, start_ts: int) -> Mutation:
@@ -234,6 +271,8 @@ def put_marker(primary: Cellref, start_ts: int) -> Mutation:
         (ABSENT, LOCK, column, start_ts, start_ts),
         (ABSENT, WRITE, column, start_ts, TS_MAX),
     ]
+    if is_bare(column):
+        checks = [(ABSENT, group, column, start_ts, start_ts) for group in (PENDING, TRACE)]
     return _one(primary, checks, [(ROLLBACK, column, start_ts, b"")], floor_ts=start_ts)
 
 
@@ -248,16 +287,21 @@ def refresh(header: Header, primary: Intent) -> Mutation:
     """Put the primary's lock again, with the header's newer wall time and all else kept (L1, T8)."""
     cell = Cellref(primary.table, primary.row, primary.column)
     put = prewrite(header, [primary], again=True).rows[0][2][0]
-    return _one(cell, [(PRESENT, LOCK, cell.column, header.start_ts, header.start_ts)], [put])
+    return _one(cell, [_held(cell.column, header.start_ts, primary.kind)], [put])
 
 
 def _held(column: int, start_ts: int, kind: int) -> Check:
     """The lock of that kind is still there (T8)."""
-    return (PRESENT, SHARED if kind == READ else LOCK, column, start_ts, start_ts)
+    return (PRESENT, group_of(kind), column, start_ts, start_ts)
+
+
+def group_of(kind: int) -> str:
+    """Where a lock of a kind lies."""
+    return LOCK if kind < READ else SHARED if kind == READ else PENDING
 
 
 def _clear(writes: list[Write], column: int, start_ts: int, kind: int, body: bytes) -> None:
-    writes.append((SHARED if kind == READ else LOCK, column, start_ts, None))
+    writes.append((group_of(kind), column, start_ts, None))
     if kind == PUT_DATA:
         writes.append((body.decode(), column, start_ts, None))
 

@@ -6,16 +6,21 @@
     write      commit_ts   Record: "committed; the write was made by the transaction that began at start_ts"
     rollback   start_ts    a marker: the transaction that began at start_ts will never commit (T5)
     notify     commit_ts   one per observer: this change waits for that observer (N1, N11); its root cause (N9)
-    pending    start_ts    a signal whose transaction is undecided (N5)
+    pending    start_ts    Lock of kind SIGNAL: what becomes of notify cells once its transaction has committed (N5)
     shared     start_ts    Lock of kind READ: a cell that an undecided transaction has read under a lock (T14)
     trace      commit_ts   what such a lock leaves: "read by the transaction that began at start_ts, and committed"
+               start_ts    in a bare column: commit_ts of a transaction that has written nothing
 
 Column numbers: the catalogue numbers a table's columns from 1; a column is `number << 16` in the store, and the ack of
 observer `o` on it is the column `number << 16 | o` (N3): an ordinary transactional cell without data, next to the cell
-it acknowledges. A notify cell for observer `o` stands under the same number.
+it acknowledges. A notify cell for observer `o` stands under the same number. Above all these each signal has a *bare*
+column: of transactions that raise signals and write nothing, the primaries. Many may stand in one, each at its own
+start_ts, so they never conflict (N5).
 
 N1  A lock holds all that a stranger needs to roll it forward: primary, kind, short value, observers; an ack's lock
     also holds the notify cells that its commit removes (N2).
+N5  A pending entry is written as a lock is, and names its primary; it keeps nobody out. Under a signal's column it
+    lists the observers that are to be notified; under an observer's own, the notify cells that a run of it has seen.
 """
 
 from __future__ import annotations
@@ -37,12 +42,17 @@ PUT_DATA: Final = 2  # the value is in a data group, at start_ts; the record nam
 DELETE: Final = 3
 ACK: Final = 4
 READ: Final = 5  # nothing: it was read under a lock, and lies in the groups for that
+SIGNAL: Final = 6  # nothing: its observers are notified, or were; lies in the pending group (N5)
+BARE: Final = 7  # nothing: it is a primary, and lies in the pending group
 
 _RECORD: Final = struct.Struct(">BQ")
 _pack_record = _RECORD.pack
 RECORD_HEAD: Final = _RECORD.size
 _DATA: Final = DATA.encode()
 _DATA_OF: Final = _DATA + b":"
+
+
+_BARE: Final = 1 << 31  # the catalogue's numbers end below it
 
 
 def column_of(number: int) -> int:
@@ -75,6 +85,21 @@ def ack_version(body: bytes) -> int:
     if len(body) != 4:
         raise Corruption("write group", f"not the version of an observer: {body[:16].hex()}")
     return int.from_bytes(body, "big")
+
+
+def bare_column(signal: int) -> int:
+    """The column of primaries without data, for a signal's column or that of one of its observers."""
+    return _BARE | observed_column(signal)
+
+
+def signal_of(column: int) -> int:
+    """The signal's column for its bare one; any other as it is."""
+    return column & ~_BARE
+
+
+def is_bare(column: int) -> bool:
+    """Whether it is one of those."""
+    return column >= _BARE
 
 
 class Record(NamedTuple):
@@ -120,6 +145,18 @@ def unpack_trace(value: bytes) -> int:
     return int.from_bytes(value[1:9], "big")
 
 
+def pack_proof(commit_ts: int) -> bytes:
+    """The value of a bare primary's trace, which stands at its start_ts."""
+    return _pack_record(BARE, commit_ts)
+
+
+def unpack_proof(value: bytes) -> int:
+    """commit_ts of the transaction that began where it stands."""
+    if len(value) != RECORD_HEAD or value[0] != BARE:
+        raise Corruption("trace group", f"not a bare primary's trace: {value[:16].hex()}")
+    return int.from_bytes(value[1:9], "big")
+
+
 class Cellref(NamedTuple):
     """A cell of a table, without a version."""
 
@@ -132,7 +169,7 @@ class Lock(NamedTuple):
     """What a lock says (N1).
 
     `body` as in Record. `observers`: numbers of the observers to notify when this is rolled forward. `covers`: the
-    timestamps of the notify cells that an ack's commit removes (N2). `root`, `depth`: where the change came from (N9);
+    timestamps of the notify cells that a run's commit removes (N2). `root`, `depth`: where the change came from (N9);
     root 0: from this transaction itself. `token`: the client's lease; `wall_ms`: oracle's wall time when it was
     written or refreshed; both meaningful on the primary (L1).
     """
@@ -176,7 +213,7 @@ def _is_sound(lock: Lock, start_ts: int) -> bool:
         [type(part) for part in primary] == [str, bytes, int]
         and [type(part) for part in (body, observers, covers, token)] == [bytes, tuple, tuple, str]
         and all(type(number) is int for number in (kind, *observers, *covers, root, depth, wall_ms))
-        and PUT <= kind <= READ
+        and PUT <= kind <= BARE
         and len(primary.row) <= ROW_BYTES_MAX
         and 0 <= primary.column <= COLUMN_MAX
         and 0 <= root <= TS_MAX

@@ -10,6 +10,7 @@
 
 T1  A write record on the primary that points at start_ts: committed. One at or above start_ts that does not: aborted,
     for a later writer was let in (T7), which it never is past a lock.
+N5  A bare primary is of nobody else's: its own trace says committed, and nothing else says anything but its marker.
 T4  A marker, or a later record: aborted. Our lock: not settled. After old versions were collected only a marker, or our
     own decision, is proof (`conclusive`).
 T5  The primary first: (a) with its lock, (b) a marker without it. Only then the secondaries (c).
@@ -28,7 +29,9 @@ from perco.errors import Corruption, Unavailable
 from perco.storage import (
     APPLIED,
     LOCK,
+    PENDING,
     ROLLBACK,
+    TRACE,
     TS_MAX,
     WRITE,
     Cell,
@@ -40,7 +43,7 @@ from perco.storage import (
     Verdict,
 )
 from perco.txn import mutations
-from perco.txn.records import Cellref, Lock, unpack_lock, unpack_record
+from perco.txn.records import Cellref, Lock, is_bare, unpack_lock, unpack_proof, unpack_record
 
 _LOST_MAX: Final = 16  # decisions without a reply, before it is given up
 
@@ -65,7 +68,10 @@ Judgement: TypeAlias = Committed | Aborted | Locked | Nothing
 
 
 def primary_queries(primary: Cellref, start_ts: int) -> list[Query]:
-    """What to read of the primary: its lock, its marker, and the oldest record at or above start_ts (T1)."""
+    """What to read of the primary: its lock, its marker, and the oldest record at or above start_ts (T1); of a bare
+    one: its pending entry, its marker, and its trace (N5)."""
+    if is_bare(primary.column):
+        return [(group, primary.column, start_ts, start_ts, 1) for group in (PENDING, ROLLBACK, TRACE)]
     return [
         (LOCK, primary.column, start_ts, start_ts, 1),
         (ROLLBACK, primary.column, start_ts, start_ts, 1),
@@ -73,12 +79,19 @@ def primary_queries(primary: Cellref, start_ts: int) -> list[Query]:
     ]
 
 
-def judge(start_ts: int, cells: Sequence[Sequence[Cell]]) -> Judgement:
+def judge(primary: Cellref, start_ts: int, cells: Sequence[Sequence[Cell]]) -> Judgement:
     """What the primary's cells (in the order of `primary_queries`) say of the transaction.
 
     Raises: Corruption for cells that do not decode, or that contradict each other.
     """
     locks, markers, records = cells
+    if records and is_bare(primary.column):
+        commit_ts = unpack_proof(records[0][1])
+        if markers:
+            raise Corruption("trace group", f"T5: transaction {start_ts} committed here, and was rolled back")
+        if commit_ts <= start_ts:
+            raise Corruption("trace group", f"T1: transaction {start_ts} committed at {commit_ts}, before its start")
+        return Committed(commit_ts)
     if records:
         commit_ts, value = records[0]
         if unpack_record(value).start_ts == start_ts:
@@ -137,7 +150,7 @@ class Recovery:
         """
         assert self.step in (Step.ASK, Step.WAIT)
         self.conclusive = bool(cells[1])
-        match judge(self.start_ts, cells):
+        match judge(self.primary, self.start_ts, cells):
             case Committed(commit_ts):
                 self.commit_ts = commit_ts
                 self.conclusive = True

@@ -9,6 +9,8 @@ T1  A record is what commits, whatever marker stands beside it: the marker goes,
     marker would have refused (T7).
 T8  A lock beside its own record has nothing left to do.
 N1  A change that an observer has not acknowledged and is not told of is told again; one that is not there is not told.
+N5  Observers of a signal may run once too often, never too seldom: what cannot be read notifies all of them, or removes
+    nothing.
 N9  Where the cause is lost the earliest possible one stands in for it, lest anybody who waits for it be told too soon.
 N10 No worker may ever run what stands under a column that it does not observe.
 O3  A note less makes `at=` coarser there, and nothing else.
@@ -24,6 +26,7 @@ from perco.storage import (
     DATA,
     LOCK,
     NOTIFY,
+    PENDING,
     PRESENT,
     ROLLBACK,
     TS_MAX,
@@ -34,7 +37,7 @@ from perco.storage import (
 )
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.mutations import roll_back_secondary
-from perco.txn.records import Cellref, Lock, pack_cause
+from perco.txn.records import Cellref, Lock, ack_of, pack_cause
 
 _EARLIEST: Final = pack_cause(1, 0)
 
@@ -46,7 +49,7 @@ REMEDIES: Final = {
     "N1": "restore a copy: what the lock would have committed cannot be told",
     "N2": "a bug, or a damaged lock: opening the store settles it as its transaction ended",
     "N3": "the observer may pass over changes of this cell: restore a copy, or write the cell's row under another key",
-    "N5": "signals are of a later version of perco: read the store with that",
+    "N5": "restore a copy: what the transaction would have told observers cannot be known",
     "N9": "restore a copy",
     "N10": "the catalogue is older than this cell: restore the whole folder from one copy",
     "O1": "the oracle's bound is older than this: restore the whole folder from one copy, of one moment",
@@ -125,6 +128,15 @@ def drop_notification(cell: Cellref, ack: int, ts: int, instead: int) -> Repair:
         checks.append((PRESENT, WRITE, column, instead, instead))
         writes.append((NOTIFY, ack, instead, _EARLIEST))
     return _of_row("delete the notification", table, row, checks, writes)
+
+
+def settle_pending(cell: Cellref, start_ts: int, observers: Sequence[int]) -> Repair:
+    """N5: notify these of a signal that cannot be read; () for what a run would have removed."""
+    table, row, column = cell
+    writes: list[Write] = [(PENDING, column, start_ts, None)]
+    writes += [(NOTIFY, ack_of(column, number), start_ts, _EARLIEST) for number in observers]
+    what = "notify its observers" if observers else "delete the pending entry"
+    return _of_row(what, table, row, [(PRESENT, PENDING, column, start_ts, start_ts)], writes)
 
 
 def give_cause(table: str, row: bytes, ack: int, ts: int) -> Repair:

@@ -3,6 +3,7 @@
     docs     = perco.Table("docs", key=perco.TEXT)
     contents = docs.column("contents", perco.BYTES, group="raw")    # in a locality group of its own
     rank     = docs.column("rank", perco.FLOAT64)
+    grown    = docs.signal("grown")                                 # cannot be written, only raised
     schema   = perco.Schema(docs)
 
     @schema.observe(contents, id="parse")
@@ -83,6 +84,21 @@ class Column(Generic[K, V]):
         return f"{self.table.name}.{self.name}"
 
 
+class Signal(Generic[K]):
+    """A column that cannot be written, only raised: `txn.signal(grown, key)`. Made by `Table.signal`.
+
+    It has no value and no versions, so raising it conflicts with nobody (N5).
+    """
+
+    __slots__ = ("name", "table")
+
+    def __init__(self, table: Table[K], name: str) -> None:
+        self.table, self.name = table, name
+
+    def __repr__(self) -> str:
+        return f"{self.table.name}.{self.name}"
+
+
 class Table(Generic[K]):
     """A table: rows in the byte order of their keys.
 
@@ -108,6 +124,7 @@ class Table(Generic[K]):
             raise UsageError(f"table {name!r}: {key.name} does not keep order and cannot be a key")
         self.key: Codec[K] = key
         self.columns: dict[str, Column[K, Any]] = Named(f"column of table {name!r} named")
+        self.signals: dict[str, Signal[K]] = Named(f"signal of table {name!r} named")
         self.splits = tuple(sorted({self.row(split) for split in splits} - {b""}))
         self.keep = _must_keep(f"table {name!r}", keep)
 
@@ -115,13 +132,31 @@ class Table(Generic[K]):
         """Declare a column; `group` puts its long values into a locality group of their own."""
         _named("column", name)
         _must_be_codec(f"column {name!r} of table {self.name!r}", codec)
-        if name in self.columns:
-            raise UsageError(f"table {self.name!r} has two columns named {name!r}")
+        self._must_be_new(name)
         if group is not None:
             _named("group", group)
         column: Column[K, V] = Column(self, name, codec, group)
         self.columns[name] = column
         return column
+
+    def signal(self, name: str) -> Signal[K]:
+        """Declare a signal: a column that can only be notified (N5).
+
+        Its observers run some time after the transaction that raised it has committed, at least once; many signals of
+        one row may collapse into one run. Transactions that raise the same signal never conflict over it: where many
+        meet on one hot cell, let them raise a signal there, and one observer of it write the cell.
+
+        Raises: UsageError for a name that is taken.
+        """
+        _named("signal", name)
+        self._must_be_new(name)
+        signal: Signal[K] = Signal(self, name)
+        self.signals[name] = signal
+        return signal
+
+    def _must_be_new(self, name: str) -> None:
+        if name in self.columns or name in self.signals:
+            raise UsageError(f"table {self.name!r} has two columns named {name!r}")
 
     def row(self, key: K) -> bytes:
         """The row of a key.
@@ -143,8 +178,9 @@ class Change(Generic[K, V]):
 
     Attributes:
         key: of the changed row.
-        value: the newest at the run's snapshot; None if it was deleted. Many writes may collapse into one run (N4).
-        commit_ts: of the newest write.
+        value: the newest at the run's snapshot; None if it was deleted, and of a signal. Many writes may collapse into
+            one run (N4).
+        commit_ts: of the newest write, or of the transaction that raised the signal last.
         attempt: 1 for the first run of this change, then 2 ... after conflicts and failures.
         cause: commit timestamp of the transaction from outside that began the chain (N9).
     """
@@ -203,7 +239,7 @@ class Observer:
     """A registered observer. `id` is stored: rename the function freely, never the id."""
 
     id: str
-    column: Column[Any, Any]
+    column: Column[Any, Any] | Signal[Any]
     function: Callable[[Transaction, Change[Any, Any]], Awaitable[None]]
     backfill: bool
     isolation: Isolation | None
@@ -230,6 +266,7 @@ class Schema:
             self.tables[table.name] = table
         self.observers: dict[str, Observer] = {}
 
+    @overload
     def observe(
         self,
         column: Column[K, V],
@@ -241,19 +278,48 @@ class Schema:
         max_delay_s: float | None = None,
         priority: int = 0,
         isolation: Isolation | None = None,
-    ) -> Callable[[ObserverFunction[K, V]], ObserverFunction[K, V]]:
-        """Run a function, in a transaction, after each change of a column.
+    ) -> Callable[[ObserverFunction[K, V]], ObserverFunction[K, V]]: ...
+    @overload
+    def observe(
+        self,
+        column: Signal[K],
+        *,
+        id: str,
+        version: int = 1,
+        backfill: bool = True,
+        delay_s: float = 0.0,
+        max_delay_s: float | None = None,
+        priority: int = 0,
+        isolation: Isolation | None = None,
+    ) -> Callable[[ObserverFunction[K, None]], ObserverFunction[K, None]]: ...
+    def observe(
+        self,
+        column: Column[Any, Any] | Signal[Any],
+        *,
+        id: str,
+        version: int = 1,
+        backfill: bool = True,
+        delay_s: float = 0.0,
+        max_delay_s: float | None = None,
+        priority: int = 0,
+        isolation: Isolation | None = None,
+    ) -> Callable[[Any], Any]:
+        """Run a function, in a transaction, after each change of a column, or each signal.
 
         Several observers may observe one column; deletes count as changes; changes may collapse (N4). `id` is stored.
+        At most one run commits for a change of a column (N3), at least one for a signal (N5).
 
         Args:
             version: from 1. Raise it when the function has changed so that it has to run again for what it has run for.
-            backfill: when the observer, or a higher version of it, is registered, run it also for what is there.
+            backfill: when the observer, or a higher version of it, is registered, run it also for what is there: of
+                signals nothing ever is.
             delay_s: seconds; a change is run no earlier than that after it, and a newer one begins the wait anew.
             max_delay_s: the longest such wait, for a row that keeps changing; by default ten times `delay_s`.
             priority: where more waits than can run at once, higher ones come first; lower ones still get their share.
             isolation: of its transactions, "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
+        if not isinstance(column, Column | Signal):
+            raise UsageError(f"observer {id!r} takes a column or a signal, as made by Table.column, not {column!r}")
         if isolation is not None:
             is_serializable(isolation)
         _named("observer", id)
@@ -267,7 +333,7 @@ class Schema:
         if self.tables.get(column.table.name) is not column.table:
             raise SchemaMismatch(f"observer {id!r}: table {column.table.name!r} is not in this schema")
 
-        def register(function: ObserverFunction[K, V]) -> ObserverFunction[K, V]:
+        def register(function: ObserverFunction[Any, Any]) -> ObserverFunction[Any, Any]:
             if inspect.isfunction(inspect.unwrap(function)) and not inspect.iscoroutinefunction(
                 inspect.unwrap(function)
             ):

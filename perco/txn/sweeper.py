@@ -3,6 +3,7 @@
 L1  When a store is opened all its locks are dead; later, all whose start_ts is not in the live set.
 N1  The lock of an observed cell is the pending notification: rolling it forward puts the notify cells. So nobody has
     to read a cell for its observers to run.
+N5  So do pending entries: committed, they are made final; dead, removed once the primary has been rolled back.
 N7  A lock that cannot be understood, or whose primary cannot be, stays, and is told once; all others are settled. It
     may be a notification, of which nobody knows: `stuck`.
 """
@@ -16,7 +17,7 @@ from typing import Final
 import trio
 
 from perco.errors import Corruption, StoreError
-from perco.storage import LOCK, SHARED, TS_MAX, LocalRowStore, ScanQuery, ScanRequest
+from perco.storage import LOCK, PENDING, SHARED, TS_MAX, LocalRowStore, ScanQuery, ScanRequest
 from perco.txn.driver import Driver
 from perco.txn.records import Cellref
 
@@ -78,7 +79,7 @@ async def sweep(store: LocalRowStore, driver: Driver, spared: Callable[[Cellref,
     """Settle every dead lock that is not to be spared."""
     swept = Swept()
     for table in store.tables():
-        for group in (LOCK, SHARED):
+        for group in (LOCK, SHARED, PENDING):
             start: bytes | None = b""
             while start is not None:
                 query = ScanQuery(group, None, 0, TS_MAX, 1 << 20)

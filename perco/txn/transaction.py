@@ -9,11 +9,12 @@ T9  Whatever a multi-get meets, it answers as point reads would, or waits; never
 T14 What is read with `lock=True` is locked at commit, for as long as the commit takes, against all who write it. A
     serializable transaction notes what it reads; it is read again at commit.
 T12 The primary is an observer run's ack, else a cell in the tablet that holds most of the cells.
+N5  Signals are never the primary. Where nothing is written, a bare cell is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -33,9 +34,9 @@ from perco.txn.commit import Commit
 from perco.txn.driver import ConflictAt, Driver, StaleAt, conflict, make_token
 from perco.txn.mutations import Header, Intent
 from perco.txn.reads import Isolation, Reads
-from perco.txn.records import DELETE, PUT, PUT_DATA, READ, SHORT_VALUE_BYTES, Cellref
+from perco.txn.records import BARE, DELETE, PUT, PUT_DATA, READ, SHORT_VALUE_BYTES, SIGNAL, Cellref, bare_column
 from perco.txn.scan import Scan, range_of
-from perco.txn.schema import Column, Table
+from perco.txn.schema import Column, Signal, Table
 from perco.txn.snapshot import InData, Missing, Seen, Value, look, plain
 
 if TYPE_CHECKING:
@@ -354,7 +355,10 @@ class Transaction(Snapshot):
     write skew.
     """
 
-    __slots__ = ("_ack", "_bytes", "_depth", "_locked", "_primary", "_root", "_version", "commit_ts", "outcome")
+    __slots__ = (
+        *("_ack", "_bytes", "_depth", "_locked", "_primary", "_root", "_signals", "_version"),
+        *("commit_ts", "outcome"),
+    )
 
     def __init__(self, client: Client, start_ts: int) -> None:
         super().__init__(client, start_ts)
@@ -366,6 +370,7 @@ class Transaction(Snapshot):
         self._bytes = 0
         self._locked: dict[_WHERE, None] | None = None  # read under a lock (T14)
         self._ack: Intent | None = None  # an observer run's primary (N2)
+        self._signals: dict[_WHERE, Intent] | None = None  # raised, and what a run for signals has seen (N5)
         self._root = self._depth = 0
 
     @property
@@ -394,6 +399,29 @@ class Transaction(Snapshot):
     def delete(self, column: Column[K, Any], key: K) -> None:
         """Remove a cell's value; observers of the column run. Never blocks."""
         self._note(self._usable(column), column.table.row(key), None)
+
+    def signal(self, signal: Signal[K], key: K) -> None:
+        """Raise a signal: once this has committed, its observers run for that key, at least once (N5). Never blocks,
+        and never conflicts: many may raise the same signal at the same time, and may be seen by one run.
+
+        Raises: UsageError for what is no signal; TooLarge over a limit; TypeError or ValueError for a key of the wrong
+        kind; TransactionClosed.
+        """
+        if not self._open:
+            raise self._closed()
+        bound = self._client.bind_signal(signal)
+        row = signal.table.row(key)
+        signals = self._signals
+        if signals is None:
+            signals = self._signals = {}
+        if not self._version:
+            self._version = self._client.catalogue.binds
+        where = (bound.table, row, bound.column)
+        cells_max = self._client.config.transaction.cells_max
+        cells = len(signals) + len(self._writes)
+        if cells >= cells_max and where not in signals:
+            raise TooLarge("cells of one transaction", cells + 1, cells_max, "Signal in parts.")
+        signals[where] = Intent(*where, SIGNAL, b"", bound.observers)
 
     def _note(self, bound: Bound, row: bytes, data: bytes | None) -> None:
         writes = self._writes
@@ -428,8 +456,8 @@ class Transaction(Snapshot):
             self.outcome = "aborted"
 
     async def commit(self) -> int:
-        """Commit; returns commit_ts, or 0 if nothing was written: then all that was read is of one moment, start_ts,
-        and read locks have nothing to protect.
+        """Commit; returns commit_ts, or 0 if nothing was written, nor any signal raised that anybody observes: then all
+        that was read is of one moment, start_ts, and read locks have nothing to protect.
 
         Raises: WriteConflict, ReadConflict, RolledBack, CatalogueChanged (run it again), StoreFull, CommitUnknown.
         """
@@ -439,13 +467,20 @@ class Transaction(Snapshot):
         intents = [_intent(where, write) for where, write in self._writes.items()]
         if self._ack is not None:
             intents.insert(0, self._ack)
+        signals: list[Intent] = []
+        if self._signals is not None:
+            signals = [intent for intent in self._signals.values() if intent.observers or intent.covers]
+            if not intents:
+                intents = await self._bare_primary(signals)
         if not intents:
             self.end()
             self.outcome = "committed"
             return 0
         parts = self._parts(intents)
         if self._locked is not None:
-            parts = self._with_locked(parts, self._locked)
+            parts = self._with_more(parts, self._read_only(self._locked))
+        if signals:
+            parts = self._with_more(parts, signals)
         first = parts[0][0]
         primary = Cellref(first.table, first.row, first.column)
         driver = self._driver
@@ -455,7 +490,7 @@ class Transaction(Snapshot):
         header = Header(self.start_ts, primary, self._root, self._depth, client.lease_token, wall_ms)
         self._primary = primary
         self.outcome = "unknown"
-        observed = self._ack is not None
+        observed = self._ack is not None or bool(signals)
         for intent in intents:
             if intent.observers:
                 observed = True
@@ -502,17 +537,37 @@ class Transaction(Snapshot):
             ordered.sort(key=len, reverse=True)
         return ordered
 
-    def _with_locked(self, parts: list[list[Intent]], locked: Iterable[_WHERE]) -> list[list[Intent]]:
-        """The same with what was read under a lock, behind the writes: the primary is one of these (T12, T14)."""
-        store, writes = self._driver.store, self._writes
+    async def _bare_primary(self, signals: list[Intent]) -> list[Intent]:
+        """What signals alone commit by (N5); nothing if nobody is to be told of any.
+
+        Raises: CatalogueChanged if somebody may have begun to observe them meanwhile (N10): what commits nowhere would
+        not find out.
+        """
+        if signals:
+            return [Intent(signals[0].table, signals[0].row, bare_column(signals[0].column), BARE)]
+        version = self._driver.oracle.catalogue_version
+        if version > self._version:
+            self.discard()
+            await self._client.reload()
+            raise CatalogueChanged(self.start_ts, version)
+        return []
+
+    def _read_only(self, locked: Iterable[_WHERE]) -> Iterator[Intent]:
+        """What was read under a lock and is not written: its write would be its lock (T14)."""
+        for table, row, column in locked:
+            if (table, row, column) not in self._writes:
+                yield Intent(table, row, column, READ)
+
+    def _with_more(self, parts: list[list[Intent]], more: Iterable[Intent]) -> list[list[Intent]]:
+        """The same with intents behind the writes: the primary is one of these (T12)."""
+        store = self._driver.store
 
         def place(table: str, row: bytes) -> object:
             return store.locate(table, row) if store.groups else (table, row)
 
         by_place = {place(part[0].table, part[0].row): part for part in parts}
-        for table, row, column in locked:
-            if (table, row, column) not in writes:  # its write is its lock
-                by_place.setdefault(place(table, row), []).append(Intent(table, row, column, READ))
+        for intent in more:
+            by_place.setdefault(place(intent.table, intent.row), []).append(intent)
         return list(by_place.values())
 
 

@@ -31,6 +31,7 @@ from perco.storage import (
     DATA,
     LOCK,
     NOTIFY,
+    PENDING,
     ROLLBACK,
     SHARED,
     TRACE,
@@ -284,7 +285,7 @@ class Vacuum:
 
     async def _locks_found(self) -> int:
         found = 0
-        for table, group in product(self._tables(), (LOCK, SHARED)):
+        for table, group in product(self._tables(), (LOCK, SHARED, PENDING)):
             query = ScanQuery(group, None, 0, TS_MAX, 1 << 16)
             start: bytes | None = b""
             while start is not None:

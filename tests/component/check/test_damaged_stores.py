@@ -661,10 +661,10 @@ async def test_an_ack_that_points_above_its_own_commit() -> None:  # N3
         await found(store, "error", "N3", f"points at {ts + 1}, in the future")
 
 
-async def test_a_pending_signal() -> None:  # N5: of a later version
+async def test_a_pending_entry_in_a_column_that_is_no_signal() -> None:  # N5
     async with opened() as store:
         await store.plant(b"a", (PENDING, store.number(store.docs.rank), await store.draw(), b""))
-        await found(store, "error", "N5", "does not know")
+        await found(store, "error", "N5", "in a column that is no signal")
 
 
 async def test_a_notify_cell_above_the_oracles_bound() -> None:  # O1

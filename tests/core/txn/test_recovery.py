@@ -34,21 +34,21 @@ MARKER = (START, b"")
     ],
 )
 def test_the_primary_tells_the_fate(locks: list, markers: list, records: list, expected: object) -> None:  # T1 T4
-    assert judge(START, [locks, markers, records]) == expected
+    assert judge(PRIMARY, START, [locks, markers, records]) == expected
 
 
 def test_the_record_is_looked_at_before_the_lock() -> None:  # L1
-    assert judge(START, [[LOCK_CELL], [], [OWN]]) == Committed(9)
+    assert judge(PRIMARY, START, [[LOCK_CELL], [], [OWN]]) == Committed(9)
 
 
 def test_a_marker_beside_its_own_record_is_corruption() -> None:  # T5
     with pytest.raises(Corruption, match="T5"):
-        judge(START, [[], [MARKER], [OWN]])
+        judge(PRIMARY, START, [[], [MARKER], [OWN]])
 
 
 def test_a_commit_at_its_own_start_is_corruption() -> None:  # T1
     with pytest.raises(Corruption, match="T1"):
-        judge(START, [[], [], [(START, OWN[1])]])
+        judge(PRIMARY, START, [[], [], [(START, OWN[1])]])
 
 
 @pytest.mark.parametrize("optimized", [[], ["-O"]])
@@ -56,10 +56,11 @@ def test_it_is_corruption_without_assertions_too(optimized: list[str]) -> None: 
     damaged = [[], [MARKER], [OWN]], [[], [], [(START, OWN[1])]], [[], [], [(9, b"junk")]], [[(START, b"x")], [], []]
     program = f"""
 from perco import Corruption
+from perco.txn.records import Cellref
 from perco.txn.recovery import judge
 for cells in {damaged!r}:
     try:
-        judge({START}, cells)
+        judge(Cellref(*{tuple(PRIMARY)!r}), {START}, cells)
     except Corruption:
         continue
     raise SystemExit("judged")
@@ -78,7 +79,7 @@ def test_one_seek_finds_the_record() -> None:  # T1
 
 def test_bytes_that_are_no_record_stop_it() -> None:
     with pytest.raises(Corruption):
-        judge(START, [[], [], [(9, b"\x07nonsense")]])
+        judge(PRIMARY, START, [[], [], [(9, b"\x07nonsense")]])
 
 
 def found(cell: Cellref = SECONDARY) -> Recovery:
