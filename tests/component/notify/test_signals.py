@@ -454,7 +454,7 @@ async def test_who_does_not_know_a_new_observer_signals_again(hot: Hot, doc: str
         with pytest.raises(perco.CatalogueChanged):
             await txn.commit()
         assert txn.outcome == "aborted"
-        await until(lambda: not db.fates.observed)  # it lets go of its locks behind itself
+        await until(lambda: not locks(db))  # it lets go of them behind itself
         assert await raise_signal(db, hot, "k", doc)
         await until(lambda: not db.fates.observed)
         assert await db.waiting() == {"late": 1}
