@@ -29,7 +29,7 @@ ORDER = {
         *("history", "isolation", "drawing", "faults", "machine", "plan", "workloads", "cluster", "simulation"),
         *("shrink", "simulate", "sweep", "__main__"),
     ],
-    "notify": ["claim", "rowlocks", "backoff", "worker", "scanner", "database"],
+    "notify": ["claim", "rowlocks", "backoff", "delays", "worker", "scanner", "database"],
 }
 
 # Who may import what from outside: the core stands on three packages.

@@ -43,12 +43,14 @@ def signal_queries(ack: int, ts: int) -> list[Query]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The observer must run. `covers`: the notify cells that its commit removes; `collapsed`: changes beyond one."""
+    """The observer must run. `covers`: the notify cells that its commit removes; `collapsed`: changes beyond one;
+    `pointer`: up to where it has seen the cell already."""
 
     covers: tuple[int, ...]
     root: int
     depth: int
     collapsed: int
+    pointer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def decide(cells: Sequence[Sequence[Cell]], start_ts: int, version: int = 1) -> 
         fresh += ts > pointer
         one_root, one_depth = unpack_cause(cause)
         root, depth = min(root, one_root), max(depth, one_depth)
-    return Run(covers, root, depth + 1, max(fresh - 1, 0))
+    return Run(covers, root, depth + 1, max(fresh - 1, 0), pointer)
 
 
 def decide_signal(cells: Sequence[Sequence[Cell]], start_ts: int) -> Run | Gone | InTheWay:

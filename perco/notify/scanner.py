@@ -4,10 +4,16 @@ N8  A scanner starts at a random key of a random tablet and walks on from there,
     row on which another scanner runs observers it teleports: it jumps to a new random place, as no bus can, so that
     scanners never clump behind a slow row. It sleeps after a whole tour: clear the wake flag, look, sleep; the wake
     comes after the notify cells are visible. It wakes one scanner; one that finds more than it may run wakes the next.
+    What is not due yet it passes by, and wakes when the first of it is.
+
+Where observers have different priorities, a tour is made for the highest first, then for each of the others as far as
+its share goes, and so again, until one has gone all the way round for each. A lower one gives way: what waits for a
+run in flight to end lets higher ones look first, a few times in a row at most.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -17,10 +23,12 @@ from typing import NamedTuple
 import trio
 
 from perco.errors import Corruption
-from perco.notify.worker import Worker
-from perco.storage import NOTIFY, TS_MAX, ScanPage, ScanQuery, ScanRequest
+from perco.notify.worker import CELLS_PER_ROW, Worker
+from perco.storage import NOTIFY, TS_MAX, ScanCell, ScanPage, ScanQuery, ScanRequest
+from perco.txn.records import observer_of
 
-_CELLS_PER_ROW = 4096
+_FURTHER_DOWN = 0.25  # how often one goes on below a priority that has more to do
+_WAYS_GIVEN_MAX = 3  # how often in a row a lower priority gives way to a higher one
 
 
 class Place(NamedTuple):
@@ -62,11 +70,17 @@ class Scanner:
         self.counters = ScannerCounters()
         self.ended = trio.Event()
         self.position: tuple[str, bytes] | None = None
+        self._most = slots
         self._slots = trio.Semaphore(slots)
         self._ready: deque[tuple[str, bytes, list[int], bool]] = deque()  # claimed, for the next runner
         self._runners = slots  # that may still be started: tasks that run observers, one row after the other
         self._idle = trio.lowlevel.ParkingLot()
         self._tables = tables
+        self._due = math.inf  # the first moment at which something is due that was passed by on this tour
+        self._passed = 0  # rows with nothing to be run now
+        self._level: frozenset[int] | None = None  # the observers of the priority that is toured for
+        self._share = math.inf  # rows that it may still claim
+        self._given = 0  # how often it gave way in a row
         self._rng = random.Random(worker.client.random.getrandbits(64))
 
     async def run(self) -> None:
@@ -76,12 +90,16 @@ class Scanner:
                 while True:
                     self.worker.again = False  # clear, then look, then sleep
                     began = trio.current_time()
+                    self._due, self._passed = math.inf, 0
                     try:
                         await self._tour(nursery)
                     except Corruption as error:  # a key: what is behind it cannot be told
                         self.worker.client.driver.note_damage(error)
+                    if self._passed > self.worker.options.page_rows and self._due < math.inf:
+                        await trio.sleep(trio.current_time() - began)  # many wait: half of the time for others
                     # What waited when the tour began may be tried again then (N6).
-                    await self.worker.sleep(self.worker.backoff.next_due(began))
+                    failed = self.worker.backoff.next_due(began)
+                    await self.worker.sleep(min(self._due, math.inf if failed is None else failed))
         finally:
             self.ended.set()
 
@@ -97,8 +115,33 @@ class Scanner:
     async def _tour(self, nursery: trio.Nursery) -> None:
         """Walk the whole store once, from a random place; again from another one after each teleport."""
         self.counters.tours += 1
+        if len(self.worker.levels) > 1:
+            await self._tour_by_priority(nursery)
+            return
+        self._level, self._share = None, math.inf
         while await self._ride(nursery):
             self.counters.teleports += 1
+
+    async def _tour_by_priority(self, nursery: trio.Nursery) -> None:
+        """The highest level wholly, each other as far as its share goes; until none was cut short.
+
+        The share is in proportion to what looking for higher ones costs. Below one that has more to do it goes on at
+        every fourth time only, by chance.
+        """
+        cut = True
+        while cut:
+            cut, passed, share = False, self._passed, math.inf
+            for depth, level in enumerate(self.worker.levels):
+                if depth == 1:
+                    share = max(self._most, (self._passed - passed) // 4)
+                self._level, self._share = level, share
+                while await self._ride(nursery) and self._share > 0:
+                    self.counters.teleports += 1
+                if self._share <= 0:
+                    cut = True
+                    if self._rng.random() >= _FURTHER_DOWN:
+                        break
+            await trio.lowlevel.checkpoint()
 
     async def _ride(self, nursery: trio.Nursery) -> bool:
         """Whether it teleports instead of going all the way round."""
@@ -145,19 +188,16 @@ class Scanner:
         it came to was random, and where few rows are dirty, all of them may be held.
         """
         worker, me = self.worker, self.number
-        query = ScanQuery(NOTIFY, None, 0, TS_MAX, _CELLS_PER_ROW)
+        query = ScanQuery(NOTIFY, None, 0, TS_MAX, CELLS_PER_ROW)
         start: bytes | None = place.low
         while start is not None:
             request = ScanRequest(place.table, start, place.high, (query,), False, worker.options.page_rows)
             page = await worker.client.driver.store.scan(request)
             for row, [cells] in page.rows:
                 self.position = (place.table, row)
-                now = trio.current_time()
-                acks = list(dict.fromkeys(c for c, _, _ in cells))
-                if len(cells) == _CELLS_PER_ROW:  # one observer's cells may hide another's (N11)
-                    acks = await self._waiting(place.table, row)
-                acks = [ack for ack in acks if worker.claimable(place.table, row, ack, now)]
+                acks = await self._wanted(place.table, row, cells)
                 if not acks:
+                    self._passed += 1
                     continue
                 holder = worker.rows.holder(place.table, row)
                 if holder == me:
@@ -172,19 +212,57 @@ class Scanner:
                 else:
                     worker.wake_up()  # whoever still may run something looks for what this one cannot
                     await self._slots.acquire()
+                    if self._gives_way():
+                        self._slots.release()
+                        return True
                     now = trio.current_time()  # others may have been faster while this one waited
                     acks = [ack for ack in acks if worker.claimable(place.table, row, ack, now)]
                 if not acks or (worker.options.row_locks and not worker.rows.take(place.table, row, me)):
                     self._slots.release()
                     continue
                 self.counters.claims += 1
+                self._share -= 1
                 self._ready.append((place.table, row, acks, worker.begin_row(place.table, row, acks)))
                 if self._idle:
                     self._idle.unpark()
                 elif self._runners:
                     self._runners -= 1
                     nursery.start_soon(self._serve)
+                if self._share <= 0:
+                    return True
             start = page.next
+        return False
+
+    async def _wanted(self, table: str, row: bytes, cells: list[ScanCell]) -> list[int]:
+        """Of the acks for which a row has notify cells, those that may be run now."""
+        worker, now = self.worker, trio.current_time()
+        acks = list(dict.fromkeys([column for column, _, _ in cells]))
+        if len(cells) == CELLS_PER_ROW:  # one observer's cells may hide another's (N11)
+            acks = await self._waiting(table, row)
+        level = self._level
+        if level is not None:
+            acks = [ack for ack in acks if observer_of(ack) in level]
+        acks = [ack for ack in acks if worker.claimable(table, row, ack, now)]
+        if not worker.delays:
+            return acks
+        due = []
+        for ack in acks:
+            at = await worker.due(table, row, ack, cells, now)
+            if at <= now:
+                due.append(ack)
+            else:
+                self._due = min(self._due, at)
+        return due
+
+    def _gives_way(self) -> bool:
+        """There was no slot, and now there is one: whether a higher priority is to look for something to do with it."""
+        if self._level is None or self._level is self.worker.levels[0]:
+            return False
+        self._given += 1
+        if self._given <= _WAYS_GIVEN_MAX:
+            self._share = 0
+            return True
+        self._given = 0
         return False
 
     async def _waiting(self, table: str, row: bytes) -> list[int]:

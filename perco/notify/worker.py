@@ -32,19 +32,22 @@ from perco.notify.claim import (
     decide_signal,
     signal_queries,
 )
+from perco.notify.delays import Delays
 from perco.notify.rowlocks import RowLocks
 from perco.options import check_options
-from perco.storage import NOTIFY, Failed, Mutation
+from perco.storage import NOTIFY, TS_MAX, Failed, Mutation, Query, ScanCell
 from perco.txn.catalogue import Bound
 from perco.txn.client import Client
 from perco.txn.codecs import decoded, decoded_key
 from perco.txn.mutations import Intent
+from perco.txn.oracle import note_from
 from perco.txn.records import ACK, SIGNAL, Cellref, ack_body, ack_of, observed_column, observer_of, unpack_cause
 from perco.txn.schema import Change, Column, Observer, Signal
 from perco.txn.snapshot import Missing, Value, look
 from perco.txn.transaction import Transaction
 from perco.txn.turns import Turn
 
+CELLS_PER_ROW = 4096  # notify cells that a scanner reads of a row
 _ROOTS_PER_READ = 1024
 
 log = logging.getLogger("perco.observer")
@@ -138,7 +141,13 @@ class Worker:
         self.observers = dict(observers)
         self.superseded: dict[str, int] = {}  # by id: the store has a higher version than this program
         self._binds = -1  # the catalogue that `observers` was compared with
+        self.delays: dict[int, Delays] = {}  # of those observers that have one
+        self.levels: list[frozenset[int]] = []  # observers of the same priority, the highest first
         self.renew()
+        oracle, now = client.oracle, trio.current_time()
+        for number, observer in observers.items():
+            if observer.manner.delay_s:
+                self.delays[number] = Delays(observer.manner, oracle.last, now, oracle.wall_ms(), self._noted)
         self.rows = RowLocks()
         self.backoff = Backoff(options.backoff, client.random)
         self.counters = {observer.id: ObserverCounters() for observer in observers.values()}
@@ -164,6 +173,10 @@ class Worker:
                 self.superseded[observer.id] = version
                 log.error("%s", too_old(observer, version))
                 self.client.driver.quiet()  # N7: whoever waits shall look who runs it
+        by_priority: dict[int, set[int]] = {}
+        for number, observer in self.observers.items():
+            by_priority.setdefault(observer.manner.priority, set()).add(number)
+        self.levels = [frozenset(by_priority[priority]) for priority in sorted(by_priority, reverse=True)]
 
     def wake_up(self) -> None:
         """There may be work: a scanner that sleeps looks, or else the first that ends its tour (N8)."""
@@ -197,6 +210,39 @@ class Worker:
         if self.backoff.waits(key, now):
             return False
         return not self.backoff.attempts(key) or self._failing < self._failing_max
+
+    async def due(self, table: str, row: bytes, ack: int, cells: list[ScanCell], now: float) -> float:
+        """When it is to be run, as far as these notify cells of the row tell; a moment that has passed: now."""
+        delays = self.delays.get(observer_of(ack))
+        if delays is None:
+            return now
+        held = delays.held((table, row, ack), now)
+        if held:
+            return held
+        stamps = [ts for column, ts, _ in cells if column == ack]
+        if not stamps or len(cells) >= CELLS_PER_ROW:  # there are more of them
+            queries: list[Query] = [(NOTIFY, ack, 0, TS_MAX, 1), (NOTIFY, ack, 0, TS_MAX, -1)]
+            [found] = await self.client.driver.store.read([(table, row, queries)])
+            stamps = [ts for each in found for ts, _ in each]
+            if not stamps:
+                return now
+        return await delays.due(stamps[0], stamps[-1], now)
+
+    async def _noted(self, ts: int) -> int | None:
+        return await note_from(self.client.driver.store, ts)
+
+    async def _waits(self, delays: Delays, table: str, row: bytes, ack: int, verdict: Run) -> bool:
+        """Whether the run comes too early: it would see a change that is not due."""
+        now = trio.current_time()
+        oldest = min(ts for ts in verdict.covers if ts > verdict.pointer)
+        if len(verdict.covers) == COVERS_MAX:
+            query: Query = (NOTIFY, ack, verdict.pointer + 1, oldest, -1)
+            [[cells]] = await self.client.driver.store.read([(table, row, (query,))])
+            oldest = cells[0][0] if cells else oldest
+        due = await delays.due(verdict.covers[0], oldest, now)
+        if due > now:
+            delays.hold((table, row, ack), due)
+        return due > now
 
     def acks(self, table: str) -> list[int]:
         """All that this worker could run in a row of a table."""
@@ -233,7 +279,10 @@ class Worker:
             while True:
                 seen_ts = self.client.oracle.last
                 try:
-                    if await self._try(observer, counters, table, row, ack, conflicts):
+                    done = await self._try(observer, counters, table, row, ack, conflicts)
+                    if done is None:
+                        return
+                    if done:
                         self.backoff.succeeded(key)
                         self.damaged.pop(key, None)
                         return
@@ -294,8 +343,8 @@ class Worker:
 
     async def _try(
         self, observer: Observer, counters: ObserverCounters, table: str, row: bytes, ack: int, conflicts: int
-    ) -> bool:
-        """One run; whether there is nothing left to do for what was seen."""
+    ) -> bool | None:
+        """One run; whether there is nothing left to do for what was seen. None: it is to be run later."""
         txn = await self.client.begin(isolation=observer.isolation)
         try:
             return await self._run_in(txn, observer, counters, table, row, ack, conflicts)
@@ -311,7 +360,7 @@ class Worker:
         row: bytes,
         ack: int,
         conflicts: int,
-    ) -> bool:
+    ) -> bool | None:
         client, start_ts = self.client, txn.start_ts
         if client.oracle.catalogue_version > client.catalogue.binds:
             await client.reload()
@@ -325,6 +374,10 @@ class Worker:
         if isinstance(claimed, bool):
             return claimed
         verdict, seen = claimed
+        if self.delays:
+            delays = self.delays.get(observer_of(ack))
+            if delays is not None and await self._waits(delays, table, row, ack, verdict):
+                return None
         txn._root, txn._depth = verdict.root, verdict.depth
         attempt = 1 + conflicts + self.backoff.attempts((table, row, ack))
         counters.runs += 1

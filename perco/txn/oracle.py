@@ -239,6 +239,12 @@ async def note_below(store: RowStore, ts: int) -> tuple[int, float] | None:
     return (cells[0][0], _wall_ms(cells[0][1]) / 1000) if cells else None
 
 
+async def note_from(store: RowStore, ts: int) -> int | None:
+    """The wall time, in ms, of the first note at or above a timestamp: it had been given out by then."""
+    [[cells]] = await store.read([(SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, ts, TS_MAX, -1)])])
+    return _wall_ms(cells[0][1]) if cells else None
+
+
 async def oldest_wall(store: RowStore, ts: int) -> float | str:
     """The wall time of the oldest note from a timestamp on: what `at=` can still be asked for."""
     [[cells]] = await store.read([(SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, ts, TS_MAX, -1)])])

@@ -41,18 +41,18 @@ class Web:
         self.count = self.counts.column("count", perco.INT64)
         self.schema = perco.Schema(self.docs, self.counts)
 
-    def observe(self, column: perco.Column[Any, Any], *, id: str, backfill: bool = True) -> Callable[[Any], Any]:
-        return self.schema.observe(column, id=id, backfill=backfill)
+    def observe(self, column: perco.Column[Any, Any], *, id: str, **how: Any) -> Callable[[Any], Any]:
+        return self.schema.observe(column, id=id, **how)
 
     async def add(self, txn: perco.Transaction, key: str, by: int = 1) -> None:
         """Count something, in the transaction."""
         txn.set(self.count, key, (await txn.get(self.count, key) or 0) + by)
 
-    def counting(self, column: perco.Column[Any, Any], *, id: str) -> list[perco.Change[Any, Any]]:
+    def counting(self, column: perco.Column[Any, Any], *, id: str, **how: Any) -> list[perco.Change[Any, Any]]:
         """An observer that counts its runs, in the store, under its id and key; returns the changes it was run for."""
         seen: list[perco.Change[Any, Any]] = []
 
-        @self.observe(column, id=id)
+        @self.observe(column, id=id, **how)
         async def count(txn: perco.Transaction, change: perco.Change[Any, Any]) -> None:
             seen.append(change)
             await self.add(txn, f"{id}/{change.key}")

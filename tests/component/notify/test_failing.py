@@ -301,7 +301,7 @@ async def test_many_cells_of_one_observer_do_not_hide_anothers(  # N6, N10, N11
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row may hold more notify cells of an observer that fails than a scanner looks at."""
-    monkeypatch.setattr(scanners, "_CELLS_PER_ROW", 4)
+    monkeypatch.setattr(scanners, "CELLS_PER_ROW", 4)
     Failing(web, 10**9, id="first")
     seen = web.counting(web.body, id="second")
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
