@@ -117,6 +117,7 @@ async def main(folder: Path) -> None:
             ordered = [f"{row.key}@{row.commit_ts(order)}" async for row in snap.scan(orders)]
     shown = dict(outside.sqlite.execute("SELECT product, price FROM prices WHERE price IS NOT NULL"))
     sent = [key for (key,) in outside.sqlite.execute("SELECT key FROM receipts")]
+    outside.sqlite.close()
     print(f"{len(prices)} prices in the store, {len(prices.items() ^ shown.items())} differ outside")
     print(f"{len(ordered)} orders in the store, {len(set(ordered) ^ set(sent))} receipts too many or too few")
 
