@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 from perco.errors import (
     BackgroundFailure as BackgroundFailure,
     CatalogueChanged as CatalogueChanged,
+    ChainTooLong as ChainTooLong,
     CommitUnknown as CommitUnknown,
     Corruption as Corruption,
     FormatUnknown as FormatUnknown,

@@ -22,6 +22,7 @@
     │   ├── ReadOnly              a write through something that only reads
     │   ├── TooLarge              over a limit; raised at `set`, not at commit
     │   ├── SchemaMismatch        the schema in hand and the one in the store disagree
+    │   ├── ChainTooLong          observers set each other off, again and again
     │   └── UsedAfterFork         a store does not survive os.fork()
     ├── Corruption                stored bytes break an invariant: stop and run `perco check`
     └── BackgroundFailure         a task of perco's own died; its cause is attached
@@ -350,6 +351,35 @@ class TooLarge(UsageError):
 
 class SchemaMismatch(UsageError):
     """The schema in hand contradicts the catalogue in the store (N10)."""
+
+
+class ChainTooLong(UsageError):
+    """Observers set each other off more often than `WorkerOptions.chain_max` allows (N9).
+
+    Attributes: `where`, the row that the chain has come to; `observers`, the ids of the last of it, in their order;
+    `cycle`, those that go round, or () if none does; `depth`; `limit`; `cause`, commit timestamp of what began it.
+    """
+
+    def __init__(self, where: str, observers: Sequence[str], depth: int, limit: int, cause: int) -> None:
+        self.where, self.observers, self.depth, self.limit, self.cause = where, tuple(observers), depth, limit, cause
+        self.cycle = _cycle(self.observers)
+        if self.cycle:
+            said = f"observers set each other off in a circle: {' > '.join((*self.cycle, self.cycle[0]))}"
+        else:
+            said = f"the last observers of it: {' > '.join(self.observers)}"
+        super().__init__(
+            f"{where}: a chain that began at {cause} would have {depth} observers, over the limit of {limit}; {said}. "
+            "Write only what has changed, so that it comes to an end; or allow more (WorkerOptions(chain_max=...)), "
+            "then replay it."
+        )
+
+
+def _cycle(path: tuple[str, ...]) -> tuple[str, ...]:
+    """What a path ends with twice or more; the shortest."""
+    for length in range(1, len(path) // 2 + 1):
+        if path[-length:] == path[-2 * length : -length]:
+            return path[-length:]
+    return ()
 
 
 class UsedAfterFork(UsageError):

@@ -20,7 +20,18 @@ COMMANDS = {Path("webindex/cli.py"), Path("webindex/demo.py")}
 ORDER = {
     "storage": ["cells", "keys", "engine", "row", "call", "lmdb_engine", "handover", "tablet", "rowstore", "folder"],
     "txn": [
-        *("records", "codecs", "retention", "snapshot", "reads", "mutations", "commit", "recovery", "timestamps"),
+        *(
+            "records",
+            "codecs",
+            "retention",
+            "snapshot",
+            "reads",
+            "mutations",
+            "failed",
+            "commit",
+            "recovery",
+            "timestamps",
+        ),
         *("fates", "schema", "catalogue", "holds", "pins", "oracle", "background", "entered", "chain", "validation"),
         *("driver", "local", "beside", "sweeper", "heartbeat", "backfill", "vacuum", "image", "repairs", "examine"),
         *("across", "system", "check", "repair", "scan", "transaction", "past", "turns", "attempts", "client"),
@@ -29,7 +40,9 @@ ORDER = {
         *("history", "isolation", "drawing", "faults", "machine", "plan", "workloads", "cluster", "simulation"),
         *("shrink", "simulate", "sweep", "__main__"),
     ],
-    "notify": ["claim", "rowlocks", "backoff", "delays", "worker", "scanner", "database"],
+    "notify": [
+        *("claim", "rowlocks", "backoff", "delays", "failing", "worker", "scanner", "failures", "database"),
+    ],
 }
 
 # Who may import what from outside: the core stands on three packages.

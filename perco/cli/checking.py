@@ -107,6 +107,8 @@ def _render(result: CheckResult) -> None:
         f"{counted(result.cells, 'cell')} ({counted(result.records, 'record')}, {counted(result.locks, 'lock')}, "
         f"{counted(result.notifications, 'notification')}) as of timestamp {result.ts}, in {result.seconds:.1f} s"
     )
+    if result.failed:
+        print(f"{counted(result.failed, 'change')} on the failed list: perco failed list")
     if result.waste:
         wait = "waits" if result.waste == 1 else "wait"
         print(f"{counted(result.waste, 'cell')} that nobody can read any more {wait} for the next vacuum")

@@ -64,7 +64,7 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
             locks += bool(lock.observers) and (until_ts is None or (lock.root or ts) <= until_ts)
         async for row, (column, _, value) in _cells(db, table, NOTIFY):
             try:
-                root, _ = unpack_cause(value)
+                root = unpack_cause(value)[0]
             except perco.Corruption as error:
                 damaged[db.driver.at(Cellref(table, row, column), error).where] = None
                 continue

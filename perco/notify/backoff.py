@@ -47,9 +47,9 @@ class Backoff:
         entry = self._failed.get(key)
         return entry is not None and entry[1] > now
 
-    def failed(self, key: _Key, now: float) -> float:
-        """Count a failure; returns when to try again."""
-        attempts = self.attempts(key) + 1
+    def failed(self, key: _Key, now: float, attempts: int = 0) -> float:
+        """Count a failure; returns when to try again. `attempts`: how often it has failed, if that is known better."""
+        attempts = max(attempts, self.attempts(key) + 1)
         pause = min(self._options.first_s * 2.0 ** min(attempts - 1, 30), self._options.max_s)
         until = now + pause * self._rng.uniform(0.5, 1.0)
         self._failed[key] = (attempts, until)

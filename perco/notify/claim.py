@@ -8,6 +8,7 @@ N3  The ack is an ordinary cell whose newest record points at the start_ts of th
 N4  Many writes may collapse into one run, which sees the newest.
 N5  A signal has neither value nor ack: run if and only if a notify cell stands. What another run has seen may stand for
     a while after it has committed; a pending removal says so, and is waited for, lest one signal be run for twice.
+N6  A run sees what the failed list has of its row and observer, and takes it along if it commits.
 N9  The cause travels along: the earliest root of what is collapsed, so that nobody who waits for it is told too soon.
 """
 
@@ -15,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from perco.errors import Corruption
-from perco.storage import LOCK, NOTIFY, PENDING, WRITE, Cell, Query
-from perco.txn.records import ACK, ack_version, unpack_cause, unpack_record
+from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, WRITE, Cell, Query
+from perco.txn.records import ACK, DEPTH_MAX, ack_version, pack_cause, unpack_cause, unpack_record
 from perco.txn.snapshot import Blocked
 
 COVERS_MAX: Final = 512  # notify cells that one run takes with it; what is left asks for another look
@@ -33,24 +34,37 @@ def claim_queries(column: int, ack: int, ts: int) -> list[Query]:
         (WRITE, ack, 0, ts, 1),
         (LOCK, column, 0, ts, 1),
         (WRITE, column, 0, ts, 1),
+        (FAILED_LIST, ack, 0, ts, 1),
     ]
 
 
 def signal_queries(ack: int, ts: int) -> list[Query]:
     """The same for an observer of a signal."""
-    return [(NOTIFY, ack, 0, ts, COVERS_MAX), (PENDING, ack, 0, ts, 1)]
+    return [(NOTIFY, ack, 0, ts, COVERS_MAX), (PENDING, ack, 0, ts, 1), (FAILED_LIST, ack, 0, ts, 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The observer must run. `covers`: the notify cells that its commit removes; `collapsed`: changes beyond one;
-    `pointer`: up to where it has seen the cell already."""
+class Run(NamedTuple):
+    """The observer must run.
+
+    Attributes:
+        covers: the notify cells that its commit removes; then, below 0, the failed change (N6).
+        root, depth, path: of what it will cause (N9), the path without itself.
+        collapsed: changes beyond one.
+        pointer: up to where it has seen the cell already.
+        attempts: how many runs have failed for what it sees (N6).
+        cause: what its ack says of its own cause.
+        failed: the failed change, (ts, value), or None.
+    """
 
     covers: tuple[int, ...]
     root: int
     depth: int
     collapsed: int
     pointer: int = 0
+    path: bytes = b""
+    attempts: int = 0
+    cause: bytes = b""
+    failed: Cell | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +94,7 @@ def decide(cells: Sequence[Sequence[Cell]], start_ts: int, version: int = 1) -> 
 
     Raises: Corruption for a notify cell or an ack that does not decode.
     """
-    notified, ack_locks, acks, locks, writes = cells
+    notified, ack_locks, acks, locks, writes, failed = cells
     if not notified:
         return Gone()
     if ack_locks or locks:
@@ -97,13 +111,7 @@ def decide(cells: Sequence[Sequence[Cell]], start_ts: int, version: int = 1) -> 
     newest = writes[0][0] if writes else 0
     if newest <= pointer:
         return Handled(covers)
-    root, depth = unpack_cause(notified[0][1])
-    fresh = 0
-    for ts, cause in notified:
-        fresh += ts > pointer
-        one_root, one_depth = unpack_cause(cause)
-        root, depth = min(root, one_root), max(depth, one_depth)
-    return Run(covers, root, depth + 1, max(fresh - 1, 0), pointer)
+    return _run(covers, notified, pointer, failed[0] if failed else None)
 
 
 def decide_signal(cells: Sequence[Sequence[Cell]], start_ts: int) -> Run | Gone | InTheWay:
@@ -111,13 +119,28 @@ def decide_signal(cells: Sequence[Sequence[Cell]], start_ts: int) -> Run | Gone 
 
     Raises: Corruption for a notify cell that does not decode.
     """
-    notified, removals = cells
+    notified, removals, failed = cells
     if not notified:
         return Gone()
     if removals:
         return InTheWay(ack=True, lock=Blocked(*removals[0]))
     covers = tuple([ts for ts, _ in notified])
     assert covers[0] <= start_ts, "N2"
-    causes = [unpack_cause(cause) for _, cause in notified]
-    root, depth = min(root for root, _ in causes), max(depth for _, depth in causes)
-    return Run(covers, root, depth + 1, len(covers) - 1)
+    return _run(covers, notified, 0, failed[0] if failed else None)
+
+
+def _run(covers: tuple[int, ...], notified: Sequence[Cell], pointer: int, failed: Cell | None) -> Run:
+    cause = notified[0][1]
+    root, depth, path, attempts = unpack_cause(cause)
+    fresh = 1
+    if len(notified) > 1:
+        fresh = sum(ts > pointer for ts, _ in notified)
+        found = [unpack_cause(value) for _, value in notified]
+        root = min(one[0] for one in found)
+        _, depth, path, _ = max(found, key=lambda one: one[1])
+        attempts = max(one[3] for one in found)
+        cause = pack_cause(root, depth, path, attempts)
+    if failed is not None:
+        covers = (*covers, -failed[0])
+    depth = depth + 1 if depth < DEPTH_MAX else depth
+    return Run(covers, root, depth, fresh - 1 if fresh else 0, pointer, path, attempts, cause, failed)

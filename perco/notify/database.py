@@ -20,12 +20,13 @@ from typing import Any
 import trio
 
 from perco.errors import Corruption, NotIdle, ReadOnly, SchemaMismatch, StoreError, UsageError, must_be_number
+from perco.notify.failures import Failures
 from perco.notify.scanner import Scanner, ScannerCounters
 from perco.notify.worker import ObserverCounters, Worker, WorkerOptions, too_old
 from perco.storage import LOCK, NOTIFY, PENDING, TS_MAX, ReadRequest, ScanCell, ScanQuery, ScanRequest
 from perco.txn import catalogue as catalogues
 from perco.txn.beside import BesideDriver, BesideOracle
-from perco.txn.client import Client, Options
+from perco.txn.client import Options
 from perco.txn.local import LocalStore
 from perco.txn.records import Cellref, ack_of, column_of, observer_of, unpack_cause
 from perco.txn.schema import Schema
@@ -37,13 +38,12 @@ _CELLS_PER_ROW = 1 << 12
 _WAITING = tuple(ScanQuery(group, None, 0, TS_MAX, _CELLS_PER_ROW) for group in (LOCK, PENDING, NOTIFY))
 
 
-class Database(Client):
+class Database(Failures):
     """An open store. Made by `perco.open`; use it inside that block only."""
 
     def __init__(self, local: LocalStore, schema: Schema, options: Options) -> None:
         super().__init__(local, schema, options)
         self._looked: trio.Event | None = None  # set when something has changed; None: nobody waits
-        self._worker: Worker | None = None
         self.driver.quiet = self._look_again
         self.sweeper = Sweeper(local.store, self.driver, self._look_again)
 
@@ -146,10 +146,10 @@ class Database(Client):
         return self.sweeper.clean and not self.driver.orphaned.is_set() and not self.backfilling.left
 
     async def wait_idle(self, *, timeout: float | None = None) -> int:
-        """Until no change waits for an observer anywhere (N7). An observer that fails keeps it waiting: in tests give a
-        `timeout`, in seconds.
+        """Until no change waits for an observer anywhere (N7). An observer that fails keeps it waiting until the change
+        is given up: in tests give a `timeout`, in seconds, or allow few attempts (`WorkerOptions.attempts`).
 
-        Returns how many changes were given up after too many failures: none, for this version never gives up.
+        Returns how many changes are on the failed list, for which nobody waits (N6; `db.failed`).
         Raises: UsageError if nothing could ever run them; NotIdle past the timeout, with what waits for whom;
         Corruption if all that is left is what cannot be read: a lock that may be a notification, or cells on which
         observers fail.
@@ -170,7 +170,7 @@ class Database(Client):
                     self.driver.orphaned.set()  # N5: one that nobody is going to settle, for nobody ever reads a signal
                 await looked.wait()
                 await trio.sleep(_LOOKS_APART_S)  # waiting shall not cost more than working
-        return 0
+        return self.failed_count()
 
     async def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
         """Until every observer has run for all that was committed, from outside, at or before `ts` (N7, N9).

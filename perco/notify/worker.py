@@ -4,7 +4,8 @@ N2  The mutation that commits the ack removes the notify cells that the run saw.
 N3  At most one run commits per change: the ack is read and written by the run's own transaction.
 N5  A run for a signal has no ack: what it has seen goes with what it writes. If it writes nothing, afterwards.
 N6  A failing observer keeps its notification, waits longer each time, and has a bounded share of the worker. So does
-    one that meets a cell which cannot be read.
+    one that meets a cell which cannot be read. What its own function fails for so often is given up (`txn/failed.py`).
+N9  A chain of observers that is longer than it may be is given up.
 N10 Notify cells of observers that this program does not have, or has in a lower version than the store's, are left
     alone. A run is of the catalogue that it was begun under: if a higher version was registered before its commit
     timestamp was drawn, it aborts, and is not run again here.
@@ -33,15 +34,26 @@ from perco.notify.claim import (
     signal_queries,
 )
 from perco.notify.delays import Delays
+from perco.notify.failing import ObserverFailedError, note_failure, too_long
 from perco.notify.rowlocks import RowLocks
 from perco.options import check_options
-from perco.storage import NOTIFY, TS_MAX, Failed, Mutation, Query, ScanCell
+from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, Failed, Mutation, Query, ScanCell
 from perco.txn.catalogue import Bound
 from perco.txn.client import Client
 from perco.txn.codecs import decoded, decoded_key
 from perco.txn.mutations import Intent
 from perco.txn.oracle import note_from
-from perco.txn.records import ACK, SIGNAL, Cellref, ack_body, ack_of, observed_column, observer_of, unpack_cause
+from perco.txn.records import (
+    ACK,
+    SIGNAL,
+    Cellref,
+    ack_head,
+    ack_of,
+    longer,
+    observed_column,
+    observer_of,
+    unpack_cause,
+)
 from perco.txn.schema import Change, Column, Observer, Signal
 from perco.txn.snapshot import Missing, Value, look
 from perco.txn.transaction import Transaction
@@ -61,6 +73,9 @@ class WorkerOptions:
     conflicts_max: conflicts that a run meets before it waits its turn again.
     page_rows: rows of notify cells read at a time.
     failing_share: the part of the runs that those which failed before may take.
+    attempts: runs of an observer that may fail for a change, by an error of its own, before the change is moved to the
+        failed list; 0: it is never given up. Counted in the store, so across restarts.
+    chain_max: how many observers, each set off by the one before it, a chain may have; 0: any number.
     """
 
     concurrency: int = 64
@@ -70,18 +85,12 @@ class WorkerOptions:
     failing_share: float = 0.25
     teleport: bool = True
     row_locks: bool = True
+    attempts: int = 16
+    chain_max: int = 100
     backoff: BackoffOptions = field(default_factory=BackoffOptions)
 
     def __post_init__(self) -> None:
-        check_options(self)
-
-
-class _ObserverFailedError(Exception):
-    """The observer's function, or a codec of its column, raised `error`."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        super().__init__(error)
+        check_options(self, zero=("attempts", "chain_max"))
 
 
 def too_old(observer: Observer, version: int) -> str:
@@ -93,14 +102,14 @@ def too_old(observer: Observer, version: int) -> str:
     )
 
 
-def _change(observer: Observer, row: bytes, seen: Value | Missing, attempt: int, root: int) -> Change[Any, Any]:
+def _change(observer: Observer, row: bytes, seen: Value | Missing, attempt: int, run: Run) -> Change[Any, Any]:
     column = observer.column
     table = column.table
     key = decoded_key(table.key, row, table.name)
     value = None
     if isinstance(column, Column) and isinstance(seen, Value):
         value = decoded(column.codec, seen.value, column, key)
-    return Change(key, value, seen.commit_ts, attempt, root)
+    return Change(key, value, seen.commit_ts, attempt, run.root, run.depth)
 
 
 @dataclass(slots=True)
@@ -108,7 +117,8 @@ class ObserverCounters:
     """What one observer did since the worker was started.
 
     `runs`: begun; `commits`: acknowledged changes; `collapsed`: changes beyond one that a commit took with it (N4);
-    `conflicts`, `failures`: runs that did not commit; `running`: now; `seconds`: spent in its function.
+    `conflicts`, `failures`: runs that did not commit; `given_up`: changes that were moved to the failed list (N6);
+    `running`: now; `seconds`: spent in its function.
     """
 
     runs: int = 0
@@ -116,6 +126,7 @@ class ObserverCounters:
     collapsed: int = 0
     conflicts: int = 0
     failures: int = 0
+    given_up: int = 0
     running: int = 0
     seconds: float = 0.0
 
@@ -161,6 +172,9 @@ class Worker:
         self._watches: set[Watch] = set()
         self._failing = 0
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
+        self._chain_max = options.chain_max or 1 << 62
+        # What an observer puts in front of its acks' causes (N3), and on the path of what it causes (N9).
+        self._marks = {n: (ack_head(observer.version), n.to_bytes(2, "big")) for n, observer in observers.items()}
 
     def renew(self) -> None:
         """The catalogue has changed: leave observers alone of which the store has a higher version now (N10)."""
@@ -308,9 +322,12 @@ class Worker:
         except Corruption as error:
             self.client.driver.note_damage(error)
             self._failed(observer, counters, key, error.again(), seen_ts)
-        except _ObserverFailedError as failed:
+        except ObserverFailedError as failed:
             log.error("observer %s failed on %s", observer.id, self._where(table, row), exc_info=failed.error)
-            self._failed(observer, counters, key, failed.error, seen_ts)
+            self._failed(observer, counters, key, failed.error, seen_ts, failed.attempts)
+            if await note_failure(self.client, Cellref(*key), failed, self.options.attempts):
+                counters.given_up += 1
+                self.backoff.succeeded(key)
         finally:
             counters.running -= 1
 
@@ -321,11 +338,12 @@ class Worker:
         key: tuple[str, bytes, int],
         error: BaseException,
         seen_ts: int,
+        attempts: int = 0,
     ) -> None:
-        """`seen_ts`: the run has seen all notify cells up to it."""
+        """`seen_ts`: the run has seen all notify cells up to it. `attempts`: how often it failed, as the store says."""
         counters.failures += 1
         self.last_failures[observer.id] = counters.failures, self._where(*key[:2]), error
-        self.backoff.failed(key, trio.current_time())
+        self.backoff.failed(key, trio.current_time(), attempts)
         if isinstance(error, Corruption):
             self.damaged[key] = seen_ts, error.again()
             if len(self.damaged) > self.options.backoff.remembered_max:
@@ -379,7 +397,11 @@ class Worker:
             if delays is not None and await self._waits(delays, table, row, ack, verdict):
                 return None
         txn._root, txn._depth = verdict.root, verdict.depth
-        attempt = 1 + conflicts + self.backoff.attempts((table, row, ack))
+        txn._path = longer(verdict.path, self._marks[observer_of(ack)][1])
+        if verdict.depth > self._chain_max:
+            chain = too_long(client, self._where(table, row), verdict, txn._path, self.options.chain_max)
+            raise ObserverFailedError(chain, start_ts, verdict)
+        attempt = 1 + conflicts + max(self.backoff.attempts((table, row, ack)), verdict.attempts)
         counters.runs += 1
         self._roots[start_ts] = verdict.root
         for watch in self._watches:
@@ -387,14 +409,14 @@ class Worker:
         began = trio.current_time()
         try:
             try:
-                change = _change(observer, row, seen, attempt, verdict.root)
+                change = _change(observer, row, seen, attempt, verdict)
                 await observer.function(txn, change)
                 if txn.outcome == "aborted":
                     raise UsageError("an observer may commit its transaction, but not discard it")
             except (TransientError, CommitUnknown, StoreError):
                 raise
             except Exception as error:  # the user's code: its failure is not ours (N6)
-                raise _ObserverFailedError(error) from error
+                raise ObserverFailedError(error, start_ts, verdict) from error
             counters.seconds += trio.current_time() - began
             if txn.outcome == "open":
                 await self._commit(txn, table, row, ack, verdict)
@@ -441,10 +463,10 @@ class Worker:
         if len(verdict.covers) == COVERS_MAX:
             # More may wait than it takes with it: their causes are its causes too (N9).
             root = await self._oldest_root(table, row, ack, verdict.covers[-1])
-            verdict = replace(verdict, root=min(root, verdict.root))
+            verdict = verdict._replace(root=min(root, verdict.root))
         seen = await driver.finish(table, row, column, start_ts, there)
         del cells  # a run may wait long
-        txn._ack = Intent(table, row, ack, ACK, ack_body(observer.version), (), verdict.covers)
+        txn._ack = Intent(table, row, ack, ACK, self._marks[observer_of(ack)][0] + verdict.cause, (), verdict.covers)
         txn._known = ((table, row, column), seen)  # the function will want it: it is not read twice
         if txn._reads is not None:
             txn._reads.note(table, row, column, seen.commit_ts)  # T14: the change tells it
@@ -495,9 +517,9 @@ class Worker:
             below = cells[-1][0]
 
     async def _tidy(self, table: str, row: bytes, ack: int, covers: tuple[int, ...]) -> None:
-        """Remove notify cells of changes that an earlier run has seen (N2)."""
+        """Remove what waits of changes that an earlier run has seen (N2), or has failed of a signal that this one has."""
         driver = self.client.driver
-        writes = tuple((NOTIFY, ack, ts, None) for ts in covers)
+        writes = tuple((NOTIFY, ack, ts, None) if ts > 0 else (FAILED_LIST, ack, -ts, None) for ts in covers)
         with driver.observing():
             [verdict] = await driver.store.apply([Mutation(table, ((row, (), writes),), None, True)])
         if isinstance(verdict, Failed):

@@ -8,6 +8,7 @@ from perco.storage.cells import (
     ABSENT as ABSENT,
     APPLIED as APPLIED,
     DATA as DATA,
+    FAILED_LIST as FAILED_LIST,
     GROUPS_MAX as GROUPS_MAX,
     LOCK as LOCK,
     NOTIFY as NOTIFY,

@@ -26,7 +26,8 @@ NOTIFY: Final = "notify"
 PENDING: Final = "pending"  # weak notifications whose transaction is still undecided (N5)
 SHARED: Final = "shared"  # locks of cells that were only read (T14)
 TRACE: Final = "trace"  # what a committed transaction's shared locks leave
-PROTOCOL_GROUPS: Final = (DATA, LOCK, WRITE, ROLLBACK, NOTIFY, PENDING, SHARED, TRACE)
+FAILED_LIST: Final = "failed"  # changes whose observers were given up (N6)
+PROTOCOL_GROUPS: Final = (DATA, LOCK, WRITE, ROLLBACK, NOTIFY, PENDING, SHARED, TRACE, FAILED_LIST)
 GROUPS_MAX: Final = 122  # besides the protocol's, in one table
 
 TS_MAX: Final = (1 << 53) - 1  # O3: Bigtable's cell timestamp is ours x 1000 and has 63 bits

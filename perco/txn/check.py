@@ -21,6 +21,7 @@ N1  Locks decode. A change of an observed column that no run has seen has its no
 N2  An ack's lock is its transaction's primary and covers nothing newer than itself. N3: acks point at the past.
 N5  A pending entry decodes, is a signal's or of a run for one, and its observers are that signal's. The column of a
     signal has no records, locks or data.
+N6  Failed changes decode, one for a row and observer, neither waiting nor acknowledged.
 N9  Notify cells say what caused them. N10: columns, observers and locality groups are in the catalogue.
 O1  Nothing is above the oracle's durable bound. O3: the clock's notes rise together.
 G1  The watermark reads, and no table is cut above it. G3, G4: what is below it and not needed is counted, as waste.
@@ -43,6 +44,7 @@ from perco.errors import Corruption, UsageError
 from perco.options import check_options
 from perco.storage import (
     DATA,
+    FAILED_LIST,
     LOCK,
     NOTIFY,
     PENDING,
@@ -102,6 +104,7 @@ class CheckResult:
         findings: errors and warnings first; then notes.
         dropped: findings beyond `CheckOptions.findings_max`, not looked at again.
         tables, rows, cells, locks, records, markers, notifications: what was read. Waiting notifications are cells.
+        failed: changes on the failed list.
         unsettled: locks whose transaction is decided.
         orphans: locks whose transaction is undecided, and whose client is gone.
         waste: cells below the watermark that nobody can read any more: a vacuum is under way, or was cut short.
@@ -120,6 +123,7 @@ class CheckResult:
     records: int
     markers: int
     notifications: int
+    failed: int
     unsettled: int
     orphans: int
     waste: int
@@ -153,6 +157,7 @@ class Progress:
     records: int = 0
     markers: int = 0
     notifications: int = 0
+    failed: int = 0
     unsettled: int = 0
     orphans: int = 0
     waste: int = 0
@@ -251,6 +256,7 @@ class _Check:
             seen.records,
             seen.markers,
             seen.notifications,
+            seen.failed,
             seen.unsettled,
             seen.orphans,
             seen.waste,
@@ -348,6 +354,7 @@ class _Check:
         seen.records += len(cells[WRITE])
         seen.markers += len(cells[ROLLBACK])
         seen.notifications += len(cells[NOTIFY])
+        seen.failed += len(cells[FAILED_LIST])
         await self._note_locks(image)
         self._note_waste(image, cells)
         self._pool(image)
@@ -432,7 +439,7 @@ class _Check:
             [cell for cell in cells[WRITE] if cell[1] <= cut],
             [cell for cell in cells[ROLLBACK] if cell[1] < self._watermark],
             [cell for cell in cells[TRACE] if cell[1] < self._watermark],
-            {*image.notify},
+            {*image.notify, *image.failed},
             cut=cut,
             watermark=self._watermark,
             versions=book.catalogue.keep_of(image.table).versions,
@@ -484,7 +491,7 @@ class _Check:
 
 def _needed(group: str, value: bytes) -> bytes:
     """What the check needs of a value: a row read in parts may have a great many."""
-    if group in (LOCK, NOTIFY, PENDING, SHARED, TRACE):
+    if group in (LOCK, NOTIFY, PENDING, SHARED, TRACE, FAILED_LIST):
         return value
     if group == WRITE:
         return value if value[:1] in _TOLD else value[:RECORD_HEAD]

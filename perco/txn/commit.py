@@ -35,7 +35,7 @@ from perco.storage import APPLIED, Failed, Mutation, NoReply, Refused, Verdict
 from perco.txn import mutations
 from perco.txn.mutations import Header, Intent
 from perco.txn.reads import Reads
-from perco.txn.records import BARE, READ, SIGNAL
+from perco.txn.records import ACK, BARE, READ, SIGNAL
 
 
 class State(Enum):
@@ -63,6 +63,7 @@ MARKER_CHECK: Final = 1
 LOCK_CHECK: Final = mutations.LOCK_CHECK
 SHARED_CHECK: Final = LOCK_CHECK + 1
 TRACE_CHECK: Final = LOCK_CHECK + 2
+LISTED_CHECK: Final = mutations.CHECKS_PER_CELL  # of an ack: the failed list (N6)
 
 
 class Commit:
@@ -186,7 +187,8 @@ class Commit:
                 check -= mutations.CHECKS_PER_BARE
                 continue
             writes = intent.kind < READ
-            checks = mutations.CHECKS_PER_CELL + twice if writes else mutations.CHECKS_PER_READ
+            of_write = mutations.CHECKS_PER_ACK if intent.kind == ACK else mutations.CHECKS_PER_CELL
+            checks = of_write + twice if writes else mutations.CHECKS_PER_READ
             if check < checks:
                 return intent, check - (twice and writes and check > LOCK_CHECK)
             check -= checks

@@ -340,6 +340,9 @@ class Driver:
             if check in (core.MARKER_CHECK, core.FLOOR_CHECK):
                 raise RolledBack(start_ts)
             where = Cellref(intent.table, intent.row, intent.column)
+            if check == core.LISTED_CHECK:  # N6: what waited when the run began has been given up, or put back, since
+                self.counters.conflicts += 1
+                raise ConflictAt(where, start_ts, start_ts)
             queries: list[Query] = [
                 (LOCK, where.column, 0, TS_MAX, 1),
                 (WRITE, where.column, start_ts, TS_MAX, 1),

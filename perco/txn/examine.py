@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from perco.errors import Corruption
-from perco.storage import ROLLBACK, SHARED, TRACE, WRITE
+from perco.storage import FAILED_LIST, NOTIFY, ROLLBACK, SHARED, TRACE, WRITE
 from perco.txn import repairs
 from perco.txn.catalogue import ObserverEntry
+from perco.txn.failed import unpack_failed
 from perco.txn.image import Book, Image, Rec
 from perco.txn.records import (
     ACK,
@@ -104,6 +105,7 @@ def _of_column(image: Image, cell: Cellref, book: Book) -> Iterator[tuple[Severi
         *_of_traces(image, column, book),
         *_of_markers(image, column, book),
         *_of_notify(image, column, book),
+        *_of_failed(image, cell, book),
     ):
         yield "error", complaint
     for complaint in (*_of_data(image, cell), *_of_spurious(image, cell, book)):
@@ -117,7 +119,7 @@ def _of_strays(image: Image, column: int, book: Book) -> Repair | None:
     """
     notified = image.notify.get(column)
     others = {*image.locks, *image.records, *image.markers, *image.broken, *image.pending}
-    others = others.union(image.shared, image.traces, *image.data.values())
+    others = others.union(image.shared, image.traces, image.failed, *image.data.values())
     if not notified or column in others or observer_of(column) not in book.observers:
         return None
     return repairs.drop_stray_notifications(image.table, image.row, column, [ts for ts, _ in notified])
@@ -422,6 +424,48 @@ def _pointer(image: Image, ack: int, entry: ObserverEntry | None) -> int:
     return acks[0].start_ts
 
 
+def _of_failed(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint]:
+    """Failed changes: one at most for a row and observer, neither waiting nor acknowledged, of a change that exists."""
+    ack = cell.column
+    found = image.failed.get(ack, [])
+    if found and not observer_of(ack):
+        yield _Complaint("N10", f"the failed change at {found[0][0]} is for no observer")
+        return
+    observed = observed_column(ack)
+    records, acks = image.records.get(observed, []), image.records.get(ack, [])
+    newest = records[0].ts if records else 0
+    pointer = _pointer(image, ack, book.observers.get(observer_of(ack), ("", None))[1])
+    unsettled = any(start_ts < ts for start_ts, _ in image.locks.get(observed, ()) for ts, _ in found)
+    unclear = observed in image.broken or ack in image.broken or unsettled or book.is_signal(image.table, ack)
+    for at, (ts, value) in enumerate(found):
+        waits = ts in [other for other, _ in image.notify.get(ack, [])]
+        who = f"the failed change at {ts}"
+        if ts > book.bound:
+            yield _Complaint("O1", f"{who} is above the oracle's bound")
+        elif at:
+            repair = repairs.drop_failed(cell, ts, beside=(FAILED_LIST, found[0][0]))
+            yield _Complaint("N6", f"{who} stands beside a newer one", 0, repair)
+        elif waits:
+            repair = repairs.drop_failed(cell, ts, beside=(NOTIFY, ts))
+            yield _Complaint("N6", f"{who} still waits for its observer", 0, repair)
+        elif not _is_failed(value):
+            repair = repairs.put_back(cell, ts)
+            yield _Complaint("N6", f"{who} does not decode", 0, repair)
+        elif not unclear and acks and newest <= pointer:
+            repair = repairs.drop_failed(cell, ts, beside=(WRITE, acks[0].ts))
+            yield _Complaint("N6", f"{who} has been acknowledged", 0, repair)
+        elif not unclear and not records:
+            repair = repairs.drop_failed(cell, ts, beside=None)
+            yield _Complaint("N6", f"{who} is of a change that is not there", 0, repair)
+
+
+def _is_failed(value: bytes) -> bool:
+    try:
+        return unpack_failed(value).root > 0
+    except Corruption:
+        return False
+
+
 def _root(value: bytes) -> int:
     try:
         return unpack_cause(value)[0]
@@ -464,7 +508,8 @@ def unnotified(image: Image, book: Book) -> Iterator[Unnotified]:
         acks = image.records.get(ack)
         pointer = _pointer(image, ack, entry)
         running = any(start_ts >= newest for start_ts, _ in image.locks.get(ack, ()))
-        if newest > pointer and not running and not image.notify.get(ack) and newest <= book.bound:
+        told = image.notify.get(ack) or any(ts >= newest for ts, _ in image.failed.get(ack, ()))
+        if newest > pointer and not running and not told and newest <= book.bound:
             what = f"lost notification: observer {id!r} has not seen the change at {newest} and is not told of it"
             cell = Cellref(image.table, image.row, column)
             repair = repairs.notify(cell, ack, newest, acks[0].ts if acks else 0)

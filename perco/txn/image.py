@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from perco.errors import Corruption
 from perco.storage import (
+    FAILED_LIST,
     LOCK,
     NOTIFY,
     PENDING,
@@ -43,7 +44,7 @@ from perco.txn.records import (
     unpack_trace,
 )
 
-GROUPS: Final = (LOCK, WRITE, ROLLBACK, NOTIFY, PENDING, SHARED, TRACE)  # besides those with data
+GROUPS: Final = (LOCK, WRITE, ROLLBACK, NOTIFY, PENDING, SHARED, TRACE, FAILED_LIST)  # besides those with data
 
 
 class Rec(NamedTuple):
@@ -62,6 +63,7 @@ class Image:
     __slots__ = (
         "broken",
         "data",
+        "failed",
         "locks",
         "markers",
         "notify",
@@ -94,6 +96,9 @@ class Image:
             self.markers.setdefault(column, set()).add(ts)
         for column, ts, value in cells[NOTIFY]:
             self.notify.setdefault(column, []).append((ts, value))
+        self.failed: dict[int, list[tuple[int, bytes]]] = {}
+        for column, ts, value in cells[FAILED_LIST]:
+            self.failed.setdefault(column, []).append((ts, value))
         self.pending: dict[int, list[tuple[int, Lock | None]]] = {}
         for column, ts, value in cells[PENDING]:
             self.pending.setdefault(column, []).append((ts, lock_of(value)))
@@ -114,7 +119,7 @@ class Image:
 
     def columns(self) -> list[int]:
         columns = {*self.locks, *self.records, *self.markers, *self.notify, *self.pending, *self.broken}
-        columns |= {*self.shared, *self.traces, *self.proofs}
+        columns |= {*self.shared, *self.traces, *self.proofs, *self.failed}
         return sorted(columns.union(*self.data.values()))
 
 
@@ -148,8 +153,8 @@ def lock_of(value: bytes) -> Lock | None:
         lock = unpack_lock(value)
     except (Corruption, ValueError):
         return None
-    kind, primary, body, observers, covers, root, depth, token, wall_ms = lock
-    numbers = (kind, primary.column, root, depth, wall_ms, *_tuple(observers), *_tuple(covers))
+    kind, primary, body, observers, covers, root, depth, token, wall_ms, _ = lock
+    numbers = (kind, primary.column, root, depth, wall_ms, *_tuple(observers))
     if not all(type(number) is int and 0 <= number <= TS_MAX for number in numbers):
         return None
     typed = (

@@ -16,6 +16,8 @@ N2  The mutation that commits an ack removes the notify cells that its run saw, 
 N5  A signal travels as a pending entry, without a check, so it never conflicts; what makes it final checks that it is
     still there. What a run for signals has seen goes in the same way. A bare primary is refused by its own marker only
     (T5), and leaves a trace at its start_ts.
+N6  An ack goes only if the failed list has what its run saw there of the row and observer: nothing, or a failed change,
+    which goes with it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Final, NamedTuple
 
 from perco.storage import (
     ABSENT,
+    FAILED_LIST,
     LOCK,
     NOTIFY,
     PENDING,
@@ -39,6 +42,7 @@ from perco.storage import (
     Write,
 )
 from perco.txn.records import (
+    ACK,
     BARE,
     PUT_DATA,
     READ,
@@ -81,10 +85,12 @@ class Header(NamedTuple):
     depth: int
     token: str
     wall_ms: int
+    path: bytes = b""
 
 
 # Of a first prewrite, or a commit in one step: write record, marker, lock, and of a write: shared locks, traces.
 CHECKS_PER_CELL: Final = 5
+CHECKS_PER_ACK: Final = 6  # and the failed list (N6)
 CHECKS_PER_READ: Final = 3
 CHECKS_PER_BARE: Final = 1  # for its marker
 LOCK_CHECK: Final = 2
@@ -108,7 +114,7 @@ def _by_row(cells: Sequence[_Cell]) -> Sequence[_Cell]:
 
 def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation:
     """Lock every cell of a part. `again`: it may have been applied before, so our own lock is no conflict (T6)."""
-    start_ts, primary, root, depth, token, wall_ms = header
+    start_ts, primary, root, depth, token, wall_ms, path = header
     cells: list[_Cell] = []
     for _, row, column, kind, body, observers, covers, data in part:
         checks: tuple[Check, ...] = (
@@ -118,17 +124,19 @@ def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation
             (ABSENT, SHARED, column, 0, TS_MAX),  # T14
             (ABSENT, TRACE, column, start_ts, TS_MAX),
         )
+        if kind == ACK:
+            checks = (*checks, _as_seen(column, covers))
         if kind >= READ:
             if kind == READ:
                 cells.append((row, checks[:CHECKS_PER_READ], ((SHARED, column, start_ts, _shared(header)),)))
             else:
-                entry = pack_lock((kind, primary, body, observers, covers, root, depth, token, wall_ms))
+                entry = pack_lock((kind, primary, body, observers, covers, root, depth, token, wall_ms, path))
                 cells.append((row, _unmarked(kind, column, start_ts), ((PENDING, column, start_ts, entry),)))
             continue
         if again:
             but_ours = (ABSENT, LOCK, column, 0, start_ts - 1), (ABSENT, LOCK, column, start_ts + 1, TS_MAX)
             checks = (*checks[:LOCK_CHECK], *but_ours, *checks[LOCK_CHECK + 1 :])
-        lock = pack_lock((kind, primary, body, observers, covers, root, depth, token, wall_ms))
+        lock = pack_lock((kind, primary, body, observers, covers, root, depth, token, wall_ms, path))
         writes: tuple[Write, ...] = ((LOCK, column, start_ts, lock),)
         if data is not None:
             writes = (*writes, (body.decode(), column, start_ts, data))
@@ -156,14 +164,14 @@ def commit(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
             (WRITE, column, commit_ts, pack_record(kind, start_ts, body)),
         )
         if observers or covers:
-            writes = (*writes, *_notify(column, start_ts, commit_ts, observers, covers, root, depth))
+            writes = (*writes, *_notify(column, start_ts, commit_ts, observers, covers, root, depth, header.path))
         cells.append((row, ((PRESENT, LOCK, column, start_ts, start_ts),), writes))
     return Mutation(part[0].table, _by_row(cells), None, True)
 
 
 def _shared(header: Header) -> bytes:
-    _, primary, root, depth, token, wall_ms = header
-    return pack_lock((READ, primary, b"", (), (), root, depth, token, wall_ms))
+    _, primary, root, depth, token, wall_ms, path = header
+    return pack_lock((READ, primary, b"", (), (), root, depth, token, wall_ms, path))
 
 
 def _leave_trace(row: bytes, column: int, start_ts: int, commit_ts: int) -> _Cell:
@@ -192,12 +200,14 @@ def one_step(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation
             else:
                 cells.append((row, _unmarked(kind, column, start_ts), _final(intent, header, commit_ts)))
             continue
+        if kind == ACK:
+            checks = (*checks, _as_seen(column, covers))
         writes: tuple[Write, ...] = ((WRITE, column, commit_ts, pack_record(kind, start_ts, body)),)
         if data is not None:
             writes = (*writes, (body.decode(), column, start_ts, data))
         if observers or covers:
             root, depth = header.root or commit_ts, header.depth
-            writes = (*writes, *_notify(column, start_ts, commit_ts, observers, covers, root, depth))
+            writes = (*writes, *_notify(column, start_ts, commit_ts, observers, covers, root, depth, header.path))
         cells.append((row, checks, writes))
     return Mutation(part[0].table, _by_row(cells), start_ts)
 
@@ -213,13 +223,13 @@ def _final(intent: Intent, header: Header, commit_ts: int) -> list[Write]:
     start_ts, root, depth = header.start_ts, header.root or commit_ts, header.depth
     if kind == BARE:
         return [(TRACE, column, start_ts, pack_proof(commit_ts))]
-    return _notify(column, start_ts, commit_ts, observers, covers, root, depth)
+    return _notify(column, start_ts, commit_ts, observers, covers, root, depth, header.path)
 
 
 def roll_forward(cell: Cellref, start_ts: int, lock: Lock, commit_ts: int) -> Mutation:
     """A stranger's `commit` of one cell: all that it needs is in the lock (N1)."""
     intent = Intent(cell.table, cell.row, cell.column, lock.kind, lock.body, lock.observers, lock.covers)
-    header = Header(start_ts, lock.primary, lock.root, lock.depth, lock.token, lock.wall_ms)
+    header = Header(start_ts, lock.primary, lock.root, lock.depth, lock.token, lock.wall_ms, lock.path)
     return commit(header, [intent], commit_ts)
 
 
@@ -231,15 +241,24 @@ def _notify(
     covers: tuple[int, ...],
     root: int,
     depth: int,
+    path: bytes,
 ) -> list[Write]:
-    """Notify cells for the observers of a cell (N1, N5), or away with those that a run has seen (N2)."""
+    """Notify cells for the observers of a cell (N1, N5), or away with what a run has seen (N2, N6)."""
     writes: list[Write] = []
     for observer in observers:
-        writes.append((NOTIFY, ack_of(column, observer), commit_ts, pack_cause(root, depth)))
+        writes.append((NOTIFY, ack_of(column, observer), commit_ts, pack_cause(root, depth, path)))
     for seen_ts in covers:
         assert seen_ts <= start_ts, "N2: a run removes only what it saw"
-        writes.append((NOTIFY, column, seen_ts, None))
+        writes.append((NOTIFY, column, seen_ts, None) if seen_ts > 0 else (FAILED_LIST, column, -seen_ts, None))
     return writes
+
+
+def _as_seen(ack: int, covers: tuple[int, ...]) -> Check:
+    """N6: the failed list has what the run saw. The timestamp of a failed change is the last of its covers."""
+    failed_ts = -covers[-1] if covers else 0
+    if failed_ts > 0:
+        return (PRESENT, FAILED_LIST, ack, failed_ts, failed_ts)
+    return (ABSENT, FAILED_LIST, ack, 0, TS_MAX)
 
 
 def release(header: Header, part: Sequence[Intent], *, marker: bool) -> Mutation:

@@ -5,7 +5,8 @@
     lock       start_ts    Lock: an undecided (or not yet cleared) write of the transaction that began at start_ts
     write      commit_ts   Record: "committed; the write was made by the transaction that began at start_ts"
     rollback   start_ts    a marker: the transaction that began at start_ts will never commit (T5)
-    notify     commit_ts   one per observer: this change waits for that observer (N1, N11); its root cause (N9)
+    notify     commit_ts   Cause: this change waits for an observer, one cell for each (N1, N11)
+    failed     commit_ts   instead of it, one per row and observer: what was given up (N6); see `failed.py`
     pending    start_ts    Lock of kind SIGNAL: what becomes of notify cells once its transaction has committed (N5)
     shared     start_ts    Lock of kind READ: a cell that an undecided transaction has read under a lock (T14)
     trace      commit_ts   what such a lock leaves: "read by the transaction that began at start_ts, and committed"
@@ -73,18 +74,22 @@ def observed_column(column: int) -> int:
     return column & ~0xFFFF
 
 
-def ack_body(version: int) -> bytes:
-    """What an ack's record says besides its pointer: by which version of the observer it was made (N3)."""
-    return b"" if version == 1 else version.to_bytes(4, "big")
+ACK_HEAD_BYTES: Final = 4
+
+
+def ack_head(version: int) -> bytes:
+    """What an ack's record says besides its pointer: by which version of the observer it was made (N3), and then, as a
+    notify cell does, its cause (N9)."""
+    return version.to_bytes(ACK_HEAD_BYTES, "big")
 
 
 def ack_version(body: bytes) -> int:
     """Raises: Corruption."""
     if not body:
         return 1
-    if len(body) != 4:
+    if len(body) < ACK_HEAD_BYTES:
         raise Corruption("write group", f"not the version of an observer: {body[:16].hex()}")
-    return int.from_bytes(body, "big")
+    return int.from_bytes(body[:ACK_HEAD_BYTES], "big")
 
 
 def bare_column(signal: int) -> int:
@@ -169,9 +174,9 @@ class Lock(NamedTuple):
     """What a lock says (N1).
 
     `body` as in Record. `observers`: numbers of the observers to notify when this is rolled forward. `covers`: the
-    timestamps of the notify cells that a run's commit removes (N2). `root`, `depth`: where the change came from (N9);
-    root 0: from this transaction itself. `token`: the client's lease; `wall_ms`: oracle's wall time when it was
-    written or refreshed; both meaningful on the primary (L1).
+    timestamps of the notify cells that a run's commit removes (N2); below 0: of the failed change that it removes (N6).
+    `root`, `depth`, `path`: where the change came from (N9); root 0: from this transaction itself. `token`: the
+    client's lease; `wall_ms`: oracle's wall time when it was written or refreshed; both meaningful on the primary (L1).
     """
 
     kind: int
@@ -183,6 +188,7 @@ class Lock(NamedTuple):
     depth: int
     token: str
     wall_ms: int
+    path: bytes = b""
 
 
 _packer = msgpack.Packer(use_bin_type=True)
@@ -196,10 +202,8 @@ def pack_lock(lock: tuple[Any, ...]) -> bytes:
 def unpack_lock(value: bytes, start_ts: int = TS_MAX) -> Lock:
     """The lock of the transaction that began at `start_ts`."""
     try:
-        kind, primary, body, observers, covers, root, depth, token, wall_ms = msgpack.unpackb(
-            value, use_list=False, max_bin_len=1 << 20
-        )
-        lock = Lock(kind, Cellref(*primary), body, observers, covers, root, depth, token, wall_ms)
+        kind, primary, *rest = msgpack.unpackb(value, use_list=False, max_bin_len=1 << 20)
+        lock = Lock(kind, Cellref(*primary), *rest)
         if not _is_sound(lock, start_ts):
             raise ValueError("a field that no lock has")
         return lock
@@ -208,34 +212,59 @@ def unpack_lock(value: bytes, start_ts: int = TS_MAX) -> Lock:
 
 
 def _is_sound(lock: Lock, start_ts: int) -> bool:
-    kind, primary, body, observers, covers, root, depth, token, wall_ms = lock
+    kind, primary, body, observers, covers, root, depth, token, wall_ms, path = lock
     sound = (
         [type(part) for part in primary] == [str, bytes, int]
-        and [type(part) for part in (body, observers, covers, token)] == [bytes, tuple, tuple, str]
+        and [type(part) for part in (body, observers, covers, token, path)] == [bytes, tuple, tuple, str, bytes]
         and all(type(number) is int for number in (kind, *observers, *covers, root, depth, wall_ms))
         and PUT <= kind <= BARE
         and len(primary.row) <= ROW_BYTES_MAX
         and 0 <= primary.column <= COLUMN_MAX
         and 0 <= root <= TS_MAX
-        and all(0 < ts <= start_ts for ts in covers)  # N2
+        and all(0 < abs(ts) <= start_ts for ts in covers)  # N2
         and all(0 < number <= 0xFFFF for number in observers)
-        and 0 <= depth <= 0xFFFFFFFF
+        and 0 <= depth <= DEPTH_MAX
+        and len(path) <= _PATH_BYTES
+        and len(path) % 2 == 0
     )
     if sound and kind == PUT_DATA:
         data_group(body)
     return sound
 
 
-_CAUSE: Final = struct.Struct(">QI")
+_CAUSE: Final = struct.Struct(">QHH")
+_pack_cause = _CAUSE.pack
+_unpack_cause = _CAUSE.unpack_from
+CAUSE_BYTES: Final = _CAUSE.size  # besides the path
+DEPTH_MAX: Final = 0xFFFF  # deeper ones say so much
+ATTEMPTS_MAX: Final = 0xFFFF
+_PATH_BYTES: Final = 64  # the last 32 observers of a chain
 
 
-def pack_cause(root: int, depth: int) -> bytes:
-    """The value of a notify cell: the root cause's commit_ts and how many observers it went through (N9)."""
-    return _CAUSE.pack(root, depth)
+def pack_cause(root: int, depth: int, path: bytes = b"", attempts: int = 0) -> bytes:
+    """The value of a notify cell (N9).
+
+    Args:
+        root: commit_ts of the transaction from outside that began the chain.
+        depth: how many observers it went through, and `path` the last of these: two bytes for the number of each.
+        attempts: runs that have failed for it (N6).
+    """
+    return _pack_cause(root, attempts, depth) + path
 
 
-def unpack_cause(value: bytes) -> tuple[int, int]:
-    if len(value) != _CAUSE.size:
+def unpack_cause(value: bytes) -> tuple[int, int, bytes, int]:
+    """(root, depth, path, attempts), as they were packed."""
+    if not CAUSE_BYTES <= len(value) <= CAUSE_BYTES + _PATH_BYTES or len(value) % 2:
         raise Corruption("notify group", f"not a cause: {value[:16].hex()}")
-    root, depth = _CAUSE.unpack(value)
-    return root, depth
+    root, attempts, depth = _unpack_cause(value)
+    return root, depth, value[CAUSE_BYTES:], attempts
+
+
+def longer(path: bytes, step: bytes) -> bytes:
+    """The path after one more observer; `step`: its number, in two bytes."""
+    return (path + step)[-_PATH_BYTES:]
+
+
+def observers_on(path: bytes) -> list[int]:
+    """The numbers on a path, the last one at the end."""
+    return [int.from_bytes(path[at : at + 2], "big") for at in range(0, len(path), 2)]

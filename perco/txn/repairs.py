@@ -11,6 +11,7 @@ T8  A lock beside its own record has nothing left to do.
 N1  A change that an observer has not acknowledged and is not told of is told again; one that is not there is not told.
 N5  Observers of a signal may run once too often, never too seldom: what cannot be read notifies all of them, or removes
     nothing.
+N6  What is on the failed list twice, or is waiting or acknowledged as well, leaves it; what cannot be read there waits.
 N9  Where the cause is lost the earliest possible one stands in for it, lest anybody who waits for it be told too soon.
 N10 No worker may ever run what stands under a column that it does not observe.
 O3  A note less makes `at=` coarser there, and nothing else.
@@ -24,6 +25,7 @@ from typing import Final, NamedTuple
 from perco.storage import (
     ABSENT,
     DATA,
+    FAILED_LIST,
     LOCK,
     NOTIFY,
     PENDING,
@@ -37,7 +39,7 @@ from perco.storage import (
 )
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.mutations import roll_back_secondary
-from perco.txn.records import Cellref, Lock, ack_of, pack_cause
+from perco.txn.records import Cellref, Lock, ack_of, observed_column, pack_cause
 
 _EARLIEST: Final = pack_cause(1, 0)
 
@@ -50,6 +52,7 @@ REMEDIES: Final = {
     "N2": "a bug, or a damaged lock: opening the store settles it as its transaction ended",
     "N3": "the observer may pass over changes of this cell: restore a copy, or write the cell's row under another key",
     "N5": "restore a copy: what the transaction would have told observers cannot be known",
+    "N6": "perco failed drop, or replay",
     "N9": "restore a copy",
     "N10": "the catalogue is older than this cell: restore the whole folder from one copy",
     "O1": "the oracle's bound is older than this: restore the whole folder from one copy, of one moment",
@@ -150,6 +153,26 @@ def drop_stray_notifications(table: str, row: bytes, column: int, timestamps: Se
     checks: list[Check] = [(PRESENT, NOTIFY, column, ts, ts) for ts in timestamps]
     writes: list[Write] = [(NOTIFY, column, ts, None) for ts in timestamps]
     return _of_row("delete the notification", table, row, checks, writes)
+
+
+def drop_failed(ack: Cellref, ts: int, *, beside: tuple[str, int] | None) -> Repair:
+    """N6. `beside`: a cell (group, ts) of the same column that proves it needless; None: no change is there for it."""
+    table, row, column = ack
+    checks: list[Check] = [(PRESENT, FAILED_LIST, column, ts, ts), (ABSENT, LOCK, column, 0, TS_MAX)]
+    if beside is not None:
+        checks.append((PRESENT, beside[0], column, beside[1], beside[1]))
+    else:
+        observed = observed_column(column)
+        checks += [(ABSENT, WRITE, observed, ts, TS_MAX), (ABSENT, LOCK, observed, 0, ts)]
+    return _of_row("delete the failed change", table, row, checks, [(FAILED_LIST, column, ts, None)])
+
+
+def put_back(ack: Cellref, ts: int) -> Repair:
+    """N6: let it wait again, from the earliest cause (N9)."""
+    table, row, column = ack
+    checks: list[Check] = [(PRESENT, FAILED_LIST, column, ts, ts), (ABSENT, LOCK, column, 0, TS_MAX)]
+    writes: list[Write] = [(FAILED_LIST, column, ts, None), (NOTIFY, column, ts, _EARLIEST)]
+    return _of_row("let it wait again", table, row, checks, writes)
 
 
 def drop_notes(*timestamps: int) -> Repair:

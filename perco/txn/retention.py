@@ -9,7 +9,8 @@ twins that remove them do no harm: they name exact timestamps, which never come 
 
 G3  Of each cell the newest version at or below the cut stays. A delete marker that is the newest goes, with all that
     it hides, with its column's acks at or below the cut, in one mutation of the row, under the check that no notify
-    cell of that column stands there: its observers still have to see it. Long values go with their records (T2).
+    cell of that column stands there, nor a failed change: its observers still have to see it. Long values go with
+    their records (T2).
 G4  Rollback markers and traces of read locks below the watermark go. Of an ack the newest at or below the cut stays,
     else an observer would run twice; it goes when the cell that it acknowledges has gone.
 """
@@ -24,7 +25,7 @@ from typing import Final, NamedTuple
 
 from perco.errors import UsageError, must_be_number
 from perco.options import check_options
-from perco.storage import ABSENT, NOTIFY, ROLLBACK, TRACE, TS_MAX, WRITE, Check, Mutation, ScanCell, Write
+from perco.storage import ABSENT, FAILED_LIST, NOTIFY, ROLLBACK, TRACE, TS_MAX, WRITE, Check, Mutation, ScanCell, Write
 from perco.txn.records import DELETE, PUT_DATA, data_group, observed_column, unpack_record
 
 DAY_S: Final = 86400.0
@@ -169,7 +170,7 @@ def waste_of(
     Args:
         records: of all its columns at or below the cut, by column, newest first.
         markers, traces: its rollback markers, and traces of read locks, below the watermark.
-        notified: the ack columns of which a notify cell stands in the row.
+        notified: the ack columns of which a notify cell, or a failed change, stands in the row.
         acks_of: the ack columns of all observers of a column.
         more: `records` ends early: older cells of its last column, and further columns, are not in it.
     """
@@ -222,7 +223,8 @@ def _of_cell(
         for _, unit in own:
             waste.ends.extend(unit)
         waste.ends.extend((WRITE, ack, ts, None) for ack, ts, _ in records if ack != column)
-        waste.checks.extend((ABSENT, NOTIFY, ack, 0, TS_MAX) for ack in sorted({*acks, *seen}))
+        for ack in sorted({*acks, *seen}):
+            waste.checks.extend(((ABSENT, NOTIFY, ack, 0, TS_MAX), (ABSENT, FAILED_LIST, ack, 0, TS_MAX)))
     return waste
 
 

@@ -183,6 +183,7 @@ class Change(Generic[K, V]):
         commit_ts: of the newest write, or of the transaction that raised the signal last.
         attempt: 1 for the first run of this change, then 2 ... after conflicts and failures.
         cause: commit timestamp of the transaction from outside that began the chain (N9).
+        depth: which observer of the chain this is: 1 for what a transaction from outside has set off.
     """
 
     key: K
@@ -190,6 +191,7 @@ class Change(Generic[K, V]):
     commit_ts: int
     attempt: int
     cause: int
+    depth: int = 1
 
 
 _WAITS: Final = 10  # delays that a row which keeps changing waits, unless told otherwise

@@ -356,7 +356,7 @@ class Transaction(Snapshot):
     """
 
     __slots__ = (
-        *("_ack", "_bytes", "_depth", "_locked", "_primary", "_root", "_signals", "_version"),
+        *("_ack", "_bytes", "_depth", "_locked", "_path", "_primary", "_root", "_signals", "_version"),
         *("commit_ts", "outcome"),
     )
 
@@ -372,6 +372,7 @@ class Transaction(Snapshot):
         self._ack: Intent | None = None  # an observer run's primary (N2)
         self._signals: dict[_WHERE, Intent] | None = None  # raised, and what a run for signals has seen (N5)
         self._root = self._depth = 0
+        self._path = b""
 
     @property
     def isolation(self) -> Isolation:
@@ -425,7 +426,7 @@ class Transaction(Snapshot):
 
     def _note(self, bound: Bound, row: bytes, data: bytes | None) -> None:
         writes = self._writes
-        if not writes and not self._version:
+        if not self._version:
             self._version = self._client.catalogue.binds
         where = (bound.table, row, bound.column)
         options = self._client.config.transaction
@@ -487,7 +488,7 @@ class Transaction(Snapshot):
         one_step = self._reads is None and driver.options.one_step and driver.fates.alone
         # Only locks carry the time.
         wall_ms = 0 if one_step and len(parts) == 1 else client.oracle.wall_ms()
-        header = Header(self.start_ts, primary, self._root, self._depth, client.lease_token, wall_ms)
+        header = Header(self.start_ts, primary, self._root, self._depth, client.lease_token, wall_ms, self._path)
         self._primary = primary
         self.outcome = "unknown"
         observed = self._ack is not None or bool(signals)

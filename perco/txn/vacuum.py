@@ -29,6 +29,7 @@ from perco.options import check_options
 from perco.storage import (
     APPLIED,
     DATA,
+    FAILED_LIST,
     LOCK,
     NOTIFY,
     PENDING,
@@ -324,7 +325,7 @@ class Vacuum:
             crowded = []
             for found in page.rows:
                 self._result.rows += 1
-                records, markers, traces, _ = found[1]
+                records, markers, traces, *_ = found[1]
                 if not markers and not traces and len(records) < self.options.row_cells and is_lean(records):
                     continue
                 try:
@@ -355,6 +356,7 @@ class Vacuum:
             ScanQuery(ROLLBACK, None, 0, max(watermark - 1, 0), cells),
             ScanQuery(TRACE, None, 0, max(watermark - 1, 0), cells),
             ScanQuery(NOTIFY, None, 0, TS_MAX, cells),
+            ScanQuery(FAILED_LIST, None, 0, TS_MAX, cells),
         )
         return ScanRequest(table, start, stop, queries, False, self._rows, seeks_max=8 * self._rows)
 
@@ -364,7 +366,7 @@ class Vacuum:
 
     def _waste(self, table: str, found: ScanRow, cells: int) -> tuple[Waste, bool]:
         """What can go of a row, and whether there is more in it than was read."""
-        row, (records, markers, traces, notified) = found
+        row, (records, markers, traces, *waiting) = found
         catalogue = self._catalogue()
         cut, watermark = self._limits(table)
         more = len(records) == cells
@@ -374,7 +376,7 @@ class Vacuum:
             records,
             markers,
             traces,
-            {column for column, _, _ in notified},
+            {column for there in waiting for column, _, _ in there},
             cut=cut,
             watermark=watermark,
             versions=catalogue.keep_of(table).versions,

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from perco.notify import claim
 from perco.notify.claim import Gone, Handled, InTheWay, Run, claim_queries, decide
-from perco.storage import APPLIED, LOCK, NOTIFY, WRITE, Cell, Mutation, Verdict
+from perco.storage import APPLIED, FAILED_LIST, LOCK, NOTIFY, WRITE, Cell, Mutation, Verdict
 from perco.storage.engine import MemoryEngine
 from perco.storage.keys import cell_key, escape
 from perco.storage.row import check_and_write, read_row
@@ -29,6 +29,7 @@ def cells(
     newest: int | None = None,
     ack_lock: int | None = None,
     lock: int | None = None,
+    failed: int | None = None,
     causes: dict[int, tuple[int, int]] | None = None,
 ) -> list[list[Cell]]:
     """What `claim_queries` find: notify cells at these timestamps, ack (commit_ts, the run's start_ts), ..."""
@@ -39,6 +40,7 @@ def cells(
         [] if ack is None else [(ack[0], pack_record(ACK, ack[1], b""))],
         [] if lock is None else [(lock, b"cell's")],
         [] if newest is None else [(newest, pack_record(PUT, newest - 1, b"v"))],
+        [] if failed is None else [(failed, b"failed")],
     ]
 
 
@@ -116,6 +118,7 @@ def test_only_what_was_there_at_the_start_is_asked_for() -> None:  # N2
         (WRITE, COLUMN | 2),
         (LOCK, COLUMN),
         (WRITE, COLUMN),
+        (FAILED_LIST, COLUMN | 2),
     ]
 
 

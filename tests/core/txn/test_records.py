@@ -18,8 +18,10 @@ from perco.txn.records import (
     Lock,
     ack_of,
     column_of,
+    longer,
     observed_column,
     observer_of,
+    observers_on,
     pack_cause,
     pack_lock,
     pack_record,
@@ -31,6 +33,7 @@ from perco.txn.records import (
 timestamps = st.integers(1, TS_MAX)
 kinds = st.integers(PUT, ACK)
 columns = st.integers(0, (1 << 32) - 1)
+paths = st.lists(st.binary(min_size=2, max_size=2), max_size=32).map(b"".join)
 locks = st.builds(
     Lock,
     kinds,
@@ -39,9 +42,10 @@ locks = st.builds(
     st.lists(st.integers(1, 0xFFFF), max_size=5).map(tuple),
     st.lists(timestamps, max_size=5).map(tuple),
     st.integers(0, TS_MAX),
-    st.integers(0, (1 << 32) - 1),
+    st.integers(0, 0xFFFF),
     st.text(max_size=32),
     st.integers(0, 1 << 50),
+    paths,
 ).filter(lambda lock: lock.kind != PUT_DATA) | st.builds(
     lambda cell, group: Lock(PUT_DATA, cell, group.encode(), (), (), 0, 0, "token", 1),
     st.builds(Cellref, st.text(max_size=64), st.binary(max_size=400), columns),
@@ -61,9 +65,23 @@ def test_a_lock_comes_back(lock: Lock) -> None:  # N1
     assert isinstance(unpack_lock(pack_lock(lock)).primary, Cellref)
 
 
-@given(timestamps, st.integers(0, (1 << 32) - 1))
-def test_a_cause_comes_back(root: int, depth: int) -> None:  # N9
-    assert unpack_cause(pack_cause(root, depth)) == (root, depth)
+def test_a_lock_of_an_earlier_version_has_no_path() -> None:
+    old = Lock(PUT, Cellref("t", b"r", 1), b"v", (1,), (), 5, 1, "token", 7)
+    assert unpack_lock(pack_lock(tuple(old)[:-1])) == old
+
+
+@given(timestamps, st.integers(0, 0xFFFF), paths, st.integers(0, 0xFFFF))
+def test_a_cause_comes_back(root: int, depth: int, path: bytes, attempts: int) -> None:  # N6, N9
+    assert unpack_cause(pack_cause(root, depth, path, attempts)) == (root, depth, path, attempts)
+
+
+@given(st.lists(st.integers(1, 0xFFFF), max_size=40))
+def test_a_path_has_the_last_observers_of_a_chain(numbers: list[int]) -> None:  # N9
+    path = b""
+    for number in numbers:
+        path = longer(path, number.to_bytes(2, "big"))
+    assert observers_on(path) == numbers[-32:]
+    assert unpack_cause(pack_cause(1, len(numbers), path))[2] == path
 
 
 @given(st.integers(1, (1 << 15) - 1), st.integers(1, 0xFFFF))
@@ -90,7 +108,7 @@ def test_any_bytes_are_a_cause_or_corruption(data: bytes) -> None:
     try:
         assert pack_cause(*unpack_cause(data)) == data
     except Corruption:
-        assert len(data) != 12
+        assert not 12 <= len(data) <= 76 or len(data) % 2
 
 
 def well_formed(lock: Lock) -> bool:

@@ -1,0 +1,77 @@
+"""What becomes of a change whose observer has failed: it is counted, and in the end given up.
+
+N6  Counted in the notify cell itself, so across restarts; after so many attempts it moves to the failed list. Each is
+    one checked mutation of the row (`txn/failed.py`): refused, somebody else has done something about the change.
+N9  A chain that is too long is given up without an attempt.
+"""
+
+from __future__ import annotations
+
+from perco.errors import ChainTooLong, Corruption
+from perco.notify.claim import Run
+from perco.storage import APPLIED
+from perco.txn.client import Client
+from perco.txn.failed import FailedCell, count_attempt, describe, describe_wholly, give_up, unpack_failed
+from perco.txn.records import ATTEMPTS_MAX, Cellref, observers_on, pack_cause, unpack_cause
+
+
+class ObserverFailedError(Exception):
+    """The observer's function, or a codec of its column, raised `error` in the run that began at `start_ts`."""
+
+    def __init__(self, error: Exception, start_ts: int, run: Run) -> None:
+        self.error, self.start_ts, self.run = error, start_ts, run
+        super().__init__(error)
+
+    @property
+    def attempts(self) -> int:
+        """Runs that have failed for what it was for, this one included."""
+        return self.run.attempts + 1
+
+
+async def note_failure(client: Client, ack: Cellref, failed: ObserverFailedError, attempts_max: int) -> bool:
+    """Count a failure, or give up what failed; returns whether it is on the failed list now.
+
+    If the store has no space for that, the change goes on waiting, and the next failure counts.
+
+    Args:
+        attempts_max: runs that may fail; 0: any number.
+    """
+    if isinstance(failed.error, Corruption):
+        return False  # the store's failure: it waits until that has been put right
+    driver, run = client.driver, failed.run
+    covers = [ts for ts in run.covers if ts > 0]
+    too_long = isinstance(failed.error, ChainTooLong)
+    if not too_long and not 0 < attempts_max <= failed.attempts:
+        root, depth, path, _ = unpack_cause(run.cause)
+        cause = pack_cause(root, depth, path, min(failed.attempts, ATTEMPTS_MAX))
+        await driver.store.apply([count_attempt(ack, covers[0], cause)])
+        return False
+    before = run.failed[0] if run.failed is not None else 0
+    cell = _cell(client, ack, failed, attempts=0 if too_long else failed.attempts)
+    with driver.observing():
+        mutation = give_up(ack, failed.start_ts, covers, before, max(covers[0], before), cell)
+        [verdict] = await driver.store.apply([mutation])
+    return verdict is APPLIED
+
+
+def _cell(client: Client, ack: Cellref, failed: ObserverFailedError, attempts: int) -> FailedCell:
+    _, depth, path, _ = unpack_cause(failed.run.cause)
+    root = failed.run.root
+    if failed.run.failed is not None:  # it takes over the place of what was given up before
+        try:
+            root = min(root, unpack_failed(failed.run.failed[1]).root)
+        except Corruption as error:
+            client.driver.note_damage(client.driver.at(ack, error))
+    text = describe_wholly(failed.error) if attempts else ""
+    return FailedCell(root, depth, path, attempts, describe(failed.error), text, client.oracle.wall_ms())
+
+
+def too_long(client: Client, where: str, run: Run, path: bytes, limit: int) -> ChainTooLong:
+    """`path`: with the observer that would run now."""
+    return ChainTooLong(where, names_on(client, path), run.depth, limit, run.root)
+
+
+def names_on(client: Client, path: bytes) -> list[str]:
+    """The ids of the observers on a path."""
+    names = {entry.number: id for id, entry in client.catalogue.observers.items()}
+    return [names.get(number, f"#{number}") for number in observers_on(path)]
