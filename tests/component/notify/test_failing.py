@@ -417,11 +417,12 @@ async def test_a_full_store_is_waited_out(web: Web) -> None:  # N6, S4
 
 async def test_notify_cells_stay_where_the_worker_never_gets_through(web: Web) -> None:  # N6
     Failing(web, 10**9)
+    for_ever = perco.WorkerOptions(attempts=0)
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
-        async with db.worker():
+        async with db.worker(options=for_ever):
             await put(db, web.body, "a", "hello")
             await trio.sleep(10_000.0)
-        async with db.worker():
+        async with db.worker(options=for_ever):
             await trio.sleep(10_000.0)
         tablets = [tablet for tablet in db.local.store.tablets() if tablet.table == "docs"]
         assert sum(tablet.entries(NOTIFY) for tablet in tablets) == 1
