@@ -517,7 +517,7 @@ class Worker:
             below = cells[-1][0]
 
     async def _tidy(self, table: str, row: bytes, ack: int, covers: tuple[int, ...]) -> None:
-        """Remove what waits of changes that an earlier run has seen (N2), or has failed of a signal that this one has."""
+        """Remove what waits, or has failed, of what an earlier run has seen, or of signals that this one has (N2)."""
         driver = self.client.driver
         writes = tuple((NOTIFY, ack, ts, None) if ts > 0 else (FAILED_LIST, ack, -ts, None) for ts in covers)
         with driver.observing():
