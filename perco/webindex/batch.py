@@ -4,50 +4,113 @@ It is kept as plain as it can be. There is nothing in it to go wrong in the same
 """
 
 import hashlib
+import math
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import msgpack
 
-from perco.webindex.pages import DEFAULT_LIMITS, Page, ParseLimits, canonical_url, indexable, parse
+from perco.webindex.pages import (
+    DEFAULT_LIMITS,
+    Page,
+    ParseLimits,
+    canonical_url,
+    indexable,
+    key_part,
+    parse,
+    rendered,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What the index holds of a page: its own words, and those of the pages that link to it."""
+    """What the index holds of pages with one content: their words, and those of the pages that link to any of them."""
 
     url: str
+    """Of the canonical page: the one of the highest rank; of several, the one with the smallest URL."""
     title: str
     text: str
     anchors: tuple[tuple[str, str], ...] = ()
-    """(source URL, anchor text) of every page that links here, in the order of the sources."""
+    """(source URL, anchor text) of every link to one of the pages: those to the canonical page first, then those to
+    its duplicates in their order; for each in the order of the sources."""
+    duplicates: tuple[str, ...] = ()
+    """The other pages with the same content, in the order in which they would become canonical."""
+    rank: float = 1.0
+    """Of the canonical page."""
 
 
 ANCHORS_MAX = 200
-"""Of the links to a page, those of so many sources are kept: the first in the order of their URLs."""
+"""Of the links to a document so many are kept: the first in their order."""
+
+DUPLICATES_MAX = 50
+"""Of the duplicates of a document so many are kept, and the links to them: the first in their order."""
+
+DEFAULT_RANK = 1.0
+"""Of a page that nobody has given a rank: that of the average page (`rank.pagerank`)."""
+
+
+def usable_rank(rank: float | None) -> float:
+    """The rank that counts: one that is missing, or no number, is the default."""
+    return rank if rank is not None and math.isfinite(rank) else DEFAULT_RANK
+
+
+def seat(rank: float, url: str) -> tuple[int, str]:
+    """Where a page stands among those with its content; the smallest is canonical: the highest rank, then the
+    smallest URL. Such a tuple can be part of a row key."""
+    (bits,) = struct.unpack(">q", struct.pack(">d", rank + 0.0))  # 0.0: not the negative zero
+    return (-bits if bits >= 0 else bits & 0x7FFF_FFFF_FFFF_FFFF), key_part(url)
+
+
+def content_hash(title: str, text: str) -> bytes:
+    """Equal for pages that say the same: 16 bytes of a SHA-256."""
+    return hashlib.sha256(f"{title}\0{text}".encode("utf-8", "surrogatepass")).digest()[:16]
 
 
 def build(
-    pages: Iterable[Page], limits: ParseLimits = DEFAULT_LIMITS, anchors_max: int = ANCHORS_MAX
+    pages: Iterable[Page],
+    ranks: Mapping[str, float] | None = None,
+    limits: ParseLimits = DEFAULT_LIMITS,
+    *,
+    anchors_max: int = ANCHORS_MAX,
+    duplicates_max: int = DUPLICATES_MAX,
 ) -> dict[str, Document]:
     """The documents of these pages, in the order of their URLs. Of several pages with one URL the last counts;
-    a page whose URL has no canonical form counts for nothing."""
+    a page whose URL has no canonical form counts for nothing.
+
+    Args:
+        ranks: of pages, by their canonical URLs; the default for all others.
+    """
     current: dict[str, Page] = {}
     for page in pages:
         url = canonical_url(page.url, None, limits.url_bytes_max)
         if url is not None:
             current[url] = replace(page, url=url)
-    parsed = {url: parse(current[url], limits) for url in sorted(current)}
-    anchors: dict[str, list[tuple[str, str]]] = {url: [] for url in parsed}
-    for source, found in parsed.items():
-        for target, anchor in found.links:
-            if target in anchors:
-                anchors[target].append((source, anchor))
-    return {
-        url: Document(url, found.title, found.text, tuple(anchors[url][:anchors_max]))
-        for url, found in parsed.items()
-        if indexable(current[url])
-    }
+    parsed = {url: parse(page, limits) for url, page in current.items()}
+    links: dict[str, list[tuple[str, str]]] = {}
+    for source in sorted(parsed, key=key_part):
+        for target, anchor in parsed[source].links:
+            links.setdefault(target, []).append((source, anchor))
+
+    rank_of = {url: usable_rank(None if ranks is None else ranks.get(url)) for url in current}
+    clusters: dict[bytes, list[str]] = {}
+    words: dict[bytes, tuple[str, str]] = {}
+    for url, found in parsed.items():
+        if indexable(current[url]):
+            inside = [parsed[other].text for other in found.embedded if other in parsed and indexable(current[other])]
+            text = rendered(found.text, inside, limits)
+            content = content_hash(found.title, text)
+            words[content] = found.title, text
+            clusters.setdefault(content, []).append(url)
+
+    documents = []
+    for content, urls in clusters.items():
+        kept = sorted(urls, key=lambda url: seat(rank_of[url], url))[: 1 + duplicates_max]
+        anchors = [link for url in kept for link in links.get(url, ())]
+        documents.append(
+            Document(kept[0], *words[content], tuple(anchors[:anchors_max]), tuple(kept[1:]), rank_of[kept[0]])
+        )
+    return {document.url: document for document in sorted(documents, key=lambda document: document.url)}
 
 
 def digest(documents: Mapping[str, Document] | Iterable[Document]) -> str:
@@ -59,6 +122,8 @@ def digest(documents: Mapping[str, Document] | Iterable[Document]) -> str:
 def digest_in_order(documents: Iterable[Document]) -> str:
     """The same of documents that already come in the order of their URLs, one at a time."""
     running = hashlib.sha256()
-    for document in documents:
-        running.update(msgpack.packb([document.url, document.title, document.text, document.anchors]))
+    for each in documents:
+        running.update(
+            msgpack.packb([each.url, each.title, each.text, each.anchors, each.duplicates, float(each.rank)])
+        )
     return running.hexdigest()

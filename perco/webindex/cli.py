@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as jsons
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from perco.cli.values import parse_moment
 from perco.webindex import demo as demos
 from perco.webindex.crawl import CrawlError, problem_with
 from perco.webindex.index import WebIndex
-from perco.webindex.screen import Stages, console
+from perco.webindex.screen import Stages, console, linked_by, others
 from perco.webindex.search import EmptyQueryError, Hit, SearchIndex, SearchIndexError
 from perco.webindex.service import Service, search_path, serve
 
@@ -41,6 +42,11 @@ Mine = Annotated[
 ]
 Html = Annotated[Path | None, typer.Option("--html", metavar="DIR", help="Saved pages in a folder and below.")]
 Warc = Annotated[list[Path] | None, typer.Option("--warc", metavar="FILE", help="A web archive; may be repeated.")]
+Synthetic = Annotated[
+    int | None,
+    typer.Option("--synthetic", min=1, metavar="N", help="N pages that are made up, linked and copied as on the web."),
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of the pages that are made up.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="At most so many pages.")]
 
 
@@ -73,6 +79,8 @@ def load(
     stdlib: Annotated[bool, typer.Option("--stdlib", help="The standard library too, with other sources.")] = False,
     html: Html = None,
     warc: Warc = None,
+    synthetic: Synthetic = None,
+    seed: Seed = 0,
     limit: Limit = None,
     json: Json = False,
 ) -> None:
@@ -85,11 +93,13 @@ def load(
       perco web load docs/
       perco web load docs/ --mine trio --mine rich
       perco web load pages/ --html saved/ --warc crawl.warc.gz
+      perco web load made-up/ --synthetic 10000
     """
     sources = [option for name in mine or () for option in ("--mine", name)]
     sources += ["--stdlib"] if stdlib else []
     sources += ["--html", str(html.absolute())] if html else []
     sources += [option for file in warc or () for option in ("--warc", str(file.absolute()))]
+    sources += ["--synthetic", str(synthetic), "--seed", str(seed)] if synthetic is not None else []
     sources += ["--limit", str(limit)] if limit is not None else []
     perform_or(GOES_ON, _load, Path(store), sources, json=json)
 
@@ -105,6 +115,20 @@ def recrawl(store: Store, json: Json = False) -> None:
       perco web recrawl docs/
     """
     perform_or(GOES_ON, _load, Path(store), None, json=json)
+
+
+@web.command()
+def rank(store: Store, json: Json = False) -> None:
+    """Rank all pages anew by their links (PageRank).
+
+    The page of the highest rank among those with one content becomes the canonical one. Made from all links at once, so
+    do it now and then. Ranks that moved by less than a hundredth stay.
+
+    \b
+    Example:
+      perco web rank docs/
+    """
+    perform_or(GOES_ON, _rank, Path(store), json=json)
 
 
 @web.command()
@@ -132,7 +156,9 @@ def search(
 ) -> None:
     """Search, beside a running load too.
 
-    With --at the index of that moment is made from the store's history.
+    Of pages with one content it shows the canonical one, the others as duplicates, and who links to any of them with
+    what words. The best come first: by their words, and by rank. With --at the index of that moment is made from the
+    store's history.
 
     \b
     Examples:
@@ -189,16 +215,25 @@ async def _until_searchable(service: Service, sources: list[str], stages: Any) -
         if service.loaded.crawled:
             await service.remember_sources(sources)
         await service.db.wait_idle()
+
+    await _shown(service, stages, work)
+    if failed:
+        raise failed[0]
+
+
+async def _shown(service: Service, stages: Any, work: Callable[[], Awaitable[None]]) -> None:
+    """Show the stages until the work is done, and once more then."""
+
+    async def until_done() -> None:
+        await work()
         nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(work)
+        nursery.start_soon(until_done)
         while True:
             stages.show(asdict(await service.progress()))
             await trio.sleep(_LOOK_EVERY_S)
     stages.show(asdict(await service.progress()))
-    if failed:
-        raise failed[0]
 
 
 def _first(group: BaseExceptionGroup[CrawlError]) -> CrawlError:
@@ -230,6 +265,30 @@ def _no_index(store: Path) -> str | None:
     if search_path(store).exists():
         return None
     return f"there is no search index in {store}; make one with: {called()} web load {store}"
+
+
+async def _rank(store: Path, *, json: bool) -> int:
+    if (problem := _no_index(store)) is not None:
+        complain(problem)
+        return FOUND
+    from perco.webindex.rank import Ranked, rank_all  # numpy takes long to import, and no other command needs it
+
+    async with serve(store) as service:
+        with Stages() if not json else _JsonStages() as stages:
+            found: list[Ranked] = []
+
+            async def work() -> None:
+                found.append(await rank_all(service.db, service.index))
+                await service.db.wait_idle()
+
+            await _shown(service, stages, work)
+    if json:
+        show_json(asdict(found[0]))
+    else:
+        console.print(
+            f"{found[0].pages} pages, {found[0].links} links between them: {found[0].changed} ranks were rewritten"
+        )
+    return FINE
 
 
 async def _run(store: Path, *, json: bool) -> int:
@@ -291,7 +350,19 @@ def show_hits(hits: list[Hit], seconds: float) -> None:
     for hit in hits:
         console.print(f"[bold]{_plain(hit.title)}[/bold]  {_plain(hit.url)}")
         console.print(f"    {_plain(hit.snippet)}", style="dim")
+        for line in about(hit):
+            console.print(f"    {_plain(line)}", style="dim")
     console.print(f"{len(hits)} hit{'' if len(hits) == 1 else 's'} in {seconds * 1000:.0f} ms")
+
+
+def about(hit: Hit) -> list[str]:
+    """What else there is to know of a document: its duplicates, and who links to any of them with what words."""
+    lines = [f"rank {hit.rank:.3g}"]
+    if hit.duplicates:
+        lines[0] += f", also at {others(hit.duplicates)}"
+    if hit.anchors:
+        lines.append(f"linked to by {linked_by(hit.anchors)}")
+    return lines
 
 
 def _plain(text: str) -> str:
@@ -308,7 +379,7 @@ async def _stats(store: Path, *, json: bool) -> int:
         async with db.snapshot() as snap:
             for name, table, column in (
                 ("pages", index.pages, index.contents),
-                ("documents", index.docs, index.parsed),
+                ("documents", index.dups, index.listing),
                 ("links", index.links, index.anchor),
             ):
                 counts[name] = await _count(snap, table, column)

@@ -46,6 +46,7 @@ from warcio.archiveiterator import ArchiveIterator
 from warcio.exceptions import ArchiveLoadFailed
 
 from perco.webindex.pages import Page, canonical_url, pack, page_of
+from perco.webindex.synthetic import SyntheticWeb
 
 # Names that no registry will ever hand out: these pages are nowhere on the web.
 DOCS_URL = "https://docs.python.invalid/"
@@ -846,6 +847,10 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="crawl web archives (.warc, .warc.gz): their responses and resources",
     )
+    parser.add_argument(
+        "--synthetic", metavar="N", type=_natural, help="make up N pages, linked and copied as pages of the web are"
+    )
+    parser.add_argument("--seed", metavar="N", type=_natural, default=0, help="of the pages that are made up")
     parser.add_argument("--limit", metavar="N", type=_natural, help="stop after N pages")
     parser.add_argument("--out", metavar="FILE", default="-", help="write here instead of to the standard output (-)")
     parser.add_argument(
@@ -900,7 +905,7 @@ def _problem(args: argparse.Namespace) -> str | None:
 
 def _sources(args: argparse.Namespace, nowhere: TextIO) -> Iterator[Found]:
     limits = CrawlLimits(body_bytes_max=args.body_max, module_seconds=args.module_seconds)
-    others = args.mine or args.warc or args.html is not None
+    others = args.mine or args.warc or args.html is not None or args.synthetic is not None
     modules = list(args.mine)
     if args.stdlib or not others:
         modules += standard_library()
@@ -909,6 +914,8 @@ def _sources(args: argparse.Namespace, nowhere: TextIO) -> Iterator[Found]:
         yield from saved_pages(args.html, limits)
     for archive in args.warc:
         yield from archived_pages(archive, limits)
+    if args.synthetic is not None:
+        yield from SyntheticWeb(args.synthetic, args.seed)
 
 
 def problem_with(arguments: Sequence[str]) -> str | None:

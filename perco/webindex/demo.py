@@ -212,9 +212,9 @@ async def _compare(store: Path) -> tuple[bool, float, int]:
     _say("\n4  Is it right? A plain batch function makes the same index from the same pages.")
     index = WebIndex()
     async with perco.open(store, index.schema, readonly=True) as db, db.snapshot() as snap:
-        pages = await index.all_pages(snap)
+        pages, ranks = await index.all_pages(snap)
     began = time.perf_counter()
-    documents = build(pages)
+    documents = build(pages, ranks)
     with SearchIndex.in_memory(documents):
         batch_s = time.perf_counter() - began
     wanted = digest(documents)

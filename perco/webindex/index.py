@@ -1,30 +1,90 @@
 """The web index as observers: pages in, a search index out, change by change.
 
-    pages.contents --parse--> docs.parsed, docs.outlinks, links.anchor --gather--> docs.anchors
-                                    |                                                   |
-                                    '----------------- export -------------------------'---> SQLite (FTS5)
+    pages.contents --parse--+--> docs.parsed, .place, members   what a page says, where it stands among its duplicates
+    pages.rank ----rank-----+          |
+                            |          '--> dups.changed --elect--> dups.canonical, .listing --export--> SQLite
+                            |                   ^
+                            '--> links, docs.linked --gather--> docs.anchors
+    docs.said --reprocess--> docs.stale --parse again
 
-parse    a page changed: its title, text and links; links that are new, changed or gone are written as rows of `links`,
-         whose key is (target, source): the inversion.
-gather   a link row changed: the target's anchors anew, from all link rows that point at it. Many changes of a target
-         come at once; the first run that sees them all does for the others, which find that they have been covered.
-export   a document changed: hand it to the search index, as of the run's snapshot. The snapshot's timestamp is the
-         row's version there, so an older one never replaces a newer one and a repeated one changes nothing: effectively
+parse    a page changed: its title, text and links, and the hash of its content. Links that are new, changed or gone
+         are rows of `links`, whose key is (target, source): the inversion. A page that shows others in frames says what
+         they say; so it is parsed again when one of them says something else.
+rank     a page has another rank: it stands elsewhere among its duplicates.
+gather   the links to a page changed: their texts anew. A page that everybody links to is a hot target.
+elect    a cluster changed, the pages with one content hash: who is canonical, who its duplicates are, and the texts of
+         the links to any of them. The rows of `members` lie in the order of the election, so nobody counts votes: the
+         first row is the canonical. A page that everybody copies is a hot cluster.
+export   a listing changed: hand the document to the search index, as of the run's snapshot, whose timestamp is the
+         row's version there. An older one never replaces a newer one and a repeated one changes nothing: effectively
          once, whenever the process dies.
+reprocess  a page that others show says something else: they are stale.
+
+What makes the order of arrival irrelevant, under snapshot isolation:
+
+-   `docs.place` is one small cell, (content hash, rank), and the page's row in `members` goes with it. Whoever changes
+    a page's place, or the links to it, writes this cell: two who do so at once conflict there, and nowhere else.
+-   A cluster's row is written by elect alone, from one snapshot, and all that is searched of it lies under its hash.
+    When the canonical changes nothing has to be carried from page to page, so nothing can be forgotten on the way.
+-   Runs for a signal may overlap. So each writes a cell of its row even where nothing is new: of two the second sees
+    the first, and the last to commit has seen the most.
+-   Who shows a page reads what it says under a lock, so that either sees the other.
 
 `batch.build` makes the same documents from the same pages without any of this; the tests hold one against the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import perco
-from perco.webindex.batch import ANCHORS_MAX, Document
+from perco.webindex.batch import (
+    ANCHORS_MAX,
+    DEFAULT_RANK,
+    DUPLICATES_MAX,
+    Document,
+    content_hash,
+    seat,
+    usable_rank,
+)
 from perco.webindex.exporter import Exporter
-from perco.webindex.pages import DEFAULT_LIMITS, Page, ParseLimits, canonical_url, indexable, pack, parse, unpack
+from perco.webindex.pages import (
+    DEFAULT_LIMITS,
+    Page,
+    Parsed,
+    ParseLimits,
+    canonical_url,
+    indexable,
+    key_part,
+    pack,
+    parse,
+    rendered,
+    unpack,
+)
 from perco.webindex.search import ExportRow
+
+STALE_AT_ONCE = 1000  # pages that one run of `reprocess` tells
+_READ_AT_ONCE = 8  # of a cluster's members; mostly the first few have all the links that are kept
+
+Anchors = tuple[tuple[str, str], ...]  # (source URL, text)
+
+
+class Place(NamedTuple):
+    """Where a page stands: in the cluster of its content hash, by its rank."""
+
+    content: bytes
+    rank: float
+
+
+class Listing(NamedTuple):
+    """What there is to know of a cluster but its words, which are those of any of its pages."""
+
+    canonical: str
+    rank: float
+    duplicates: tuple[str, ...]
+    anchors: Anchors
 
 
 class WebIndex:
@@ -33,7 +93,9 @@ class WebIndex:
     Args:
         exporter: where documents go; None for programs that load or read and run no observers.
         limits: how much of a page is taken.
-        anchors_max: of how many pages that link to a page the texts are kept.
+        anchors_max: of how many links to a document the texts are kept.
+        duplicates_max: how many duplicates of a document are kept, and searched by the links to them.
+        stale_at_once: how many pages one run of `reprocess` tells that what they show has changed.
     """
 
     def __init__(
@@ -41,24 +103,50 @@ class WebIndex:
         exporter: Exporter | None = None,
         limits: ParseLimits = DEFAULT_LIMITS,
         anchors_max: int = ANCHORS_MAX,
+        duplicates_max: int = DUPLICATES_MAX,
+        stale_at_once: int = STALE_AT_ONCE,
     ) -> None:
-        self.limits, self.anchors_max = limits, anchors_max
+        self.limits, self.anchors_max, self.duplicates_max = limits, anchors_max, duplicates_max
+        self.stale_at_once = stale_at_once
+        self.exporter = exporter or Exporter()
         self.pages = perco.Table("pages", key=perco.TEXT)
         self.contents = self.pages.column("contents", perco.BYTES, group="raw")
+        self.rank = self.pages.column("rank", perco.FLOAT64)
         self.docs = perco.Table("docs", key=perco.TEXT)
-        self.parsed = self.docs.column("parsed", perco.MSGPACK, group="text")  # (title, text)
+        self.parsed = self.docs.column("parsed", perco.MSGPACK, group="text")  # (title, text with that of frames)
+        self.own = self.docs.column("own", perco.TEXT, group="text")  # text without that of frames, where there are any
         self.outlinks = self.docs.column("outlinks", perco.MSGPACK)  # ((target, anchor text), ...)
-        self.anchors = self.docs.column("anchors", perco.MSGPACK)  # (as of, ((source, anchor text), ...))
+        self.embedded = self.docs.column("embedded", perco.MSGPACK)  # (URL, ...) of the pages in its frames
+        self.place = self.docs.column("place", perco.MSGPACK)  # Place; none of what is no document
+        self.anchors = self.docs.column("anchors", perco.MSGPACK)  # Anchors: of the links to it
+        self.told = self.docs.column("told", perco.TEXT)  # how far `reprocess` has come
+        self.linked = self.docs.column("linked", perco.INT64)
+        self.said = self.docs.column("said", perco.INT64)
+        self.stale = self.docs.column("stale", perco.INT64)
         self.links = perco.Table("links", key=perco.Tuple(perco.TEXT, perco.TEXT))  # (target, source)
         self.anchor = self.links.column("anchor", perco.TEXT)
+        self.uses = perco.Table("uses", key=perco.Tuple(perco.TEXT, perco.TEXT))  # (shown, by)
+        self.user = self.uses.column("url", perco.TEXT)
+        self.members = perco.Table("members", key=perco.Tuple(perco.BYTES, perco.INT64, perco.TEXT))  # hash, seat
+        self.member = self.members.column("url", perco.TEXT)
+        self.dups = perco.Table("dups", key=perco.BYTES)  # by content hash
+        self.canonical = self.dups.column("canonical", perco.TEXT)
+        self.listing = self.dups.column("listing", perco.MSGPACK)  # Listing
+        self.changed = self.dups.column("changed", perco.INT64)
         self.crawls = perco.Table("crawls", key=perco.TEXT)
         self.sources = self.crawls.column("sources", perco.JSON)  # arguments of the crawler
-        self.schema = perco.Schema(self.pages, self.docs, self.links, self.crawls)
-        self.schema.observe(self.contents, id="parse")(self.parse)
-        self.schema.observe(self.anchor, id="gather")(self.gather)
-        self.exporter = exporter or Exporter()
-        self.schema.observe(self.parsed, id="export text")(self.export)
-        self.schema.observe(self.anchors, id="export anchors")(self.export)
+        self.schema = perco.Schema(self.pages, self.docs, self.links, self.uses, self.members, self.dups, self.crawls)
+        self._observe()
+
+    def _observe(self) -> None:
+        observe = self.schema.observe
+        observe(self.contents, id="parse")(self.on_page)
+        observe(self.stale, id="parse again")(self.on_page)
+        observe(self.rank, id="rank")(self.on_rank)
+        observe(self.linked, id="gather")(self.on_links)
+        observe(self.changed, id="elect")(self.on_cluster)
+        observe(self.listing, id="export")(self.export)
+        observe(self.said, id="reprocess")(self.on_said)
 
     # ------------------------------------------------------------ loading
 
@@ -68,76 +156,229 @@ class WebIndex:
         if url is None:
             return False
         packed = pack(replace(page, url=url))
-        if await txn.get(self.contents, url) == packed:
+        before = await txn.get(self.contents, url)
+        if before == packed:
             return False
         txn.set(self.contents, url, packed)
+        if before is None and await txn.get(self.rank, url) is None:
+            txn.set(self.rank, url, DEFAULT_RANK)
         return True
 
     async def remove(self, txn: perco.Transaction, url: str) -> None:
         """A page is gone."""
         txn.delete(self.contents, url)
+        txn.delete(self.rank, url)
 
-    # ------------------------------------------------------------ observers
+    # ------------------------------------------------------------ pages
 
-    async def parse(self, txn: perco.Transaction, change: perco.Change[str, bytes]) -> None:
-        """Title, text and links of a changed page."""
+    async def on_page(self, txn: perco.Transaction, change: perco.Change[str, Any]) -> None:
+        """Title, text and links of a page that has changed, or that shows one that has."""
         url = change.key
-        before = dict(await txn.get(self.outlinks, url) or ())
-        links: dict[str, str] = {}
-        if change.value is None:
+        packed = await txn.get(self.contents, url)
+        before = await txn.row(self.docs, url, [self.parsed, self.own, self.outlinks, self.embedded, self.place])
+        page = None if packed is None else unpack(packed)
+        found = Parsed() if page is None else parse(page, self.limits)
+        self._relink(txn, url, dict(before[self.outlinks] or ()), dict(found.links))
+        self._embed(txn, url, before[self.embedded] or (), found.embedded)
+        place: Place | None = None
+        if page is None or not indexable(page):
             txn.delete(self.parsed, url)
         else:
-            page = unpack(change.value)
-            found = parse(page, self.limits)
-            links = dict(found.links)
-            if indexable(page):
-                txn.set(self.parsed, url, (found.title, found.text))
-            else:
-                txn.delete(self.parsed, url)
+            shown = await txn.get_many(self.parsed, found.embedded, lock=True) if found.embedded else {}
+            inside = [await self._own_text(txn, other, said) for other, said in shown.items() if said is not None]
+            text = rendered(found.text, inside, self.limits) if inside else found.text
+            # Always: of two runs for one page, one of them for a stale frame, the second sees the first.
+            txn.set(self.parsed, url, (found.title, text))
+            rank = await txn.get(self.rank, url)
+            place = Place(content_hash(found.title, text), usable_rank(rank))
+        self._put(txn, self.own, url, before[self.own], found.text if found.embedded else None)
+        self._move(txn, url, _place(before[self.place]), place)
+        said = before[self.own] if before[self.own] is not None else (before[self.parsed] or ("", None))[1]
+        if said != (None if place is None else found.text) and await self._is_shown(txn, url):
+            txn.delete(self.told, url)
+            self._notify(txn, self.said, url)
+
+    def _relink(self, txn: perco.Transaction, url: str, before: dict[str, str], links: dict[str, str]) -> None:
+        """The difference of a page's links: nothing of its old self stays."""
+        if links == before:
+            return
+        source = key_part(url)
         for target in before.keys() - links.keys():
-            txn.delete(self.anchor, (target, url))
+            txn.delete(self.anchor, (key_part(target), source))
+            self._notify(txn, self.linked, target)
         for target, text in links.items():
             if before.get(target) != text:
-                txn.set(self.anchor, (target, url), text)
-        if links != before:
-            txn.set(self.outlinks, url, tuple(links.items()))
+                # A source that is too long for a key stands behind its text, which has no NUL in it.
+                txn.set(self.anchor, (key_part(target), source), text if source == url else f"{text}\0{url}")
+                self._notify(txn, self.linked, target)
+        self._put(txn, self.outlinks, url, tuple(before.items()), tuple(links.items()) or None)
 
-    async def gather(self, txn: perco.Transaction, change: perco.Change[tuple[str, str], str]) -> None:
-        """The anchors of the target of a changed link."""
-        target, _ = change.key
-        current = await txn.get(self.anchors, target)
-        if current is not None and current[0] >= change.commit_ts:
-            return  # a later run has seen this change
-        scan = txn.scan(self.links, prefix=(target,), columns=[self.anchor], limit=self.anchors_max)
-        found = [(row.key[1], row[self.anchor]) async for row in scan]
-        if found or current is not None:
-            txn.set(self.anchors, target, (txn.start_ts, tuple(found)))
+    def _embed(self, txn: perco.Transaction, url: str, before: Iterable[str], embedded: Iterable[str]) -> None:
+        for other in set(before).difference(embedded):
+            txn.delete(self.user, (key_part(other), key_part(url)))
+        for other in set(embedded).difference(before):
+            txn.set(self.user, (key_part(other), key_part(url)), url)
+        self._put(txn, self.embedded, url, tuple(before) or None, tuple(embedded) or None)
 
-    async def export(self, txn: perco.Transaction, change: perco.Change[str, Any]) -> None:
+    async def _own_text(self, txn: perco.Transaction, url: str, parsed: tuple[str, str]) -> str:
+        own = await txn.get(self.own, url)
+        return parsed[1] if own is None else own
+
+    async def _is_shown(self, txn: perco.Transaction, url: str) -> bool:
+        return bool(await txn.scan(self.uses, prefix=(key_part(url),), columns=[self.user], limit=1).all())
+
+    async def on_rank(self, txn: perco.Transaction, change: perco.Change[str, float]) -> None:
+        """A page has another rank."""
+        place = _place(await txn.get(self.place, change.key))
+        after = None if place is None else place._replace(rank=usable_rank(change.value))
+        # A run for the page that has read the old rank, and is under way now, conflicts and runs again.
+        self._move(txn, change.key, place, after)
+
+    async def on_links(self, txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+        """The links to a page have changed."""
+        url = change.key
+        before = await txn.row(self.docs, url, [self.place, self.anchors])
+        scan = txn.scan(self.links, prefix=(key_part(url),), columns=[self.anchor], limit=self.anchors_max)
+        anchors = tuple([_anchor(row.key[1], row[self.anchor] or "") async for row in scan])
+        place = _place(before[self.place])
+        self._move(txn, url, place, place)
+        if anchors != (before[self.anchors] or ()):
+            self._put(txn, self.anchors, url, before[self.anchors], anchors or None)
+            if place is not None:
+                self._notify(txn, self.changed, place.content)
+
+    async def on_said(self, txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+        """A page says something else: those that show it are to be parsed again, so many in a run."""
+        url, shown = change.key, key_part(change.key)
+        told = await txn.get(self.told, url)
+        start, stop = (shown, f"{told}\0" if told is not None else ""), (f"{shown}\0", "")
+        scan = txn.scan(self.uses, start=start, stop=stop, columns=[self.user], limit=self.stale_at_once)
+        users = [(row.key[1], row[self.user]) async for row in scan]
+        for _, user in users:
+            assert user is not None
+            self._notify(txn, self.stale, user)
+        if len(users) == self.stale_at_once:
+            txn.set(self.told, url, users[-1][0])
+            self._notify(txn, self.said, url)
+        elif told is not None:
+            txn.delete(self.told, url)
+
+    # ------------------------------------------------------------ clusters
+
+    def _move(self, txn: perco.Transaction, url: str, before: Place | None, after: Place | None) -> None:
+        """A page's place, which is written in any case, its row among the members of its cluster, and the news of it
+        to both clusters."""
+        if after is None:
+            txn.delete(self.place, url)
+        else:
+            txn.set(self.place, url, after)
+        if before == after:
+            return
+        if before is not None:
+            txn.delete(self.member, (before.content, *seat(before.rank, url)))
+        if after is not None:
+            txn.set(self.member, (after.content, *seat(after.rank, url)), url)
+        for content in {place.content for place in (before, after) if place is not None}:
+            self._notify(txn, self.changed, content)
+
+    async def on_cluster(self, txn: perco.Transaction, change: perco.Change[bytes, int]) -> None:
+        """Some page of a cluster is new, gone, or has another rank or other links to it."""
+        await self._elect(txn, change.key)
+
+    async def _elect(self, txn: perco.Transaction, content: bytes) -> None:
+        scan = txn.scan(self.members, prefix=(content,), columns=[self.member], limit=1 + self.duplicates_max)
+        urls = [url async for row in scan if (url := row[self.member]) is not None]
+        before = await txn.get(self.listing, content)
+        if not urls:
+            txn.delete(self.canonical, content)
+            self._put(txn, self.listing, content, before, None)
+            return
+        txn.set(self.canonical, content, urls[0])
+        place = _place(await txn.get(self.place, urls[0]))
+        assert place is not None, "the rows of members go with the places of their pages"
+        listing = Listing(urls[0], place.rank, tuple(urls[1:]), await self._gathered(txn, urls))
+        self._put(txn, self.listing, content, before, listing)
+
+    async def _gathered(self, txn: perco.Transaction, urls: Sequence[str]) -> Anchors:
+        """The texts of the links to these pages, as far as they are kept."""
+        gathered: list[tuple[str, str]] = []
+        for at in range(0, len(urls), _READ_AT_ONCE):
+            found = await txn.get_many(self.anchors, urls[at : at + _READ_AT_ONCE])
+            gathered += [anchor for anchors in found.values() for anchor in anchors or ()]
+            if len(gathered) >= self.anchors_max:
+                break
+        return tuple(gathered[: self.anchors_max])
+
+    async def export(self, txn: perco.Transaction, change: perco.Change[bytes, Any]) -> None:
         """The document as of this run's snapshot, to the search index."""
-        document = await self.document(txn, change.key)
-        await self.exporter.put(ExportRow(change.key, txn.start_ts, document))
+        content, document = change.key, None
+        if change.value is not None:
+            listing = Listing(*change.value)
+            document = await self._document(txn, content, listing)
+            if document is None:
+                # The canonical has gone meanwhile. It may be back before its cluster is asked again, and then nothing
+                # would have changed: so the election is held here, and what it changes is exported.
+                await self._elect(txn, content)
+                return
+        await self.exporter.put(ExportRow(content.hex(), txn.start_ts, document))
 
     # ------------------------------------------------------------ reading
 
-    async def document(self, snap: perco.Snapshot, url: str) -> Document | None:
-        """The document of a URL, None if it has none."""
-        row = await snap.row(self.docs, url, [self.parsed, self.anchors])
-        return self._document(row)
-
-    def _document(self, row: perco.Row[str]) -> Document | None:
-        parsed, anchors = row[self.parsed], row[self.anchors]
-        if parsed is None:
+    async def _document(self, snap: perco.Snapshot, content: bytes, listing: Listing) -> Document | None:
+        """None if the canonical page is not in this cluster any more."""
+        row = await snap.row(self.docs, listing.canonical, [self.parsed, self.place])
+        place = _place(row[self.place])
+        if place is None or place.content != content:
             return None
-        title, text = parsed
-        return Document(row.key, title, text, anchors[1] if anchors else ())
+        title, text = row[self.parsed] or ("", "")
+        return Document(listing.canonical, title, text, listing.anchors, listing.duplicates, listing.rank)
+
+    async def document(self, snap: perco.Snapshot, url: str) -> Document | None:
+        """The document that a page is in, as the canonical one or a duplicate; None if it is in none."""
+        place = _place(await snap.get(self.place, url))
+        if place is None:
+            return None
+        listing = await snap.get(self.listing, place.content)
+        return None if listing is None else await self._document(snap, place.content, Listing(*listing))
 
     async def documents(self, snap: perco.Snapshot) -> dict[str, Document]:
-        """All documents of a snapshot, by URL."""
-        scan = snap.scan(self.docs, columns=[self.parsed, self.anchors])
-        found = [self._document(row) async for row in scan]
-        return {document.url: document for document in found if document is not None}
+        """All documents of a snapshot, by the URLs of their canonical pages."""
+        found = {}
+        async for row in snap.scan(self.dups, columns=[self.listing]):
+            listing: Any = row[self.listing]
+            document = await self._document(snap, row.key, Listing(*listing))
+            if document is not None:
+                found[document.url] = document
+        return found
 
-    async def all_pages(self, snap: perco.Snapshot) -> list[Page]:
-        """All pages of a snapshot, for the batch build to start from."""
-        return [unpack(row[self.contents] or b"") async for row in snap.scan(self.pages, columns=[self.contents])]
+    async def all_pages(self, snap: perco.Snapshot) -> tuple[list[Page], dict[str, float]]:
+        """All pages of a snapshot and their ranks, for the batch build to start from."""
+        pages, ranks = [], {}
+        async for row in snap.scan(self.pages, columns=[self.contents, self.rank]):
+            packed, rank = row[self.contents], row[self.rank]
+            if packed is not None:
+                pages.append(unpack(packed))
+                ranks[row.key] = usable_rank(rank)
+        return pages, ranks
+
+    # ------------------------------------------------------------ cells
+
+    def _put(self, txn: perco.Transaction, column: Any, key: Any, before: Any, after: Any) -> None:
+        """Write what has changed; None: it is gone."""
+        if after is None:
+            if before is not None:
+                txn.delete(column, key)
+        elif after != before:
+            txn.set(column, key, after)
+
+    def _notify(self, txn: perco.Transaction, column: Any, key: Any) -> None:
+        txn.set(column, key, txn.start_ts)
+
+
+def _place(stored: tuple[bytes, float] | None) -> Place | None:
+    return None if stored is None else Place(*stored)
+
+
+def _anchor(source: str, text: str) -> tuple[str, str]:
+    text, _, whole = text.partition("\0")
+    return whole or source, text

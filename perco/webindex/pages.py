@@ -10,10 +10,11 @@ Title, text, links and base need no tree; the tests hold this reader against a r
 """
 
 import codecs
+import hashlib
 import html
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 from urllib.parse import urljoin, urlsplit, urlunsplit
@@ -56,6 +57,8 @@ class ParseLimits:
     """Distinct targets."""
     hrefs_max: int = 20_000
     """Link elements looked at, whether or not they lead to a new target."""
+    embedded_max: int = 20
+    """Distinct pages that are shown inside of this one."""
     url_bytes_max: int = URL_BYTES_MAX
 
 
@@ -70,6 +73,8 @@ class Parsed:
     text: str = ""
     links: tuple[tuple[str, str], ...] = ()
     """(canonical target, anchor text), one per target, in the order of the page."""
+    embedded: tuple[str, ...] = ()
+    """Canonical URLs of the pages that are shown inside of this one, in frames and objects."""
     notes: tuple[str, ...] = ()
 
 
@@ -152,6 +157,19 @@ def canonical_url(url: str, base: str | None = None, bytes_max: int = URL_BYTES_
     if canonical is None or len(canonical) > bytes_max:
         return None
     return canonical
+
+
+KEY_PART_BYTES_MAX = 180
+"""Two URLs, or one and a hash, are to fit into one row key."""
+
+
+def key_part(url: str) -> str:
+    """What stands for a canonical URL in a key that has other parts: itself, or, if it is long, its beginning and a
+    digest. URLs are compared by this wherever the smallest counts."""
+    if len(url) <= KEY_PART_BYTES_MAX:
+        return url
+    digest = hashlib.sha256(url.encode()).hexdigest()[:32]
+    return f"{url[: KEY_PART_BYTES_MAX - len(digest) - 1]}#{digest}"  # no canonical URL has a "#"
 
 
 def _is_plain(url: str) -> bool:
@@ -307,7 +325,8 @@ _REFERENCE = re.compile(r"&(?:#[0-9]{1,8};?|#[xX][0-9a-fA-F]{1,8};?|[a-zA-Z][a-z
 _RAW_ELEMENTS = ("script", "style", "xmp", "iframe", "noembed", "noframes", "textarea", "title")
 _RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE | re.ASCII) for name in _RAW_ELEMENTS}
 _TEXT_IN_RAW = frozenset({"xmp", "textarea"})
-_WITH_ATTRIBUTES = ("a", "area", "base", "img")
+_EMBEDS = {"iframe": "src", "frame": "src", "embed": "src", "object": "data"}
+_WITH_ATTRIBUTES = ("a", "area", "base", "img", "frame", "embed", "object")
 _INLINE = (
     *("abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i"),
     *("ins", "kbd", "label", "mark", "nobr", "q", "s", "samp", "small", "span", "strike", "strong", "sub"),
@@ -374,6 +393,7 @@ class _Reader:
     base: str | None = None
     pieces: list[str] = field(default_factory=list)
     hrefs: list[tuple[str, str]] = field(default_factory=list)
+    embeds: list[str] = field(default_factory=list)
     hrefs_cut: bool = False
     _open_href: str | None = None
     _open_since: int = 0
@@ -399,8 +419,10 @@ class _Reader:
         if not found["close"]:
             return len(self.markup)
         name = found["name"].lower()
-        if name in _TEXT_IN_RAW:
+        if name in _TEXT_IN_RAW or (name in _EMBEDS and name != "iframe"):
             self.pieces.append(" ")
+        if name in _EMBEDS and not found["end"]:
+            self._embed(_attributes(found["attributes"]).get(_EMBEDS[name]))
         if found["end"]:
             if name == "a":
                 self._close_link()
@@ -433,10 +455,14 @@ class _Reader:
         elif name == "area":
             if "href" in attributes:
                 self._add(attributes["href"], attributes.get("alt", ""))
-        else:
+        elif name == "a":
             self._close_link()
             self._open_href = attributes.get("href")
             self._open_since = len(self.pieces)
+
+    def _embed(self, address: str | None) -> None:
+        if address and len(self.embeds) < self.hrefs_max:
+            self.embeds.append(address)
 
     def _close_link(self) -> None:
         if self._open_href is not None:
@@ -467,7 +493,7 @@ def parse(page: Page, limits: ParseLimits = DEFAULT_LIMITS) -> Parsed:
         notes = (f"body cut at {limits.body_bytes_max} bytes", *notes)
     read = _parse_html if markup else _parse_text
     parsed = read(page, decoded, limits)
-    return Parsed(parsed.title, parsed.text, parsed.links, notes + parsed.notes)
+    return replace(parsed, notes=notes + parsed.notes)
 
 
 def _parse_redirect(page: Page, limits: ParseLimits) -> Parsed:
@@ -488,8 +514,19 @@ def _parse_html(page: Page, decoded: str, limits: ParseLimits) -> Parsed:
     reader = _Reader(decoded.replace("&nbsp;", " "), limits.hrefs_max)
     reader.read()
     text, notes = _bounded_text("".join(reader.pieces), limits)
-    links, link_notes = _links(page, reader, limits)
-    return Parsed(_tidy(reader.title or "", limits.title_chars_max), text, links, notes + link_notes)
+    resolve = _resolver(page, reader.base, limits)
+    own = canonical_url(page.url, None, limits.url_bytes_max)
+    links, link_notes = _links(resolve, own, reader, limits)
+    inside = dict.fromkeys(url for url in map(resolve, reader.embeds) if url is not None and url != own)
+    if len(inside) > limits.embedded_max:
+        notes = (*notes, f"embedded pages cut at {limits.embedded_max}")
+    title = _tidy(reader.title or "", limits.title_chars_max)
+    return Parsed(title, text, links, tuple(inside)[: limits.embedded_max], notes + link_notes)
+
+
+def rendered(text: str, embedded: Iterable[str], limits: ParseLimits = DEFAULT_LIMITS) -> str:
+    """The text of a page as one sees it: its own, then that of the pages it shows in frames, each without its own."""
+    return _tidy(" ".join((text, *embedded)), limits.text_chars_max)
 
 
 def _bounded_text(text: str, limits: ParseLimits) -> tuple[str, tuple[str, ...]]:
@@ -499,9 +536,9 @@ def _bounded_text(text: str, limits: ParseLimits) -> tuple[str, tuple[str, ...]]
     return tidy[: limits.text_chars_max].rstrip(), (f"text cut at {limits.text_chars_max} characters",)
 
 
-def _links(page: Page, reader: _Reader, limits: ParseLimits) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    resolve = _resolver(page, reader.base, limits)
-    own = canonical_url(page.url, None, limits.url_bytes_max)
+def _links(
+    resolve: Callable[[str], str | None], own: str | None, reader: _Reader, limits: ParseLimits
+) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     anchors: dict[str, dict[str, None]] = {}
     unusable = 0
     cut = False

@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -61,6 +62,26 @@ def one_line(progress: dict[str, Any]) -> str:
         f"{progress['seconds']:6.1f} s  crawled {load['crawled']}, loaded {load['changed'] + load['unchanged']}, "
         f"observer runs {runs}, waiting {waiting}, conflicts {conflicts}, searchable {progress['searchable']}"
     )
+
+
+_NAMED_MAX = 3
+
+
+def others(urls: Sequence[str]) -> str:
+    """Some of them, and how many more."""
+    more = len(urls) - _NAMED_MAX
+    return ", ".join(urls[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def linked_by(anchors: Sequence[tuple[str, str]]) -> str:
+    """Who links with what words; one for each of the words."""
+    first: dict[str, str] = {}
+    for source, text in anchors:
+        first.setdefault(text, source)
+    named = list(first.items())[:_NAMED_MAX]
+    more = len(anchors) - len(named)
+    said = ", ".join(f'{source} "{text}"' if text else source for text, source in named)
+    return said + (f" and {more} more" if more > 0 else "")
 
 
 class Stages:

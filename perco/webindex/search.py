@@ -8,6 +8,7 @@ Documents are kept as they were given, next to a full-text index (FTS5) that hol
 """
 
 import contextlib
+import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import msgpack
 
 from perco.webindex.batch import Document, digest_in_order
 
-FORMAT = 1
+FORMAT = 2
 """The version of the layout of the file, in its `user_version`."""
 
 VERSION_MAX = 2**63 - 1
@@ -36,6 +37,8 @@ class SearchOptions:
     title_weight: float = 10.0
     anchors_weight: float = 4.0
     text_weight: float = 1.0
+    rank_weight: float = 0.2
+    """How much more the words of a page count each time that one plus its rank doubles; 0: rank does not count."""
     anchor_words_chars_max: int = 20_000
     """Of the distinct texts of all links to a document: what is searched. All of them are kept."""
     query_chars_max: int = 1_000
@@ -49,21 +52,27 @@ DEFAULT_OPTIONS = SearchOptions()
 
 @dataclass(frozen=True, slots=True)
 class ExportRow:
-    """What is to be known about a URL from this version on; None when its document is gone."""
+    """What is to be known from this version on; None when the document is gone.
 
-    url: str
+    The key stays when the document gets another URL, as it does when a duplicate becomes canonical.
+    """
+
+    key: str
     version: int
     document: Document | None
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A document that has all the words of a query; a higher score is better."""
+    """A document that has all the words of a query; a higher score is better. See `Document` for what it has."""
 
     url: str
     title: str
     snippet: str
     score: float
+    rank: float
+    duplicates: tuple[str, ...]
+    anchors: tuple[tuple[str, str], ...]
 
 
 class SearchIndexError(Exception):
@@ -78,13 +87,17 @@ class EmptyQueryError(ValueError):
 _LAYOUT = """
 CREATE TABLE pages (
     id INTEGER PRIMARY KEY,
-    url TEXT NOT NULL UNIQUE,
+    key TEXT NOT NULL UNIQUE,
     version INTEGER NOT NULL,
+    url TEXT,
     title TEXT,
     anchors TEXT,
     body TEXT,
-    links BLOB
+    rank REAL,
+    popularity REAL,
+    lists BLOB
 );
+CREATE INDEX pages_by_url ON pages (url);
 CREATE VIEW documents AS SELECT * FROM pages WHERE title IS NOT NULL;
 CREATE VIRTUAL TABLE words USING fts5(
     title, anchors, body,
@@ -92,13 +105,15 @@ CREATE VIRTUAL TABLE words USING fts5(
 );
 """
 _REPLACE = """
-INSERT INTO pages (url, version, title, anchors, body, links) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT (url) DO UPDATE SET version = excluded.version, title = excluded.title,
-    anchors = excluded.anchors, body = excluded.body, links = excluded.links
+INSERT INTO pages (key, version, url, title, anchors, body, rank, popularity, lists) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET version = excluded.version, url = excluded.url, title = excluded.title,
+    anchors = excluded.anchors, body = excluded.body, rank = excluded.rank, popularity = excluded.popularity,
+    lists = excluded.lists
 RETURNING id
 """
 _FIND = """
-SELECT words.rowid, documents.url, documents.title, bm25(words, ?, ?, ?) AS score
+SELECT words.rowid, documents.url, documents.title, documents.rank, documents.lists,
+    bm25(words, ?, ?, ?) * (1 + ? * documents.popularity) AS score
 FROM words JOIN documents ON documents.id = words.rowid
 WHERE words MATCH ? ORDER BY score, documents.url LIMIT ?
 """
@@ -163,7 +178,7 @@ class SearchIndex:
         if found != 0:
             raise SearchIndexError(
                 f"the search index has format {found}, and this version of perco knows only {FORMAT}: "
-                "delete the file and export again"
+                "make a new index, in another folder, with perco web load"
             )
         if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise SearchIndexError("the file is an SQLite database, but not a search index")
@@ -206,18 +221,19 @@ class SearchIndex:
 
     def _take(self, row: ExportRow) -> bool:
         found = self._db.execute(
-            "SELECT id, version, title, anchors, body FROM pages WHERE url = ?", (row.url,)
+            "SELECT id, version, title, anchors, body FROM pages WHERE key = ?", (row.key,)
         ).fetchone()
         if found is not None and found[1] >= row.version:
             return False
         old = None if found is None or found[2] is None else _Old(found[0], (found[2], found[3], found[4]))
         document = row.document
         if document is None:
-            self._db.execute(_REPLACE, (row.url, row.version, None, None, None, None)).fetchall()
+            self._db.execute(_REPLACE, (row.key, row.version, *(None,) * 7)).fetchall()
             self._index(old, None, None)
             return True
         new = (document.title, self._anchor_words(document), document.text)
-        values = (row.url, row.version, *new, msgpack.packb(document.anchors))
+        lists = msgpack.packb((document.anchors, document.duplicates))
+        values = (row.key, row.version, document.url, *new, document.rank, _popularity(document.rank), lists)
         ((number,),) = self._db.execute(_REPLACE, values).fetchall()
         self._index(old, number, new)
         return True
@@ -242,7 +258,7 @@ class SearchIndex:
     # ----------------------------------------------------------------------------------------- reading
 
     def search(self, query: str, limit: int = 10, marks: tuple[str, str] = ("[", "]")) -> list[Hit]:
-        """The best documents that have all the words of the query, the best first.
+        """The best documents that have all the words of the query, the best first: by their words, and by rank.
 
         A query is words, nothing else: operators and quotes have no meaning. What is joined by punctuation,
         as asyncio.Future is, must be found in that order. EmptyQueryError when there is no word in it. In a
@@ -250,14 +266,17 @@ class SearchIndex:
         """
         phrases = self._phrases(query)
         options = self._options
-        weights = (options.title_weight, options.anchors_weight, options.text_weight)
+        weights = (options.title_weight, options.anchors_weight, options.text_weight, options.rank_weight)
         wanted = max(0, min(limit, options.hits_max))
         # One transaction: the snippets are of what was found, whatever another process writes meanwhile.
         with _told("the search failed"), self._transaction("DEFERRED"):
             found = self._db.execute(_FIND, (*weights, phrases, wanted)).fetchall()
-            return [
-                Hit(url, title, self._snippet(number, phrases, marks), -score) for number, url, title, score in found
-            ]
+            hits = []
+            for number, url, title, rank, lists, score in found:
+                anchors, duplicates = _unpacked(lists)
+                snippet = self._snippet(number, phrases, marks)
+                hits.append(Hit(url, title, snippet, -score, rank, duplicates, anchors))
+            return hits
 
     def _phrases(self, query: str) -> str:
         """The query in the language of FTS5: every word quoted, so that none of it is taken for syntax."""
@@ -274,12 +293,13 @@ class SearchIndex:
         return str(row[0])
 
     def get(self, url: str) -> Document | None:
-        row = self._db.execute("SELECT url, title, body, links FROM documents WHERE url = ?", (url,)).fetchone()
+        """The document whose canonical page this is."""
+        row = self._db.execute(f"SELECT {_WHOLE} FROM documents WHERE url = ?", (url,)).fetchone()
         return None if row is None else _document(row)
 
-    def version(self, url: str) -> int | None:
-        """The version that was last taken in for the URL, be it a deletion; None if it was never heard of."""
-        row = self._db.execute("SELECT version FROM pages WHERE url = ?", (url,)).fetchone()
+    def version(self, key: str) -> int | None:
+        """The version that was last taken in for a key, be it a deletion; None if it was never heard of."""
+        row = self._db.execute("SELECT version FROM pages WHERE key = ?", (key,)).fetchone()
         return None if row is None else int(row[0])
 
     def count(self) -> int:
@@ -288,16 +308,16 @@ class SearchIndex:
 
     def documents(self) -> Iterator[Document]:
         """All documents in the order of their URLs, read piece by piece: an export in between is seen."""
-        after = ""
+        after = ("", "")
         while True:
             rows = self._db.execute(
-                "SELECT url, title, body, links FROM documents WHERE url > ? ORDER BY url LIMIT ?",
-                (after, _DOCUMENTS_PER_READ),
+                f"SELECT {_WHOLE}, key FROM documents WHERE (url, key) > (?, ?) ORDER BY url, key LIMIT ?",
+                (*after, _DOCUMENTS_PER_READ),
             ).fetchall()
             yield from map(_document, rows)
             if len(rows) < _DOCUMENTS_PER_READ:
                 return
-            after = rows[-1][0]
+            after = rows[-1][0], rows[-1][-1]
 
     def digest(self) -> str:
         """Equal to `batch.digest` of the same documents."""
@@ -320,14 +340,28 @@ class _Old:
 
 
 def _check(row: ExportRow) -> None:
-    if not row.url:
-        raise ValueError("a row needs a URL")
+    if not row.key:
+        raise ValueError("a row needs a key")
     if not 0 <= row.version <= VERSION_MAX:
-        raise ValueError(f"{row.url}: version {row.version} is not in 0 .. {VERSION_MAX}")
-    if row.document is not None and row.document.url != row.url:
-        raise ValueError(f"the row of {row.url} holds the document of {row.document.url}")
+        raise ValueError(f"{row.key}: version {row.version} is not in 0 .. {VERSION_MAX}")
+    if row.document is not None and not row.document.url:
+        raise ValueError(f"the row of {row.key} holds a document without a URL")
 
 
-def _document(row: tuple[str, str, str, bytes]) -> Document:
-    url, title, text, links = row
-    return Document(url, title, text, tuple((source, anchor) for source, anchor in msgpack.unpackb(links)))
+def _popularity(rank: float) -> float:
+    """A page twice as popular is better by so much, whether it was popular before or not."""
+    return math.log2(1 + max(rank, 0.0))
+
+
+_WHOLE = "url, title, body, rank, lists"
+
+
+def _document(row: tuple[str, str, str, float, bytes]) -> Document:
+    url, title, text, rank, lists = row[:5]
+    anchors, duplicates = _unpacked(lists)
+    return Document(url, title, text, anchors, duplicates, rank)
+
+
+def _unpacked(lists: bytes) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    anchors, duplicates = msgpack.unpackb(lists, use_list=False)
+    return anchors, duplicates

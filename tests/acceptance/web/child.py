@@ -2,8 +2,8 @@
 
     python -m tests.acceptance.web.child STORE CHANGES EVENTS GO
 
-After each event it writes the event's name to EVENTS and waits for a byte from GO: so whoever reads knows exactly where
-it stands when it kills it. CHANGES is a msgpack list of pages and deleted URLs, in order.
+After each event, and after each run of an observer, it writes its name to EVENTS and waits for a byte from GO: so whoever reads knows exactly where
+it stands when it kills it. CHANGES is a msgpack list, in order, of pages, deleted URLs and ranks (URL, rank).
 """
 
 from __future__ import annotations
@@ -16,11 +16,23 @@ import msgpack
 import trio
 
 import perco
+from perco.webindex.index import WebIndex
 from perco.webindex.pages import unpack
 from perco.webindex.service import serve
 
+Change = bytes | str | tuple[str, float]
 
-async def main(store: Path, changes: list[bytes | str], events: int, go: int) -> None:
+
+async def set_rank(txn: perco.Transaction, index: WebIndex, url: str, rank: float) -> None:
+    if await txn.get(index.contents, url) is not None:
+        txn.set(index.rank, url, rank)
+
+
+def url_of(change: Change) -> str:
+    return change if isinstance(change, str) else change[0] if isinstance(change, tuple) else unpack(change).url
+
+
+async def main(store: Path, changes: list[Change], events: int, go: int) -> None:
     def event(name: str) -> None:
         os.write(events, name.encode() + b"\n")
         os.read(go, 1)
@@ -28,20 +40,23 @@ async def main(store: Path, changes: list[bytes | str], events: int, go: int) ->
     options = perco.Options(on_event=event)
     async with serve(store, options=options, on_export=lambda _: event("export")) as service:
         lock = trio.CapacityLimiter(8)
+        service.worker.on_run(lambda id, key, seconds: event(id))
 
-        async def apply(change: bytes | str) -> None:
+        async def apply(change: Change) -> None:
             async with lock:
                 if isinstance(change, str):
                     await service.db.run(service.index.remove, change)
+                elif isinstance(change, tuple):
+                    await service.db.run(set_rank, service.index, *change)
                 else:
                     await service.db.run(service.index.load, unpack(change))
 
         # Changes of one URL keep their order; others go side by side.
-        by_url: dict[str, list[bytes | str]] = {}
+        by_url: dict[str, list[Change]] = {}
         for change in changes:
-            by_url.setdefault(change if isinstance(change, str) else unpack(change).url, []).append(change)
+            by_url.setdefault(url_of(change), []).append(change)
 
-        async def one_url(ordered: list[bytes | str]) -> None:
+        async def one_url(ordered: list[Change]) -> None:
             for change in ordered:
                 await apply(change)
 
@@ -53,5 +68,5 @@ async def main(store: Path, changes: list[bytes | str], events: int, go: int) ->
 
 
 if __name__ == "__main__":
-    planned = msgpack.unpackb(Path(sys.argv[2]).read_bytes())
+    planned = msgpack.unpackb(Path(sys.argv[2]).read_bytes(), use_list=False)
     trio.run(main, Path(sys.argv[1]), planned, int(sys.argv[3]), int(sys.argv[4]))

@@ -1,9 +1,10 @@
-"""A small web that changes: pages with links, duplicates, redirects and errors, from a seed."""
+"""A small web that changes: pages with links, duplicates, ranks, frames, redirects and errors, from a seed."""
 
 from __future__ import annotations
 
 import random
 
+from perco.webindex.batch import DEFAULT_RANK
 from perco.webindex.pages import Page
 
 WORDS = ("lock", "primary", "snapshot", "tablet", "oracle", "observer", "worker", "scanner", "commit", "watermark")
@@ -20,6 +21,7 @@ class Site:
         self.rng = random.Random(seed)
         self.size = size
         self.pages: dict[str, Page] = {}
+        self.ranks: dict[str, float] = {}
 
     def page(self, number: int) -> Page:
         rng = self.rng
@@ -28,22 +30,34 @@ class Site:
         if rng.random() < 0.05:
             return Page(url(number), status=404, content_type="text/html", body=b"<title>gone</title>")
         words = " ".join(rng.choices(WORDS, k=12))
+        if rng.random() < 0.4:  # a copy of one of two: hot clusters, whose canonical changes again and again
+            words = rng.choice(("everybody says this", "many say that"))
         # Page 0 is popular: a hot target.
         targets = [0, *rng.choices(range(self.size), k=rng.randrange(5))]
-        links = "".join(f'<a href="{url(t)}">{rng.choice(WORDS)}</a> ' for t in targets)
-        body = f"<html><title>{rng.choice(WORDS)} {number % 5}</title><body><p>{words}</p>{links}</body></html>"
+        title = "copy" if "say" in words else f"{rng.choice(WORDS)} {number % 5}"
+        links = "".join(f'<a href="{url(t)}">{"" if title == "copy" else rng.choice(WORDS)}</a> ' for t in targets)
+        # Page 1 is shown by others.
+        frame = f'<iframe src="{url(1)}"></iframe>' if number != 1 and rng.random() < 0.2 else ""
+        body = f"<html><title>{title}</title><body><p>{words}</p>{frame}{links}</body></html>"
         return Page(url(number), content_type="text/html", charset="utf-8", body=body.encode())
 
-    def change(self, count: int) -> list[Page | str]:
-        """Some changes: pages added or replaced, URLs deleted."""
-        out: list[Page | str] = []
+    def change(self, count: int) -> list[Page | str | tuple[str, float]]:
+        """Some changes: pages added or replaced, URLs deleted, ranks."""
+        out: list[Page | str | tuple[str, float]] = []
         for _ in range(count):
-            if self.pages and self.rng.random() < 0.2:
+            kind = self.rng.random()
+            if self.pages and kind < 0.2:
                 gone = self.rng.choice(sorted(self.pages))
                 del self.pages[gone]
+                self.ranks.pop(gone)
                 out.append(gone)
+            elif self.pages and kind < 0.4:
+                ranked = self.rng.choice(sorted(self.pages))
+                self.ranks[ranked] = self.rng.randrange(1, 40) / 10
+                out.append((ranked, self.ranks[ranked]))
             else:
                 page = self.page(self.rng.randrange(self.size))
                 self.pages[page.url] = page
+                self.ranks.setdefault(page.url, DEFAULT_RANK)
                 out.append(page)
         return out

@@ -1,4 +1,4 @@
-"""A parent kills the web index with SIGKILL after a random number of store events, again and again."""
+"""A parent kills the web index with SIGKILL after a random number of store events and observer runs, again and again."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ import trio
 import perco
 from perco.txn.check import check
 from perco.webindex.batch import build, digest
-from perco.webindex.pages import pack
+from perco.webindex.index import WebIndex
+from perco.webindex.pages import Page, pack
 from perco.webindex.search import SearchIndex
 from perco.webindex.service import search_path
 from tests.acceptance.web.site import Site
 
 KILLS = 40
-KINDS = ("prewrite", "commit", "secondaries", "recovery", "export", "ack")
+OBSERVERS = tuple(WebIndex().schema.observers)
+KINDS = ("prewrite", "commit", "secondaries", "recovery", "export", "ack", *OBSERVERS)
 SEED = 2010
 
 
@@ -72,10 +74,10 @@ def test_killed_at_every_kind_of_event_it_recovers_and_ends_equal_to_a_batch_bui
     rng, site = random.Random(SEED), Site(SEED)
     store, changes = tmp_path / "store", tmp_path / "changes"
     hit: Counter[str] = Counter()
-    pending: list[bytes | str] = []
+    pending: list[bytes | str | tuple[str, float]] = []
     for _ in range(3 * KILLS):
         # What the killed child may not have loaded goes again, before what is new: loading is idempotent by content.
-        fresh = [change if isinstance(change, str) else pack(change) for change in site.change(4)]
+        fresh = [pack(change) if isinstance(change, Page) else change for change in site.change(4)]
         pending = [*pending, *fresh][-60:]
         changes.write_bytes(msgpack.packb(pending))
         wanted = min(KINDS, key=lambda kind: (hit[kind], rng.random()))
@@ -90,10 +92,11 @@ def test_killed_at_every_kind_of_event_it_recovers_and_ends_equal_to_a_batch_bui
     everything = [pack(page) for page in site.pages.values()]
     gone = [f"https://site.invalid/page-{n}" for n in range(site.size)]
     last = [url for url in gone if url not in site.pages]
-    changes.write_bytes(msgpack.packb([*everything, *last]))
+    changes.write_bytes(msgpack.packb([*everything, *last, *site.ranks.items()]))
     assert live(store, changes, 0, None) == "done"
     checked(store)
-    documents = build(site.pages.values())
+    documents = build(site.pages.values(), site.ranks)
+    assert any(document.duplicates for document in documents.values())
     with SearchIndex(search_path(store)) as search:
         assert search.digest() == digest(documents)
         search.check()

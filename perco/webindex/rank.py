@@ -1,0 +1,115 @@
+"""PageRank, in a batch: what a page is worth, computed from all links at once and written where observers see it.
+
+A rank follows from the whole graph, so no small change can bring it up to date (the paper's section 1: what cannot be
+broken down into small updates is better done as a batch). What follows from a rank can: only the pages whose rank has
+moved are looked at again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+import perco
+from perco.webindex.batch import usable_rank
+from perco.webindex.index import WebIndex
+from perco.webindex.pages import key_part
+
+
+@dataclass(frozen=True, slots=True)
+class RankOptions:
+    """How ranks are computed, and which are worth writing.
+
+    damping: the share of readers who follow a link; the others open any page.
+    error: the computation ends when no round moves the ranks by more than this, all together, of 1.
+    rounds_max: or after so many rounds.
+    moved: a rank that differs from the one that is there by less than this share of it stays as it is.
+    rows_per_txn: ranks written in one transaction.
+    """
+
+    damping: float = 0.85
+    error: float = 1e-9
+    rounds_max: int = 200
+    moved: float = 0.01
+    rows_per_txn: int = 200
+
+
+DEFAULT_OPTIONS = RankOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """What a ranking saw and did."""
+
+    pages: int
+    links: int
+    changed: int
+
+
+def pagerank(
+    pages: int, sources: Sequence[int], targets: Sequence[int], options: RankOptions = DEFAULT_OPTIONS
+) -> npt.NDArray[np.float64]:
+    """The ranks of pages 0, 1, ...; their mean is 1 (Page et al. 1998, by power iteration).
+
+    Args:
+        pages: how many.
+        sources, targets: of each link between two of them.
+
+    A page without links is taken to link to all.
+    """
+    if not pages:
+        return np.zeros(0)
+    source, target = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
+    out = np.bincount(source, minlength=pages)
+    share = 1.0 / out[source]
+    ends = out == 0
+    ranks = np.full(pages, 1.0 / pages)
+    for _ in range(options.rounds_max):
+        followed = np.bincount(target, ranks[source] * share, minlength=pages) + ranks[ends].sum() / pages
+        after = options.damping * followed + (1.0 - options.damping) / pages
+        moved, ranks = float(np.abs(after - ranks).sum()), after
+        if moved <= options.error:
+            break
+    return ranks * pages
+
+
+async def rank_all(db: perco.Database, index: WebIndex, options: RankOptions = DEFAULT_OPTIONS) -> Ranked:
+    """Rank the pages of a store by the links between them, as of one snapshot. Pages that come or go meanwhile keep the
+    rank that they have; observers do the rest."""
+    before: dict[str, float | None] = {}
+    numbers: dict[str, int] = {}
+    sources, targets = array("q"), array("q")
+    async with db.snapshot() as snap:
+        async for page in snap.scan(index.pages, columns=[index.contents, index.rank]):
+            if page[index.contents] is not None:
+                numbers[key_part(page.key)] = len(before)
+                before[page.key] = page[index.rank]
+        async for link in snap.scan(index.links, columns=[index.anchor]):
+            target, source = link.key
+            if source in numbers and target in numbers:
+                sources.append(numbers[source])
+                targets.append(numbers[target])
+    ranks = pagerank(len(before), sources, targets, options)
+    # As many digits as a rank is good for: ranked again, the same pages have the same ranks.
+    found = {url: float(f"{rank:.6g}") for url, rank in zip(before, ranks, strict=True)}
+    moved = [url for url, rank in found.items() if _moved(before[url], rank, options.moved)]
+    changed = 0
+    for at in range(0, len(moved), options.rows_per_txn):
+        changed += await db.run(_write, index, {url: found[url] for url in moved[at : at + options.rows_per_txn]})
+    return Ranked(len(before), len(sources), changed)
+
+
+def _moved(before: float | None, after: float, share: float) -> bool:
+    return before is None or abs(after - usable_rank(before)) > share * abs(usable_rank(before))
+
+
+async def _write(txn: perco.Transaction, index: WebIndex, ranks: dict[str, float]) -> int:
+    there = await txn.get_many(index.rank, ranks)
+    for url, before in there.items():
+        if before is not None:  # a page that has gone has no rank any more
+            txn.set(index.rank, url, ranks[url])
+    return sum(before is not None for before in there.values())

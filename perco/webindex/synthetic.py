@@ -1,0 +1,129 @@
+"""Pages of a web that is not there, from a seed: as many as one likes, distributed as on the web.
+
+Each page is a function of the seed, its number and how many there are, so that a million take no memory and any of them
+can be made again. What is like the web, and what it is modelled on:
+
+-   Links to a page follow a power law: page k is linked to in proportion to (k + 1) ** -0.6, which makes the share of
+    pages with n links fall as n ** -2.7 or so (Broder et al. 2000 found -2.1 for links to pages and -2.7 for links from
+    them). Half of the links stay on the page's own host, most of those near it.
+-   Hosts have power-law sizes too. Links from a page are log-normal: most have a few, some have a hundred.
+-   Three pages in ten say what another says (Fetterly et al. 2003: 29 %), as mirrors do: with its links. The sizes of
+    clusters follow a power law.
+-   Words follow Zipf's law. A link's text is mostly from the title of the page that it leads to.
+-   One page in fifty shows another in a frame, one of a few that many show; one in fifty is a redirect or an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from perco.webindex.pages import Page
+
+SYNTHETIC_URL = "https://h{host}.synthetic.invalid/p{page}"
+
+
+@dataclass(frozen=True, slots=True)
+class WebOptions:
+    """What the web is like.
+
+    skew: of the links to pages; 0: all alike, towards 1: one page has them all.
+    links_median, links_sigma, links_max: from a page, log-normal.
+    at_home: the share of links that stay on the host.
+    copies, copies_skew: the share of pages that are copies, and how unlike the sizes of clusters are.
+    words: on a page, at the median.
+    vocabulary: how many words there are.
+    framed, broken: shares of pages that show another, and of redirects and errors.
+    """
+
+    skew: float = 0.6
+    links_median: float = 6.0
+    links_sigma: float = 0.9
+    links_max: int = 100
+    at_home: float = 0.5
+    copies: float = 0.3
+    copies_skew: float = 0.7
+    words: int = 60
+    vocabulary: int = 20_000
+    framed: float = 0.02
+    broken: float = 0.02
+
+
+DEFAULT_OPTIONS = WebOptions()
+_FRAMES = 20  # pages that others show
+_HOST_PAGES = 40  # of a host, about
+
+
+class SyntheticWeb:
+    """`pages` pages of the web with this seed."""
+
+    def __init__(self, pages: int, seed: int = 0, options: WebOptions = DEFAULT_OPTIONS) -> None:
+        self.pages, self.seed, self.options = pages, seed, options
+        self.hosts = max(1, pages // _HOST_PAGES)
+
+    def __iter__(self) -> Iterator[Page]:
+        """All pages, in an order that has nothing to do with how popular they are."""
+        order = list(range(self.pages))
+        Random(f"{self.seed}/order").shuffle(order)
+        return map(self.page, order)
+
+    def url(self, number: int) -> str:
+        """Of a page. Its host is drawn once and for all; host 0 is the largest."""
+        rng = Random(f"{self.seed}/host/{number}")
+        return SYNTHETIC_URL.format(host=_skewed(rng, self.hosts, 0.5), page=number)
+
+    def original(self, number: int) -> int:
+        """The page that a page is a copy of; most are their own."""
+        rng = Random(f"{self.seed}/copy/{number}")
+        if rng.random() >= self.options.copies:
+            return number
+        copied = _skewed(rng, self.pages, self.options.copies_skew)
+        # Which pages are copied much has nothing to do with which are linked to much.
+        return (copied * 7919 + self.seed) % self.pages
+
+    def page(self, number: int) -> Page:
+        """What a crawl of it would deliver."""
+        rng, options = Random(f"{self.seed}/page/{number}"), self.options
+        url = self.url(number)
+        kind = rng.random()
+        if kind < options.broken / 2:
+            return Page(url, status=301, location=self.url(_skewed(rng, self.pages, options.skew)))
+        if kind < options.broken:
+            return Page(url, status=404, content_type="text/html", body=b"<title>Not found</title>")
+        body = self._body(self.original(number))
+        return Page(url, content_type="text/html", charset="utf-8", body=body.encode())
+
+    def title(self, number: int) -> str:
+        rng = Random(f"{self.seed}/title/{number}")
+        return " ".join(self._word(rng) for _ in range(rng.randint(2, 6)))
+
+    def _body(self, number: int) -> str:
+        rng, options = Random(f"{self.seed}/body/{number}"), self.options
+        words = [self._word(rng) for _ in range(1 + int(options.words * rng.lognormvariate(0, 0.6)))]
+        links = []
+        for _ in range(min(int(options.links_median * rng.lognormvariate(0, options.links_sigma)), options.links_max)):
+            target = self._target(rng, number)
+            text = self.title(target) if rng.random() < 0.7 else self._word(rng)
+            links.append(f'<a href="{self.url(target)}">{text}</a>')
+        frame = ""
+        if rng.random() < options.framed and number >= _FRAMES:
+            frame = f'<iframe src="{self.url(rng.randrange(min(_FRAMES, self.pages)))}"></iframe>'
+        return (
+            f"<html><head><title>{self.title(number)}</title></head><body>{frame}<p>{' '.join(words)}</p>"
+            f"{' '.join(links)}</body></html>"
+        )
+
+    def _target(self, rng: Random, number: int) -> int:
+        if rng.random() < self.options.at_home:
+            near = number + int(rng.lognormvariate(0, 1.5)) * rng.choice((-1, 1))
+            return near % self.pages
+        return _skewed(rng, self.pages, self.options.skew)
+
+    def _word(self, rng: Random) -> str:
+        return f"w{_skewed(rng, self.options.vocabulary, 0.75)}"
+
+
+def _skewed(rng: Random, count: int, skew: float) -> int:
+    """A number below `count`, k in proportion to (k + 1) ** -skew, 0 <= skew < 1."""
+    return min(int(count * rng.random() ** (1.0 / (1.0 - skew))), count - 1)
