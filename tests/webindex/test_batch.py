@@ -3,10 +3,19 @@
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, strategies as st
 
-from perco.webindex.batch import Document, build, digest, digest_in_order
-from perco.webindex.pages import Page, ParseLimits
+from perco.webindex.batch import (
+    DEFAULT_RANK,
+    Document,
+    build,
+    digest,
+    digest_in_order,
+    seat,
+    usable_rank,
+)
+from perco.webindex.pages import KEY_PART_BYTES_MAX, Page, ParseLimits, key_part
 
 SITE = "https://site.example/"
 
@@ -101,7 +110,70 @@ def test_only_the_current_pages_count_and_not_their_order(pages: list[Page], shu
 def test_anchors_are_in_the_order_of_their_sources(pages: list[Page]) -> None:
     for document in build(pages).values():
         sources = [source for source, _ in document.anchors]
-        assert sources == sorted(set(sources))
+        if not document.duplicates:
+            assert sources == sorted(set(sources))
+
+
+def copies(**ranks: float) -> tuple[list[Page], dict[str, float]]:
+    """Pages that say the same, and their ranks."""
+    return [page(name, "<title>Same</title>words") for name in ranks], {SITE + n: rank for n, rank in ranks.items()}
+
+
+@given(st.permutations(["a", "b", "c", "d"]))
+def test_the_canonical_has_the_highest_rank_then_the_smallest_url_whatever_comes_first(order: list[str]) -> None:
+    pages, ranks = copies(a=0.5, b=2.0, c=2.0, d=-1.0)
+    pages.sort(key=lambda each: order.index(each.url[-1]))
+    [document] = build(pages, ranks).values()
+    assert (document.url, document.rank) == (SITE + "b", 2.0)
+    assert document.duplicates == (SITE + "c", SITE + "a", SITE + "d")
+
+
+def test_links_to_any_duplicate_are_the_canonical_pages() -> None:
+    pages, ranks = copies(a=1.0, b=2.0)
+    links = [
+        page("x", "<a href=a>to a</a>"),
+        page("y", "<a href=b>to b</a>"),
+        page("z", "<a href=a>a</a><a href=b>b</a>"),
+    ]
+    documents = build([*pages, *links], ranks)
+    assert SITE + "a" not in documents
+    to_b, to_a = ((SITE + "y", "to b"), (SITE + "z", "b")), ((SITE + "x", "to a"), (SITE + "z", "a"))
+    assert documents[SITE + "b"].anchors == to_b + to_a
+    assert build([*pages, *links], {SITE + "a": 3.0})[SITE + "a"].anchors == to_a + to_b
+
+
+def test_of_many_duplicates_the_first_are_kept_and_the_links_to_them() -> None:
+    pages, ranks = copies(a=1.0, b=2.0, c=3.0)
+    documents = build([*pages, page("x", "<a href=a>a</a><a href=b>b</a>")], ranks, duplicates_max=1)
+    assert documents[SITE + "c"].duplicates == (SITE + "b",)
+    assert documents[SITE + "c"].anchors == ((SITE + "x", "b"),)
+
+
+@pytest.mark.parametrize("rank", [float("nan"), float("inf"), None])
+def test_what_is_no_rank_counts_as_the_default(rank: float | None) -> None:
+    assert usable_rank(rank) == DEFAULT_RANK
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
+def test_seats_are_in_the_order_of_ranks_then_of_urls(one: float, other: float) -> None:
+    first, second = seat(one, SITE + "a"), seat(other, SITE + "b")
+    assert (first < second) is (one >= other)
+    assert all(-(2**63) <= number < 2**63 for number, _ in (first, second))
+
+
+def test_a_long_url_has_a_short_place_in_keys_and_keeps_apart() -> None:
+    one, other = (SITE + "x" * 300 + end for end in "ab")
+    assert len(key_part(one)) == len(key_part(other)) == KEY_PART_BYTES_MAX
+    assert key_part(one) != key_part(other)
+    assert key_part(SITE) == SITE
+
+
+def test_a_page_says_what_the_pages_in_its_frames_say_but_not_what_is_in_their_frames() -> None:
+    inner = page("inner", "inner <iframe src=outer></iframe>")
+    outer = page("outer", "outer <iframe src=inner></iframe><object data=gone></object>")
+    documents = build([inner, outer])
+    assert documents[SITE + "outer"].text == "outer inner"
+    assert documents[SITE + "inner"].text == "inner outer"
 
 
 @given(PAGES, PAGES)

@@ -44,9 +44,11 @@ class Site:
     def change(self, count: int) -> list[Page | str | tuple[str, float]]:
         """Some changes: pages added or replaced, URLs deleted, ranks."""
         out: list[Page | str | tuple[str, float]] = []
-        for _ in range(count):
+        for i in range(count):
             kind = self.rng.random()
-            if self.pages and kind < 0.2:
+            if i == 0:
+                out.append(self.put(self.page(1)))  # what others show changes every time
+            elif self.pages and kind < 0.2:
                 gone = self.rng.choice(sorted(self.pages))
                 del self.pages[gone]
                 self.ranks.pop(gone)
@@ -56,8 +58,10 @@ class Site:
                 self.ranks[ranked] = self.rng.randrange(1, 40) / 10
                 out.append((ranked, self.ranks[ranked]))
             else:
-                page = self.page(self.rng.randrange(self.size))
-                self.pages[page.url] = page
-                self.ranks.setdefault(page.url, DEFAULT_RANK)
-                out.append(page)
+                out.append(self.put(self.page(self.rng.randrange(self.size))))
         return out
+
+    def put(self, page: Page) -> Page:
+        self.pages[page.url] = page
+        self.ranks.setdefault(page.url, DEFAULT_RANK)
+        return page
