@@ -49,7 +49,7 @@ class TwoKeys(WebIndex):
         self.titled_url = self.titled.column("url", perco.TEXT)
         self.titles = perco.Table("titles", key=perco.BYTES)
         self.first = self.titles.column("first", perco.TEXT)
-        self.titles_changed = self.signal(self.titles, "changed")
+        self.titles_changed = self.titles.signal("changed")
         self.schema = perco.Schema(*self.schema.tables.values(), self.titled, self.titles)
         self._observe()
         self.schema.observe(self.titles_changed, id="elect by title")(self.on_title)
@@ -63,10 +63,10 @@ class TwoKeys(WebIndex):
         if old != new:
             if old is not None:
                 txn.delete(self.titled_url, (old, url))
-                self.notify(txn, self.titles_changed, old)
+                txn.signal(self.titles_changed, old)
             if new is not None:
                 txn.set(self.titled_url, (new, url), url)
-                self.notify(txn, self.titles_changed, new)
+                txn.signal(self.titles_changed, new)
 
     async def on_title(self, txn: perco.Transaction, change: perco.Change[bytes, Any]) -> None:
         rows = await txn.scan(self.titled, prefix=(change.key,), columns=[self.titled_url], limit=1).all()

@@ -120,9 +120,9 @@ class WebIndex:
         self.place = self.docs.column("place", perco.MSGPACK)  # Place; none of what is no document
         self.anchors = self.docs.column("anchors", perco.MSGPACK)  # Anchors: of the links to it
         self.told = self.docs.column("told", perco.TEXT)  # how far `reprocess` has come
-        self.linked = self.signal(self.docs, "linked")
-        self.said = self.signal(self.docs, "said")
-        self.stale = self.signal(self.docs, "stale")
+        self.linked = self.docs.signal("linked")
+        self.said = self.docs.signal("said")
+        self.stale = self.docs.signal("stale")
         self.links = perco.Table("links", key=perco.Tuple(perco.TEXT, perco.TEXT))  # (target, source)
         self.anchor = self.links.column("anchor", perco.TEXT)
         self.uses = perco.Table("uses", key=perco.Tuple(perco.TEXT, perco.TEXT))  # (shown, by)
@@ -132,7 +132,7 @@ class WebIndex:
         self.dups = perco.Table("dups", key=perco.BYTES)  # by content hash
         self.canonical = self.dups.column("canonical", perco.TEXT)
         self.listing = self.dups.column("listing", perco.MSGPACK)  # Listing
-        self.changed = self.signal(self.dups, "changed")
+        self.changed = self.dups.signal("changed")
         self.crawls = perco.Table("crawls", key=perco.TEXT)
         self.sources = self.crawls.column("sources", perco.JSON)  # arguments of the crawler
         self.schema = perco.Schema(self.pages, self.docs, self.links, self.uses, self.members, self.dups, self.crawls)
@@ -196,7 +196,7 @@ class WebIndex:
         said = before[self.own] if before[self.own] is not None else (before[self.parsed] or ("", None))[1]
         if said != (None if place is None else found.text) and await self._is_shown(txn, url):
             txn.delete(self.told, url)
-            self.notify(txn, self.said, url)
+            txn.signal(self.said, url)
 
     def _relink(self, txn: perco.Transaction, url: str, before: dict[str, str], links: dict[str, str]) -> None:
         """The difference of a page's links: nothing of its old self stays."""
@@ -205,12 +205,12 @@ class WebIndex:
         source = key_part(url)
         for target in before.keys() - links.keys():
             txn.delete(self.anchor, (key_part(target), source))
-            self.notify(txn, self.linked, target)
+            txn.signal(self.linked, target)
         for target, text in links.items():
             if before.get(target) != text:
                 # A source that is too long for a key stands behind its text, which has no NUL in it.
                 txn.set(self.anchor, (key_part(target), source), text if source == url else f"{text}\0{url}")
-                self.notify(txn, self.linked, target)
+                txn.signal(self.linked, target)
         self._put(txn, self.outlinks, url, tuple(before.items()), tuple(links.items()) or None)
 
     def _embed(self, txn: perco.Transaction, url: str, before: Iterable[str], embedded: Iterable[str]) -> None:
@@ -234,7 +234,7 @@ class WebIndex:
         # A run for the page that has read the old rank, and is under way now, conflicts and runs again.
         self._move(txn, change.key, place, after)
 
-    async def on_links(self, txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+    async def on_links(self, txn: perco.Transaction, change: perco.Change[str, None]) -> None:
         """The links to a page have changed."""
         url = change.key
         before = await txn.row(self.docs, url, [self.place, self.anchors])
@@ -245,9 +245,9 @@ class WebIndex:
         if anchors != (before[self.anchors] or ()):
             self._put(txn, self.anchors, url, before[self.anchors], anchors or None)
             if place is not None:
-                self.notify(txn, self.changed, place.content)
+                txn.signal(self.changed, place.content)
 
-    async def on_said(self, txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+    async def on_said(self, txn: perco.Transaction, change: perco.Change[str, None]) -> None:
         """A page says something else: those that show it are to be parsed again, so many in a run."""
         url, shown = change.key, key_part(change.key)
         told = await txn.get(self.told, url)
@@ -256,10 +256,10 @@ class WebIndex:
         users = [(row.key[1], row[self.user]) async for row in scan]
         for _, user in users:
             assert user is not None
-            self.notify(txn, self.stale, user)
+            txn.signal(self.stale, user)
         if len(users) == self.stale_at_once:
             txn.set(self.told, url, users[-1][0])
-            self.notify(txn, self.said, url)
+            txn.signal(self.said, url)
         elif told is not None:
             txn.delete(self.told, url)
 
@@ -279,9 +279,9 @@ class WebIndex:
         if after is not None:
             txn.set(self.member, (after.content, *seat(after.rank, url)), url)
         for content in {place.content for place in (before, after) if place is not None}:
-            self.notify(txn, self.changed, content)
+            txn.signal(self.changed, content)
 
-    async def on_cluster(self, txn: perco.Transaction, change: perco.Change[bytes, int]) -> None:
+    async def on_cluster(self, txn: perco.Transaction, change: perco.Change[bytes, None]) -> None:
         """Some page of a cluster is new, gone, or has another rank or other links to it."""
         await self._elect(txn, change.key)
 
@@ -370,12 +370,6 @@ class WebIndex:
                 txn.delete(column, key)
         elif after != before:
             txn.set(column, key, after)
-
-    def signal(self, table: Any, name: str) -> Any:
-        return table.column(name, perco.INT64)
-
-    def notify(self, txn: perco.Transaction, column: Any, key: Any) -> None:
-        txn.set(column, key, txn.start_ts)
 
 
 def _place(stored: tuple[bytes, float] | None) -> Place | None:

@@ -89,13 +89,11 @@ class Model:
 
 
 async def rows_of(db: perco.Database, index: WebIndex) -> dict[str, list[tuple[Any, dict[str, Any]]]]:
-    """All that can be read of a store but what says that something has happened."""
-    passing = {index.changed, index.linked, index.said, index.stale}
+    """All that can be read of a store."""
     found = {}
     async with db.snapshot() as snap:
         for table in (index.pages, index.docs, index.links, index.uses, index.members, index.dups):
-            columns: list[Any] = [column for column in table.columns.values() if column not in passing]
-            found[table.name] = [(row.key, row.values()) async for row in snap.scan(table, columns=columns)]
+            found[table.name] = [(row.key, row.values()) async for row in snap.scan(table)]
     return found
 
 
