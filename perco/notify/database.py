@@ -63,6 +63,8 @@ class Database(Failures):
         self.usable(writing=True)
         if self._worker is not None:
             raise UsageError("this store already has a worker; raise its concurrency instead of adding another")
+        if options is not None and not isinstance(options, WorkerOptions):
+            raise UsageError(f"options= takes perco.WorkerOptions(...), not {options!r}")
         if options is None:
             options = WorkerOptions(concurrency=concurrency)
             options = replace(options, scanners=min(options.scanners, concurrency) if scanners is None else scanners)
@@ -175,10 +177,19 @@ class Database(Failures):
     async def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
         """Until every observer has run for all that was committed, from outside, at or before `ts` (N7, N9).
 
-        Raises: UsageError if nothing could ever run them; NotIdle past `timeout` seconds, with what waits for whom;
-        Corruption if all that is left are cells that cannot be read, one of which may go back to `ts` or before.
+        Args:
+            ts: a commit timestamp: of `txn.commit_ts`, or what `await txn.commit()` returned.
+            timeout: seconds.
+
+        Raises: UsageError if nothing could ever run them, or for a timestamp that is still to come; NotIdle past the
+        timeout, with what waits for whom; Corruption if all that is left are cells that cannot be read, one of which
+        may go back to `ts` or before.
         """
         self._observed_here()
+        if isinstance(ts, bool) or not isinstance(ts, int):
+            raise UsageError(f"wait_for takes a timestamp, an int as in txn.commit_ts, not {ts!r}")
+        if ts > self.oracle.last and ts > await self.oracle.draw():
+            raise UsageError(f"nothing has been committed at {ts} yet: timestamps so far are 1 to {self.oracle.last}")
         async with self._deadline(timeout, f"not all that was committed up to {ts} has been observed"):
             await trio.lowlevel.checkpoint()
             while not self.is_idle():

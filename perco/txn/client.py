@@ -8,6 +8,7 @@ T15 A snapshot at a past timestamp is checked against what was issued and what w
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import struct
@@ -190,6 +191,7 @@ class Client:
         kwargs: dict[str, Any],
     ) -> T:
         assert retry.timeout_s is not None
+        _must_be_async(function, None)
         last: list[Transaction] = []
         met: list[TransientError] = []
 
@@ -220,6 +222,7 @@ class Client:
             txn = Transaction(self, self.oracle.draw_nowait() or await self.oracle.draw())
             if serializable:
                 txn._reads = Reads(self.config.transaction.reads_max)
+            running: Awaitable[T] | None = None
             try:
                 running = function(txn, *args, **kwargs)
                 if running is None:
@@ -228,6 +231,9 @@ class Client:
                 if txn.outcome == "open":
                     await txn.commit()
                 return result
+            except TypeError:
+                _must_be_async(function, running)
+                raise
             except TransientError as error:
                 failed += 1
                 if met is not None:
@@ -578,6 +584,18 @@ class Client:
             self.lines.statistics(),
             damaged=tuple(self.driver.damaged),
         )
+
+
+def _must_be_async(function: object, running: object) -> None:
+    """Raises UsageError if it is for these that a run met a TypeError: the function, and what it gave."""
+    if not callable(function):
+        if inspect.iscoroutine(function):
+            function.close()
+        raise UsageError(
+            f"db.run takes a function, and then its arguments: db.run(function, ...), not {function!r}"
+        ) from None
+    if running is not None and not inspect.isawaitable(running):
+        raise UsageError(f"db.run takes an `async def` function; {function!r} gave {running!r}") from None
 
 
 class Retrying:

@@ -172,6 +172,10 @@ class TupleCodec(Codec[T]):
 
     def __init__(self, parts: tuple[Codec[Any], ...]) -> None:
         for part in parts:
+            if not isinstance(part, Codec):
+                raise UsageError(
+                    f"a tuple key has codecs as parts, as in perco.Tuple(perco.TEXT, perco.INT64), not {part!r}"
+                )
             if not part.ordered:
                 raise UsageError(f"{part.name} does not keep order and cannot be part of a key")
         self.parts = parts

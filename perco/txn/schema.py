@@ -40,7 +40,8 @@ _QUOTED_MAX = 240  # a tablet's folder is named so, and ends in its number
 
 def _named(kind: str, name: str) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= _NAME_MAX or name.startswith("_"):
-        raise UsageError(f"a {kind}'s name is a str of 1 to {_NAME_MAX} characters that does not begin with '_'")
+        what = f"an {kind}'s" if kind[0] in "aeiou" else f"a {kind}'s"
+        raise UsageError(f"{what} name is a str of 1 to {_NAME_MAX} characters that does not begin with '_'")
     return name
 
 
@@ -58,6 +59,20 @@ def _must_keep(what: str, keep: object) -> Keep | None:
     if keep is None or isinstance(keep, Keep):
         return keep
     raise UsageError(f"{what} takes keep=perco.Keep(seconds=...), not {keep!r}")
+
+
+def _must_observe(id: str, function: object) -> None:
+    """Raises UsageError for what cannot be an observer's function; of what has no signature that is not known."""
+    inner = inspect.unwrap(function) if callable(function) else function
+    plain = inspect.isroutine(inner) and not inspect.ismethod(inner) and not inspect.iscoroutinefunction(inner)
+    if not callable(function) or plain:
+        raise UsageError(f"observer {id!r} has to be an `async def` function of (txn, change), not {function!r}")
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise UsageError(f"observer {id!r} is called with (txn, change); {function!r} cannot be: {error}") from None
+    except ValueError:
+        pass
 
 
 class Named(dict[str, T]):
@@ -82,6 +97,11 @@ class Column(Generic[K, V]):
 
     def __repr__(self) -> str:
         return f"{self.table.name}.{self.name}"
+
+    if not TYPE_CHECKING:
+
+        def __iter__(self) -> None:
+            raise UsageError(f"columns are given as a list: [{self!r}], not {self!r}")
 
 
 class Signal(Generic[K]):
@@ -336,10 +356,7 @@ class Schema:
             raise SchemaMismatch(f"observer {id!r}: table {column.table.name!r} is not in this schema")
 
         def register(function: ObserverFunction[Any, Any]) -> ObserverFunction[Any, Any]:
-            if inspect.isfunction(inspect.unwrap(function)) and not inspect.iscoroutinefunction(
-                inspect.unwrap(function)
-            ):
-                raise UsageError(f"observer {id!r} has to be an `async def`")
+            _must_observe(id, function)
             self.observers[id] = Observer(id, column, function, backfill, isolation, version, manner)
             return function
 

@@ -310,6 +310,15 @@ async def test_what_the_codec_cannot_take_is_named_with_its_place() -> None:
             txn.set(n, 1, 1)  # type: ignore[arg-type]
 
 
+async def one(txn: perco.Transaction) -> None: ...
+async def three(txn: perco.Transaction, change: object, more: int) -> None: ...
+async def two_of_three(txn: perco.Transaction, change: object, more: int = 3) -> None: ...
+
+
+class Observing:
+    async def __call__(self, txn: perco.Transaction, change: object) -> None: ...
+
+
 def test_wrong_declarations_are_told_where_they_are_made() -> None:
     table = perco.Table("x")
     column = table.column("c", perco.BYTES)
@@ -321,8 +330,19 @@ def test_wrong_declarations_are_told_where_they_are_made() -> None:
     for wrong in (column, [table], "x"):
         with pytest.raises(perco.UsageError, match="takes tables"):
             perco.Schema(wrong)  # type: ignore[arg-type]
-    with pytest.raises(perco.UsageError, match="async def"):
-        schema.observe(column, id="plain")(lambda txn, change: None)  # type: ignore[arg-type, return-value]
+    for plain in (lambda txn, change: None), print, 3:
+        with pytest.raises(perco.UsageError, match="async def"):
+            schema.observe(column, id="plain")(plain)  # type: ignore[arg-type]
+    for number in one, three:
+        with pytest.raises(perco.UsageError, match=r"called with \(txn, change\)"):
+            schema.observe(column, id="number")(number)  # type: ignore[arg-type]
+    assert not schema.observers
+    schema.observe(column, id="default")(two_of_three)  # type: ignore[arg-type]
+    schema.observe(column, id="object")(Observing())
+    with pytest.raises(perco.UsageError, match="an observer's name"):
+        schema.observe(column, id=None)  # type: ignore[call-overload]
+    with pytest.raises(perco.UsageError, match=r"codecs as parts.*'str'"):
+        perco.Tuple(str, perco.INT64)  # type: ignore[call-overload]
     with pytest.raises(perco.UsageError, match=r"perco\.Schema"):
         perco.open("memory:", table)  # type: ignore[arg-type]
     with pytest.raises(perco.UsageError, match=r"perco\.Options"):
@@ -432,3 +452,52 @@ async def test_who_only_reads_waits_for_no_observers(tmp_path: Path) -> None:
         for wait in (db.wait_idle(timeout=1), db.wait_for(1, timeout=1)):
             with pytest.raises(perco.ReadOnly, match="nothing is observed here"):
                 await wait
+
+
+async def test_a_run_without_a_function_is_told() -> None:
+    async def nothing(txn: perco.Transaction) -> None: ...
+
+    async def mistaken(txn: perco.Transaction) -> None:
+        txn.nothing()  # type: ignore[attr-defined]
+        raise AssertionError
+
+    async with perco.open("memory:", SCHEMA) as db:
+        for run in db.run, db.options(timeout=60).run:
+            for wrong in None, nothing(None), "nothing":  # type: ignore[arg-type]
+                with pytest.raises(perco.UsageError, match=r"db\.run\(function, \.\.\.\)"):
+                    await run(wrong)  # type: ignore[arg-type]
+            for plain in (lambda txn: 5), print:
+                with pytest.raises(perco.UsageError, match="async def"):
+                    await run(plain)  # type: ignore[arg-type, call-arg]
+            with pytest.raises(TypeError, match="positional"):  # the caller's own mistakes come out as they are
+                await run(nothing, 1)  # type: ignore[call-arg]
+            with pytest.raises(AttributeError, match="nothing"):
+                await run(mistaken)
+        assert db.statistics().live_transactions == 0
+
+
+async def test_a_column_where_a_list_of_them_belongs_is_told() -> None:
+    async with perco.open("memory:", SCHEMA) as db, db.snapshot() as snap:
+        with pytest.raises(perco.UsageError, match="as a list"):
+            await snap.row(docs, "abc", n)  # type: ignore[arg-type]
+        with pytest.raises(perco.UsageError, match="as a list"):
+            snap.scan(docs, columns=n)  # type: ignore[arg-type]
+
+
+async def test_a_timestamp_that_is_none_or_still_to_come_is_not_waited_for() -> None:
+    async with perco.open("memory:", SCHEMA) as db, db.worker():
+        async with db.transaction() as txn:
+            txn.set(n, "a", 1)
+        await db.wait_for(txn.commit_ts)
+        for wrong in "a", None, 1.5, True:
+            with pytest.raises(perco.UsageError, match="takes a timestamp"):
+                await db.wait_for(wrong)  # type: ignore[arg-type]
+        with pytest.raises(perco.UsageError, match=f"at {10**9} yet"):
+            await db.wait_for(10**9)
+
+
+async def test_options_that_are_none_do_not_make_a_worker() -> None:
+    async with perco.open("memory:", SCHEMA) as db:
+        with pytest.raises(perco.UsageError, match=r"perco\.WorkerOptions"):
+            async with db.worker(options=5):  # type: ignore[arg-type]
+                pass
