@@ -22,8 +22,8 @@ format: .venv/.dev ## let ruff rewrite the layout
 	$(BIN)/ruff check --fix perco tests bench examples
 	$(BIN)/ruff format perco tests bench examples
 
-bench: .venv/.dev ## the benchmarks, quick form
-	for name in overhead observers scanners; do $(BIN)/python -m bench $$name --quick || exit 1; done
+bench: .venv/.bench ## the benchmarks, quick form
+	for name in overhead observers scanners peers; do $(BIN)/python -m bench $$name --quick || exit 1; done
 
 SEEDS ?= 2000
 simulate: .venv/.dev ## SEEDS=2000 runs of clients, observers and processes that die, over a bad network
@@ -53,3 +53,8 @@ clean: ## remove what was installed and drawn
 	@echo "installing perco[dev] into .venv (once) ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ .venv/.web
+
+.venv/.bench: .venv/.dev
+	@echo "installing perco[bench], with what it is compared with, into .venv (once) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,bench]'
+	@touch $@

@@ -16,18 +16,21 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
 import perco
 from perco.storage import file_system
+
+T = TypeVar("T")
 
 OUT = Path(__file__).parent / "out"
 
@@ -111,8 +114,8 @@ class Run:
         self.console.print(table)
         self.console.print()
 
-    def machine(self, durability: str) -> dict[str, Any]:
-        """Prints and returns what the figures depend on."""
+    def machine(self, durability: str, peers: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+        """Prints and returns what the figures depend on; `peers`: versions of whom it is compared with."""
         with self.scratch() as path:
             syncs = fsyncs_per_second(path)
         facts = {
@@ -124,7 +127,7 @@ class Run:
             "durability": durability,
             "collector": f"as perco.tune_gc() sets it, {gc.get_threshold()}",
         }
-        versions = {name: _version(name) for name in ("perco", "lmdb", "trio", "msgpack")}
+        versions = {name: version_of(name) for name in ("perco", "lmdb", "trio", "msgpack")} | dict(peers)
         for line in (facts, versions):
             self.say(", ".join(f"{name} {value}" for name, value in line.items()))
         self.say("")
@@ -160,7 +163,7 @@ class Run:
         self.say(f"figure: bench/out/{name}.png and .svg")
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
@@ -183,13 +186,18 @@ def fsyncs_per_second(folder: Path, seconds: float = 0.5) -> float:
         path.unlink()
 
 
-def alternate(rounds: int, sides: Mapping[str, Any]) -> dict[str, Cell]:
+def interleaved(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
     """Run every side once a round, in turn (the order turns round each time); what they return, by name."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
+    found: dict[str, list[T]] = {name: [] for name in sides}
     for i in range(rounds):
         for name in list(sides) if i % 2 == 0 else list(reversed(list(sides))):
             found[name].append(sides[name]())
-    return {name: Cell(tuple(values)) for name, values in found.items()}
+    return found
+
+
+def alternate(rounds: int, sides: Mapping[str, Callable[[], float]]) -> dict[str, Cell]:
+    """The same for sides that return one figure."""
+    return {name: Cell(tuple(values)) for name, values in interleaved(rounds, sides).items()}
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -91,10 +91,10 @@ def end_of(key: bytes) -> bytes:
 
 
 async def latencies(
-    path: Path | str, seconds: float, seed: int, per_second: float = PER_SECOND, warm: int = 20
+    path: Path | str, seconds: float, seed: int, per_second: float = PER_SECOND, warm: int = 20, *, apart: bool = True
 ) -> list[float]:
     """Seconds from the first commit's acknowledgement to the last observer's commit, one for each first write."""
-    parts, rng = chain(), random.Random(seed)
+    parts, rng = chain(apart=apart), random.Random(seed)
     acknowledged: dict[bytes, float] = {}
     ended: dict[bytes, float] = {}
 

@@ -1,0 +1,107 @@
+"""A closed loop of callers, and what came of it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from bisect import bisect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from bench.harness import percentile
+
+
+@dataclass(slots=True)
+class Load:
+    """What so many callers, each of whom calls again when it has its answer, did in some seconds.
+
+    `cpu_s`: of this process, all threads, and of the server if there is one; `retries`: attempts beyond the first of
+    each call; `times`: seconds that each call took.
+    """
+
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    retries: int = 0
+    times: list[float] = field(default_factory=list)
+
+    @property
+    def calls(self) -> int:
+        return len(self.times)
+
+    @property
+    def per_s(self) -> float:
+        return self.calls / self.seconds
+
+    @property
+    def cpu_us(self) -> float:
+        """Per call."""
+        return 1e6 * self.cpu_s / max(self.calls, 1)
+
+    @property
+    def retries_per_call(self) -> float:
+        return self.retries / max(self.calls, 1)
+
+    def ms(self, share: float) -> float:
+        return 1000 * percentile(self.times, share)
+
+
+class Measured:
+    """`with Measured(load):` notes wall and processor time; `cpu`: of others that work for us, in seconds so far."""
+
+    def __init__(self, load: Load, cpu: Callable[[], float] = lambda: 0.0) -> None:
+        self.load, self._cpu = load, cpu
+
+    def _now(self) -> float:
+        return time.process_time() + self._cpu()
+
+    def __enter__(self) -> Load:
+        self._used, self._began = self._now(), time.perf_counter()
+        return self.load
+
+    def __exit__(self, *_: object) -> None:
+        self.load.seconds = time.perf_counter() - self._began
+        self.load.cpu_s = self._now() - self._used
+
+
+async def closed_loop(call: Callable[[random.Random], Awaitable[None]], in_flight: int, seconds: float) -> Load:
+    """On trio: `call` is one call, with a caller's own random numbers."""
+    load = Load()
+
+    async def caller(number: int) -> None:
+        rng = random.Random(number)
+        now = time.perf_counter()
+        while True:  # once at the least
+            began = now
+            await call(rng)
+            now = time.perf_counter()
+            load.times.append(now - began)
+            if now >= until:
+                return
+
+    with Measured(load):
+        until = time.perf_counter() + seconds
+        async with trio.open_nursery() as nursery:
+            for number in range(in_flight):
+                nursery.start_soon(caller, number)
+    return load
+
+
+class Zipf:
+    """Ranks from 0 below `n`, the k-th with a probability of 1 / k ** skew; 0: all alike."""
+
+    def __init__(self, n: int, skew: float) -> None:
+        self._sums = list(itertools.accumulate(1 / (k + 1) ** skew for k in range(n)))
+
+    def draw(self, rng: random.Random) -> int:
+        return bisect(self._sums, rng.random() * self._sums[-1])
+
+    def distinct(self, rng: random.Random, count: int) -> list[int]:
+        """So many different ones."""
+        assert count <= len(self._sums)
+        found: dict[int, None] = {}
+        while len(found) < count:
+            found[self.draw(rng)] = None
+        return list(found)
