@@ -16,7 +16,7 @@ def run(name: str, *arguments: object, killed_at: tuple[str, int] = ("", 0)) -> 
     event, count = killed_at
     script = str(ROOT / "examples" / f"{name}.py")
     command = [sys.executable, "-m", "tests.examples.child", event, str(count), script, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     wanted = -signal.SIGKILL if count else 0
     assert done.returncode == wanted, f"{killed_at}: {done.stdout}{done.stderr}"
     return done.stdout

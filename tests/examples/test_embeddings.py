@@ -60,7 +60,7 @@ async def test_so_many_wait_for_the_service_and_nobody_for_them(
         asked -= 1
         return vector_of(text)
 
-    with trio.fail_after(120):
+    with trio.fail_after(300):
         async with service(answer) as at, perco.open("memory:", embeddings.schema_with(at)) as db:
             await db.run(embeddings.load, 1)
             async with db.worker(concurrency=in_flight):
@@ -100,7 +100,7 @@ async def test_killed_while_hundreds_are_in_flight_it_embeds_the_rest(
             await trio.sleep_forever()
         return vector_of(text)
 
-    with trio.fail_after(120):
+    with trio.fail_after(300):
         async with service(kill) as at:
             command = [sys.executable, "-m", "tests.examples.child", "", "0", script, str(store), "--service", at]
             process = await trio.lowlevel.open_process(command, cwd=ROOT, stdout=subprocess.DEVNULL)
