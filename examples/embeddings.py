@@ -11,7 +11,7 @@ What to look at:
 - The vector and the note that the observer has run are committed together: no document is left out, none keeps the
   vector of an older text. The *service* may be asked twice for what was on its way when the program died.
 - `concurrency=` bounds how many requests are in flight. If the service fails, the observer raises, the document waits,
-  and it is tried again, later each time. What was asked and answered for others stays.
+  and it is tried again, later each time; `attempts=0`: for ever, for a service that is away is no fault of a document.
 - What an observer needs besides the store it takes from where it is declared: `schema_with(at)`.
 """
 
@@ -63,7 +63,8 @@ async def view(txn: perco.Transaction, number: int) -> None:
 async def embed_all(db: perco.Database, in_flight: int, seconds: float = math.inf) -> None:
     """For so long, or until all are embedded; others write the same table meanwhile."""
     viewed, began = 0, time.perf_counter()
-    async with trio.open_nursery() as nursery, db.worker(concurrency=in_flight) as worker:
+    options = perco.WorkerOptions(concurrency=in_flight, attempts=0)
+    async with trio.open_nursery() as nursery, db.worker(options=options) as worker:
 
         async def viewer() -> None:
             nonlocal viewed

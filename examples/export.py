@@ -99,7 +99,8 @@ async def buy_or_mark(txn: perco.Transaction, product: str) -> None:
 async def main(folder: Path) -> None:
     told: Counter[bool] = Counter()
     outside = Outside(folder / "outside.sqlite")
-    async with perco.open(folder / "store", schema_with(outside, told)) as db, db.worker():
+    for_ever = perco.WorkerOptions(attempts=0)  # the outside may be away for long; by default 16 failures are enough
+    async with perco.open(folder / "store", schema_with(outside, told)) as db, db.worker(options=for_ever):
 
         async def trade() -> None:
             for _ in range(STEPS // AT_ONCE):

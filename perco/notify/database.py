@@ -58,17 +58,15 @@ class Database(Failures):
         Args:
             concurrency: observer runs in flight.
             scanners: tasks that look for work; by default 4, or as many as there may be runs in flight.
-            options: all of the above and more in one.
+            options: all of the above and more in one; never more scanners than runs in flight.
         """
         self.usable(writing=True)
         if self._worker is not None:
             raise UsageError("this store already has a worker; raise its concurrency instead of adding another")
         if options is not None and not isinstance(options, WorkerOptions):
             raise UsageError(f"options= takes perco.WorkerOptions(...), not {options!r}")
-        if options is None:
-            options = WorkerOptions(concurrency=concurrency)
-            options = replace(options, scanners=min(options.scanners, concurrency) if scanners is None else scanners)
-        chosen = options
+        chosen = WorkerOptions(concurrency=concurrency) if options is None else options
+        chosen = replace(chosen, scanners=min(chosen.scanners, chosen.concurrency) if scanners is None else scanners)
         if not 1 <= chosen.scanners <= chosen.concurrency:
             raise UsageError("a worker has at least one scanner, and at least as many runs in flight as scanners")
         late = set(self.schema.observers) - set(self.catalogue.observers)

@@ -286,6 +286,8 @@ async def test_one_run_at_a_time_is_asked_for_without_a_word_about_scanners(web:
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
         async with db.worker(concurrency=1) as handle:
             assert len(handle.scanners) == 1
+        async with db.worker(options=perco.WorkerOptions(concurrency=2)) as handle:
+            assert len(handle.scanners) == 2
         for wrong in ["a", 1.5, True, []]:
             with pytest.raises(perco.UsageError, match=r"concurrency is .* an int of at least 1"):
                 async with db.worker(concurrency=wrong):  # type: ignore[arg-type]
