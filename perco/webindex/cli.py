@@ -20,7 +20,7 @@ from perco.cli.values import parse_moment
 from perco.webindex import demo as demos
 from perco.webindex.crawl import CrawlError, problem_with
 from perco.webindex.index import WebIndex
-from perco.webindex.screen import Stages, console, linked_by, others
+from perco.webindex.screen import Stages, about, console
 from perco.webindex.search import EmptyQueryError, Hit, SearchIndex, SearchIndexError
 from perco.webindex.service import Service, search_path, serve
 
@@ -353,16 +353,6 @@ def show_hits(hits: list[Hit], seconds: float) -> None:
         for line in about(hit):
             console.print(f"    {_plain(line)}", style="dim")
     console.print(f"{len(hits)} hit{'' if len(hits) == 1 else 's'} in {seconds * 1000:.0f} ms")
-
-
-def about(hit: Hit) -> list[str]:
-    """What else there is to know of a document: its duplicates, and who links to any of them with what words."""
-    lines = [f"rank {hit.rank:.3g}"]
-    if hit.duplicates:
-        lines[0] += f", also at {others(hit.duplicates)}"
-    if hit.anchors:
-        lines.append(f"linked to by {linked_by(hit.anchors)}")
-    return lines
 
 
 def _plain(text: str) -> str:

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from perco.webindex.search import Hit
+
 _LINE_EVERY_S = 2.0
 
 
@@ -82,6 +84,16 @@ def linked_by(anchors: Sequence[tuple[str, str]]) -> str:
     more = len(anchors) - len(named)
     said = ", ".join(f'{source} "{text}"' if text else source for text, source in named)
     return said + (f" and {more} more" if more > 0 else "")
+
+
+def about(hit: Hit) -> list[str]:
+    """What else there is to know of a document: its duplicates, and who links to any of them with what words."""
+    lines = [f"rank {hit.rank:.3g}"]
+    if hit.duplicates:
+        lines[0] += f", also at {others(hit.duplicates)}"
+    if hit.anchors:
+        lines.append(f"linked to by {linked_by(hit.anchors)}")
+    return lines
 
 
 class Stages:

@@ -60,6 +60,40 @@ def test_a_recrawl_works_only_on_what_has_changed(store: Path, saved: Path) -> N
     assert perco("web", "search", store, "green").returncode == 0
 
 
+def test_a_search_tells_duplicates_ranks_and_who_links_with_what_words(tmp_path: Path) -> None:
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    for name in ("mirror", "original"):
+        (pages / f"{name}.html").write_text("<title>Cherries</title>a red fruit")
+    for name in "xyz":
+        (pages / f"{name}.html").write_text(f"<title>{name}</title><a href=original.html>sour</a>")
+    (pages / "w.html").write_text("<title>w</title><a href=mirror.html>sweet</a>")
+    assert perco("web", "load", tmp_path / "store", "--html", pages, "--json").returncode == 0
+    first = json.loads(perco("web", "search", tmp_path / "store", "red", "--json").stdout)
+    assert first["url"].endswith("/mirror.html")  # of equal ranks the smallest URL
+    assert first["rank"] == 1.0
+    done = perco("web", "rank", tmp_path / "store", "--json")
+    ranked = json.loads(done.stdout.splitlines()[-1])
+    assert (ranked["pages"], ranked["links"]) == (6, 4), done.stderr
+    found = json.loads(perco("web", "search", tmp_path / "store", "red", "--json").stdout)
+    assert found["url"].endswith("/original.html")
+    assert found["rank"] > 1
+    assert [url[-12:] for url in found["duplicates"]] == ["/mirror.html"]
+    assert [text for _, text in found["anchors"]] == ["sour", "sour", "sour", "sweet"]
+    people = perco("web", "search", tmp_path / "store", "sweet").stdout
+    assert "also at " in people
+    assert '"sweet"' in people
+    stats = json.loads(perco("web", "stats", tmp_path / "store", "--json").stdout)
+    assert (stats["pages"], stats["documents"], stats["searchable"]) == (6, 5, 5)
+
+
+def test_pages_that_are_made_up_are_loaded(tmp_path: Path) -> None:
+    done = perco("web", "load", tmp_path / "store", "--synthetic", 60, "--seed", 2, "--json")
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert (last["load"]["crawled"], last["idle"]) == (60, True), done.stderr
+    assert perco("web", "rank", tmp_path / "store").stdout.count("ranks were rewritten") == 1
+
+
 def test_statistics_and_check_of_a_web_index(store: Path) -> None:
     stats = json.loads(perco("web", "stats", store, "--json").stdout)
     assert stats["documents"] == stats["pages"] == stats["searchable"] == 2
@@ -74,6 +108,7 @@ def test_statistics_and_check_of_a_web_index(store: Path) -> None:
         (("web", "search", "STORE", "x", "--at", "yesterday-ish"), "is not a time"),
         (("web", "search", "STORE", "x", "--at", "2001-01-01T00:00"), "no snapshot"),
         (("web", "search", "EMPTY", "x"), "perco web load"),
+        (("web", "rank", "EMPTY"), "perco web load"),
         (("web", "load", "EMPTY", "--html", "EMPTY"), "folder of saved web pages"),
         (("web", "load", "EMPTY", "--warc", "missing.warc.gz"), "is not a file"),
         (("web", "load", "EMPTY", "--mine", "no_such_package"), "no_such_package"),
@@ -172,7 +207,13 @@ def test_the_demo_leaves_a_folder_that_it_did_not_make_alone(tmp_path: Path) -> 
 
 
 def test_the_demo_survives_its_own_kill_and_equals_a_batch_rebuild(tmp_path: Path) -> None:
-    done = perco("demo", "--dir", tmp_path / "demo", "--limit", 400)
+    done = perco("demo", "--dir", tmp_path / "demo", "--limit", 600)
     assert done.returncode == 0, done.stdout + done.stderr
-    for said in ("answered in", "killed at", "perco check: clean", "equal to a batch rebuild", "searchable after"):
+    for said in (
+        *("answered in", "killed at", "perco check: clean", "equal to a batch rebuild", "searchable after"),
+        *("ranks were written", "have another canonical page", "└── export"),
+    ):
         assert said in done.stdout, done.stdout
+    edited = done.stdout.partition("One page is edited")[2]
+    if "which is canonical" in edited:  # not every Python has duplicates among its first modules
+        assert "with what links to it" in edited
