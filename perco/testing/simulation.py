@@ -52,7 +52,7 @@ from perco.testing.history import FAIL, OK, UNKNOWN, Ops, record
 from perco.testing.isolation import check as check_history
 from perco.testing.machine import CrashedError, Machine
 from perco.testing.plan import Plan
-from perco.testing.workloads import KINDS, OFTEN, Clients, World
+from perco.testing.workloads import KINDS, OFTEN, SIGNALS_OFTEN, Clients, World
 from perco.txn.backfill import BackfillOptions
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import CheckOptions, check as check_store
@@ -421,6 +421,8 @@ class Simulation:
         rng = plan.random("run")
         self.outcome = Outcome(plan.seed)
         self.kinds = frozenset(kind for kind in KINDS if rng.random() < OFTEN.get(kind, 0.5))
+        if plan.random("signals").random() < SIGNALS_OFTEN:
+            self.kinds |= {"signals"}
         if "locks" in self.kinds:
             self.kinds -= {"serializable"}
         self.processes = options.processes or rng.choice((1, 1, 2, 3))
@@ -468,7 +470,8 @@ class Simulation:
         return self.outcome
 
     def _world(self, *, late: bool, naps: random.Random | None = None) -> World:
-        return World(self._options.keys, late=late, ran=self._ran, keep=self._keep, naps=naps)
+        signals = "signals" in self.kinds
+        return World(self._options.keys, late=late, ran=self._ran, keep=self._keep, naps=naps, signals=signals)
 
     def _problem(self, text: str) -> None:
         if len(self.outcome.problems) < 20:

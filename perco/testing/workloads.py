@@ -8,6 +8,9 @@
     locks    some lists are appended to by those who lock all that they read, the others by those who lock nothing: the
              history is checked for serializability
     journal  each append is noted in a row of its own, which nobody reads before the end; some of them are deleted
+    signals  each append raises a signal in a row of its own, which nobody raises again; its observer counts its runs
+             there and raises another, of one of two rows, whose observer counts the values of all lists; some
+             transactions do nothing but signal (N5)
     held     readers that take their time, row by row
     waits    clients wait until what they wrote has been observed, and look whether it has (one process)
     tokens   always: what became of a transaction is asked again later, and never changes
@@ -18,7 +21,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Protocol
 
@@ -38,6 +41,7 @@ KINDS: Final = (
     *("serializable", "locks"),
 )
 OFTEN: Final = {"serializable": 0.2, "locks": 0.2, "vacuum": 0.8}  # else half of the seeds have it
+SIGNALS_OFTEN: Final = 0.3  # of the seeds have signals
 _ACCOUNTS: Final = [f"a{i}" for i in range(6)]
 _FUNDS: Final = 100  # on an account that nobody has touched
 _USERS: Final = [f"u{i}" for i in range(5)]
@@ -54,6 +58,16 @@ def twin(key: str) -> str:
     return f"{key}~"
 
 
+def hub_of(number: int) -> str:
+    """The row that is touched for a value of a list."""
+    return f"h{number % 2}"
+
+
+def total_of(hub: str, lists: Iterable[list[int] | None]) -> int:
+    """How many values of these lists touch a hub."""
+    return sum(hub_of(number) == hub for numbers in lists for number in numbers or ())
+
+
 class World:
     """Tables, columns and observers as one process has them."""
 
@@ -65,6 +79,7 @@ class World:
         ran: Callable[[int, str], None],
         keep: Keep | None = None,
         naps: random.Random | None = None,
+        signals: bool = False,
     ) -> None:
         self.keys = [f"k{i}" for i in range(keys)]
         self._ran = ran  # told which transaction is whose run
@@ -84,12 +99,20 @@ class World:
         self.first = derived.column("first", INT64) if late else None
         journal = Table("journal", key=INT64, keep=keep)
         self.entry = journal.column("entry", TEXT)
-        self.schema = Schema(lists, derived, accounts, names, users, journal)
+        slips, hubs = Table("slips", key=INT64, keep=keep), Table("hubs", key=TEXT, splits=["h1"], keep=keep)
+        self.noted, self.seen = slips.signal("noted"), slips.column("seen", INT64)
+        self.touched, self.total = hubs.signal("touched"), hubs.column("total", INT64)
+        more = (slips, hubs) if signals else ()
+        self.schema = Schema(lists, derived, accounts, names, users, journal, *more)
         self.schema.observe(self.values, id="length")(self._length)
         self.schema.observe(self.values, id="last")(self._last)
         self.schema.observe(self.length, id="twice")(self._twice)
         if late:
             self.schema.observe(self.values, id="first")(self._first)
+        if signals:
+            self.schema.observe(self.noted, id="relay")(self._relay)
+            self.schema.observe(self.noted, id="idler")(self._idler)
+            self.schema.observe(self.touched, id="gather")(self._gather)
 
     def derivatives(self) -> Iterator[tuple[Column[str, Any], Callable[[list[int]], int]]]:
         """What observers keep of a list."""
@@ -110,6 +133,20 @@ class World:
         self._ran(txn.start_ts, name)
         if self._naps is not None:
             await trio.sleep(self._naps.choice(_NAPS_S))
+
+    async def _relay(self, txn: Transaction, change: Change[int, None]) -> None:
+        await self._begins(txn, f"observer relay of {change.key}")
+        txn.set(self.seen, change.key, (await txn.get(self.seen, change.key) or 0) + 1)
+        txn.signal(self.touched, hub_of(change.key))
+
+    async def _idler(self, txn: Transaction, change: Change[int, None]) -> None:
+        await self._begins(txn, f"observer idler of {change.key}")
+
+    async def _gather(self, txn: Transaction, change: Change[str, None]) -> None:
+        await self._begins(txn, f"observer gather of {change.key}")
+        rows = [row for key in self.keys for row in (key, twin(key))]
+        found = await txn.get_many(self.values, rows)
+        txn.set(self.total, change.key, total_of(change.key, found.values()))
 
     async def _length(self, txn: Transaction, change: Change[str, Any]) -> None:
         await self._begins(txn, f"observer length of {change.key}")
@@ -152,12 +189,16 @@ class Clients:
         self._fates: dict[str, int | None] = {}  # of transactions by their tokens; None: nobody has been told
         self._entries: list[int] = []  # of the journal, not deleted yet
         self._deleted: dict[int, str] = {}  # those that somebody began to delete, and what became of it
+        self._raised: dict[int, str] = {}  # signals without an append, and what became of them
+        self._noted: list[tuple[int, int]] = []  # signals that surely were raised: (commit_ts, number)
         self.waits = 0  # for observers, that came to their end
 
     async def act(self, db: Database, world: World, ops: Ops, rng: random.Random, began: Began) -> None:
         """One transaction, or one look at the past. `began` is told of the transaction before it does anything."""
         chance = rng.random()
-        if chance < 0.12 and "bank" in self.kinds:
+        if "signals" in self.kinds and rng.random() < 0.25:
+            await self._raise(db, world, rng, began)
+        elif chance < 0.12 and "bank" in self.kinds:
             if chance < 0.03 and self._past:
                 await self._look_back(db, world, *rng.choice(self._past))
             elif chance < 0.09:
@@ -208,6 +249,7 @@ class Clients:
                 rows = await self._append(txn, world, ops, rng)
         if "journal" in self.kinds:
             self._entries += [value for kind, _, value in ops.made if kind == "a"]
+        self._noted = [*self._noted[-9:], *((txn.commit_ts, value) for kind, _, value in ops.made if kind == "a")]
         if rows:
             self._written = [*self._written[-3:], (txn.commit_ts, rows)]
 
@@ -261,6 +303,8 @@ class Clients:
         txn.set(world.values, row, [*seen, self._count])
         if "journal" in self.kinds:
             txn.set(world.entry, self._count, key)
+        if "signals" in self.kinds:
+            txn.signal(world.noted, self._count)
         return row
 
     async def _append_beside(self, txn: Transaction, world: World, ops: Ops, rng: random.Random) -> str:
@@ -295,6 +339,43 @@ class Clients:
                 # If there is a newer change, what follows from it is not waited for.
                 if handled < ts or (handled == ts and twice != (None if length is None else 2 * length)):
                     self._problem(f"N7: {ts} was waited for; {row} was observed at {handled}: {length}, twice {twice}")
+
+        if "signals" in self.kinds:
+            await self._wait_seen(db, world, ts)
+
+    # ------------------------------------------------------------ signals
+
+    async def _wait_seen(self, db: Database, world: World, ts: int) -> None:
+        noted = [number for commit_ts, number in self._noted if commit_ts <= ts]
+        async with db.snapshot() as snap:
+            seen = await snap.get_many(world.seen, noted)
+        for number in noted:
+            if not seen[number]:
+                self._problem(f"N5, N7: {ts} was waited for, and the signal of {number} was not run for")
+
+    async def _raise(self, db: Database, world: World, rng: random.Random, began: Began) -> None:
+        """A transaction that does nothing but signal."""
+        self._count += 1
+        number = self._count
+        self._raised[number] = UNKNOWN
+        async with began(db.transaction()) as txn:
+            txn.signal(world.noted, number)
+            txn.signal(world.touched, rng.choice(("h0", "h1")))
+        self._raised[number] = OK
+        self._noted.append((txn.commit_ts, number))
+
+    async def _verify_signals(self, snap: Snapshot, world: World, lists: dict[str, list[int]]) -> None:
+        raised = {number for numbers in lists.values() for number in numbers}
+        seen = {row.key async for row in snap.scan(world.seen.table, columns=[world.seen])}
+        for number in sorted(raised | {number for number, fate in self._raised.items() if fate == OK}):
+            if number not in seen:
+                self._problem(f"N5: nobody has run for the signal of {number}")
+        for number in sorted(seen - raised - self._raised.keys()):
+            self._problem(f"N5: somebody has run for the signal of {number}, which was never raised")
+        totals = await snap.get_many(world.total, ["h0", "h1"])
+        for hub, total in totals.items():
+            if (total or 0) != total_of(hub, lists.values()):
+                self._problem(f"N5: {total} values were counted in {hub}; there are {total_of(hub, lists.values())}")
 
     # ------------------------------------------------------------ journal
 
@@ -400,4 +481,6 @@ class Clients:
         lists = {key: self.one_of(key, found)[1] for key in world.keys}
         if "journal" in self.kinds:
             await self._verify_journal(snap, world, lists)
+        if "signals" in self.kinds:
+            await self._verify_signals(snap, world, lists)
         return lists

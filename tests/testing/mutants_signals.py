@@ -1,0 +1,217 @@
+"""Faults in signals, switched on one at a time: the simulation has to find each of them (N5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from perco.notify import claim, database, worker
+from perco.storage import NOTIFY, PENDING, TS_MAX, Mutation
+from perco.txn import commit, driver, mutations, recovery, sweeper, transaction
+from perco.txn.mutations import Intent
+from perco.txn.records import BARE, SIGNAL, Cellref, Lock, observer_of
+from tests.testing.mutants import Mutant, changed, without_writes
+
+SIGNALS: dict[str, Mutant] = {}
+SIGNALS_SLOW: dict[str, Mutant] = {}  # which go round in circles until the simulation has had enough
+SIGNALS_HARMLESS: dict[str, Mutant] = {}
+
+
+def mutant(name: str, *, slow: bool = False) -> Any:
+    return lambda function: (SIGNALS_SLOW if slow else SIGNALS).setdefault(name, function)
+
+
+def harmless(name: str) -> Any:
+    return lambda function: SIGNALS_HARMLESS.setdefault(name, function)
+
+
+def _but(kind: int, function: str, patch: pytest.MonkeyPatch) -> None:
+    """What a function of mutations.py gives goes without the intents of a kind."""
+    right = getattr(mutations, function)
+
+    def without(header: Any, part: Sequence[Intent], *more: Any, **how: Any) -> Mutation:
+        left = [intent for intent in part if intent.kind != kind or observer_of(intent.column)]
+        return right(header, left or part, *more, **how)  # type: ignore[no-any-return]
+
+    patch.setattr(mutations, function, without)
+
+
+@mutant("N5 a signal is forgotten at the prewrite")
+def not_pending(patch: pytest.MonkeyPatch) -> None:
+    changed(patch, "prewrite", lambda mutation: without_writes(mutation, PENDING))
+
+
+@mutant("N5 a signal is final at once, at start_ts")
+def final_at_start(patch: pytest.MonkeyPatch) -> None:
+    right = mutations.prewrite
+
+    def prewrite(header: Any, part: Sequence[Intent], *, again: bool) -> Mutation:
+        mutation = right(header, part, again=again)
+        rows = {intent.row: [] for intent in part}  # type: ignore[var-annotated]
+        for intent in part:
+            if intent.kind == SIGNAL and intent.observers:
+                rows[intent.row] += mutations._final(intent, header, header.start_ts)
+        return mutation._replace(rows=[(row, checks, [*writes, *rows[row]]) for row, checks, writes in mutation.rows])
+
+    patch.setattr(mutations, "prewrite", prewrite)
+
+
+@mutant("N5 a commit in one step raises nothing")
+def one_step_silent(patch: pytest.MonkeyPatch) -> None:
+    _but(SIGNAL, "one_step", patch)
+
+
+@mutant("N5 phase two forgets the signals")
+def phase_two_forgets(patch: pytest.MonkeyPatch) -> None:
+    _final_without(patch, lambda intent: bool(intent.observers))
+
+
+def _final_without(patch: pytest.MonkeyPatch, left_out: Any) -> None:
+    right = mutations._final
+
+    def final(intent: Intent, header: Any, commit_ts: int) -> Any:
+        return [] if intent.kind == SIGNAL and left_out(intent) else right(intent, header, commit_ts)
+
+    patch.setattr(mutations, "_final", final)
+
+
+@mutant("N5 a stranger's roll-forward loses the signal")
+def roll_forward_loses(patch: pytest.MonkeyPatch) -> None:
+    right = mutations.roll_forward
+
+    def roll_forward(cell: Cellref, start_ts: int, lock: Lock, commit_ts: int) -> Mutation:
+        mutation = right(cell, start_ts, lock, commit_ts)
+        return without_writes(mutation, NOTIFY) if lock.kind == SIGNAL else mutation
+
+    patch.setattr(mutations, "roll_forward", roll_forward)
+
+
+@mutant("N5 the pending signal of a dead owner is made final")
+def dead_made_final(patch: pytest.MonkeyPatch) -> None:
+    right = mutations.roll_back_secondary
+
+    def roll_back(cell: Cellref, start_ts: int, lock: Lock) -> Mutation:
+        if lock.kind == SIGNAL and lock.observers:
+            return mutations.roll_forward(cell, start_ts, lock, start_ts + 1)
+        return right(cell, start_ts, lock)
+
+    patch.setattr(mutations, "roll_back_secondary", roll_back)
+
+
+@mutant("N5 a pending signal is made final without asking its primary")
+def made_final_unasked(patch: pytest.MonkeyPatch) -> None:
+    async def resolve(self: driver.Driver, cell: Cellref, start_ts: int, lock: Lock) -> int | None:
+        if lock.kind == SIGNAL and lock.observers:
+            await self.store.apply([mutations.roll_forward(cell, start_ts, lock, start_ts + 1)])
+            return start_ts + 1
+        return await right(self, cell, start_ts, lock)
+
+    right = driver.Driver.resolve
+    patch.setattr(driver.Driver, "resolve", resolve)
+
+
+@mutant("N5 a pending signal of which the primary says nothing is removed without a marker")
+def removed_without_marker(patch: pytest.MonkeyPatch) -> None:
+    """The owner was taken for dead: it commits, and its signal is gone."""
+    right = driver.Driver._decide
+
+    async def decide(self: driver.Driver, found: recovery.Recovery, lock: Lock | None) -> None:
+        if lock is not None and lock.kind == SIGNAL:
+            [cells] = await self.store.read(
+                [(found.primary.table, found.primary.row, recovery.primary_queries(found.primary, found.start_ts))]
+            )
+            if not any(cells):
+                found.step = recovery.Step.BACK
+                return
+        await right(self, found, lock)
+
+    patch.setattr(driver.Driver, "_decide", decide)
+
+
+@mutant("N5 nobody looks for pending signals", slow=True)
+def never_swept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sweeper, "PENDING", "lock")
+
+
+@mutant("N5 a bare primary does not look for its marker")
+def bare_unmarked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(mutations, "_unmarked", lambda kind, column, start_ts: ())
+    patch.setattr(mutations, "CHECKS_PER_BARE", 0)
+
+
+@mutant("N5 a bare primary leaves no trace")
+def no_trace(patch: pytest.MonkeyPatch) -> None:
+    right = mutations._final
+    patch.setattr(mutations, "_final", lambda intent, *more: [] if intent.kind == BARE else right(intent, *more))
+
+
+@mutant("N2 a run for a signal removes what is newer than its start")
+def removes_newer(patch: pytest.MonkeyPatch) -> None:
+    async def commit(
+        self: worker.Worker, txn: transaction.Transaction, table: str, row: bytes, ack: int, run: Any
+    ) -> None:
+        [[newest]] = await self.client.driver.store.read([(table, row, [(NOTIFY, ack, 0, TS_MAX, 100)])])
+        covers = tuple(ts for ts, _ in newest)
+        if txn._signals is not None and (table, row, ack) in txn._signals:
+            seen = txn._signals[table, row, ack]
+            txn._signals[table, row, ack] = seen._replace(covers=tuple(ts for ts in covers if ts <= txn.start_ts))
+            await self._tidy(table, row, ack, covers)
+        await right(self, txn, table, row, ack, run)
+
+    right = worker.Worker._commit
+    patch.setattr(worker.Worker, "_commit", commit)
+
+
+@mutant("N5 what a run has seen goes before it has ended")
+def removes_before(patch: pytest.MonkeyPatch) -> None:
+    right = worker.Worker._claim_signal
+
+    async def claim(self: worker.Worker, txn: Any, observer: Any, table: str, row: bytes, ack: int) -> Any:
+        claimed = await right(self, txn, observer, table, row, ack)
+        if not isinstance(claimed, bool):
+            await self._tidy(table, row, ack, claimed[0].covers)
+        return claimed
+
+    patch.setattr(worker.Worker, "_claim_signal", claim)
+
+
+@mutant("N5 what a run has seen stays", slow=True)
+def removes_nothing(patch: pytest.MonkeyPatch) -> None:
+    async def tidy(self: worker.Worker, table: str, row: bytes, ack: int, covers: Any) -> None:
+        return
+
+    _final_without(patch, lambda intent: bool(intent.covers))
+    patch.setattr(worker.Worker, "_tidy", tidy)
+
+
+@mutant("N7 pending signals do not count")
+def not_counted(patch: pytest.MonkeyPatch) -> None:
+    """Neither as observed, nor when one looks."""
+    right, right_entries = driver.Driver.commit, database.Database._entries
+
+    async def commit(self: driver.Driver, commit: commit.Commit, *, observed: bool, version: int) -> int:
+        told = any(intent.observers and intent.kind != SIGNAL for part in commit._parts for intent in part)
+        ack = bool(observer_of(commit.header.primary.column))
+        return await right(self, commit, observed=told or ack, version=version)
+
+    patch.setattr(driver.Driver, "commit", commit)
+    patch.setattr(
+        database.Database, "_entries", lambda self, group: 0 if group == PENDING else right_entries(self, group)
+    )
+    looked, pending, notified = database._WAITING
+    patch.setattr(database, "_WAITING", (looked, pending._replace(to_ts=0), notified))
+
+
+# ------------------------------------------------------------ what breaks nothing
+
+
+@harmless("a pending removal is not waited for")
+def not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    right = claim.signal_queries
+
+    def queries(ack: int, ts: int) -> Any:
+        return [right(ack, ts)[0], (PENDING, ack, 0, 0, 1)]
+
+    patch.setattr(worker, "signal_queries", queries)
