@@ -1,4 +1,4 @@
-"""One look at what still waits for observers: notify cells, and locks of observed cells (N7)."""
+"""One look at what still waits for observers: notify cells, pending signals, and locks of observed cells (N7)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import perco
-from perco.storage import LOCK, NOTIFY, TS_MAX, WRITE, ScanCell, ScanQuery, ScanRequest
+from perco.storage import LOCK, NOTIFY, PENDING, TRACE, TS_MAX, WRITE, ScanCell, ScanQuery, ScanRequest
 from perco.txn import catalogue as catalogues
 from perco.txn.catalogue import Catalogue
 from perco.txn.records import Cellref, column_of, observer_of, unpack_cause
 
-_CELLS = 1 << 16
+_CELLS = 1 << 12  # of a row, in a page
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
     """What waits: changes for each observer, by id, and locks that will notify one.
 
-    `marks`: write records of each tablet of an observed table. A notification ends, and another begins, only with a
-    write record: two looks that find nothing and the same marks have proved that nothing stood between them.
+    `marks`: write records, and traces, of each tablet. A notification begins only with a write record or the trace of a
+    transaction that only signals (N5), wherever that stands: two looks that find nothing and the same marks have proved
+    that nothing stood between them.
     """
 
     version: int
@@ -45,7 +46,8 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
         await db.local.adapt(catalogue)
         db.catalogue = catalogue
     observed = {entry.table for entry in catalogue.observers.values()} & set(db.local.store.tables())
-    marks = tuple(tablet.entries(WRITE) for tablet in db.local.store.tablets() if tablet.table in observed)
+    tablets = [tablet for tablet in db.local.store.tablets() if tablet.table in catalogue.tables]
+    marks = tuple(tablet.entries(group) for tablet in tablets for group in (WRITE, TRACE))
     names = {entry.number: id for id, entry in catalogue.observers.items()}
     counts: Counter[str] = Counter(dict.fromkeys(catalogue.observers, 0))
     locks = 0
@@ -53,15 +55,16 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
     for table in sorted(observed):
         entries = [entry for entry in catalogue.observers.values() if entry.table == table]
         columns = {column_of(catalogue.tables[table].columns[entry.column].number) for entry in entries}
-        async for row, (column, ts, value) in _cells(db, table, LOCK):
-            if column not in columns:
-                continue
-            try:
-                lock = db.driver.lock_at(Cellref(table, row, column), ts, value)
-            except perco.Corruption as error:
-                damaged[error.where] = None
-                continue
-            locks += bool(lock.observers) and (until_ts is None or (lock.root or ts) <= until_ts)
+        for group in (LOCK, PENDING):  # then what becomes of them
+            async for row, (column, ts, value) in _cells(db, table, group):
+                if column not in columns:
+                    continue
+                try:
+                    lock = db.driver.lock_at(Cellref(table, row, column), ts, value)
+                except perco.Corruption as error:
+                    damaged[error.where] = None
+                    continue
+                locks += bool(lock.observers) and (until_ts is None or (lock.root or ts) <= until_ts)
         async for row, (column, _, value) in _cells(db, table, NOTIFY):
             try:
                 root = unpack_cause(value)[0]
@@ -79,7 +82,7 @@ async def _cells(db: perco.Database, table: str, group: str) -> AsyncIterator[tu
     while start is not None:
         page = await db.driver.store.scan(ScanRequest(table, start, None, (ScanQuery(group, None, 0, TS_MAX, _CELLS),)))
         for row, [cells] in page.rows:
-            for cell in cells:
+            for cell in cells if len(cells) < _CELLS else await db.row_cells(table, row, group, cells):
                 yield row, cell
         start = page.next
 

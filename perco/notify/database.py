@@ -239,7 +239,7 @@ class Database(Failures):
                         if any(len(cells) == _CELLS_PER_ROW for cells in found):
                             # One after the other: a lock becomes a notify cell, never the other way.
                             found = [
-                                await self._all(table, row, query.group, cells)
+                                await self.row_cells(table, row, query.group, cells)
                                 for query, cells in zip(_WAITING, found, strict=True)
                             ]
                         locks, pending, notified = found
@@ -258,7 +258,7 @@ class Database(Failures):
             if watch is not None:
                 watch.end()
 
-    async def _all(self, table: str, row: bytes, group: str, found: list[ScanCell]) -> list[ScanCell]:
+    async def row_cells(self, table: str, row: bytes, group: str, found: list[ScanCell]) -> list[ScanCell]:
         """All cells of a group in a row, now. `found`: some of them."""
         cells: list[ScanCell] = []
         for column in sorted({column for column, _, _ in found} | self._observed_columns(table)):
@@ -358,7 +358,7 @@ class Database(Failures):
                 page = await self.driver.store.scan(ScanRequest(table, start, None, _WAITING[-1:]))
                 for row, [notified] in page.rows:
                     if len(notified) == _CELLS_PER_ROW:
-                        notified = await self._all(table, row, NOTIFY, notified)
+                        notified = await self.row_cells(table, row, NOTIFY, notified)
                     for column, ts, _ in notified:
                         yield table, row, column, ts
                 start = page.next

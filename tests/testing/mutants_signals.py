@@ -135,7 +135,7 @@ def never_swept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sweeper, "PENDING", "lock")
 
 
-@mutant("N5 a bare primary does not look for its marker")
+@mutant("N5 a bare primary does not look for its marker", slow=True)
 def bare_unmarked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mutations, "_unmarked", lambda kind, column, start_ts: ())
     patch.setattr(mutations, "CHECKS_PER_BARE", 0)
