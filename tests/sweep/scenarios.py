@@ -31,6 +31,7 @@ class World:
         self.twice = self.derived.column("twice", perco.INT64)
         self.last = self.lists.column("last", perco.TEXT)
         self.handled = self.derived.column("handled", perco.MSGPACK)
+        self.grown = self.derived.signal("grown")
         self.schema = perco.Schema(self.lists, self.derived)
 
     async def note(self, txn: Transaction, change: perco.Change[str, Any], id: str) -> None:
@@ -55,6 +56,15 @@ class World:
         async def last(txn: Transaction, change: perco.Change[str, Any]) -> None:
             txn.set(self.last, change.key, change.value[-1] if change.value else "")
             await self.note(txn, change, "last")
+
+    def observe_grown(self) -> None:
+        @self.schema.observe(self.grown, id="grown")
+        async def grown(txn: Transaction, change: perco.Change[str, None]) -> None:
+            """What a hub is of, as it is now; it leads on to another once."""
+            names = await txn.get(self.names, "a") or ()
+            txn.set(self.length, change.key, len(names))
+            if change.key == "m":
+                txn.signal(self.grown, f"+{change.key}")
 
 
 class Writing(Scenario):
@@ -314,6 +324,76 @@ class Load(Observing):
     backwards = True
 
 
+class Signalling(Scenario):
+    """Transactions raise a signal, in a tablet where they write nothing; a run of its observer raises another (N5)."""
+
+    name = "signals"
+    backwards = True
+    writes: ClassVar[bool] = True
+    hub: ClassVar[str] = "m"  # not in the tablet of its own "+m"
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.world.observe_grown()
+        self.schema = self.world.schema
+        self.acknowledged: list[str] = []
+        self._later = 0
+
+    async def write(self, db: Database, name: str) -> None:
+        async def once(txn: Transaction) -> None:
+            if self.writes:
+                txn.set(self.world.names, "a", [*(await txn.get(self.world.names, "a") or ()), name])
+            txn.signal(self.world.grown, self.hub)
+            txn.signal(self.world.grown, f"a {name}")
+
+        try:
+            await db.run(once)
+        except CommitUnknown:
+            return
+        self.acknowledged.append(name)
+
+    async def prepare(self, db: Database) -> None:
+        async with db.transaction() as txn:
+            txn.set(self.world.names, "a", ["old"])
+
+    async def first(self, db: Database) -> None:
+        await self.write(db, "first")
+        await observe(db)
+
+    async def later(self, db: Database) -> None:
+        self._later += 1
+        await self.write(db, f"later {self._later}")
+
+    async def verify(self, db: Database) -> None:
+        world = self.world
+        async with db.snapshot() as snap:
+            names = await snap.get(world.names, "a") or []
+            assert len(set(names)) == len(names), f"T11: written twice: {names}"
+            for name in self.acknowledged:
+                assert not self.writes or name in names, f"lost: {name}"
+                for row in (self.hub, f"+{self.hub}", f"a {name}"):
+                    assert await snap.get(world.length, row), f"N5: nobody has run for the signal of {row}"
+            async for row in snap.scan(world.derived, prefix="a ", columns=[world.length]):
+                name = row.key.removeprefix("a ")
+                assert not self.writes or name in names, f"N5: {name} was never committed, and its signal was run for"
+            for row in (self.hub, f"+{self.hub}"):
+                if self.acknowledged:
+                    assert await snap.get(world.length, row) == len(names), f"N5: {row} has not seen {names}"
+        assert db.is_idle(), "N7"
+
+
+class OnlySignalling(Signalling):
+    """They write nothing: their primaries are bare."""
+
+    name = "signals alone"
+    writes = False
+
+
+class SignallingInOneStep(OnlySignalling):
+    name = "signals, last agent"
+    one_step = True
+
+
 SCENARIOS: list[Callable[[], Scenario]] = [
     OneCell,
     OneTablet,
@@ -333,4 +413,7 @@ SCENARIOS: list[Callable[[], Scenario]] = [
     ObserverChain,
     TwoObservers,
     Load,
+    Signalling,
+    OnlySignalling,
+    SignallingInOneStep,
 ]

@@ -25,6 +25,8 @@ from tests.sweep.scenarios import (
     ObserverLastAgent,
     ObserverRun,
     OneStep,
+    Signalling,
+    SignallingInOneStep,
     Swept,
     TwoObservers,
 )
@@ -40,6 +42,8 @@ SWEPT: list[tuple[Callable[[], Scenario], int]] = [
     (ObserverLastAgent, 3),
     (ObserverChain, 6),
     (TwoObservers, 5),
+    (Signalling, 6),
+    (SignallingInOneStep, 5),
 ]
 
 
