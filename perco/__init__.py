@@ -47,6 +47,8 @@ from perco.errors import (
 )
 from perco.notify.backoff import BackoffOptions as BackoffOptions
 from perco.notify.database import Database as Database, WorkerHandle as WorkerHandle, open as open
+from perco.notify.failures import FailedChange as FailedChange
+from perco.notify.observers import ObserverState as ObserverState
 from perco.notify.worker import ObserverCounters as ObserverCounters, WorkerOptions as WorkerOptions
 from perco.storage import BatchOptions as BatchOptions, LmdbOptions as LmdbOptions
 from perco.tuning import tune_gc as tune_gc

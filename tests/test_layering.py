@@ -41,7 +41,8 @@ ORDER = {
         *("shrink", "simulate", "sweep", "__main__"),
     ],
     "notify": [
-        *("claim", "rowlocks", "backoff", "delays", "failing", "worker", "scanner", "failures", "database"),
+        *("claim", "rowlocks", "backoff", "delays", "failing", "outputs", "worker", "scanner"),
+        *("failures", "observers", "database"),
     ],
 }
 

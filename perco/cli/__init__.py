@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import perco
-from perco.cli import checking, history, reading, status as statuses, waiting, writing
+from perco.cli import checking, history, observed, reading, status as statuses, waiting, writing
 from perco.cli.reading import Range, When
 from perco.cli.screen import GOES_ON, complain, perform, perform_or
 
@@ -20,8 +20,9 @@ _WEB = ("w3lib", "warcio")
 
 _HELP = """Look into a perco store, write single cells; a search index over web pages.
 
-A store is a folder. status, scan, get, wait, check and pins only read, and work beside the process that has the store
-open. What writes needs the store for itself: set, delete, vacuum, check --repair, check --accept, pins --drop.
+A store is a folder. status, scan, get, wait, check, pins, observers and failed list only read, and work beside the
+process that has the store open. What writes needs the store for itself: set, delete, vacuum, pause, resume, failed
+replay and drop, check --repair, check --accept, pins --drop.
 
 \b
 Keys and values are written as their column wants them:
@@ -325,6 +326,7 @@ def _needs_web() -> None:
     raise typer.Exit(2)
 
 
+observed.register(app)
 _register_others()
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import perco
-from perco.storage import LOCK, NOTIFY, PENDING, TRACE, TS_MAX, WRITE, ScanCell, ScanQuery, ScanRequest
+from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, TRACE, TS_MAX, WRITE, ScanCell, ScanQuery, ScanRequest
 from perco.txn import catalogue as catalogues
 from perco.txn.catalogue import Catalogue
 from perco.txn.records import Cellref, column_of, observer_of, unpack_cause
@@ -19,20 +19,27 @@ _CELLS = 1 << 12  # of a row, in a page
 class Look:
     """What waits: changes for each observer, by id, and locks that will notify one.
 
-    `marks`: write records, and traces, of each tablet. A notification begins only with a write record or the trace of a
-    transaction that only signals (N5), wherever that stands: two looks that find nothing and the same marks have proved
-    that nothing stood between them.
+    `marks`: write records, traces and failed changes of each tablet. A notification begins only with a write record, the
+    trace of a transaction that only signals (N5), or a failed change that is replayed (N6), wherever that stands: of two
+    looks that find nothing and the same marks, nothing stood in between.
     """
 
     version: int
     marks: tuple[int, ...]
     waiting: dict[str, int] = field(default_factory=dict)
     locks: int = 0
+    paused: frozenset[str] = frozenset()  # observers that nobody runs
     damaged: tuple[str, ...] = ()  # locks of observed cells, and notify cells, that cannot be read
 
     @property
     def changes(self) -> int:
         return sum(self.waiting.values())
+
+    @property
+    def asleep(self) -> set[str]:
+        """The observers that changes wait for, if all of them are paused and nothing else is under way."""
+        waited_for = {id for id, count in self.waiting.items() if count}
+        return waited_for if waited_for <= self.paused and not self.locks and not self.damaged else set()
 
     @property
     def empty(self) -> bool:
@@ -47,7 +54,7 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
         db.catalogue = catalogue
     observed = {entry.table for entry in catalogue.observers.values()} & set(db.local.store.tables())
     tablets = [tablet for tablet in db.local.store.tablets() if tablet.table in catalogue.tables]
-    marks = tuple(tablet.entries(group) for tablet in tablets for group in (WRITE, TRACE))
+    marks = tuple(tablet.entries(group) for tablet in tablets for group in (WRITE, TRACE, FAILED_LIST))
     names = {entry.number: id for id, entry in catalogue.observers.items()}
     counts: Counter[str] = Counter(dict.fromkeys(catalogue.observers, 0))
     locks = 0
@@ -74,7 +81,7 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
             if until_ts is None or root <= until_ts:
                 number = observer_of(column)
                 counts[names.get(number, f"#{number}")] += 1
-    return Look(catalogue.version, marks, dict(counts), locks, tuple(damaged))
+    return Look(catalogue.version, marks, dict(counts), locks, frozenset(db.paused()), tuple(damaged))
 
 
 async def _cells(db: perco.Database, table: str, group: str) -> AsyncIterator[tuple[bytes, ScanCell]]:

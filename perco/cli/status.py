@@ -13,7 +13,7 @@ import msgpack
 import perco
 from perco.cli.history import age_of, history_of, kept, show_pins, watermark_line
 from perco.cli.looks import Look, look, observed_by, some
-from perco.cli.screen import FINE, ago, show_fields, show_json, show_table, size
+from perco.cli.screen import FINE, ago, counted, show_fields, show_json, show_table, size
 from perco.cli.values import shown
 from perco.storage import DATA, LOCK, NOTIFY, PENDING, PROTOCOL_GROUPS, SHARED, WRITE, owner
 from perco.storage.folder import FORMAT, unsynced
@@ -72,6 +72,7 @@ async def gather(db: perco.Database) -> dict[str, Any]:
         ],
         "observers": _observers(db, waiting),
         "waiting": waiting.changes,
+        "failed": db.failed_count(),
         "damaged": waiting.damaged,
         "locks": sum(
             tablet.entries(group)
@@ -125,6 +126,7 @@ def _observers(db: perco.Database, waiting: Look) -> list[dict[str, Any]]:
             "table": entry.table,
             "column": entry.column,
             "ready": entry.ready,
+            "paused": entry.paused,
             "waiting": waiting.waiting.get(id, 0),
         }
         for id, entry in db.catalogue.observers.items()
@@ -147,6 +149,7 @@ def _render(found: dict[str, Any], *, groups: bool) -> None:
             ("locks", str(found["locks"])),
             ("history", "readable from " + watermark_line(found["watermark"], alive=found["owner"]["alive"])),
             ("waiting", f"{found['waiting']} change{'' if found['waiting'] == 1 else 's'} for observers"),
+            *([("failed", f"{counted(found['failed'], 'change')}: perco failed list")] if found["failed"] else []),
             *([("damaged", f"{some(found['damaged'])}: run perco check")] if found["damaged"] else []),
         ]
     )
@@ -161,11 +164,12 @@ def _render(found: dict[str, Any], *, groups: bool) -> None:
         show_pins(found["pins"])
     if found["observers"]:
         print()
-        lines = [
-            (o["id"], f"{o['table']}.{o['column']}", o["waiting"], "yes" if o["ready"] else "not yet")
-            for o in found["observers"]
-        ]
+        lines = [(o["id"], f"{o['table']}.{o['column']}", o["waiting"], _state(o)) for o in found["observers"]]
         show_table(("observer", "observes", "waiting", "ready"), lines, numbers=["waiting"])
+
+
+def _state(observer: dict[str, Any]) -> str:
+    return "paused" if observer["paused"] else "yes" if observer["ready"] else "not yet"
 
 
 def _owner_line(found: dict[str, Any]) -> str:

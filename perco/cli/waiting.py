@@ -59,6 +59,8 @@ async def _until_idle(db: perco.Database, until_ts: int | None) -> tuple[str, Lo
             return "", now
         if now.damaged and not now.changes and not now.locks:
             return "and never will be, before perco check has put that right", now
+        if now.asleep:
+            return f"and never will be while {', '.join(sorted(now.asleep))} is paused (perco resume)", now
         if not now.empty and not owned and not db.local.owner_alive:
             return "and no process has the store open to run observers", now
         if not now.empty and describe(now) != told:

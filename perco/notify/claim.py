@@ -47,13 +47,14 @@ class Run(NamedTuple):
     """The observer must run.
 
     Attributes:
-        covers: the notify cells that its commit removes; then, below 0, the failed change (N6).
+        covers: the notify cells that it sees.
         root, depth, path: of what it will cause (N9), the path without itself.
         collapsed: changes beyond one.
         pointer: up to where it has seen the cell already.
         attempts: how many runs have failed for what it sees (N6).
         cause: what its ack says of its own cause.
-        failed: the failed change, (ts, value), or None.
+        removes: what its commit removes: what it covers; then, below 0, the failed change (N6).
+        failed: that, (ts, value), or None.
     """
 
     covers: tuple[int, ...]
@@ -64,6 +65,7 @@ class Run(NamedTuple):
     path: bytes = b""
     attempts: int = 0
     cause: bytes = b""
+    removes: tuple[int, ...] = ()
     failed: Cell | None = None
 
 
@@ -140,7 +142,6 @@ def _run(covers: tuple[int, ...], notified: Sequence[Cell], pointer: int, failed
         _, depth, path, _ = max(found, key=lambda one: one[1])
         attempts = max(one[3] for one in found)
         cause = pack_cause(root, depth, path, attempts)
-    if failed is not None:
-        covers = (*covers, -failed[0])
+    removes = covers if failed is None else (*covers, -failed[0])
     depth = depth + 1 if depth < DEPTH_MAX else depth
-    return Run(covers, root, depth, fresh - 1 if fresh else 0, pointer, path, attempts, cause, failed)
+    return Run(covers, root, depth, fresh - 1 if fresh else 0, pointer, path, attempts, cause, removes, failed)

@@ -20,7 +20,7 @@ from typing import Any
 import trio
 
 from perco.errors import Corruption, NotIdle, ReadOnly, SchemaMismatch, StoreError, UsageError, must_be_number
-from perco.notify.failures import Failures
+from perco.notify.observers import Observers
 from perco.notify.scanner import Scanner, ScannerCounters
 from perco.notify.worker import ObserverCounters, Worker, WorkerOptions, too_old
 from perco.storage import LOCK, NOTIFY, PENDING, TS_MAX, ReadRequest, ScanCell, ScanQuery, ScanRequest
@@ -38,7 +38,7 @@ _CELLS_PER_ROW = 1 << 12
 _WAITING = tuple(ScanQuery(group, None, 0, TS_MAX, _CELLS_PER_ROW) for group in (LOCK, PENDING, NOTIFY))
 
 
-class Database(Failures):
+class Database(Observers):
     """An open store. Made by `perco.open`; use it inside that block only."""
 
     def __init__(self, local: LocalStore, schema: Schema, options: Options) -> None:
@@ -326,12 +326,18 @@ class Database(Failures):
             raise UsageError(
                 "changes wait for observers and nothing runs them here; wait inside `async with db.worker():`"
             )
-        unserved, superseded = self.unserved(), self._worker.superseded
-        if unserved or superseded:
+        unserved, superseded, paused = self.unserved(), self._worker.superseded, self.paused()
+        if unserved or superseded or paused:
             waiting = {id for id, count in (await self.waiting()).items() if count}
-            if waiting and waiting <= unserved | set(superseded):
+            if waiting and waiting <= unserved | set(superseded) | paused:
                 for id in waiting & set(superseded):
                     raise SchemaMismatch(too_old(self.schema.observers[id], superseded[id]))
+                if waiting & paused:
+                    names = ", ".join(map(repr, sorted(waiting & paused)))
+                    raise UsageError(
+                        f"changes wait for observers that are paused: {names}. Resume them: await db.resume(...), or "
+                        "`perco resume`."
+                    )
                 raise UsageError(
                     f"changes wait for observers that this program does not have: {', '.join(sorted(waiting))}. "
                     "Add them to the schema."

@@ -39,17 +39,16 @@ async def note_failure(client: Client, ack: Cellref, failed: ObserverFailedError
     if isinstance(failed.error, Corruption):
         return False  # the store's failure: it waits until that has been put right
     driver, run = client.driver, failed.run
-    covers = [ts for ts in run.covers if ts > 0]
     too_long = isinstance(failed.error, ChainTooLong)
     if not too_long and not 0 < attempts_max <= failed.attempts:
         root, depth, path, _ = unpack_cause(run.cause)
         cause = pack_cause(root, depth, path, min(failed.attempts, ATTEMPTS_MAX))
-        await driver.store.apply([count_attempt(ack, covers[0], cause)])
+        await driver.store.apply([count_attempt(ack, run.covers[0], cause)])
         return False
     before = run.failed[0] if run.failed is not None else 0
     cell = _cell(client, ack, failed, attempts=0 if too_long else failed.attempts)
     with driver.observing():
-        mutation = give_up(ack, failed.start_ts, covers, before, max(covers[0], before), cell)
+        mutation = give_up(ack, failed.start_ts, run.covers, before, max(run.covers[0], before), cell)
         [verdict] = await driver.store.apply([mutation])
     return verdict is APPLIED
 

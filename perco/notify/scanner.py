@@ -115,6 +115,7 @@ class Scanner:
     async def _tour(self, nursery: trio.Nursery) -> None:
         """Walk the whole store once, from a random place; again from another one after each teleport."""
         self.counters.tours += 1
+        await self.worker.look_at_catalogue()
         if len(self.worker.levels) > 1:
             await self._tour_by_priority(nursery)
             return

@@ -35,6 +35,7 @@ from perco.notify.claim import (
 )
 from perco.notify.delays import Delays
 from perco.notify.failing import ObserverFailedError, note_failure, too_long
+from perco.notify.outputs import Outputs
 from perco.notify.rowlocks import RowLocks
 from perco.options import check_options
 from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, Failed, Mutation, Query, ScanCell
@@ -76,6 +77,8 @@ class WorkerOptions:
     attempts: runs of an observer that may fail for a change, by an error of its own, before the change is moved to the
         failed list; 0: it is never given up. Counted in the store, so across restarts.
     chain_max: how many observers, each set off by the one before it, a chain may have; 0: any number.
+    outputs: note in the store into which columns each observer writes, once for each: for `db.observers()` and
+        `perco observers --graph`.
     """
 
     concurrency: int = 64
@@ -87,6 +90,7 @@ class WorkerOptions:
     row_locks: bool = True
     attempts: int = 16
     chain_max: int = 100
+    outputs: bool = True
     backoff: BackoffOptions = field(default_factory=BackoffOptions)
 
     def __post_init__(self) -> None:
@@ -149,7 +153,8 @@ class Worker:
 
     def __init__(self, client: Client, observers: Mapping[int, Observer], options: WorkerOptions) -> None:
         self.client, self.options = client, options
-        self.observers = dict(observers)
+        self._declared = dict(observers)
+        self.observers: dict[int, Observer] = {}  # those of them that may run
         self.superseded: dict[str, int] = {}  # by id: the store has a higher version than this program
         self._binds = -1  # the catalogue that `observers` was compared with
         self.delays: dict[int, Delays] = {}  # of those observers that have one
@@ -173,20 +178,28 @@ class Worker:
         self._failing = 0
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
         self._chain_max = options.chain_max or 1 << 62
+        self.outputs = Outputs(client.driver.store, client.background, observers) if options.outputs else None
         # What an observer puts in front of its acks' causes (N3), and on the path of what it causes (N9).
         self._marks = {n: (ack_head(observer.version), n.to_bytes(2, "big")) for n, observer in observers.items()}
 
     def renew(self) -> None:
-        """The catalogue has changed: leave observers alone of which the store has a higher version now (N10)."""
+        """The catalogue has changed: leave observers alone that are paused, or of which the store has a higher version
+        now (N10)."""
         catalogue = self.client.catalogue
         self._binds = catalogue.binds
-        for number, observer in list(self.observers.items()):
-            version = catalogue.observers[observer.id].version
-            if version > observer.version:
-                del self.observers[number]
-                self.superseded[observer.id] = version
-                log.error("%s", too_old(observer, version))
-                self.client.driver.quiet()  # N7: whoever waits shall look who runs it
+        before, self.observers = self.observers, {}
+        for number, observer in self._declared.items():
+            entry = catalogue.observers[observer.id]
+            if entry.version > observer.version:
+                if observer.id not in self.superseded:
+                    log.error("%s", too_old(observer, entry.version))
+                self.superseded[observer.id] = entry.version
+            elif not entry.paused:
+                self.observers[number] = observer
+        if before.keys() - self.observers.keys():
+            self.client.driver.quiet()  # N7: whoever waits shall look who runs it
+        elif self.observers.keys() - before.keys():
+            self.client.driver.notified()
         by_priority: dict[int, set[int]] = {}
         for number, observer in self.observers.items():
             by_priority.setdefault(observer.manner.priority, set()).add(number)
@@ -206,6 +219,19 @@ class Worker:
             return
         with trio.move_on_at(float("inf") if until is None else until):
             await self._asleep.park()
+
+    async def look_at_catalogue(self) -> None:
+        """Take over what another process has changed in it (N10)."""
+        client = self.client
+        if client.oracle.catalogue_version > client.catalogue.binds:
+            await client.reload()
+        if client.catalogue.binds != self._binds:
+            self.renew()
+
+    async def committed(self) -> None:
+        """Until those runs that are committing now have; what has not drawn its commit timestamp is not waited for."""
+        for start_ts in list(self._roots):
+            await self.client.fates.wait(start_ts)
 
     def damage(self, table: str, row: bytes, ack: int, ts: int) -> Corruption | None:
         """Why the observer cannot run for a change, if that is for cells that cannot be read."""
@@ -380,10 +406,8 @@ class Worker:
         conflicts: int,
     ) -> bool | None:
         client, start_ts = self.client, txn.start_ts
-        if client.oracle.catalogue_version > client.catalogue.binds:
-            await client.reload()
-        if client.catalogue.binds != self._binds:
-            self.renew()
+        if client.oracle.catalogue_version > client.catalogue.binds or client.catalogue.binds != self._binds:
+            await self.look_at_catalogue()
         if self.observers.get(observer_of(ack)) is not observer:
             return True  # N10: it is another's by now
         txn._version = self._binds
@@ -424,6 +448,12 @@ class Worker:
             del self._roots[start_ts]
         counters.commits += 1
         counters.collapsed += verdict.collapsed
+        if self.outputs is not None:
+            number = observer_of(ack)
+            known = self.outputs.seen[number]
+            for into, _, written in txn._writes if txn._signals is None else (*txn._writes, *txn._signals):
+                if (into, written) not in known:
+                    self.outputs.note(number, into, written)
         if client.config.on_event is not None:
             client.config.on_event("ack")
         if self.on_run is not None:
@@ -466,7 +496,7 @@ class Worker:
             verdict = verdict._replace(root=min(root, verdict.root))
         seen = await driver.finish(table, row, column, start_ts, there)
         del cells  # a run may wait long
-        txn._ack = Intent(table, row, ack, ACK, self._marks[observer_of(ack)][0] + verdict.cause, (), verdict.covers)
+        txn._ack = Intent(table, row, ack, ACK, self._marks[observer_of(ack)][0] + verdict.cause, (), verdict.removes)
         txn._known = ((table, row, column), seen)  # the function will want it: it is not read twice
         if txn._reads is not None:
             txn._reads.note(table, row, column, seen.commit_ts)  # T14: the change tells it
@@ -491,14 +521,14 @@ class Worker:
                 await driver.clear(cell, lock)
                 return False
         assert isinstance(verdict, Run)
-        txn._signals = {(table, row, ack): Intent(table, row, ack, SIGNAL, b"", (), verdict.covers)}
+        txn._signals = {(table, row, ack): Intent(table, row, ack, SIGNAL, b"", (), verdict.removes)}
         return verdict, Missing(verdict.covers[0])
 
     async def _commit(self, txn: Transaction, table: str, row: bytes, ack: int, run: Run) -> None:
         """A run's transaction; N5: one that writes and raises nothing leaves nothing, not even that it was."""
         if txn._ack is None and not txn._writes and txn._signals is not None and len(txn._signals) == 1:
             txn.discard()
-            await self._tidy(table, row, ack, run.covers)
+            await self._tidy(table, row, ack, run.removes)
         else:
             await txn.commit()
 

@@ -133,7 +133,7 @@ class Scenario:
 
 async def observe(db: Database) -> None:
     """Run the schema's observers until nothing waits for them, and no lock is left over."""
-    options = WorkerOptions(concurrency=2, scanners=1)
+    options = WorkerOptions(concurrency=2, scanners=1, outputs=False)
     if db.schema.observers:
         async with db.worker(options=options):
             await db.wait_idle(timeout=_HOUR_S)

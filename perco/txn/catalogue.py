@@ -72,6 +72,7 @@ class ObserverEntry:
         at: a timestamp drawn after the registration was announced: who began later knows of it. What is there is put
             as notify cells at this timestamp; 0: not drawn yet, or not needed.
         manner: when its runs come, as declared last with this version.
+        paused: nobody runs it, until it is resumed.
     """
 
     number: int
@@ -83,6 +84,7 @@ class ObserverEntry:
     at: int = 0
     whole: bool = False
     manner: Manner = Manner()
+    paused: bool = False
 
     def pack(self) -> list[Any]:
         """The first five fields, and of the others those that are not as usual."""
@@ -93,6 +95,8 @@ class ObserverEntry:
             more["at"] = self.at
         if self.whole:
             more["whole"] = True
+        if self.paused:
+            more["paused"] = True
         if self.manner != Manner():
             more["manner"] = [self.manner.delay_s, self.manner.max_delay_s, self.manner.priority]
         return [self.number, self.table, self.column, self.since, self.ready, more]
@@ -240,6 +244,18 @@ class Catalogue:
         if entry.ready or entry.at != at:
             return self
         return self._with(id, replace(entry, ready=True))
+
+    def with_paused(self, id: str, paused: bool) -> Catalogue:
+        """The next version, in which an observer is paused, or is not any more.
+
+        It binds: runs that were begun before it, and have not drawn their commit timestamps, do not commit (N10).
+        """
+        if id not in self.observers:
+            known = ", ".join(map(repr, self.observers)) or "none"
+            raise UsageError(f"there is no observer {id!r} in this store; there are: {known}")
+        if self.observers[id].paused == paused:
+            return self
+        return replace(self._with(id, replace(self.observers[id], paused=paused)), binds=self.version + 1)
 
     def _with(self, id: str, entry: ObserverEntry) -> Catalogue:
         return replace(self, version=self.version + 1, observers={**self.observers, id: entry})

@@ -1,0 +1,166 @@
+"""The commands that are about observers: `failed`, `pause`, `resume`, `observers`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from perco.cli import failing, observing
+from perco.cli.screen import perform
+
+Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder.")]
+Observer = Annotated[str, typer.Argument(metavar="OBSERVER", help="Its id; perco observers lists them.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+All = Annotated[bool, typer.Option("--all", help="All of them.")]
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+failed = typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
+
+
+@failed.callback()
+def _failed() -> None:
+    """Changes whose observer failed too often.
+
+    A change that an observer fails for again and again is given up in the end (after perco.WorkerOptions(attempts=16)
+    runs): it moves to the failed list, with the last error. A newer change of the same cell runs the observer again,
+    and takes it off the list if that succeeds.
+
+    \b
+    Examples:
+      perco failed list web/
+      perco failed show web/ parse http://a/
+      perco failed replay web/ parse
+      perco failed drop web/ parse http://a/
+    """
+
+
+@failed.command(name="list", short_help="What has failed, and why.")
+def _list(
+    store: Store,
+    observer: Annotated[str | None, typer.Argument(metavar="OBSERVER", help="Only its changes.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    json: Json = False,
+) -> None:
+    """What has failed, and why. Works beside the process that has the store open.
+
+    \b
+    Examples:
+      perco failed list web/
+      perco failed list web/ parse --limit 10
+    """
+    perform(failing.show_list, store, observer, limit, json=json)
+
+
+@failed.command(name="show", short_help="One of them, with its traceback.")
+def _show(
+    store: Store,
+    observer: Observer,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The row's key.")],
+    json: Json = False,
+) -> None:
+    """All that is known of one failed change, with its traceback. Exits with 1 if there is none.
+
+    \b
+    Example:
+      perco failed show web/ parse http://a/
+    """
+    perform(failing.show_one, store, observer, key, json=json)
+
+
+@failed.command(name="replay", short_help="Let them wait for a run again.")
+def _replay(
+    store: Store,
+    observer: Annotated[str | None, typer.Argument(metavar="OBSERVER", help="Whose.")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only of this row.")] = None,
+    everything: All = False,
+    json: Json = False,
+) -> None:
+    """Let failed changes wait for their observer again, as before their first attempt.
+
+    No other process may have the store open; one that has uses db.replay_failed(). Exits with 1 if there are none.
+
+    \b
+    Examples:
+      perco failed replay web/ --all
+      perco failed replay web/ parse
+      perco failed replay web/ parse http://a/
+    """
+    perform(failing.replay, store, observer, key, everything=everything, json=json)
+
+
+@failed.command(name="drop", short_help="Acknowledge them without a run.")
+def _drop(
+    store: Store,
+    observer: Observer,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only of this row.")] = None,
+    everything: All = False,
+    json: Json = False,
+) -> None:
+    """Take failed changes for acknowledged: their observer never runs for them.
+
+    No other process may have the store open; one that has uses db.drop_failed(). Exits with 1 if there are none.
+
+    \b
+    Examples:
+      perco failed drop web/ parse http://a/
+      perco failed drop web/ parse --all
+    """
+    perform(failing.drop, store, observer, key, everything=everything, json=json)
+
+
+def pause(store: Store, observer: Observer, json: Json = False) -> None:
+    """Let an observer run no more, until it is resumed.
+
+    In the store itself: no program runs it, now or later. Changes go on to wait for it. No other process may have the
+    store open; one that has uses db.pause().
+
+    \b
+    Example:
+      perco pause web/ parse
+    """
+    perform(observing.pause, store, observer, paused=True, json=json)
+
+
+def resume(store: Store, observer: Observer, json: Json = False) -> None:
+    """Let a paused observer run again.
+
+    What has waited for it runs when a program that has it opens the store. No other process may have the store open;
+    one that has uses db.resume().
+
+    \b
+    Example:
+      perco resume web/ parse
+    """
+    perform(observing.pause, store, observer, paused=False, json=json)
+
+
+def observers(
+    store: Store,
+    draw: Annotated[bool, typer.Option("--graph", help="Draw the pipeline as a tree.")] = False,
+    svg: Annotated[
+        str | None, typer.Option("--svg", metavar="FILE", help="Draw it as a picture; - for standard output.")
+    ] = None,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Draw it as a flowchart in Mermaid's language.")] = False,
+    json: Json = False,
+) -> None:
+    """What observes what, and what it writes.
+
+    What an observer observes is in the catalogue; what it writes is what its runs have been seen to write so far.
+    Works beside the process that has the store open.
+
+    \b
+    Examples:
+      perco observers web/
+      perco observers web/ --graph
+      perco observers web/ --svg pipeline.svg
+    """
+    perform(observing.observers, store, draw=draw, svg=svg, mermaid=mermaid, json=json)
+
+
+def register(app: typer.Typer) -> None:
+    """Add them to the commands."""
+    app.add_typer(failed, name="failed", short_help="Changes whose observer failed too often.")
+    app.command()(observers)
+    app.command()(pause)
+    app.command()(resume)

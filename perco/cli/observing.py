@@ -1,0 +1,75 @@
+"""`perco observers`, `perco pause`, `perco resume`: what observes what, and what it writes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+
+import trio
+
+import perco
+from perco.cli import graph
+from perco.cli.looks import look
+from perco.cli.screen import FINE, show_json, show_table
+from perco.errors import UsageError
+from perco.txn.catalogue import schema_of
+
+
+async def observers(store: str, *, draw: bool, svg: str | None, mermaid: bool, json: bool) -> int:
+    """A table, or the pipeline as a drawing."""
+    if draw + mermaid + json + (svg is not None) > 1:
+        raise UsageError("choose one of --graph, --mermaid, --svg and --json")
+    async with perco.open(store, readonly=True) as db:
+        found = await db.observers()
+        waiting = (await look(db)).waiting
+    if json:
+        show_json([asdict(state) | {"waiting": waiting.get(state.id, 0)} for state in found])
+    elif not found:
+        print("no observers are registered")
+    elif mermaid:
+        print(graph.mermaid(found))
+    elif svg is not None:
+        picture = graph.svg(found)
+        if svg == "-":
+            print(picture)
+        else:
+            await trio.Path(svg).write_text(picture)
+            print(f"wrote {svg}", file=sys.stderr)
+    elif draw:
+        graph.show(found)
+    else:
+        rows = [
+            (
+                state.id,
+                f"{state.table}.{state.column}",
+                ", ".join(map(".".join, state.outputs)),
+                state.version,
+                waiting.get(state.id, 0),
+                graph.condition(state),
+            )
+            for state in found
+        ]
+        head = ("observer", "observes", "writes", "version", "waiting", "state")
+        show_table(head, rows, numbers=["version", "waiting"], spare=["version"])
+    return FINE
+
+
+async def pause(store: str, id: str, *, paused: bool, json: bool) -> int:
+    """Pause an observer, or resume it."""
+    async with perco.open(store, readonly=True) as db:
+        schema = schema_of(db.catalogue)
+        db.catalogue.with_paused(
+            id, paused
+        )  # an observer that is not there is told before the store is opened to write
+        before = id in db.paused()
+    async with perco.open(store, schema) as db:
+        await (db.pause(id) if paused else db.resume(id))
+        waiting = (await db.waiting()).get(id, 0)
+    word = "paused" if paused else "resumed"
+    if json:
+        show_json({"observer": id, "paused": paused, "waiting": waiting})
+    elif before == paused:
+        print(f"{id} was {'paused' if paused else 'not paused'} already")
+    else:
+        print(f"{word} {id}; {waiting} change{'s wait' if waiting != 1 else ' waits'} for it")
+    return FINE

@@ -1,0 +1,63 @@
+"""What each observer has been seen to write, by column: the arrows of the pipeline that the catalogue cannot know.
+
+A row of the system table for each pair: `output/`, the observer's number, the column's, and the table's name. It is
+put once, behind the run that was the first to write there; noted again, it is the same. What is lost with a process is
+noted by the next run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from perco.storage import APPLIED, DATA, Mutation, RowStore, ScanQuery, ScanRequest
+from perco.txn.background import Background
+from perco.txn.catalogue import SYSTEM_TABLE
+from perco.txn.records import observer_of
+
+_PREFIX: Final = b"output/"
+_AFTER: Final = b"output0"
+
+Where = tuple[str, bytes, int]
+
+
+class Output(NamedTuple):
+    """`column`: in the store."""
+
+    observer: int
+    table: str
+    column: int
+
+
+class Outputs:
+    """What the runs of one worker write. Loop thread only."""
+
+    def __init__(self, store: RowStore, background: Background, observers: Iterable[int]) -> None:
+        self._store, self._background = store, background
+        self.seen: dict[int, set[tuple[str, int]]] = {number: set() for number in observers}
+
+    def note(self, observer: int, table: str, column: int) -> None:
+        """A run has committed something there that is not among what was `seen`."""
+        if observer_of(column):
+            return  # the run's own
+        self.seen[observer].add((table, column))
+        self._background.spawn(lambda: self._put(observer, table, column))
+
+    async def _put(self, observer: int, table: str, column: int) -> None:
+        row = _PREFIX + f"{observer}/{column}/{table}".encode()
+        [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, ((row, (), ((DATA, 0, 1, b""),)),))])
+        if verdict is not APPLIED:  # the next run notes it again
+            self.seen[observer].discard((table, column))
+
+
+async def outputs_in(store: RowStore) -> list[Output]:
+    """All that was noted in a store."""
+    found: list[Output] = []
+    start: bytes | None = _PREFIX
+    while start is not None:
+        page = await store.scan(ScanRequest(SYSTEM_TABLE, start, _AFTER, (ScanQuery(DATA, (0,), 1, 1),)))
+        for row, _ in page.rows:
+            observer, column, table = row[len(_PREFIX) :].decode().split("/", 2)
+            found.append(Output(int(observer), table, int(column)))
+        start = page.next
+    return found

@@ -1,0 +1,180 @@
+"""`perco failed`, `perco pause`, `perco resume`, `perco observers`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import perco
+from perco.cli import graph
+from tests.acceptance.cli.stores import ROOT, contents, docs, make, measure, run, schema, size
+
+
+def failing() -> perco.Schema:
+    """The store's schema with an observer that fails."""
+    made = perco.Schema(docs)
+
+    @made.observe(contents, id="measure")
+    async def fail(txn: perco.Transaction, change: perco.Change[str, bytes]) -> None:
+        raise ZeroDivisionError(f"no length for {change.key}")
+
+    return made
+
+
+async def give_up(store: Path, *keys: str) -> None:
+    async with perco.open(store, failing()) as db:
+        async with db.transaction() as txn:
+            for key in keys:
+                txn.set(contents, key, b"bad")
+        async with db.worker(options=perco.WorkerOptions(attempts=1)):
+            assert await db.wait_idle(timeout=60) == len(keys)
+
+
+async def test_the_failed_list_from_end_to_end(tmp_path: Path) -> None:  # N6
+    store = tmp_path / "store"
+    await make(store)
+    assert (await run("failed", "list", store)).out == "no change has failed\n"
+    await give_up(store, "a", "b", "x")
+    listed = (await run("failed", "list", store)).out.splitlines()
+    assert listed[0].split() == ["observer", "row", "attempts", "given", "up", "error"]
+    assert [line.split()[1] for line in listed[1:]] == ["docs[a]", "docs[b]", "docs[x]"]
+    assert listed[1].endswith("ZeroDivisionError: no length for a")
+    shown = (await run("failed", "show", store, "measure", "b")).out
+    assert "no length for b" in shown
+    assert "in fail\n" in shown
+    found = json.loads((await run("failed", "list", store, "measure", "--limit", 1, "--json")).out)
+    assert (found["count"], [change["key"] for change in found["changes"]]) == (3, ["a"])
+    status = json.loads((await run("status", store, "--json")).out)
+    assert (status["failed"], status["waiting"]) == (3, 0)
+    assert "failed      3 changes: perco failed list" in (await run("status", store)).out
+    assert (await run("check", store)).code == 0
+
+    assert (await run("failed", "drop", store, "measure", "b")).out == "dropped 1 change; 2 left on the list\n"
+    assert (await run("failed", "replay", store, "measure", "a")).out.startswith("replayed 1 change; they run when")
+    assert json.loads((await run("failed", "replay", store, "--all", "--json")).out) == {"replayed": 1, "left": 0}
+    done = await run("failed", "replay", store, "--all")
+    assert (done.code, done.err) == (1, "perco: no such change is on the failed list\n")
+    async with perco.open(store, schema) as db, db.worker():
+        assert await db.wait_idle(timeout=60) == 0
+        async with db.snapshot() as snap:
+            assert await snap.get_many(size, ["a", "b", "x"]) == {"a": 3, "b": None, "x": 3}
+    assert (await run("check", store)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("failed", "list", "STORE", "nobody"), "there is no observer 'nobody'"),
+        (("failed", "show", "STORE", "nobody", "a"), "there is no observer 'nobody'"),
+        (("failed", "replay", "STORE"), "or say --all"),
+        (("failed", "replay", "STORE", "measure", "--all"), "or say --all"),
+        (("failed", "drop", "STORE", "measure"), "never run"),
+        (("failed", "drop", "STORE", "nobody", "--all"), "there is no observer 'nobody'"),
+        (("pause", "STORE", "nobody"), "there is no observer 'nobody'"),
+        (("observers", "STORE", "--graph", "--mermaid"), "choose one of"),
+    ],
+)
+async def test_what_is_asked_wrongly_is_told(store: Path, args: tuple[str, ...], said: str) -> None:
+    done = await run(*(store if arg == "STORE" else arg for arg in args))
+    assert done.code == 2
+    assert said in done.err
+
+
+async def test_paused_and_resumed(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    await make(store)
+    assert (await run("pause", store, "measure")).out == "paused measure; 0 changes wait for it\n"
+    assert (await run("pause", store, "measure")).out == "measure was paused already\n"
+    await run("set", store, "docs", "a", "contents", "12345")
+    assert "paused" in (await run("status", store)).out
+    done = await run("wait", store)
+    assert (done.code, "while measure is paused" in done.err) == (1, True)
+    async with perco.open(store, schema) as db, db.worker():
+        with pytest.raises(perco.UsageError, match="paused: 'measure'"):
+            await db.wait_idle(timeout=60)
+    assert json.loads((await run("resume", store, "measure", "--json")).out)["waiting"] == 1
+    async with perco.open(store, schema) as db, db.worker():
+        assert await db.wait_idle(timeout=60) == 0
+
+
+async def test_observers_are_listed_and_drawn(store: Path) -> None:
+    line = (await run("observers", store)).out.splitlines()[1].split()
+    assert line[:3] == ["measure", "docs.contents", "docs.size"]
+    assert (await run("observers", store, "--graph")).out.splitlines() == [
+        "docs.contents",
+        "└── > measure",
+        "    └── docs.size",
+    ]
+    assert "c0 --> o0" in (await run("observers", store, "--mermaid")).out
+    assert (await run("observers", store, "--svg", "-")).out.startswith("<svg ")
+
+
+def test_the_lines_of_help_are_whole_at_eighty_columns() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "perco", "failed", "--help"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "80"},
+        check=True,
+        timeout=60,
+    )
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "..." not in done.stdout
+    assert measure is not None
+
+
+# ---------------------------------------------------------------- drawings
+
+
+def state(id: str, column: str, *outputs: str, paused: bool = False) -> perco.ObserverState:
+    return perco.ObserverState(id, "t", column, 1, paused, True, tuple(("t", output) for output in outputs))
+
+
+def drawn(*states: perco.ObserverState) -> list[str]:
+    console = Console(file=StringIO(), width=80)
+    for tree in graph.trees(states):
+        console.print(tree)
+    assert isinstance(console.file, StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_what_was_drawn_is_named_and_not_drawn_again() -> None:
+    assert drawn(state("one", "a", "b", "c"), state("two", "b", "c"), state("three", "c", "d")) == [
+        "t.a",
+        "└── > one",
+        "    ├── t.b",
+        "    │   └── > two",
+        "    │       └── t.c",
+        "    │           └── > three",
+        "    │               └── t.d",
+        "    └── t.c  (above)",
+    ]
+
+
+def test_a_circle_is_drawn_once_round() -> None:
+    states = state("there", "a", "b"), state("back", "b", "a", paused=True)
+    assert drawn(*states) == [
+        "t.a",
+        "└── > there",
+        "    └── t.b",
+        "        └── > back  (paused)",
+        "            └── t.a  (in a circle)",
+    ]
+    assert graph.svg(states).count("<rect") == 5
+    assert graph.svg(states).count('marker-end="url(#tip)"') == 4
+
+
+def test_names_do_not_break_a_drawing() -> None:
+    odd = perco.ObserverState('say "x" <b>#', "t&t", "a", 1, False, True, ())
+    assert "#quot;x#quot;" in graph.mermaid([odd])
+    assert "#35;" in graph.mermaid([odd])
+    assert "&lt;b&gt;" in graph.svg([odd])
+    assert "t&amp;t.a" in graph.svg([odd])
