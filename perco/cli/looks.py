@@ -19,9 +19,9 @@ _CELLS = 1 << 12  # of a row, in a page
 class Look:
     """What waits: changes for each observer, by id, and locks that will notify one.
 
-    `marks`: write records, traces and failed changes of each tablet. A notification begins only with a write record, the
-    trace of a transaction that only signals (N5), or a failed change that is replayed (N6), wherever that stands: of two
-    looks that find nothing and the same marks, nothing stood in between.
+    `marks`: write records, traces and failed changes of each tablet. A notification begins only with a write record,
+    the trace of a transaction that only signals (N5), or a failed change that is replayed (N6), wherever that stands:
+    of two looks that find nothing and the same marks, nothing stood in between.
     """
 
     version: int
