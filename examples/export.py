@@ -43,7 +43,7 @@ class Outside:
 
     def __init__(self, path: Path) -> None:
         self.one = trio.CapacityLimiter(1)  # at a time
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         self.sqlite = sqlite3.connect(path, check_same_thread=False)
         self.sqlite.executescript(
             "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"

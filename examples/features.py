@@ -109,7 +109,7 @@ async def main(folder: Path, seconds: float) -> None:
             first = len(await snap.scan(days).all())
         for day in range(first, first + DAYS):
             await sell_for_a_day(db, day)
-            await trio.sleep(seconds)  # the night
+            await trio.sleep(max(0.0, seconds))  # the night
             async with db.transaction() as txn:
                 txn.set(closed, day, time.time())
         async with db.snapshot() as snap:
