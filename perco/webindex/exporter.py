@@ -13,6 +13,7 @@ import trio
 from perco.webindex.search import ExportRow, SearchIndex
 
 _ROWS_MAX = 500  # in one transaction of SQLite
+_FORGET_EVERY = 64  # transactions
 
 
 class _Batch:
@@ -32,11 +33,16 @@ class Exporter:
         self._on_export = on_export
         self._open = _Batch()
         self._turn = trio.Lock()
-        self.rows = self.transactions = 0
+        self._oldest: Callable[[], int] | None = None
+        self.rows = self.transactions = self.forgotten = 0
 
-    def connect(self, index: SearchIndex) -> None:
-        """Where documents go from now on."""
-        self._index = index
+    def connect(self, index: SearchIndex, oldest: Callable[[], int] | None = None) -> None:
+        """Where documents go from now on.
+
+        Args:
+            oldest: the smallest version that may still be exported; what went before it is forgotten now and then.
+        """
+        self._index, self._oldest = index, oldest
 
     async def put(self, row: ExportRow) -> None:
         """Returns when the row is durable in the index.
@@ -61,6 +67,8 @@ class Exporter:
         with trio.CancelScope(shield=True):  # the others of the batch wait for it
             try:
                 await trio.to_thread.run_sync(index.export, batch.rows)
+                if self._oldest is not None and self.transactions % _FORGET_EVERY == 0:
+                    self.forgotten += await trio.to_thread.run_sync(index.forget, self._oldest())
             except Exception as error:
                 batch.error = error
             batch.done = True

@@ -2,7 +2,8 @@
 
 The file is fed from outside, by an exporter that may die and start again at any point. So a row says which
 version of a document it is, and only a newer version replaces it: exporting the same rows twice, or old rows
-after new ones, changes nothing. A deletion is a version too, and stays behind as an empty row.
+after new ones, changes nothing. A deletion is a version too, and stays behind as an empty row, until no older
+export can come any more.
 
 Documents are kept as they were given, next to a full-text index (FTS5) that holds no copy of them.
 """
@@ -98,6 +99,7 @@ CREATE TABLE pages (
     lists BLOB
 );
 CREATE INDEX pages_by_url ON pages (url);
+CREATE INDEX pages_gone ON pages (version) WHERE title IS NULL;
 CREATE VIEW documents AS SELECT * FROM pages WHERE title IS NOT NULL;
 CREATE VIRTUAL TABLE words USING fts5(
     title, anchors, body,
@@ -237,6 +239,12 @@ class SearchIndex:
         ((number,),) = self._db.execute(_REPLACE, values).fetchall()
         self._index(old, number, new)
         return True
+
+    def forget(self, before: int) -> int:
+        """Removes what is known of documents that went before this version; returns how many. For when no older export
+        can come any more, that would bring one back."""
+        with _told("the export failed"), self._transaction("IMMEDIATE"):
+            return self._db.execute("DELETE FROM pages WHERE title IS NULL AND version < ?", (before,)).rowcount
 
     def _index(self, old: "_Old | None", number: int | None, new: _Words | None) -> None:
         """Brings the full text from the old words to the new. It has no copy, so it must be told both."""

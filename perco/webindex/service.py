@@ -214,6 +214,6 @@ async def serve(
             )
         # Only the owner of the folder writes the search index.
         with SearchIndex(search_path(store)) as writing, SearchIndex(search_path(store)) as reading:
-            exporter.connect(writing)
+            exporter.connect(writing, lambda: min(db.oracle.holds.open, default=db.oracle.last))
             async with db.worker(concurrency=concurrency, scanners=4) as worker:
                 yield Service(db, index, reading, worker)

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,15 @@ def test_a_deletion_counts_also_for_what_was_never_there(index: SearchIndex) -> 
     assert names(index, "word") == ["a"]
 
 
+def test_what_went_is_forgotten_when_no_older_export_can_come(index: SearchIndex) -> None:
+    index.export([gone("a", 5), gone("b", 6), row("c", 4, "word")])
+    assert index.forget(6) == 1
+    assert (index.version(url("a")), index.version(url("b")), index.version(url("c"))) == (None, 6, 4)
+    assert index.export([row("b", 5, "word")]) == 0
+    assert names(index, "word") == ["c"]
+    index.check()
+
+
 def test_a_batch_may_hold_several_versions_of_one_document_in_any_order(index: SearchIndex) -> None:
     index.export([row("a", 2, "two"), row("a", 3, "three"), row("a", 1, "one"), gone("b", 2), row("b", 1, "one")])
     assert index.get(url("a")) == document("a", "three")
@@ -140,6 +150,29 @@ def test_what_is_in_the_index_is_the_newest_of_all_that_was_exported(batches: li
 
 
 # ------------------------------------------------------------------------------------------- reading
+
+
+def test_of_two_documents_with_the_same_words_the_one_of_higher_rank_comes_first(tmp_path: Path) -> None:
+    ranked = [replace(document(name, "", "word"), rank=rank) for name, rank in (("a", 0.2), ("b", 30.0), ("c", -1.0))]
+    with SearchIndex.in_memory(ranked) as index:
+        assert names(index, "word") == ["b", "a", "c"]
+    with SearchIndex.in_memory(ranked, SearchOptions(rank_weight=0.0)) as index:
+        assert names(index, "word") == ["a", "b", "c"]
+
+
+def test_a_hit_tells_duplicates_and_who_links_with_what_words(index: SearchIndex) -> None:
+    whole = replace(document("a", "word", "", "said of it"), duplicates=(url("b"), url("c")), rank=2.5)
+    index.export([ExportRow("any key", 1, whole)])
+    [hit] = index.search("said")
+    assert (hit.url, hit.duplicates, hit.anchors, hit.rank) == (whole.url, whole.duplicates, whole.anchors, 2.5)
+    assert index.get(url("a")) == whole
+
+
+def test_a_document_keeps_its_key_when_another_page_becomes_its_face(index: SearchIndex) -> None:
+    index.export([ExportRow("key", 1, document("a", "word"))])
+    index.export([ExportRow("key", 2, document("b", "word"))])
+    assert names(index, "word") == ["b"]
+    assert (index.get(url("a")), index.count()) == (None, 1)
 
 
 def test_documents_come_in_the_order_of_their_urls_and_have_the_digest_of_the_batch(index: SearchIndex) -> None:

@@ -194,6 +194,16 @@ async def test_many_exports_share_a_transaction(tmp_path: Path) -> None:
         assert exporter.transactions < 20
 
 
+async def test_what_went_is_forgotten_now_and_then(tmp_path: Path) -> None:
+    with SearchIndex(tmp_path / "search.sqlite") as search:
+        exporter = Exporter()
+        exporter.connect(search, lambda: 5)
+        await exporter.put(ExportRow("gone", 4, None))
+        await exporter.put(ExportRow("may come back", 5, None))
+        assert (search.version("gone"), search.version("may come back")) == (None, 5)
+        assert exporter.forgotten == 1
+
+
 async def test_a_failed_export_reaches_everybody_who_waited_for_it_and_can_be_put_again(tmp_path: Path) -> None:
     class Broken(SearchIndex):
         fails = 1
