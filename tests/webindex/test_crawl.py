@@ -335,7 +335,8 @@ def test_no_page_of_the_damaged_part_of_a_gzip_file_is_delivered(tmp_path: Path)
         assert found[0] == Page(SITE + "a", 200, None, None, b"one")
         assert SITE + "c" not in [record.url for record in found if isinstance(record, Page)]
         assert isinstance(skipped, Skipped)
-        assert "damaged" in skipped.why
+        # Records have random names: now and then the damage makes what follows look longer than the file.
+        assert "damaged" in skipped.why or "cut" in skipped.why
 
 
 @pytest.mark.parametrize("data", [b"Dear reader,\n\nhello\n", b"\x1f\x8b and then not gzip", bytes(1000)])
