@@ -28,7 +28,7 @@ from perco.txn import catalogue as catalogues
 from perco.txn.beside import BesideDriver, BesideOracle
 from perco.txn.client import Options
 from perco.txn.local import LocalStore
-from perco.txn.records import Cellref, ack_of, column_of, observer_of, unpack_cause
+from perco.txn.records import Cellref, ack_of, column_of, observed_column, observer_of, signal_of, unpack_cause
 from perco.txn.schema import Schema
 from perco.txn.sweeper import ANY_COLUMN, Sweeper
 
@@ -127,8 +127,12 @@ class Database(Observers):
         if not self.sweeper.stuck:
             return None
         observed = self._observed_cells() | {(table, ANY_COLUMN) for table in self._observed_tables()}
-        found = (error for (cell, _), error in self.sweeper.stuck.items() if (cell.table, cell.column) in observed)
-        return next(found, None)
+        observed |= {(table, column) for table in self._observed_tables() for column in self.catalogue.signals(table)}
+        for (cell, _), error in self.sweeper.stuck.items():
+            told = (cell.table, cell.column), (cell.table, observed_column(signal_of(cell.column)))
+            if told[0] in observed or (told[1] in observed and told[1][1] in self.catalogue.signals(cell.table)):
+                return error
+        return None
 
     def _observed_cells(self) -> set[tuple[str, int]]:
         """(table, column in the store) of all columns that have observers."""

@@ -525,8 +525,9 @@ class Worker:
         return verdict, Missing(verdict.covers[0])
 
     async def _commit(self, txn: Transaction, table: str, row: bytes, ack: int, run: Run) -> None:
-        """A run's transaction; N5: one that writes and raises nothing leaves nothing, not even that it was."""
-        if txn._ack is None and not txn._writes and txn._signals is not None and len(txn._signals) == 1:
+        """A run's transaction; N5: one that writes, raises and locks nothing leaves nothing, not even that it was."""
+        signals = txn._signals if txn._ack is None else None
+        if signals is not None and len(signals) == 1 and not txn._writes and txn._locked is None:
             txn.discard()
             await self._tidy(table, row, ack, run.removes)
         else:

@@ -12,7 +12,7 @@ import perco
 from perco.notify.claim import COVERS_MAX
 from perco.storage import NOTIFY, PENDING, TRACE, WRITE, Mutation
 from perco.testing.faults import kind_of
-from perco.txn.records import is_bare, pack_cause, unpack_lock
+from perco.txn.records import bare_column, is_bare, pack_cause, unpack_lock
 from tests.component.notify.kit import (
     LONG_S,
     OPTIONS,
@@ -393,7 +393,54 @@ async def test_serializable_transactions_and_read_locks_may_signal(hot: Hot) -> 
         await settle(db)
 
 
+async def test_a_run_that_only_locks_what_it_reads_keeps_older_ones_from_writing(hot: Hot) -> None:  # T14, N5
+    """Two runs of one row overlap; the later finds all well, and the earlier would undo that."""
+    begun, go_on = trio.Event(), trio.Event()
+    told: list[Any] = []
+
+    @hot.schema.observe(hot.grown, id="copy")
+    async def copy(txn: Txn, change: Change) -> None:
+        value = len(await txn.get(hot.body, "a") or "")
+        first = not told
+        told.append(value)
+        if first:
+            begun.set()
+            await go_on.wait()
+        if await txn.get(hot.size, "k", lock=True) != value:
+            txn.set(hot.size, "k", value)
+
+    options = perco.WorkerOptions(row_locks=False, concurrency=4, scanners=2)
+    async with perco.open("memory:", hot.schema, options=OPTIONS) as db, db.worker(options=options) as worker:
+        await put(db, hot.size, "k", 5)
+        await raise_signal(db, hot, "k")  # seen by a run that finds nothing in "a", and takes its time
+        await begun.wait()
+        await put(db, hot.body, "a", "words")
+        await raise_signal(db, hot, "k")
+        await until(lambda: len(told) > 1)
+        await trio.sleep(1)
+        go_on.set()
+        await settle(db)
+        assert await get(db, hot.size, "k") == 5
+        assert worker.statistics()["copy"].conflicts == 1
+    assert told == [0, 5], "what the first was for went with the second"
+
+
 # ------------------------------------------------------------------ waiting
+
+
+@pytest.mark.parametrize("what", ["signal", "removal", "primary"])
+async def test_who_waits_is_told_of_a_pending_entry_that_cannot_be_read(hot: Hot, what: str) -> None:  # N7
+    hot.observe()
+    async with perco.open("memory:", hot.schema, options=OPTIONS) as db, db.worker():
+        bound = db.bind_signal(hot.grown)
+        column = {"signal": bound.column, "removal": bound.acks[0], "primary": bare_column(bound.column)}[what]
+        ts = await db.oracle.draw()
+        await db.driver.store.apply([Mutation("clusters", ((b"k", (), ((PENDING, column, ts, b"junk"),)),))])
+        with pytest.raises(perco.Corruption, match=r"clusters\['k'\]\.grown"):
+            await settle(db)
+        await raise_signal(db, hot, "z")
+        await until(lambda: hot.seen)
+        assert not db.is_idle()
 
 
 async def test_the_cause_of_one_among_a_great_many_cells_of_a_row_is_found(hot: Hot) -> None:  # N7, N9
