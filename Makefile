@@ -23,7 +23,7 @@ format: .venv/.dev ## let ruff rewrite the layout
 	$(BIN)/ruff format perco tests bench examples
 
 bench: .venv/.bench ## the benchmarks, quick form
-	for name in overhead observers scanners peers; do $(BIN)/python -m bench $$name --quick || exit 1; done
+	for name in overhead observers scanners contention peers; do $(BIN)/python -m bench $$name --quick || exit 1; done
 
 SEEDS ?= 2000
 simulate: .venv/.dev ## SEEDS=2000 runs of clients, observers and processes that die, over a bad network

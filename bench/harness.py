@@ -30,6 +30,7 @@ from rich.table import Table
 import perco
 from perco.storage import file_system
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 OUT = Path(__file__).parent / "out"
@@ -186,9 +187,9 @@ def fsyncs_per_second(folder: Path, seconds: float = 0.5) -> float:
         path.unlink()
 
 
-def interleaved(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
+def interleaved(rounds: int, sides: Mapping[K, Callable[[], T]]) -> dict[K, list[T]]:
     """Run every side once a round, in turn (the order turns round each time); what they return, by name."""
-    found: dict[str, list[T]] = {name: [] for name in sides}
+    found: dict[K, list[T]] = {name: [] for name in sides}
     for i in range(rounds):
         for name in list(sides) if i % 2 == 0 else list(reversed(list(sides))):
             found[name].append(sides[name]())

@@ -19,13 +19,14 @@ class Load:
     """What so many callers, each of whom calls again when it has its answer, did in some seconds.
 
     `cpu_s`: of this process, all threads, and of the server if there is one; `retries`: attempts beyond the first of
-    each call; `times`: seconds that each call took.
+    each call; `times`: seconds that each call took; `unfinished`: that the others had waited when the round ended.
     """
 
     seconds: float = 0.0
     cpu_s: float = 0.0
     retries: int = 0
     times: list[float] = field(default_factory=list)
+    unfinished: list[float] = field(default_factory=list)
 
     @property
     def calls(self) -> int:
@@ -45,7 +46,7 @@ class Load:
         return self.retries / max(self.calls, 1)
 
     def ms(self, share: float) -> float:
-        return 1000 * percentile(self.times, share)
+        return 1000 * percentile([*self.times, *self.unfinished], share)
 
 
 class Measured:
