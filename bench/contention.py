@@ -32,6 +32,7 @@ ROWS = 10_000
 SECONDS = 1.0  # of a round; with more than a thousand in flight twice that, for many wait longer than one
 SKEWS, COUNTS, IN_FLIGHT = (0.0, 0.6, 0.9, 1.2), (1, 2, 10), (1, 16, 128, 1024)
 CHANGES_STRONG, CHANGES_WEAK = 1000, 6000  # rates are compared
+OBSERVERS = 256  # runs of observers in flight
 WEAK_LEAST = 5.0
 ATTEMPTS = 1_000_000  # what is measured is how long it takes, not when one would give up
 
@@ -172,7 +173,7 @@ def weak() -> Counted:
     return Counted(schema, target_of, total)
 
 
-def changes(make: Callable[[], Counted], many: int, folder: Path, concurrency: int = 64) -> Load:
+def changes(make: Callable[[], Counted], many: int, folder: Path, concurrency: int = OBSERVERS) -> Load:
     """So many changes wait, all for one target, until all of them are counted. A `call` is a change."""
     path = folder / f"hot-{random.getrandbits(32):x}"
     try:
@@ -260,7 +261,7 @@ def _tell_hot(run: Run, report: Report, hot: dict[str, list[Load]]) -> None:
         report.figures[f"hot_{name.replace(' ', '_')}_changes_per_s"] = rates(loads).median
         report.figures[f"hot_{name.replace(' ', '_')}_conflicts"] = retries
     run.table(
-        "one hot cell: changes that it is to count, 64 observers at a time",
+        f"one hot cell: changes that it is to count, up to {OBSERVERS} observers at a time",
         ("", "changes a second (least - most)", "conflicts each"),
         rows,
     )
@@ -304,8 +305,9 @@ def _draw(run: Run, found: dict[Scene, list[Load]]) -> None:
             axis.yaxis.set_major_formatter("{x:g}")
             axis.grid(color="#e5e7eb", linewidth=0.6)
             axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].legend(frameon=False, fontsize=8, loc="upper left")
     figure.suptitle(f"Durable read-modify-writes of popular rows out of {ROWS}", x=0.07, ha="left", fontsize=11)
-    figure.tight_layout()
+    shown = axes[0][0].get_legend_handles_labels()
+    figure.legend(*shown, frameon=False, fontsize=8, loc="lower center", ncols=len(SKEWS) + 1)
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
     run.figure(figure, "contention")
     pyplot.close(figure)

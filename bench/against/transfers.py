@@ -64,8 +64,9 @@ async def _perco_load(path: Path, seconds: float) -> Load:
 
     async with perco.open(path, schema) as db:
         async with db.transaction() as txn:
-            for account in range(ACCOUNTS):
-                txn.set(balance, account, FUNDS)
+            if await txn.get(balance, 0) is None:
+                for account in range(ACCOUNTS):
+                    txn.set(balance, account, FUNDS)
         found = await closed_loop(call, IN_FLIGHT, seconds)
         async with db.snapshot() as snap:
             total = sum([row[balance] or 0 async for row in snap.scan(table)])
