@@ -4,7 +4,7 @@ N7  *Idle*: at one moment no notify cell, pending signal or lock of an observed 
     counter on the loop tells: while no observed write, signal, removal or recovery is under way (`Fates.observed` is 0)
     and no orphaned lock is left (`Sweeper.clean`), no notify cell can appear, so one look at all tablets proves it. A
     lock of an observed cell that cannot be read may be a notification: the store is not idle, and whoever waits is told
-    so.
+    so. Nor is it while a run is under way here: another run may have removed what it is for (N5).
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class Database(Observers):
 
     def is_idle(self) -> bool:
         """Whether nothing is left to observe, at this moment (N7)."""
-        return self._settled() and not self.fates.observed and not self.pending() and not self._stuck()
+        busy = self._worker is not None and self._worker.busy
+        return self._settled() and not self.fates.observed and not busy and not self.pending() and not self._stuck()
 
     def _stuck(self) -> Corruption | None:
         """Why a lock of an observed cell can be neither settled nor understood, if there is one: it may be a

@@ -238,6 +238,11 @@ class Worker:
         found = self.damaged.get((table, row, ack))
         return found[1] if found is not None and ts <= found[0] else None
 
+    @property
+    def busy(self) -> bool:
+        """Whether runs are under way."""
+        return bool(self._roots)
+
     def watch(self, ts: int) -> Watch:
         """Notes from now on, until its `end`, whether a run carries a cause at or before `ts`."""
         return Watch(ts, any(root <= ts for root in self._roots.values()), self._watches)
@@ -446,6 +451,8 @@ class Worker:
                 await self._commit(txn, table, row, ack, verdict)
         finally:
             del self._roots[start_ts]
+            if not self._roots:
+                client.driver.quiet()
         counters.commits += 1
         counters.collapsed += verdict.collapsed
         if self.outputs is not None:
