@@ -255,15 +255,17 @@ class _JsonStages:
 
 
 def _foreign(store: Path) -> str | None:
-    tablets = [tablet.name for tablet in store.glob("tablets/*-*") if not tablet.name.startswith("_")]
-    if not tablets or "crawls-0" in tablets:
+    tables = {tablet.name.rpartition("-")[0] for tablet in store.glob("tablets/*-*") if not tablet.name.startswith("_")}
+    if not tables or {"crawls", "dups"} <= tables:
         return None
+    if "crawls" in tables:
+        return f"{store} was made by an older version, without duplicates; name another folder for a new search index"
     return f"{store} is the store of another program; name another folder for a search index"
 
 
 def _no_index(store: Path) -> str | None:
     if search_path(store).exists():
-        return None
+        return _foreign(store)
     return f"there is no search index in {store}; make one with: {called()} web load {store}"
 
 
@@ -318,10 +320,10 @@ async def _search(store: Path, query: str, limit: int, at: str | None, *, json: 
     began = time.perf_counter()
     try:
         when = None if at is None else parse_moment(at)
+        if (problem := _no_index(store)) is not None:
+            complain(problem)
+            return FOUND
         if when is None:
-            if (problem := _no_index(store)) is not None:
-                complain(problem)
-                return FOUND
             with SearchIndex(search_path(store)) as index:
                 hits = index.search(query, limit)
         else:

@@ -65,7 +65,7 @@ from perco.webindex.pages import (
 )
 from perco.webindex.search import ExportRow
 
-STALE_AT_ONCE = 1000  # pages that one run of `reprocess` tells
+STALE_AT_ONCE = 2500  # pages that one run of `reprocess` tells; a hundred such runs may follow each other (N9)
 _READ_AT_ONCE = 8  # of a cluster's members; mostly the first few have all the links that are kept
 
 Anchors = tuple[tuple[str, str], ...]  # (source URL, text)

@@ -207,11 +207,6 @@ async def serve(
     exporter = Exporter(on_export)
     index = WebIndex(exporter)
     async with perco.open(store, index.schema, options=options) as db:
-        if db.unserved():
-            raise perco.UsageError(
-                f"{store} was made by another version of perco, whose observers this one does not have "
-                f"({', '.join(sorted(db.unserved()))}): make a new index, in another folder, with perco web load"
-            )
         # Only the owner of the folder writes the search index.
         with SearchIndex(search_path(store)) as writing, SearchIndex(search_path(store)) as reading:
             exporter.connect(writing, lambda: min(db.oracle.holds.open, default=db.oracle.last))

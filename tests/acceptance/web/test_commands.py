@@ -125,6 +125,16 @@ def test_misuse_is_told_in_a_sentence_and_without_a_traceback(
     assert "usage:" not in done.stderr
 
 
+def test_an_index_of_an_older_version_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "old" / "tablets" / "crawls-0").mkdir(parents=True)
+    (tmp_path / "old" / "search.sqlite").touch()
+    for command in (("load",), ("rank",), ("search", "x"), ("stats",), ("recrawl",)):
+        done = perco("web", command[0], tmp_path / "old", *command[1:])
+        assert done.returncode == 1
+        assert "older version" in done.stderr
+        assert "another folder" in done.stderr
+
+
 def test_hostile_pages_are_loaded_and_the_rest_is_found(tmp_path: Path) -> None:
     """A page of 100 MB, one of 100 000 links, one of 200 000 open tags, a lie about the charset, a cut archive."""
     pages, cut = tmp_path / "pages", tmp_path / "cut.warc.gz"
