@@ -97,7 +97,7 @@ class Run:
         self.console = Console(highlight=False, width=110 if not sys.stdout.isatty() else None)
 
     def say(self, text: str) -> None:
-        self.console.print(text)
+        self.console.print(text, markup=False)  # [bench] is no colour
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import trio
 
+import perco
 from bench import harness
 from bench.against import embedded, pipeline, postgres, transfers
 from bench.against.load import Load, Zipf, closed_loop
@@ -133,6 +135,13 @@ def test_without_a_server_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
         for name in ("initdb", "postgres", "pgbench", "psql"):
             (folder / name).touch()
     assert postgres.binaries() == tmp_path / "15" / "bin", "the newest"
+
+
+def test_what_is_said_is_said_as_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perco, "tune_gc", lambda: None)  # which is for a process of one's own
+    run = harness.Run("peers", Namespace(quick=True, json=None, folder="."))
+    run.say("pip install 'perco[bench]'")
+    assert capsys.readouterr().out == "pip install 'perco[bench]'\n"
 
 
 def test_a_command_that_fails_is_told() -> None:
