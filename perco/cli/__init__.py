@@ -21,8 +21,8 @@ _WEB = ("w3lib", "warcio")
 _HELP = """Look into a perco store, write single cells; a search index over web pages.
 
 A store is a folder. status, scan, get, wait, check, pins, observers and failed list only read, and work beside the
-process that has the store open. What writes needs the store for itself: set, delete, vacuum, pause, resume, failed
-replay and drop, check --repair, check --accept, pins --drop.
+process that has the store open. What writes needs the store for itself: set, delete, signal, vacuum, pause, resume,
+failed replay and drop, check --repair, check --accept, pins --drop.
 
 \b
 Keys and values are written as their column wants them:
@@ -207,6 +207,26 @@ def delete(
       perco delete web/ docs http://a/ rank title
     """
     perform(writing.delete_cells, store, table, key, columns or (), json=json)
+
+
+@app.command()
+def signal(
+    store: Store,
+    table: TableName,
+    key: Key,
+    name: Annotated[str, typer.Argument(metavar="SIGNAL", help="The signal.")],
+    json: Json = False,
+) -> None:
+    """Raise a signal, in a transaction of its own.
+
+    No other process may have the store open. Its observers run when a program that has them opens it. Exits with 1 if
+    nobody observes it: then it would be nothing.
+
+    \b
+    Examples:
+      perco signal web/ clusters 3fa9 changed
+    """
+    perform(writing.raise_signal, store, table, key, name, json=json)
 
 
 @app.command()

@@ -53,6 +53,8 @@ def table_named(db: perco.Database, name: str) -> perco.Table[Any]:
 def column_named(table: perco.Table[Any], name: str) -> perco.Column[Any, Any]:
     """Likewise a column."""
     found = table.columns.get(name)
+    if name in table.signals:
+        raise UsageError(f"{table.name}.{name} is a signal: it has no value; raise it with: perco signal")
     if found is None:
         raise UsageError(f"table {table.name!r} has no column {name!r}; it has: {', '.join(table.columns) or 'none'}")
     return found

@@ -107,7 +107,7 @@ async def _table(db: perco.Database, name: str, cut: int, now: float) -> dict[st
         {
             "name": column,
             "codec": known.codec,
-            "group": known.group,
+            "group": "" if known.is_signal else known.group,
             "observers": observed_by(db.catalogue, name, column),
         }
         for column, known in entry.columns.items()

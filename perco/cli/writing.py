@@ -1,4 +1,4 @@
-"""`perco set` and `perco delete`: cells of one row, in a transaction of their own."""
+"""`perco set`, `perco delete`, `perco signal`: cells of one row, in a transaction of their own."""
 
 from __future__ import annotations
 
@@ -57,6 +57,28 @@ async def delete_cells(store: str, table: str, key: str, columns: Sequence[str],
     return FINE if deleted else FOUND
 
 
+async def raise_signal(store: str, table: str, key: str, name: str, *, json: bool) -> int:
+    """Raise a signal, if anybody observes it (N5)."""
+    async with perco.open(store, readonly=True) as db:
+        schema = schema_of(db.catalogue)
+        here = table_named(db, table)
+        if name not in here.signals:
+            known = ", ".join(here.signals) or "none"
+            raise UsageError(f"table {table!r} has no signal {name!r}; it has: {known}")
+        parsed = parse_key(here.key, key)
+    async with perco.open(store, schema) as db:
+        commit_ts = await db.run(_signal, table_named(db, table).signals[name], parsed)
+        observers = observed_by(db.catalogue, table, name)
+    if json:
+        told = {"table": table, "key": parsed, "signal": name, "commit_ts": commit_ts or None}
+        show_json({**told, "observers": observers})
+    elif observers:
+        _tell(commit_ts, observers)
+    if not observers:
+        complain(f"nobody observes {table}.{name}: nothing was raised")
+    return FINE if observers else FOUND
+
+
 def _tell(commit_ts: int, observers: Sequence[str]) -> None:
     print(f"committed at {commit_ts}")
     if observers:
@@ -65,6 +87,11 @@ def _tell(commit_ts: int, observers: Sequence[str]) -> None:
 
 async def _set(txn: perco.Transaction, column: perco.Column[Any, Any], key: Any, value: Any) -> int:
     txn.set(column, key, value)
+    return await txn.commit()
+
+
+async def _signal(txn: perco.Transaction, signal: perco.Signal[Any], key: Any) -> int:
+    txn.signal(signal, key)
     return await txn.commit()
 
 

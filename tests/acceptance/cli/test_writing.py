@@ -113,6 +113,47 @@ async def test_delete_of_nothing_writes_nothing(store: Path) -> None:
 # ------------------------------------------------------------------ wait
 
 
+async def test_a_signal_is_raised_and_waits_for_its_observers(tmp_path: Path) -> None:  # N5
+    store = tmp_path / "store"
+    clusters = perco.Table("clusters", key=perco.TEXT)
+    runs = clusters.column("runs", perco.INT64)
+    grown, shrunk = clusters.signal("grown"), clusters.signal("shrunk")
+    own = perco.Schema(clusters)
+
+    @own.observe(grown, id="count")
+    async def count(txn: perco.Transaction, change: perco.Change[str, None]) -> None:
+        txn.set(runs, change.key, (await txn.get(runs, change.key) or 0) + 1)
+
+    async with perco.open(store, own):
+        pass
+    done = await run("signal", store, "clusters", "k", "grown")
+    assert (done.code, done.err) == (0, "")
+    assert "notified: count" in done.out
+    found = json.loads((await run("signal", store, "clusters", "k", "grown", "--json")).out)
+    assert found["commit_ts"] > 0
+    assert (found["key"], found["signal"], found["observers"]) == ("k", "grown", ["count"])
+    told = json.loads((await run("status", store, "--json")).out)
+    assert told["observers"][0]["waiting"] == 2
+    assert [c["codec"] for c in told["tables"][0]["columns"]] == ["int64", "signal", "signal"]
+    assert (await run("check", store)).code == 0
+    done = await run("signal", store, "clusters", "k", shrunk.name)
+    assert (done.code, done.out) == (1, "")
+    assert "nobody observes clusters.shrunk: nothing was raised" in done.err
+    async with perco.open(store, own) as db, db.worker():
+        await db.wait_idle()
+        async with db.snapshot() as snap:
+            assert await snap.get(runs, "k") == 1
+    for args, complaint in (
+        (("signal", store, "clusters", "k", "runs"), "no signal 'runs'; it has: grown, shrunk"),
+        (("get", store, "clusters", "k", "grown"), "clusters.grown is a signal: it has no value"),
+        (("set", store, "clusters", "k", "grown", "1"), "clusters.grown is a signal: it has no value"),
+    ):
+        done = await run(*args)
+        assert done.code == 2
+        assert complaint in done.err
+        assert len(done.err.splitlines()) == 1
+
+
 async def test_an_idle_store_is_idle_with_or_without_an_owner(store: Path) -> None:
     assert (await run("wait", store)).out == "idle\n"
     async with owned(store):
