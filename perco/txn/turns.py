@@ -136,6 +136,10 @@ class Turn:
         self._ticket = lines.ticket()
         self.lost = 0  # attempts that failed though it had the turn, or on what has no line (W1)
 
+    def __del__(self) -> None:
+        if self._ticket.stands and trio.lowlevel.in_trio_run():
+            self.leave()  # a Ctrl-C came between the attempt and its end
+
     def met(self, cells: Sequence[Where]) -> bool:
         """An attempt has failed, on these cells. Whether to pause before `take`: it stood in their lines already, or
         there are none, so no line helps (W1)."""
@@ -147,6 +151,7 @@ class Turn:
         self.lost += 1
         return True
 
+    @trio.lowlevel.enable_ki_protection
     async def take(self, at_most_s: float = inf) -> None:
         """Wait for the turn, no longer than `turn_s` and `at_most_s`. Cancelled: it stands in no line."""
         ticket, lines = self._ticket, self._lines
@@ -168,8 +173,10 @@ class Turn:
             self.leave()
             raise
 
+    @trio.lowlevel.enable_ki_protection
     def leave(self) -> None:
-        """The attempt is over: whoever is next goes."""
-        for ticket in self._lines.leave(self._ticket):
+        """The attempt is over: whoever is next goes. (Where the loop itself has ended nobody is left to go.)"""
+        called = self._lines.leave(self._ticket)
+        for ticket in called if trio.lowlevel.in_trio_run() else ():
             assert ticket.called is not None, "whoever gets the turn later has waited for it"
             ticket.called.set()

@@ -14,6 +14,7 @@ import trio.testing
 import perco
 from perco.testing.faults import FaultyRowStore, use
 from perco.testing.simulation import seeded
+from perco.txn.turns import Lines, Turn
 
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
@@ -410,6 +411,46 @@ async def test_an_attempt_that_is_begun_too_late_keeps_no_turn(autojump_clock: t
         assert tried == 2
         assert db.statistics().turns.turns == 1
         assert len(db.lines) == 0
+
+
+async def test_a_turn_that_is_dropped_ends() -> None:  # W3: a Ctrl-C may come before the line that ends it
+    lines, waited = Lines(), []
+    dropped = Turn(lines, 1000.0)
+
+    async def second() -> None:
+        turn = Turn(lines, 1000.0)
+        turn.met([("t", b"k", 1)])
+        await turn.take()
+        waited.append(len(lines))
+        turn.leave()
+
+    dropped.met([("t", b"k", 1)])
+    await dropped.take()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(second)
+        await trio.testing.wait_all_tasks_blocked()
+        assert waited == []
+        del dropped
+        await trio.testing.wait_all_tasks_blocked()
+        assert waited == [1]
+    assert len(lines) == 0
+
+
+def test_turns_of_a_loop_that_has_ended_wake_nobody() -> None:
+    lines = Lines()
+    first = Turn(lines, 1000.0)
+
+    async def main() -> None:
+        first.met([("t", b"k", 1)])
+        await first.take()
+        second = lines.ticket()
+        lines.met(second, [("t", b"k", 1)])
+        assert not lines.join(second)
+        second.called = trio.Event()
+
+    trio.run(main)
+    first.leave()  # by a coroutine that nobody has ended, say
+    assert [ticket.number for line in lines._lines.values() for ticket in line] == [2]
 
 
 @pytest.mark.parametrize("seed", range(20))
