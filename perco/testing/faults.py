@@ -11,6 +11,7 @@ import trio
 
 from perco.errors import StoreFull
 from perco.storage import (
+    FAILED_LIST,
     LOCK,
     NOTIFY,
     PENDING,
@@ -64,7 +65,8 @@ def kind_of(mutation: Mutation) -> str:
     """Which step of the protocol it is.
 
     prewrite, refresh, commit (or roll-forward), one step, marker, rollback; tidy: notify cells removed, notify: put, by
-    themselves; vacuum; of the system table: bound, catalogue, clock, lease; other.
+    themselves; give up, replay: to the failed list and back; vacuum; of the system table: bound, catalogue, clock,
+    lease; other.
     """
     if mutation.table == SYSTEM_TABLE:
         return _SYSTEM_STEPS.get(mutation.rows[0][0], "other")
@@ -83,6 +85,10 @@ def kind_of(mutation: Mutation) -> str:
         return "rollback"
     if (ROLLBACK, False) in groups:
         return "marker"
+    if (FAILED_LIST, False) in groups:
+        return "give up"
+    if (FAILED_LIST, True) in groups and (NOTIFY, False) in groups:
+        return "replay"
     if groups & _OLD or groups == {(ROLLBACK, True)}:
         return "vacuum"
     if (NOTIFY, True) in groups:

@@ -52,7 +52,7 @@ from perco.testing.history import FAIL, OK, UNKNOWN, Ops, record
 from perco.testing.isolation import check as check_history
 from perco.testing.machine import CrashedError, Machine
 from perco.testing.plan import Plan
-from perco.testing.workloads import KINDS, OFTEN, SIGNALS_OFTEN, Clients, World
+from perco.testing.workloads import FAILING_OFTEN, KINDS, OFTEN, SIGNALS_OFTEN, Clients, World
 from perco.txn.backfill import BackfillOptions
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import CheckOptions, check as check_store
@@ -81,7 +81,7 @@ PAUSE: Final = "PAUSE"
 # What is sent. (Removing notify cells by itself is rare: it has own tests.)
 STEPS: Final = (
     *("one step", "prewrite", "commit", "roll forward", "marker", "rollback", "refresh", "bound", "lease", "clock"),
-    *("catalogue", "notify", "vacuum"),
+    *("catalogue", "notify", "vacuum", "give up", "replay"),
 )
 # How often at least these meet something, and whether that is the death of who sent it.
 _RARE: Final = {
@@ -95,6 +95,8 @@ _RARE: Final = {
     "catalogue": 0.15,
     "notify": 0.1,
     "vacuum": 0.05,
+    "give up": 0.1,
+    "replay": 0.1,
 }
 _RARELY_DIES: Final = {
     "catalogue": 0.05,
@@ -423,10 +425,12 @@ class Simulation:
         self.kinds = frozenset(kind for kind in KINDS if rng.random() < OFTEN.get(kind, 0.5))
         if plan.random("signals").random() < SIGNALS_OFTEN:
             self.kinds |= {"signals"}
+        if plan.random("failing").random() < FAILING_OFTEN:
+            self.kinds |= {"failing"}
         if "locks" in self.kinds:
             self.kinds -= {"serializable"}
         self.processes = options.processes or rng.choice((1, 1, 2, 3))
-        if self.processes > 1:  # nobody of them knows what all the others are waiting for
+        if self.processes > 1 or "failing" in self.kinds:  # nobody of them knows what all the others are waiting for
             self.kinds -= {"waits"}
         self.outcome.processes = self.processes
         # Where processes are several, nobody of them knows who still reads what.
@@ -469,9 +473,17 @@ class Simulation:
         self.outcome.digest = self.digest.hexdigest()
         return self.outcome
 
-    def _world(self, *, late: bool, naps: random.Random | None = None) -> World:
-        signals = "signals" in self.kinds
-        return World(self._options.keys, late=late, ran=self._ran, keep=self._keep, naps=naps, signals=signals)
+    def _world(self, *, late: bool, naps: random.Random | None = None, failures: random.Random | None = None) -> World:
+        return World(
+            self._options.keys,
+            late=late,
+            ran=self._ran,
+            keep=self._keep,
+            naps=naps,
+            signals="signals" in self.kinds,
+            failing="failing" in self.kinds,
+            failures=failures,
+        )
 
     def _problem(self, text: str) -> None:
         if len(self.outcome.problems) < 20:
@@ -530,7 +542,9 @@ class Simulation:
         actor = _Actor(self, name)
         rng = actor.rng
         actor.dies_at, actor.dies_in = rng.randint(5, 600), rng.choice((*STEPS[:5], ""))  # in "": wherever it is
-        world = self._world(late=late, naps=self.plan.noise(name, "naps") if "napping" in self.kinds else None)
+        naps = self.plan.noise(name, "naps") if "napping" in self.kinds else None
+        failures = self.plan.noise(name, "failures") if "failing" in self.kinds else None
+        world = self._world(late=late, naps=naps, failures=failures)
         self._renewed |= late
         # A vacuum may be the first to meet the locks that others have left (G2).
         sweeps_at = rng.choice((0.0, 0.05, 0.2)) if self._vacuums else 0.0
@@ -574,8 +588,14 @@ class Simulation:
         backoff = BackoffOptions(first_s=0.01, max_s=0.1)
         # Without row locks several runs are for the same change: at most one of them may commit (N3).
         concurrency = rng.choice((2, 6)) if "napping" in self.kinds else 6
+        failing = "failing" in self.kinds
         worker = WorkerOptions(
-            concurrency=concurrency, scanners=concurrency // 2, backoff=backoff, row_locks=rng.random() < 0.5
+            concurrency=concurrency,
+            scanners=concurrency // 2,
+            backoff=backoff,
+            row_locks=rng.random() < 0.5,
+            attempts=2 if failing else 16,
+            outputs=failing,
         )
         clients = -(-self._options.clients // self.processes)
         busy = [clients]
@@ -585,6 +605,8 @@ class Simulation:
                 for i in range(clients):
                     nursery.start_soon(self._client, db, world, actor, f"{actor.name} c{i}", busy)
                 nursery.start_soon(self._refresh, db, actor)
+                if failing:
+                    nursery.start_soon(self._tend, db, actor)
                 if self.processes > 1:
                     nursery.start_soon(self._renew, db, actor)
                 if self._vacuums:
@@ -640,6 +662,18 @@ class Simulation:
             with contextlib.suppress(StoreError):
                 await db.oracle.renew(db.lease_token)
             await trio.sleep(REFRESH_S)
+
+    async def _tend(self, db: Database, actor: _Actor) -> None:
+        """Replay and drop what observers have failed for (N6)."""
+        while True:
+            await trio.sleep(actor.rng.choice((0.02, 0.1)))
+            try:
+                await self._clients.tend(db, actor.rng)
+            except (StoreError, TransientError, CommitUnknown):
+                pass
+            except PercoError:  # the background of a dead process has failed too
+                if not actor.dead:
+                    raise
 
     async def _sweep_from(self, db: Database, seconds: float) -> None:
         await trio.sleep(seconds)
@@ -771,11 +805,13 @@ class Simulation:
             use(db, FaultyRowStore(db.driver.store, looking=slowly))  # N7: there is something to wait for
 
         async with self.machine.opened(options, sweeper=True, schema=world.schema, prepare=prepare) as db:
-            async with db.worker(options=WorkerOptions(concurrency=6, scanners=2)):
+            async with db.worker(options=WorkerOptions(concurrency=6, scanners=2, outputs=False)):
                 with trio.move_on_after(_HOUR_S) as scope:
                     await db.wait_idle()
                 if scope.cancelled_caught:
                     self._problem("N7: the observers do not come to rest")
+                if "failing" in self.kinds:
+                    await self._end_failing(db)
             while not db.sweeper.clean:  # noqa: ASYNC110
                 await trio.sleep(0.01)
             if self.machine.locks():
@@ -793,6 +829,19 @@ class Simulation:
         serializable = "serializable" in self.kinds
         report = check_history(self._recorder.transactions, serializable=serializable)
         self.outcome.problems += [f"{anomaly.name}: {anomaly.text}" for anomaly in report.anomalies]
+
+    async def _end_failing(self, db: Database) -> None:
+        """What is on the failed list is neither lost nor there twice; replayed, nothing fails any more (N6)."""
+        result = await check_store(self.machine.store, options=CheckOptions(pause_s=0.0))
+        self.outcome.problems += [f"check: {finding}" for finding in result.findings]
+        if result.failed != await db.replay_failed():
+            self._problem(f"N6: {result.failed} changes had failed, and not all were replayed")
+        with trio.move_on_after(_HOUR_S) as scope:
+            left = await db.wait_idle()
+            if left:
+                self._problem(f"N6: {left} changes have failed again")
+        if scope.cancelled_caught:
+            self._problem("N7: the observers do not come to rest once all has been replayed")
 
 
 @contextlib.contextmanager

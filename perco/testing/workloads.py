@@ -11,6 +11,8 @@
     signals  each append raises a signal in a row of its own, which nobody raises again; its observer counts its runs
              there and raises another, of one of two rows, whose observer counts the values of all lists; some
              transactions do nothing but signal (N5)
+    failing  observers fail now and then and are given up soon; what has failed is replayed, or, of an observer that is
+             there for that, dropped: what was dropped and has no newer change may be missing, and nothing else
     held     readers that take their time, row by row
     waits    clients wait until what they wrote has been observed, and look whether it has (one process)
     tokens   always: what became of a transaction is asked again later, and never changes
@@ -22,16 +24,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, Final, Protocol
 
 import trio
 
 from perco.errors import NotIdle
 from perco.notify.database import Database
+from perco.storage import FAILED_LIST, NOTIFY
 from perco.testing.history import FAIL, OK, UNKNOWN, Ops
 from perco.txn.codecs import INT64, MSGPACK, TEXT
 from perco.txn.reads import Isolation
+from perco.txn.records import observer_of
 from perco.txn.retention import Keep
 from perco.txn.schema import Change, Column, Schema, Table
 from perco.txn.transaction import Snapshot, Transaction
@@ -42,6 +46,8 @@ KINDS: Final = (
 )
 OFTEN: Final = {"serializable": 0.2, "locks": 0.2, "vacuum": 0.8}  # else half of the seeds have it
 SIGNALS_OFTEN: Final = 0.3  # of the seeds have signals
+FAILING_OFTEN: Final = 0.3  # of the seeds have observers that fail
+_FAILS: Final = 0.4  # of their runs
 _ACCOUNTS: Final = [f"a{i}" for i in range(6)]
 _FUNDS: Final = 100  # on an account that nobody has touched
 _USERS: Final = [f"u{i}" for i in range(5)]
@@ -68,6 +74,10 @@ def total_of(hub: str, lists: Iterable[list[int] | None]) -> int:
     return sum(hub_of(number) == hub for numbers in lists for number in numbers or ())
 
 
+class FailingError(Exception):
+    """What an observer raises that has been told to fail."""
+
+
 class World:
     """Tables, columns and observers as one process has them."""
 
@@ -80,10 +90,13 @@ class World:
         keep: Keep | None = None,
         naps: random.Random | None = None,
         signals: bool = False,
+        failing: bool = False,
+        failures: random.Random | None = None,
     ) -> None:
         self.keys = [f"k{i}" for i in range(keys)]
         self._ran = ran  # told which transaction is whose run
         self._naps = naps  # observers take their time
+        self._failures = failures  # and fail
         lists = Table("lists", key=TEXT, splits=[self.keys[keys // 3], self.keys[2 * keys // 3]], keep=keep)
         derived = Table("derived", key=TEXT, splits=[self.keys[keys // 2]], keep=keep)
         self.values: Column[str, Any] = lists.column("values", MSGPACK)
@@ -96,6 +109,7 @@ class World:
         names, users = Table("names", key=TEXT, keep=keep), Table("users", key=TEXT, keep=keep)
         self.owner = names.column("owner", TEXT)
         self.name = users.column("name", TEXT)
+        self.picked = derived.column("picked", INT64)
         self.first = derived.column("first", INT64) if late else None
         journal = Table("journal", key=INT64, keep=keep)
         self.entry = journal.column("entry", TEXT)
@@ -109,6 +123,8 @@ class World:
         self.schema.observe(self.length, id="twice")(self._twice)
         if late:
             self.schema.observe(self.values, id="first")(self._first)
+        if failing:
+            self.schema.observe(self.values, id="picky")(self._picky)
         if signals:
             self.schema.observe(self.noted, id="relay")(self._relay)
             self.schema.observe(self.noted, id="idler")(self._idler)
@@ -133,6 +149,8 @@ class World:
         self._ran(txn.start_ts, name)
         if self._naps is not None:
             await trio.sleep(self._naps.choice(_NAPS_S))
+        if self._failures is not None and self._failures.random() < _FAILS:
+            raise FailingError(name)
 
     async def _relay(self, txn: Transaction, change: Change[int, None]) -> None:
         await self._begins(txn, f"observer relay of {change.key}")
@@ -152,6 +170,10 @@ class World:
         await self._begins(txn, f"observer length of {change.key}")
         self._put(txn, self.length, change.key, None if change.value is None else len(change.value))
         txn.set(self.handled, change.key, [*(await txn.get(self.handled, change.key) or ()), change.commit_ts])
+
+    async def _picky(self, txn: Transaction, change: Change[str, Any]) -> None:
+        await self._begins(txn, f"observer picky of {change.key}")
+        self._put(txn, self.picked, change.key, None if change.value is None else len(change.value))
 
     async def _last(self, txn: Transaction, change: Change[str, Any]) -> None:
         await self._begins(txn, f"observer last of {change.key}")
@@ -191,7 +213,9 @@ class Clients:
         self._deleted: dict[int, str] = {}  # those that somebody began to delete, and what became of it
         self._raised: dict[int, str] = {}  # signals without an append, and what became of them
         self._noted: list[tuple[int, int]] = []  # signals that surely were raised: (commit_ts, number)
+        self._dropped: set[tuple[str, int]] = set()  # changes (row, commit_ts) that somebody began to drop
         self.waits = 0  # for observers, that came to their end
+        self.replayed = 0  # changes that had been given up
 
     async def act(self, db: Database, world: World, ops: Ops, rng: random.Random, began: Began) -> None:
         """One transaction, or one look at the past. `began` is told of the transaction before it does anything."""
@@ -234,6 +258,34 @@ class Clients:
             self._problem(f"T4: of {token} it was told {told}, and then {fate}")
         elif token in self._fates:
             self._fates[token] = fate
+
+    # ------------------------------------------------------------ what has failed
+
+    async def tend(self, db: Database, rng: random.Random) -> None:
+        """Replay some of what has been given up, and drop some of what is there for that."""
+        async with aclosing(db.listed(None, None)) as pages:
+            found = [listed async for page in pages for listed in page]
+        for listed in found:
+            (table, row, ack), ts, _ = listed
+            queries = ((FAILED_LIST, ack, ts, ts, 1), (NOTIFY, ack, ts, ts, 1))
+            [[failed, waits]] = await db.driver.store.read([(table, row, queries)])
+            if failed and waits:
+                self._problem(f"N6: the change of {row!r} at {ts} has failed, and waits as well")
+            if rng.random() < 0.5:
+                continue
+            if observer_of(listed.ack.column) == db.catalogue.observers["picky"].number and rng.random() < 0.6:
+                self._dropped.add((listed.ack.row.decode(), listed.ts))
+                await db._drop(listed)
+            else:
+                self.replayed += await db._replay(listed)
+
+    async def _verify_picked(self, snap: Snapshot, world: World, rows: list[str]) -> None:
+        for row in rows:
+            found = await snap.row(world.values.table, row, [world.values])
+            value, picked = found[world.values], await snap.get(world.picked, row)
+            wanted = len(value) if value else None
+            if picked != wanted and (row, found.commit_ts(world.values)) not in self._dropped:
+                self._problem(f"N3, N6: {row} has {wanted} values, and picked is {picked}, though nobody dropped that")
 
     # ------------------------------------------------------------ lists
 
@@ -478,6 +530,8 @@ class Clients:
             handled = await snap.get(world.handled, row) or ()
             if len(set(handled)) != len(handled):
                 self._problem(f"N3: an observer committed twice for one change of {row}: {handled}")
+        if "failing" in self.kinds:
+            await self._verify_picked(snap, world, rows)
         lists = {key: self.one_of(key, found)[1] for key in world.keys}
         if "journal" in self.kinds:
             await self._verify_journal(snap, world, lists)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import perco
 from perco.errors import CommitUnknown
 from perco.notify.database import Database
+from perco.notify.worker import WorkerOptions
 from perco.testing.sweep import Scenario, observe
 from perco.txn.transaction import Transaction
 
@@ -33,6 +34,7 @@ class World:
         self.handled = self.derived.column("handled", perco.MSGPACK)
         self.grown = self.derived.signal("grown")
         self.schema = perco.Schema(self.lists, self.derived)
+        self.fails = False
 
     async def note(self, txn: Transaction, change: perco.Change[str, Any], id: str) -> None:
         """In the run's own transaction: which changes an observer has handled."""
@@ -42,6 +44,8 @@ class World:
     def observe_length(self) -> None:
         @self.schema.observe(self.watched, id="length")
         async def length(txn: Transaction, change: perco.Change[str, Any]) -> None:
+            if self.fails:
+                raise RuntimeError("told to fail")
             txn.set(self.length, change.key, len(change.value or ()))
             await self.note(txn, change, "length")
 
@@ -394,6 +398,41 @@ class SignallingInOneStep(OnlySignalling):
     one_step = True
 
 
+class GivenUp(Observing):
+    """The first process gives up at once, what is there and what it loads; whoever comes later replays (N6)."""
+
+    name = "given up, replayed"
+    loads = True
+
+    async def first(self, db: Database) -> None:
+        self.world.fails = True
+        await self.load(db, "first")
+        async with db.worker(options=WorkerOptions(concurrency=2, scanners=1, attempts=1, outputs=False)):
+            await db.wait_idle(timeout=3600)
+        await db.replay_failed()
+        self.world.fails = False
+        await observe(db)
+
+    async def meet(self, db: Database) -> None:
+        self.world.fails = False
+
+    async def later(self, db: Database) -> None:
+        await db.replay_failed()
+        await super().later(db)
+
+    async def verify(self, db: Database) -> None:
+        self.world.fails = False
+        await db.replay_failed()
+        await observe(db)
+        assert db.failed_count() == 0, "N6: it has failed, and nothing fails any more"
+        await super().verify(db)
+
+
+class GivenUpInOneStep(GivenUp):
+    name = "given up, one step"
+    one_step = True
+
+
 SCENARIOS: list[Callable[[], Scenario]] = [
     OneCell,
     OneTablet,
@@ -416,4 +455,6 @@ SCENARIOS: list[Callable[[], Scenario]] = [
     Signalling,
     OnlySignalling,
     SignallingInOneStep,
+    GivenUp,
+    GivenUpInOneStep,
 ]

@@ -19,6 +19,8 @@ from tests.integration.killed.zygote import Zygote, notes, options, zygote
 from tests.support.guard import hangs_fail as hangs_fail
 from tests.sweep.scenarios import (
     Delete,
+    GivenUp,
+    GivenUpInOneStep,
     LastAgent,
     LongValues,
     ObserverChain,
@@ -44,6 +46,8 @@ SWEPT: list[tuple[Callable[[], Scenario], int]] = [
     (TwoObservers, 5),
     (Signalling, 6),
     (SignallingInOneStep, 5),
+    (GivenUp, 6),
+    (GivenUpInOneStep, 5),
 ]
 
 
