@@ -42,7 +42,7 @@ ORDER = {
     ],
     "notify": [
         *("claim", "rowlocks", "backoff", "delays", "failing", "outputs", "worker", "scanner"),
-        *("failures", "observers", "database"),
+        *("failures", "observers", "tracing", "database"),
     ],
 }
 

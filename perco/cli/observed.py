@@ -1,4 +1,4 @@
-"""The commands that are about observers: `failed`, `pause`, `resume`, `observers`."""
+"""The commands that are about observers: `failed`, `pause`, `resume`, `observers`, `trace`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perco.cli import failing, observing
+from perco.cli import failing, observing, tracing
 from perco.cli.screen import perform
 
 Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder.")]
@@ -158,9 +158,29 @@ def observers(
     perform(observing.observers, store, draw=draw, svg=svg, mermaid=mermaid, json=json)
 
 
+def trace(
+    store: Store,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table; status lists them.")],
+    key: Annotated[str, typer.Argument(metavar="ROW", help="The row's key.")],
+    json: Json = False,
+) -> None:
+    """What a row's values came from, and all that followed from it.
+
+    A tree: at its root the transaction from outside that began it, below each transaction the cells that it wrote, as
+    far as nobody has written them since, and the observers' runs that followed. It reads all write records of the
+    store, twice or three times. Exits with 1 if the row was never written.
+
+    \b
+    Example:
+      perco trace web/ words '["apple", "http://a/"]'
+    """
+    perform(tracing.trace_row, store, table, key, json=json)
+
+
 def register(app: typer.Typer) -> None:
     """Add them to the commands."""
     app.add_typer(failed, name="failed", short_help="Changes whose observer failed too often.")
     app.command()(observers)
+    app.command()(trace)
     app.command()(pause)
     app.command()(resume)

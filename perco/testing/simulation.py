@@ -426,7 +426,7 @@ class Simulation:
         if plan.random("signals").random() < SIGNALS_OFTEN:
             self.kinds |= {"signals"}
         if plan.random("failing").random() < FAILING_OFTEN:
-            self.kinds |= {"failing"}
+            self.kinds |= {"failing", "napping"}  # N6: one gives up while another's run takes its time
         if "locks" in self.kinds:
             self.kinds -= {"serializable"}
         self.processes = options.processes or rng.choice((1, 1, 2, 3))

@@ -31,11 +31,11 @@ import trio
 
 from perco.errors import NotIdle
 from perco.notify.database import Database
-from perco.storage import FAILED_LIST, NOTIFY
+from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, WRITE
 from perco.testing.history import FAIL, OK, UNKNOWN, Ops
 from perco.txn.codecs import INT64, MSGPACK, TEXT
 from perco.txn.reads import Isolation
-from perco.txn.records import observer_of
+from perco.txn.records import observer_of, unpack_record
 from perco.txn.retention import Keep
 from perco.txn.schema import Change, Column, Schema, Table
 from perco.txn.transaction import Snapshot, Transaction
@@ -147,10 +147,10 @@ class World:
 
     async def _begins(self, txn: Transaction, name: str) -> None:
         self._ran(txn.start_ts, name)
-        if self._naps is not None:
-            await trio.sleep(self._naps.choice(_NAPS_S))
         if self._failures is not None and self._failures.random() < _FAILS:
             raise FailingError(name)
+        if self._naps is not None:
+            await trio.sleep(self._naps.choice(_NAPS_S))
 
     async def _relay(self, txn: Transaction, change: Change[int, None]) -> None:
         await self._begins(txn, f"observer relay of {change.key}")
@@ -267,10 +267,12 @@ class Clients:
             found = [listed async for page in pages for listed in page]
         for listed in found:
             (table, row, ack), ts, _ = listed
-            queries = ((FAILED_LIST, ack, ts, ts, 1), (NOTIFY, ack, ts, ts, 1))
-            [[failed, waits]] = await db.driver.store.read([(table, row, queries)])
+            queries = ((FAILED_LIST, ack, ts, ts, 1), (NOTIFY, ack, ts, ts, 1), (WRITE, ack, 0, TS_MAX, 1))
+            [[failed, waits, acks]] = await db.driver.store.read([(table, row, queries)])
             if failed and waits:
                 self._problem(f"N6: the change of {row!r} at {ts} has failed, and waits as well")
+            if failed and acks and unpack_record(acks[0][1]).start_ts >= ts:
+                self._problem(f"N6: the change of {row!r} at {ts} has failed, and is acknowledged as well")
             if rng.random() < 0.5:
                 continue
             if observer_of(listed.ack.column) == db.catalogue.observers["picky"].number and rng.random() < 0.6:

@@ -1,0 +1,111 @@
+"""A row's causes, and what else followed from them, as a tree."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import perco
+from perco.cli.tracing import drawn
+from perco.notify.tracing import Traced, trace
+from tests.component.notify.kit import OPTIONS, Web, client, memory, put, settle
+
+Change = perco.Change[Any, Any]
+
+
+def tree(web: Web) -> None:
+    """body -> size and count; size -> note, in another row."""
+
+    @web.observe(web.body, id="measure")
+    async def measure(txn: perco.Transaction, change: Change) -> None:
+        if change.attempt == 1 and change.key == "b":
+            raise ZeroDivisionError
+        txn.set(web.size, change.key, len(change.value))
+        txn.set(web.count, f"of {change.key}", 1)
+
+    @web.observe(web.size, id="tell")
+    async def tell(txn: perco.Transaction, change: Change) -> None:
+        txn.set(web.note, "z" + change.key, str(change.value))
+
+
+def told(traced: Traced) -> Any:
+    """Who, what they wrote, what followed."""
+    writes = [f"{table}/{key}/{column}" for table, key, column in traced.writes]
+    return traced.observer, writes, [told(run) for run in traced.runs]
+
+
+@pytest.mark.parametrize("one_step", [True, False])
+@pytest.mark.parametrize(("table", "key"), [("docs", "a"), ("docs", "za"), ("counts", "of a")])
+async def test_wherever_one_asks_the_tree_is_the_same(web: Web, table: str, key: str, one_step: bool) -> None:  # N9
+    tree(web)
+    async with client(memory(), web.schema, one_step=one_step) as db, db.worker():
+        commit_ts = await put(db, web.body, "a", "hello")
+        await put(db, web.body, "q", "other")
+        await settle(db)
+        read: list[int] = []
+        [found] = await trace(db, table, key.encode(), read.append)
+        assert told(found) == (
+            None,
+            ["docs/a/body"],
+            [("measure", ["docs/a/size", "counts/of a/count"], [("tell", ["docs/za/note"], [])])],
+        )
+        assert found.commit_ts == commit_ts
+        [measured] = found.runs
+        assert (measured.on, measured.depth, measured.attempts) == (("docs", "a", "body"), 1, 1)
+        assert measured.runs[0].depth == 2
+        wrote = {"a": measured, "za": measured.runs[0], "of a": measured}[key]
+        assert wrote.asked
+        assert read[-1] > 3
+
+
+async def test_each_cause_of_a_row_has_a_tree(web: Web) -> None:
+    tree(web)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        first = await put(db, web.body, "b", "hello")
+        await settle(db)
+        second = await put(db, web.note, "b", "by hand")
+        assert [found.commit_ts for found in await trace(db, "docs", b"b")] == [second, first]
+        assert (await trace(db, "docs", b"b"))[1].runs[0].attempts == 2
+        assert await trace(db, "docs", b"nothing") == []
+
+
+async def test_what_came_through_runs_that_left_no_trace_says_so(web: Web) -> None:  # N5
+    noted = web.docs.signal("noted")
+
+    @web.observe(web.body, id="raise")
+    async def raise_(txn: perco.Transaction, change: Change) -> None:
+        txn.signal(noted, change.key)
+
+    @web.observe(noted, id="gather")  # type: ignore[arg-type]
+    async def gather(txn: perco.Transaction, change: Change) -> None:
+        txn.set(web.size, change.key, 1)
+
+    @web.observe(web.size, id="tell")
+    async def tell(txn: perco.Transaction, change: Change) -> None:
+        txn.set(web.note, change.key, "told")
+
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        commit_ts = await put(db, web.body, "a", "hello")
+        await settle(db)
+        found = {traced.commit_ts: traced for traced in await trace(db, "docs", b"a")}
+        runs = {run.observer: run for run in found[commit_ts].runs}
+        assert set(runs) == {"raise", "tell"}
+        assert runs["tell"].through == ("raise", "gather")
+
+
+def test_a_tree_is_drawn_with_what_was_asked_for() -> None:
+    leaf = Traced(12, "tell", ("docs", "a", "size"), 2, 3, (), [("docs", "za", "note")], asked=True)
+    root = Traced(10, writes=[("docs", str(n), "body") for n in range(14)], runs=[leaf])
+    console = Console(file=StringIO(), width=80)
+    console.print(drawn(root))
+    assert isinstance(console.file, StringIO)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines[:2] == ["10  from outside", "├── docs[0].body"]
+    assert lines[-3:] == [
+        "├── and 2 more cells",
+        "└── 12  > tell on docs[a].size  (attempt 3)  <- wrote what was asked for",
+        "    └── docs[za].note",
+    ]
