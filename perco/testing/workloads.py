@@ -31,11 +31,11 @@ import trio
 
 from perco.errors import NotIdle
 from perco.notify.database import Database
-from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, WRITE
+from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, WRITE, Query
 from perco.testing.history import FAIL, OK, UNKNOWN, Ops
 from perco.txn.codecs import INT64, MSGPACK, TEXT
 from perco.txn.reads import Isolation
-from perco.txn.records import observer_of, unpack_record
+from perco.txn.records import observed_column, observer_of, unpack_record
 from perco.txn.retention import Keep
 from perco.txn.schema import Change, Column, Schema, Table
 from perco.txn.transaction import Snapshot, Transaction
@@ -267,8 +267,11 @@ class Clients:
             found = [listed async for page in pages for listed in page]
         for listed in found:
             (table, row, ack), ts, _ = listed
-            queries = ((FAILED_LIST, ack, ts, ts, 1), (NOTIFY, ack, ts, ts, 1), (WRITE, ack, 0, TS_MAX, 1))
-            [[failed, waits, acks]] = await db.driver.store.read([(table, row, queries)])
+            queries: list[Query] = [(FAILED_LIST, ack, ts, ts, 1), (NOTIFY, ack, ts, ts, 1)]
+            queries += [(WRITE, ack, 0, TS_MAX, 1), (WRITE, observed_column(ack), 0, TS_MAX, 1)]
+            [[failed, waits, acks, changes]] = await db.driver.store.read([(table, row, queries)])
+            if failed and not changes and observed_column(ack) not in db.catalogue.signals(table):
+                self._problem(f"G3: the change of {row!r} at {ts} has failed, and the cell is gone")
             if failed and waits:
                 self._problem(f"N6: the change of {row!r} at {ts} has failed, and waits as well")
             if failed and acks and unpack_record(acks[0][1]).start_ts >= ts:
@@ -286,7 +289,9 @@ class Clients:
             found = await snap.row(world.values.table, row, [world.values])
             value, picked = found[world.values], await snap.get(world.picked, row)
             wanted = len(value) if value else None
-            if picked != wanted and (row, found.commit_ts(world.values)) not in self._dropped:
+            at = found.commit_ts(world.values)  # 0: it was deleted, and that has been collected
+            dropped = {ts for of, ts in self._dropped if of == row}
+            if picked != wanted and not (at in dropped if at else dropped):
                 self._problem(f"N3, N6: {row} has {wanted} values, and picked is {picked}, though nobody dropped that")
 
     # ------------------------------------------------------------ lists
