@@ -1,8 +1,8 @@
 """What a page costs in the web index: pages per second and CPU per page, while the index grows.
 
 The web is made up, from a seed, linked and copied as the web is (`perco/webindex/synthetic.py`). Pages are
-made beforehand and loaded a thousand at a time by 48 loaders, with all observers and the export into SQLite at work,
-until all is searchable; then the next thousand. CPU is that of the whole process, with all its threads. Each size is a
+made beforehand and loaded 250 at a time by 48 loaders, with all observers and the export into SQLite at work, until all
+is searchable; then the next. CPU is that of the whole process, with all its threads. Each size is a
 web of its own, so that its last page is linked to and copied as much as its first.
 
 An index whose cost grows with its size would not be incremental: what is judged is that the cost of a page is flat.
@@ -16,7 +16,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ from perco.webindex.service import search_path
 from perco.webindex.synthetic import SyntheticWeb
 
 SIZES, QUICK_SIZES = (1_000, 10_000, 100_000), (1_000, 3_000)
-STEP = 1_000
+STEP = 250  # pages loaded at once: of a small web no larger share shall collapse than of a large one
+DRAWN_STEPS = 4  # drawn as one
 KEY_PAGES, QUICK_KEY_PAGES = 1_000, 300
 LOADERS = 48
 SEED = 1
@@ -85,6 +86,10 @@ class Step:
     cpu_s: float
 
 
+def _sum(steps: Sequence[Step]) -> Step:
+    return Step(*(sum(getattr(step, name) for step in steps) for name in ("pages", "wall_s", "cpu_s")))
+
+
 @dataclass(slots=True)
 class Built:
     """What the building of one web took."""
@@ -107,6 +112,15 @@ class Built:
     @property
     def pages_per_s(self) -> float:
         return self.pages / sum(step.wall_s for step in self.steps)
+
+    def last(self, pages: int) -> Step:
+        """The last so many pages, in whole steps."""
+        some: list[Step] = []
+        for step in reversed(self.steps):
+            if sum(each.pages for each in some) >= pages:
+                break
+            some.append(step)
+        return _sum(some)
 
     def total(self, counter: str) -> int:
         return sum(getattr(counters, counter) for counters in self.observers.values())
@@ -178,8 +192,8 @@ def main(run: Run) -> None:
 
 def _web(run: Run, folder: Path, pages: int) -> Built:
     def told(built: Built) -> None:
-        if built.pages % max(pages // 10, STEP) == 0:
-            last = built.steps[-1]
+        if built.pages % max(pages // 10, 1000) == 0:
+            last = built.last(1000)
             run.say(
                 f"{built.pages:>7,} of {pages:,} pages: {last.pages / last.wall_s:.0f} pages/s, "
                 f"{1000 * last.cpu_s / last.pages:.2f} ms CPU a page"
@@ -260,11 +274,9 @@ def _draw(run: Run, webs: Sequence[Built]) -> None:
 
     figure, axis = pyplot.subplots(figsize=(7, 3.6))
     for web, color in zip(webs, ("#94a3b8", "#2563eb", "#dc2626"), strict=False):
-        at, pages = [], 0
-        for step in web.steps:
-            pages += step.pages
-            at.append(pages)
-        costs = [1000 * step.cpu_s / step.pages for step in web.steps]
+        steps = [_sum(web.steps[i : i + DRAWN_STEPS]) for i in range(0, len(web.steps), DRAWN_STEPS)]
+        at = list(accumulate(step.pages for step in steps))
+        costs = [1000 * step.cpu_s / step.pages for step in steps]
         axis.plot(at, costs, ".-" if len(at) < 20 else "-", color=color, linewidth=1.2, label=f"a web of {web.pages:,}")
     axis.set_xscale("log")
     axis.set_ylim(bottom=0)

@@ -40,10 +40,10 @@ class Document:
     """Of the canonical page."""
 
 
-ANCHORS_MAX = 200
+ANCHORS_MAX = 50
 """Of the links to a document so many are kept: the first in their order."""
 
-DUPLICATES_MAX = 50
+DUPLICATES_MAX = 20
 """Of the duplicates of a document so many are kept, and the links to them: the first in their order."""
 
 DEFAULT_RANK = 1.0

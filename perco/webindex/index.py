@@ -182,15 +182,15 @@ class WebIndex:
         self._embed(txn, url, before[self.embedded] or (), found.embedded)
         place: Place | None = None
         if page is None or not indexable(page):
-            txn.delete(self.parsed, url)
+            parsed = None
         else:
             shown = await txn.get_many(self.parsed, found.embedded, lock=True) if found.embedded else {}
             inside = [await self._own_text(txn, other, said) for other, said in shown.items() if said is not None]
             text = rendered(found.text, inside, self.limits) if inside else found.text
-            # Always: of two runs for one page, one of them for a stale frame, the second sees the first.
-            txn.set(self.parsed, url, (found.title, text))
+            parsed = found.title, text
             rank = await txn.get(self.rank, url)
-            place = Place(content_hash(found.title, text), usable_rank(rank))
+            place = Place(content_hash(*parsed), usable_rank(rank))
+        self._put(txn, self.parsed, url, before[self.parsed], parsed)
         self._put(txn, self.own, url, before[self.own], found.text if found.embedded else None)
         self._move(txn, url, _place(before[self.place]), place)
         said = before[self.own] if before[self.own] is not None else (before[self.parsed] or ("", None))[1]
@@ -200,8 +200,6 @@ class WebIndex:
 
     def _relink(self, txn: perco.Transaction, url: str, before: dict[str, str], links: dict[str, str]) -> None:
         """The difference of a page's links: nothing of its old self stays."""
-        if links == before:
-            return
         source = key_part(url)
         for target in before.keys() - links.keys():
             txn.delete(self.anchor, (key_part(target), source))
@@ -211,7 +209,7 @@ class WebIndex:
                 # A source that is too long for a key stands behind its text, which has no NUL in it.
                 txn.set(self.anchor, (key_part(target), source), text if source == url else f"{text}\0{url}")
                 txn.signal(self.linked, target)
-        self._put(txn, self.outlinks, url, tuple(before.items()), tuple(links.items()) or None)
+        self._put(txn, self.outlinks, url, tuple(before.items()) or None, tuple(links.items()) or None)
 
     def _embed(self, txn: perco.Transaction, url: str, before: Iterable[str], embedded: Iterable[str]) -> None:
         for other in set(before).difference(embedded):
