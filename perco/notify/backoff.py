@@ -31,11 +31,15 @@ class BackoffOptions:
 
 
 class Backoff:
-    """What failed, how often, and until when it waits. Times are the caller's monotonic clock."""
+    """What failed, how often, and until when it waits. Times are the caller's monotonic clock.
+
+    Attribute `rows`: what failed, to be asked whether there is anything at all.
+    """
 
     def __init__(self, options: BackoffOptions, rng: random.Random) -> None:
         self._options, self._rng = options, rng
         self._failed: dict[_Key, tuple[int, float]] = {}
+        self.rows = self._failed
         self._due: list[float] = []
 
     def attempts(self, key: _Key) -> int:

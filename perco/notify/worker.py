@@ -251,6 +251,8 @@ class Worker:
         """Whether this worker may run it now (N6, N10)."""
         if observer_of(ack) not in self.observers:
             return False
+        if not self.backoff.rows:
+            return True
         key = (table, row, ack)
         if self.backoff.waits(key, now):
             return False
@@ -303,7 +305,7 @@ class Worker:
 
     def begin_row(self, table: str, row: bytes, acks: list[int]) -> bool:
         """Whether one of these has failed before: then the row counts among the failing until `end_row` (N6)."""
-        failing = any(self.backoff.attempts((table, row, ack)) for ack in acks)
+        failing = bool(self.backoff.rows) and any(self.backoff.attempts((table, row, ack)) for ack in acks)
         self._failing += failing
         return failing
 
@@ -413,7 +415,8 @@ class Worker:
         client, start_ts = self.client, txn.start_ts
         if client.oracle.catalogue_version > client.catalogue.binds or client.catalogue.binds != self._binds:
             await self.look_at_catalogue()
-        if self.observers.get(observer_of(ack)) is not observer:
+        number = observer_of(ack)
+        if self.observers.get(number) is not observer:
             return True  # N10: it is another's by now
         txn._version = self._binds
         claim = self._claim_signal if isinstance(observer.column, Signal) else self._claim
@@ -422,15 +425,17 @@ class Worker:
             return claimed
         verdict, seen = claimed
         if self.delays:
-            delays = self.delays.get(observer_of(ack))
+            delays = self.delays.get(number)
             if delays is not None and await self._waits(delays, table, row, ack, verdict):
                 return None
         txn._root, txn._depth = verdict.root, verdict.depth
-        txn._path = longer(verdict.path, self._marks[observer_of(ack)][1])
+        txn._path = longer(verdict.path, self._marks[number][1])
         if verdict.depth > self._chain_max:
             chain = too_long(client, self._where(table, row), verdict, txn._path, self.options.chain_max)
             raise ObserverFailedError(chain, start_ts, verdict)
-        attempt = 1 + conflicts + max(self.backoff.attempts((table, row, ack)), verdict.attempts)
+        attempt = 1 + conflicts + verdict.attempts
+        if self.backoff.rows:
+            attempt += max(self.backoff.attempts((table, row, ack)) - verdict.attempts, 0)
         counters.runs += 1
         self._roots[start_ts] = verdict.root
         for watch in self._watches:
@@ -456,7 +461,6 @@ class Worker:
         counters.commits += 1
         counters.collapsed += verdict.collapsed
         if self.outputs is not None:
-            number = observer_of(ack)
             known = self.outputs.seen[number]
             for into, _, written in txn._writes if txn._signals is None else (*txn._writes, *txn._signals):
                 if (into, written) not in known:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from perco.storage import DATA, LOCK, NOTIFY, PENDING, ROLLBACK, SHARED, TRACE, TS_MAX, WRITE
+from perco.storage import DATA, FAILED_LIST, LOCK, NOTIFY, PENDING, ROLLBACK, SHARED, TRACE, TS_MAX, WRITE
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import CheckOptions
+from perco.txn.failed import FailedCell
 from perco.txn.mutations import Header, Intent, commit, prewrite
 from perco.txn.records import (
     ACK,
@@ -671,6 +672,87 @@ async def test_a_notify_cell_above_the_oracles_bound() -> None:  # O1
     async with opened() as store:
         await store.plant(b"a", (NOTIFY, store.ack, 10**9, pack_cause(1, 0)))
         await found(store, "error", "O1", "above the oracle's bound")
+
+
+# ------------------------------------------------------------------ the failed list
+
+
+async def waiting(store: Store) -> int:
+    """When the change was committed that waits in row a."""
+    [[cells]] = await store.db.driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
+    return cells[0][0]
+
+
+def failed(ts: int) -> bytes:
+    return FailedCell(ts, 0, b"", 3, "ValueError: no", "Traceback", 0).pack()
+
+
+async def test_a_change_that_has_failed_is_nothing_to_complain_about() -> None:  # N6
+    async with opened() as store:
+        await fill(store)
+        ts = await waiting(store)
+        await store.plant(b"a", (NOTIFY, store.ack, ts, None), (FAILED_LIST, store.ack, ts, failed(ts)))
+        result = await store.check()
+        assert (result.findings, result.failed, result.notifications) == ((), 1, 0)
+
+
+async def test_a_failed_change_that_waits_as_well() -> None:  # N6
+    async with opened() as store:
+        await fill(store)
+        ts, mended = await waiting(store), await store.cells()
+        await store.plant(b"a", (FAILED_LIST, store.ack, ts, failed(ts)))
+        await found(store, "error", "N6", "still waits for its observer", mended=mended)
+
+
+async def test_a_failed_change_that_has_been_acknowledged() -> None:  # N6
+    async with opened() as store:
+        await fill(store)
+        [[changes]] = await store.db.driver.store.read(
+            [("docs", b"b", [(WRITE, store.number(store.docs.contents), 0, TS_MAX, 1)])]
+        )
+        ts, mended = changes[0][0], await store.cells()
+        await store.plant(b"b", (FAILED_LIST, store.ack, ts, failed(ts)))
+        await found(store, "error", "N6", "has been acknowledged", mended=mended)
+
+
+async def test_a_failed_change_that_cannot_be_read() -> None:  # N6: it waits again
+    async with opened() as store:
+        await fill(store)
+        ts, mended = await waiting(store), await store.cells()
+        await store.plant(b"a", (NOTIFY, store.ack, ts, None), (FAILED_LIST, store.ack, ts, b"?"))
+        await found(store, "error", "N6", "does not decode", mended=mended)
+
+
+async def test_a_change_that_has_failed_twice() -> None:  # N6: one place for a row and observer
+    async with opened() as store:
+        await fill(store)
+        ts = await waiting(store)
+        await store.plant(b"a", (NOTIFY, store.ack, ts, None), (FAILED_LIST, store.ack, ts, failed(ts)))
+        mended = await store.cells()
+        await store.plant(b"a", (FAILED_LIST, store.ack, ts - 1, failed(ts - 1)))
+        await found(store, "error", "N6", f"the failed change at {ts - 1} stands beside a newer one", mended=mended)
+
+
+async def test_a_failed_change_of_a_cell_that_is_not_there() -> None:  # N6
+    async with opened() as store:
+        ts, mended = await store.draw(), await store.cells()
+        await store.plant(b"new", (FAILED_LIST, store.ack, ts, failed(ts)))
+        await found(store, "error", "N6", "of a change that is not there", mended=mended)
+
+
+async def test_a_failed_change_above_the_oracles_bound() -> None:  # O1
+    async with opened() as store:
+        await store.plant(b"a", (FAILED_LIST, store.ack, 10**9, failed(1)))
+        await found(store, "error", "O1", "above the oracle's bound")
+
+
+async def test_an_older_failed_change_does_not_stand_for_a_newer_one() -> None:  # N1
+    async with opened() as store:
+        await fill(store)
+        ts = await waiting(store)
+        mended = await store.cells() | {("docs", FAILED_LIST, b"a", store.ack, ts - 1): failed(ts - 1)}
+        await store.plant(b"a", (NOTIFY, store.ack, ts, None), (FAILED_LIST, store.ack, ts - 1, failed(ts - 1)))
+        await found(store, "error", "N1", "lost notification", mended=mended)
 
 
 # ------------------------------------------------------------------ the system table
