@@ -55,13 +55,15 @@ async def run(folder: Path, limit: int | None) -> int:
         return 1
     async with serve(store) as service:
         await _rank(service)
-        edit_s = await _edit(service)
+        edited, edit_s = await _edit(service)
     equal = await _compare(store, load_s, edit_s)
     await _past(store)
     _say("\nTry next:")
     for command in (
         f"{called()} web search {store} context manager exit",
         f"{called()} status {store}",
+        f"{called()} observers {store} --graph",
+        f"{called()} trace {store} pages {edited}",
         f"{called()} web load {folder}/mine --mine trio",
     ):
         console.print(f"  [bold]{command}[/bold]")
@@ -258,8 +260,8 @@ def _show_listing(listing: Listing) -> None:
     console.print(f"     linked to by {links}", style="dim", markup=False)
 
 
-async def _edit(service: Service) -> float:
-    """One page changed: who ran, why, for which rows, and how long until it could be found; returns that in seconds."""
+async def _edit(service: Service) -> tuple[str, float]:
+    """One page changed: who ran, why, for which rows, and how long until it could be found. Returns (URL, seconds)."""
     db, index, word = service.db, service.index, "zq" + secrets.token_hex(4)
     url, content = await _canonical_with_duplicates(service)
     _say(f'\n5  One page is edited: "{word}" is added to {_short(url)}' + (", which is canonical." if content else "."))
@@ -287,7 +289,7 @@ async def _edit(service: Service) -> float:
         assert listing.canonical != url, "the page has left its duplicates"
         console.print(f"   what it said before is {_short(listing.canonical)}'s now, with what links to it:")
         _show_listing(listing)
-    return edit_s
+    return url, edit_s
 
 
 async def _canonical_with_duplicates(service: Service) -> tuple[str, bytes | None]:
