@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from typing import Any, Final, Protocol
 
 import trio
@@ -45,7 +45,7 @@ KINDS: Final = (
     *("serializable", "locks"),
 )
 OFTEN: Final = {"serializable": 0.2, "locks": 0.2, "vacuum": 0.8}  # else half of the seeds have it
-SIGNALS_OFTEN: Final = 0.3  # of the seeds have signals
+SIGNALS_OFTEN: Final = 0.22  # of the seeds have signals
 FAILING_OFTEN: Final = 0.3  # of the seeds have observers that fail
 _FAILS: Final = 0.4  # of their runs
 _ACCOUNTS: Final = [f"a{i}" for i in range(6)]
@@ -418,10 +418,19 @@ class Clients:
         number = self._count
         self._raised[number] = UNKNOWN
         async with began(db.transaction()) as txn:
+            hub = rng.choice(("h0", "h1"))
+            first = rng.random() < 0.5  # the primary is where the first is
+            if first:
+                txn.signal(world.touched, hub)
             txn.signal(world.noted, number)
-            txn.signal(world.touched, rng.choice(("h0", "h1")))
+            if not first:
+                txn.signal(world.touched, hub)
         self._raised[number] = OK
         self._noted.append((txn.commit_ts, number))
+        if "waits" in self.kinds and rng.random() < 0.5:
+            with suppress(NotIdle):
+                await db.wait_for(txn.commit_ts, timeout=_WAIT_S)
+                await self._wait_seen(db, world, txn.commit_ts)
 
     async def _verify_signals(self, snap: Snapshot, world: World, lists: dict[str, list[int]]) -> None:
         raised = {number for numbers in lists.values() for number in numbers}

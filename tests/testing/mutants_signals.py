@@ -9,7 +9,7 @@ import pytest
 
 from perco.notify import claim, database, worker
 from perco.storage import NOTIFY, PENDING, TS_MAX, Mutation
-from perco.txn import commit, driver, mutations, recovery, sweeper, transaction
+from perco.txn import commit, driver, mutations, transaction
 from perco.txn.mutations import Intent
 from perco.txn.records import BARE, SIGNAL, Cellref, Lock, observer_of
 from tests.testing.mutants import Mutant, changed, without_writes
@@ -110,35 +110,6 @@ def made_final_unasked(patch: pytest.MonkeyPatch) -> None:
 
     right = driver.Driver.resolve
     patch.setattr(driver.Driver, "resolve", resolve)
-
-
-@mutant("N5 a pending signal of which the primary says nothing is removed without a marker")
-def removed_without_marker(patch: pytest.MonkeyPatch) -> None:
-    """The owner was taken for dead: it commits, and its signal is gone."""
-    right = driver.Driver._decide
-
-    async def decide(self: driver.Driver, found: recovery.Recovery, lock: Lock | None) -> None:
-        if lock is not None and lock.kind == SIGNAL:
-            [cells] = await self.store.read(
-                [(found.primary.table, found.primary.row, recovery.primary_queries(found.primary, found.start_ts))]
-            )
-            if not any(cells):
-                found.step = recovery.Step.BACK
-                return
-        await right(self, found, lock)
-
-    patch.setattr(driver.Driver, "_decide", decide)
-
-
-@mutant("N5 nobody looks for pending signals", slow=True)
-def never_swept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sweeper, "PENDING", "lock")
-
-
-@mutant("N5 a bare primary does not look for its marker", slow=True)
-def bare_unmarked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mutations, "_unmarked", lambda kind, column, start_ts: ())
-    patch.setattr(mutations, "CHECKS_PER_BARE", 0)
 
 
 @mutant("N5 a bare primary leaves no trace")

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 import perco
+from perco.cli.looks import look
 from perco.notify.claim import COVERS_MAX
 from perco.storage import NOTIFY, PENDING, TRACE, WRITE, Mutation
 from perco.testing.faults import kind_of
@@ -455,6 +456,42 @@ async def test_the_cause_of_one_among_a_great_many_cells_of_a_row_is_found(hot: 
         assert await db.waiting() == {"count": (1 << 16) + 6}
         assert not await db._none_up_to(first)
         assert await db._none_up_to(first - 1)
+
+
+async def test_who_looks_from_outside_sees_what_is_pending(hot: Hot) -> None:  # N7
+    hot.observe()
+    local = memory()
+    store = HoldingStore(local.store, lambda mutation: kind_of(mutation) == "commit")
+    async with client(local, hot.schema, store=store) as db, trio.open_nursery() as nursery:
+        empty = await look(db)
+        assert empty.empty
+        nursery.start_soon(raise_signal, db, hot, "k", "a")
+        await store.held.wait()
+        pending = await look(db)
+        assert (pending.changes, pending.locks, pending.empty) == (0, 1, False)
+        assert (await look(db, until_ts=0)).empty
+        store.let_go()
+        await until(lambda: not db.fates.observed)
+        assert (await look(db)).waiting == {"count": 1}
+        async with db.worker():
+            await settle(db)
+        done = await look(db)
+        assert done.empty
+        assert done.marks != empty.marks, "something has been there in between"
+
+
+async def test_what_only_signals_leaves_a_mark_for_who_looks_from_outside(hot: Hot) -> None:  # N7
+    @hot.schema.observe(hot.grown, id="nothing")
+    async def nothing(txn: Txn, change: Change) -> None:
+        hot.seen.append(change)
+
+    async with perco.open("memory:", hot.schema, options=OPTIONS) as db, db.worker():
+        before = await look(db)
+        await raise_signal(db, hot, "k")
+        await settle(db)
+        after = await look(db)
+        assert (before.empty, after.empty, len(hot.seen)) == (True, True, 1)
+        assert before.marks != after.marks
 
 
 # ------------------------------------------------------------------ the catalogue
