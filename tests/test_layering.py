@@ -37,7 +37,8 @@ ORDER = {
         *("across", "system", "check", "repair", "scan", "transaction", "past", "turns", "attempts", "client"),
     ],
     "testing": [
-        *("history", "isolation", "drawing", "faults", "machine", "plan", "workloads", "cluster", "simulation"),
+        *("history", "isolation", "drawing", "faults", "machine", "plan", "growth", "workloads", "cluster"),
+        "simulation",
         *("shrink", "simulate", "sweep", "__main__"),
     ],
     "notify": [

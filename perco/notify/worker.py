@@ -281,7 +281,7 @@ class Worker:
     async def _waits(self, delays: Delays, table: str, row: bytes, ack: int, verdict: Run) -> bool:
         """Whether the run comes too early: it would see a change that is not due."""
         now = trio.current_time()
-        oldest = min(ts for ts in verdict.covers if ts > verdict.pointer)
+        oldest = min((ts for ts in verdict.covers if ts > verdict.pointer), default=verdict.covers[0])
         if len(verdict.covers) == COVERS_MAX:
             query: Query = (NOTIFY, ack, verdict.pointer + 1, oldest, -1)
             [[cells]] = await self.client.driver.store.read([(table, row, (query,))])

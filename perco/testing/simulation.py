@@ -35,7 +35,7 @@ import trio
 import trio.testing
 from trio._core import _run as scheduler
 
-from perco.errors import CommitUnknown, PercoError, SnapshotTooOld, StoreError, TransientError
+from perco.errors import CommitUnknown, PercoError, SchemaMismatch, SnapshotTooOld, StoreError, TransientError
 from perco.notify.backoff import BackoffOptions
 from perco.notify.database import Database
 from perco.notify.worker import WorkerOptions
@@ -48,6 +48,7 @@ from perco.testing.cluster import (
     ask_one_of,
 )
 from perco.testing.faults import Fault, FaultyRowStore, kind_of, start_ts_of, use
+from perco.testing.growth import Growth
 from perco.testing.history import FAIL, OK, UNKNOWN, Ops, record
 from perco.testing.isolation import check as check_history
 from perco.testing.machine import CrashedError, Machine
@@ -142,9 +143,10 @@ class Outcome:
     """What happened under a seed.
 
     `lives` of `processes`; `terms`: how often a coordinator took over; `mistaken`: how often the living were taken for
-    dead, or for dead by their leases; `waits`: how often observers were waited for, and nothing was missing; `fired`:
-    faults by (step, fault); `problems`: what is wrong, [] if nothing is; `digest`: of all that was sent and seen, for
-    comparing two runs.
+    dead, or for dead by their leases; `grown`: the highest version of an observer that was added; `refused`: how often
+    an older program wanted to run a lower one; `waits`: how often observers were waited for, and nothing was missing;
+    `fired`: faults by (step, fault); `problems`: what is wrong, [] if nothing is; `digest`: of all that was sent and
+    seen, for comparing two runs.
     """
 
     seed: int
@@ -160,6 +162,8 @@ class Outcome:
     removed: int = 0
     mistaken: int = 0
     waits: int = 0
+    grown: int = 0
+    refused: int = 0
     fired: Counter[tuple[str, str]] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     digest: str = ""
@@ -427,6 +431,9 @@ class Simulation:
             self.kinds |= {"signals"}
         if plan.random("failing").random() < FAILING_OFTEN:
             self.kinds |= {"failing", "napping"}  # N6: one gives up while another's run takes its time
+        self.growth = Growth(plan)
+        if self.growth.active:
+            self.kinds |= {"journal"}
         if "locks" in self.kinds:
             self.kinds -= {"serializable"}
         self.processes = options.processes or rng.choice((1, 1, 2, 3))
@@ -473,7 +480,14 @@ class Simulation:
         self.outcome.digest = self.digest.hexdigest()
         return self.outcome
 
-    def _world(self, *, late: bool, naps: random.Random | None = None, failures: random.Random | None = None) -> World:
+    def _world(
+        self,
+        *,
+        late: bool,
+        naps: random.Random | None = None,
+        failures: random.Random | None = None,
+        grown: int = 0,
+    ) -> World:
         return World(
             self._options.keys,
             late=late,
@@ -483,6 +497,7 @@ class Simulation:
             signals="signals" in self.kinds,
             failing="failing" in self.kinds,
             failures=failures,
+            grown=grown,
         )
 
     def _problem(self, text: str) -> None:
@@ -544,7 +559,8 @@ class Simulation:
         actor.dies_at, actor.dies_in = rng.randint(5, 600), rng.choice((*STEPS[:5], ""))  # in "": wherever it is
         naps = self.plan.noise(name, "naps") if "napping" in self.kinds else None
         failures = self.plan.noise(name, "failures") if "failing" in self.kinds else None
-        world = self._world(late=late, naps=naps, failures=failures)
+        grown = self.growth.of(name, self.outcome.committed, trio.current_time())
+        world = self._world(late=late, naps=naps, failures=failures, grown=grown)
         self._renewed |= late
         # A vacuum may be the first to meet the locks that others have left (G2).
         sweeps_at = rng.choice((0.0, 0.05, 0.2)) if self._vacuums else 0.0
@@ -553,7 +569,7 @@ class Simulation:
             seed=rng.getrandbits(32),
             oracle=OracleOptions(range_size=rng.choice((40, 300, 3000))),
             commit=CommitOptions(one_step=rng.random() < 0.6),
-            backfill=BackfillOptions(share=1.0, page_rows=3),
+            backfill=BackfillOptions(share=1.0, page_rows=8),
         )
         fates: list[_Hasty | LeasedFates] = []
 
@@ -573,15 +589,31 @@ class Simulation:
         try:
             opened = self.machine.opened(options, sweeper=not sweeps_at, schema=world.schema, prepare=prepare)
             async with opened as db:
+                if self.growth.is_older(grown):
+                    await self._refuse(db)
+                    return
+                self.growth.registered = max(self.growth.registered, grown)
                 await self._work(db, world, actor, sweeps_at)
         except (CrashedError, StoreError):
             pass  # it may not even have come up
+        except SchemaMismatch:
+            if grown >= self.growth.latest:
+                raise
+            self.growth.refused += 1  # a newer program was faster
         finally:
             actor.wake()
         self.outcome.mistaken += sum(each.broken for each in fates)
         if self.processes == 1:  # what a process has queued for its own tablets, and its oracle, ends with it (C6)
             ends = [m.table == SYSTEM_TABLE or kind_of(m) == "one step" for m in self.late]
             self.late[:] = [mutation for mutation, end in zip(self.late, ends, strict=True) if not end]
+
+    async def _refuse(self, db: Database) -> None:
+        """It is an older program than one that has been there (N10)."""
+        try:
+            async with db.worker():
+                self._problem("N10: an older program runs observers of which the store has a higher version")
+        except SchemaMismatch:
+            self.growth.refused += 1
 
     async def _work(self, db: Database, world: World, actor: _Actor, sweeps_at: float) -> None:
         rng = actor.rng
@@ -634,6 +666,7 @@ class Simulation:
         if self.plan.replays:
             return not busy[0]
         wanted = "late" in self.kinds and not self._renewed and self.outcome.committed >= self._late_from
+        wanted |= self.growth.wanted(self.outcome.committed)
         return self.outcome.enough(self._options) or (wanted and actor.name.startswith("p0."))
 
     async def _refresh(self, db: Database, actor: _Actor) -> None:
@@ -794,7 +827,8 @@ class Simulation:
         """Everything comes to rest, and is looked at."""
         for mutation in self.late:
             await self.machine.store.apply([mutation])
-        world = self._world(late="late" in self.kinds)
+        world = self._world(late="late" in self.kinds, grown=self.growth.latest)
+        self.outcome.grown, self.outcome.refused = self.growth.latest, self.growth.refused
         options = Options(wall=self._wall("the end"), seed=0)
         noise = self.plan.noise("the end")
 

@@ -92,6 +92,7 @@ class World:
         signals: bool = False,
         failing: bool = False,
         failures: random.Random | None = None,
+        grown: int = 0,
     ) -> None:
         self.keys = [f"k{i}" for i in range(keys)]
         self._ran = ran  # told which transaction is whose run
@@ -111,6 +112,11 @@ class World:
         self.name = users.column("name", TEXT)
         self.picked = derived.column("picked", INT64)
         self.first = derived.column("first", INT64) if late else None
+        # Version `grown` of an observer says so in what it makes of the journal, whose rows are written once; and which
+        # changes its committed runs were for.
+        self.grown = grown
+        self.copied = derived.column("copied", TEXT) if grown else None
+        self.counted = derived.column("counted", MSGPACK) if grown else None
         journal = Table("journal", key=INT64, keep=keep)
         self.entry = journal.column("entry", TEXT)
         slips, hubs = Table("slips", key=INT64, keep=keep), Table("hubs", key=TEXT, splits=["h1"], keep=keep)
@@ -129,6 +135,9 @@ class World:
             self.schema.observe(self.noted, id="relay")(self._relay)
             self.schema.observe(self.noted, id="idler")(self._idler)
             self.schema.observe(self.touched, id="gather")(self._gather)
+        if grown:
+            delay_s = 0.02 if grown > 1 else 0.0
+            self.schema.observe(self.entry, id="copy", version=grown, delay_s=delay_s, priority=-grown)(self._copy)
 
     def derivatives(self) -> Iterator[tuple[Column[str, Any], Callable[[list[int]], int]]]:
         """What observers keep of a list."""
@@ -189,6 +198,21 @@ class World:
         assert self.first is not None
         await self._begins(txn, f"observer first of {change.key}")
         self._put(txn, self.first, change.key, None if change.value is None else change.value[0])
+
+    async def _copy(self, txn: Transaction, change: Change[int, str]) -> None:
+        assert self.copied is not None
+        assert self.counted is not None
+        await self._begins(txn, f"observer copy of {change.key}")
+        row = str(change.key)
+        if change.value is None:
+            txn.delete(self.copied, row)
+        else:
+            txn.set(self.copied, row, self.copy_of(change.value))
+        counted = await txn.get(self.counted, row) or ()
+        txn.set(self.counted, row, [*counted, [self.grown, change.commit_ts]])
+
+    def copy_of(self, entry: str) -> str:
+        return f"{entry} by version {self.grown}"
 
 
 class Began(Protocol):
@@ -553,4 +577,24 @@ class Clients:
             await self._verify_journal(snap, world, lists)
         if "signals" in self.kinds:
             await self._verify_signals(snap, world, lists)
+        if world.counted is not None:
+            await self._verify_copies(snap, world)
         return lists
+
+    async def _verify_copies(self, snap: Snapshot, world: World) -> None:
+        """N3, N10: of all that is there the highest version has made its copy, and run once for each change."""
+        assert world.copied is not None
+        assert world.counted is not None
+        entries = {str(row.key): row[world.entry] async for row in snap.scan(world.entry.table)}
+        async for row in snap.scan(world.counted.table):
+            runs = [tuple(run) for run in row[world.counted] or ()]
+            if len(set(runs)) != len(runs):
+                self._problem(f"N3: an observer committed twice for one change of {row.key} and version: {runs}")
+            if runs != sorted(runs):
+                self._problem(f"N10: a lower version ran after a higher one, or for an older change: {row.key}, {runs}")
+            entry = entries.pop(row.key, None)
+            copied: str | None = row[world.copied]
+            if copied != (None if entry is None else world.copy_of(entry)):
+                self._problem(f"N10: the copy of {row.key}, {entry}, is {copied}; runs were {runs}")
+        if entries:
+            self._problem(f"N10: no run was for {sorted(entries)}")

@@ -1,0 +1,50 @@
+"""How the programs of a simulation grow: which version of an observer a process has that comes up (N3, N10).
+
+At some time a program has an observer more, and later a higher version of it. Those that come up then have it; those
+that live go on with what they have; and now and then an older program is started again, and has to be refused.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from perco.testing.plan import Plan
+
+_OFTEN: Final = 0.4  # of the seeds
+_AGAIN: Final = 0.2  # of the lives that could be of a newer program: of the one before
+_LATEST: Final = 2
+
+
+class Growth:
+    """Of one run. `latest`: the highest version that any process has come up with; 0: none."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        rng = plan.random("growth")
+        self.active = rng.random() < _OFTEN
+        first = rng.randint(15, 80)
+        self._from = (first, first + rng.randint(20, 80))  # commits
+        self.latest = 0
+        self.registered = 0  # the highest that surely is in the catalogue
+        self.refused = 0  # older programs
+
+    def wanted(self, commits: int) -> bool:
+        """Whether it is time for a newer program."""
+        return self.active and sum(commits >= each for each in self._from) > self.latest
+
+    def of(self, life: str, commits: int, now: float) -> int:
+        """The version that a process has which comes up now; 0: it does not have the observer."""
+        rng = self._plan.random(life, "growth")
+
+        def chance() -> str:
+            version = max(self.latest, sum(commits >= each for each in self._from)) if self.active else 0
+            older = self.registered == version == _LATEST and rng.random() < _AGAIN
+            return str(version - older) if version else ""
+
+        version = int(self._plan.choose(f"grown {life}", chance, now) or 0)
+        self.latest = max(self.latest, version)
+        return version
+
+    def is_older(self, version: int) -> bool:
+        """Whether a process that has it must not run observers any more."""
+        return 0 < version < self.registered
