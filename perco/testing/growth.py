@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from perco.testing.plan import Plan
+from perco.txn.catalogue import Catalogue
 
+GROWN: Final = "copy"  # the observer
 _OFTEN: Final = 0.4  # of the seeds
 _AGAIN: Final = 0.2  # of the lives that could be of a newer program: of the one before
 _LATEST: Final = 2
@@ -45,6 +47,7 @@ class Growth:
         self.latest = max(self.latest, version)
         return version
 
-    def is_older(self, version: int) -> bool:
-        """Whether a process that has it must not run observers any more."""
-        return 0 < version < self.registered
+    def is_older(self, version: int, catalogue: Catalogue) -> bool:
+        """Whether a process that has it, and has read that catalogue, must not run observers any more."""
+        entry = catalogue.observers.get(GROWN)
+        return entry is not None and 0 < version < entry.version

@@ -589,7 +589,7 @@ class Simulation:
         try:
             opened = self.machine.opened(options, sweeper=not sweeps_at, schema=world.schema, prepare=prepare)
             async with opened as db:
-                if self.growth.is_older(grown):
+                if self.growth.is_older(grown, db.catalogue):
                     await self._refuse(db)
                     return
                 self.growth.registered = max(self.growth.registered, grown)

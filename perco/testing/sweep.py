@@ -34,12 +34,14 @@ from typing import ClassVar, Final, NamedTuple
 import trio
 import trio.testing
 
+from perco.errors import BackgroundFailure
 from perco.notify.database import Database
 from perco.notify.worker import WorkerOptions
 from perco.storage import Mutation, NoReply, RowStore, Verdict
 from perco.testing.faults import FaultyRowStore, kind_of, use
 from perco.testing.machine import CrashedError, Machine
 from perco.testing.simulation import seeded
+from perco.txn.backfill import BackfillOptions
 from perco.txn.check import CheckOptions, check
 from perco.txn.client import Options
 from perco.txn.schema import Schema
@@ -104,7 +106,8 @@ class Scenario:
     """What is swept. One object lives for one run; it may note in itself what processes were told.
 
     Attributes: `name`; `groups`, whether the store has groups (S1); `one_step`, whether processes commit in one step
-    where they can; `backwards`, whether mutations sent together arrive in reverse.
+    where they can; `backwards`, whether mutations sent together arrive in reverse; `before`, the schema that `prepare`
+    has, if it is of an older program.
     """
 
     name: ClassVar[str] = ""
@@ -112,6 +115,7 @@ class Scenario:
     one_step: ClassVar[bool] = False
     backwards: ClassVar[bool] = False
     schema: Schema
+    before: Schema | None = None
 
     async def prepare(self, db: Database) -> None:
         """What is there before, made without faults. The default: nothing."""
@@ -233,6 +237,9 @@ class _Process:
                         await _work(run.scenario, db, first=self.number == 0)
                 except* CrashedError:
                     assert self.died
+                except* BackgroundFailure as failures:  # its background died first
+                    if not self.died or not all(_only_crashed(each.__cause__) for each in failures.exceptions):
+                        raise
             failure = db.background.failure()
             if failure is not None and not (self.died and _only_crashed(failure.__cause__)):
                 raise failure
@@ -306,7 +313,7 @@ class Run:
 
     async def main(self) -> Result:
         with trio.fail_after(_HOUR_S * 10):
-            async with self.machine.opened(Options(seed=0)) as db:
+            async with self.machine.opened(Options(seed=0), schema=self.scenario.before) as db:
                 await self.scenario.prepare(db)
             async with trio.open_nursery() as nursery:
                 await self._processes(nursery)
@@ -349,7 +356,8 @@ class Run:
     @asynccontextmanager
     async def opened(self, number: int) -> AsyncIterator[Database]:
         """The store, for a process. One that lives beside another, which stands still, shares the oracle with it."""
-        async with self.machine.opened(Options(seed=number, wall=lambda: _WALL + trio.current_time())) as db:
+        wall, backfill = lambda: _WALL + trio.current_time(), BackfillOptions(share=1.0, page_rows=2)
+        async with self.machine.opened(Options(seed=number, wall=wall, backfill=backfill)) as db:
             beside = self._standing[-1].db if self._standing else None
             if beside is not None:
                 db.oracle = db.driver.oracle = beside.oracle

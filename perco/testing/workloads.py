@@ -32,6 +32,7 @@ import trio
 from perco.errors import NotIdle
 from perco.notify.database import Database
 from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, WRITE, Query
+from perco.testing.growth import GROWN
 from perco.testing.history import FAIL, OK, UNKNOWN, Ops
 from perco.txn.codecs import INT64, MSGPACK, TEXT
 from perco.txn.reads import Isolation
@@ -137,7 +138,7 @@ class World:
             self.schema.observe(self.touched, id="gather")(self._gather)
         if grown:
             delay_s = 0.02 if grown > 1 else 0.0
-            self.schema.observe(self.entry, id="copy", version=grown, delay_s=delay_s, priority=-grown)(self._copy)
+            self.schema.observe(self.entry, id=GROWN, version=grown, delay_s=delay_s, priority=-grown)(self._copy)
 
     def derivatives(self) -> Iterator[tuple[Column[str, Any], Callable[[list[int]], int]]]:
         """What observers keep of a list."""

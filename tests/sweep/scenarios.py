@@ -6,8 +6,11 @@ committed, in which order, and that none of it is missing or there twice.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, ClassVar
+
+import trio
 
 import perco
 from perco.errors import CommitUnknown
@@ -433,6 +436,66 @@ class GivenUpInOneStep(GivenUp):
     one_step = True
 
 
+class Growing(Scenario):
+    """A newer program comes up: it has a higher version of an observer, and one more (N10)."""
+
+    name = "a newer program"
+    keys: ClassVar[tuple[str, ...]] = ("a", "q")
+    changed: ClassVar[str] = "q"
+
+    def __init__(self) -> None:
+        world = self.world = World()
+        self.before = world.schema
+        self.schema = perco.Schema(world.lists, world.derived)
+        world.observe_length()
+
+        @self.schema.observe(world.watched, id="length", version=2)
+        async def longer(txn: Transaction, change: perco.Change[str, Any]) -> None:
+            txn.set(world.length, change.key, 1000 + len(change.value or ()))
+            await world.note(txn, change, "length 2")
+
+        @self.schema.observe(world.watched, id="last")
+        async def last(txn: Transaction, change: perco.Change[str, Any]) -> None:
+            txn.set(world.last, change.key, change.value[-1] if change.value else "")
+            await world.note(txn, change, "last")
+
+    async def load(self, db: Database, name: str, *keys: str) -> None:
+        async def once(txn: Transaction) -> None:
+            for key in keys:
+                txn.set(self.world.watched, key, [*(await txn.get(self.world.watched, key) or ()), name])
+
+        with contextlib.suppress(CommitUnknown):
+            await db.run(once)
+
+    async def prepare(self, db: Database) -> None:
+        await self.load(db, "old", *self.keys)
+        async with db.worker(options=WorkerOptions(concurrency=2, scanners=1)) as worker:
+            while worker.statistics()["length"].commits < len(self.keys):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        await self.load(db, "older", self.changed)  # nobody has run for this
+
+    async def first(self, db: Database) -> None:
+        await observe(db)
+
+    async def verify(self, db: Database) -> None:
+        world = self.world
+        assert not db.catalogue.unready(), "N10"
+        assert db.is_idle(), "N7"
+        async with db.snapshot() as snap:
+            for key in self.keys:
+                names = await snap.get(world.watched, key) or []
+                assert await snap.get(world.length, key) == 1000 + len(names), f"N10: {key} was not run for again"
+                assert await snap.get(world.last, key) == names[-1], f"N10: the new observer was not told of {key}"
+                for id in ("length", "length 2", "last"):
+                    handled = await snap.get(world.handled, f"{id}/{key}") or []
+                    assert len(set(handled)) == len(handled), f"N3: {id} committed twice for a change: {handled}"
+
+
+class GrowingInOneStep(Growing):
+    name = "a newer program, one step"
+    one_step = True
+
+
 SCENARIOS: list[Callable[[], Scenario]] = [
     OneCell,
     OneTablet,
@@ -457,4 +520,6 @@ SCENARIOS: list[Callable[[], Scenario]] = [
     SignallingInOneStep,
     GivenUp,
     GivenUpInOneStep,
+    Growing,
+    GrowingInOneStep,
 ]

@@ -21,6 +21,7 @@ from tests.sweep.scenarios import (
     Delete,
     GivenUp,
     GivenUpInOneStep,
+    GrowingInOneStep,
     LastAgent,
     LongValues,
     ObserverChain,
@@ -48,6 +49,7 @@ SWEPT: list[tuple[Callable[[], Scenario], int]] = [
     (SignallingInOneStep, 5),
     (GivenUp, 6),
     (GivenUpInOneStep, 5),
+    (GrowingInOneStep, 5),
 ]
 
 

@@ -66,7 +66,8 @@ def zygote() -> Iterator[Zygote]:
 
 
 def options(scenario: Scenario) -> perco.Options:
-    return perco.Options(durability="process", seed=1, commit=CommitOptions(one_step=scenario.one_step))
+    commit, backfill = CommitOptions(one_step=scenario.one_step), perco.BackfillOptions(page_rows=2)
+    return perco.Options(durability="process", seed=1, commit=commit, backfill=backfill)
 
 
 def notes(scenario: Scenario, folder: Path) -> None:
@@ -103,7 +104,8 @@ def _arm(kill_at: int, made: bool) -> None:
 
 async def _live(what: str, scenario: Scenario, folder: Path) -> None:
     notes(scenario, folder)
-    async with perco.open(folder, scenario.schema, options=options(scenario)) as db:
+    schema = (scenario.before or scenario.schema) if what == "prepare" else scenario.schema
+    async with perco.open(folder, schema, options=options(scenario)) as db:
         match what:
             case "prepare":
                 await scenario.prepare(db)
