@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import perco
-from perco.cli import checking, history, observed, reading, status as statuses, waiting, writing
+from perco.cli import backfilling, checking, history, observed, reading, status as statuses, waiting, writing
 from perco.cli.reading import Range, When
 from perco.cli.screen import GOES_ON, complain, perform, perform_or
 
@@ -20,9 +20,9 @@ _WEB = ("w3lib", "warcio")
 
 _HELP = """Look into a perco store, write single cells; a search index over web pages.
 
-A store is a folder. status, scan, get, wait, check, pins, observers and failed list only read, and work beside the
-process that has the store open. What writes needs the store for itself: set, delete, signal, vacuum, pause, resume,
-failed replay and drop, check --repair, check --accept, pins --drop.
+A store is a folder. status, scan, get, wait, check, pins, backfill, observers and failed list only read, and work
+beside the process that has the store open. What writes needs the store for itself: set, delete, signal, vacuum, pause,
+resume, failed replay and drop, check --repair, check --accept, pins --drop, backfill --run.
 
 \b
 Keys and values are written as their column wants them:
@@ -308,6 +308,32 @@ def vacuum(store: Store, json: Json = False) -> None:
       perco vacuum web/ --json | jq .removed
     """
     perform_or(GOES_ON, history.vacuum, store, json=json)
+
+
+@app.command()
+def backfill(
+    store: Store,
+    run: Annotated[
+        bool, typer.Option("--run", help="Tell them of the rest; no other process may have it open.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """How far observers have been told of what was there before them.
+
+    When an observer is registered, or a higher version of one, the store tells it of what is there already, unless it
+    was declared with backfill=False. A program that has the store open does so in the background, a page at a time, and
+    the next one goes on from there. --run does it now, without running any observer: that is up to a program that has
+    them.
+
+    \b
+    Examples:
+      perco backfill web/
+      perco backfill web/ --run
+      perco backfill web/ --json | jq '.[] | select(.state != "done")'
+    """
+    if run:
+        perform_or(GOES_ON, backfilling.backfill, store, running=True, json=json)
+    perform(backfilling.backfill, store, running=False, json=json)
 
 
 @app.command()

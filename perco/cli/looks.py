@@ -29,6 +29,7 @@ class Look:
     waiting: dict[str, int] = field(default_factory=dict)
     locks: int = 0
     paused: frozenset[str] = frozenset()  # observers that nobody runs
+    untold: tuple[str, ...] = ()  # observers that have not been told yet of all that was there before (N10)
     damaged: tuple[str, ...] = ()  # locks of observed cells, and notify cells, that cannot be read
 
     @property
@@ -39,11 +40,12 @@ class Look:
     def asleep(self) -> set[str]:
         """The observers that changes wait for, if all of them are paused and nothing else is under way."""
         waited_for = {id for id, count in self.waiting.items() if count}
-        return waited_for if waited_for <= self.paused and not self.locks and not self.damaged else set()
+        others = self.locks or self.damaged or self.untold
+        return waited_for if waited_for <= self.paused and not others else set()
 
     @property
     def empty(self) -> bool:
-        return not self.changes and not self.locks and not self.damaged
+        return not self.changes and not self.locks and not self.damaged and not self.untold
 
 
 async def look(db: perco.Database, until_ts: int | None = None) -> Look:
@@ -81,7 +83,8 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
             if until_ts is None or root <= until_ts:
                 number = observer_of(column)
                 counts[names.get(number, f"#{number}")] += 1
-    return Look(catalogue.version, marks, dict(counts), locks, frozenset(db.paused()), tuple(damaged))
+    untold = tuple(catalogue.unready())
+    return Look(catalogue.version, marks, dict(counts), locks, frozenset(db.paused()), untold, tuple(damaged))
 
 
 async def _cells(db: perco.Database, table: str, group: str) -> AsyncIterator[tuple[bytes, ScanCell]]:

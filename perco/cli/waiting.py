@@ -57,7 +57,7 @@ async def _until_idle(db: perco.Database, until_ts: int | None) -> tuple[str, Lo
         now = await look(db, until_ts)
         if now.empty and before is not None and before.empty and _agree(before, now, until_ts):
             return "", now
-        if now.damaged and not now.changes and not now.locks:
+        if now.damaged and not now.changes and not now.locks and not now.untold:
             return "and never will be, before perco check has put that right", now
         if now.asleep:
             return f"and never will be while {', '.join(sorted(now.asleep))} is paused (perco resume)", now
@@ -80,4 +80,5 @@ def describe(found: Look) -> str:
     wait = "1 change waits" if found.changes == 1 else f"{found.changes} changes wait"
     words = f"{wait} ({', '.join(parts)})" if parts else "no change waits"
     words += f", {found.locks} observed cells are {_LOCKED}" if found.locks else ""
+    words += f", not all of what was there has been told to {', '.join(found.untold)}" if found.untold else ""
     return words + (f", {some(found.damaged)} cannot be read: run perco check" if found.damaged else "")

@@ -47,6 +47,11 @@ class Growth:
         self.latest = max(self.latest, version)
         return version
 
+    def has_gone_back(self, registered: int, catalogue: Catalogue) -> bool:
+        """Whether a catalogue has less than what had been registered before it was read."""
+        entry = catalogue.observers.get(GROWN)
+        return registered > (entry.version if entry is not None else 0)
+
     def is_older(self, version: int, catalogue: Catalogue) -> bool:
         """Whether a process that has it, and has read that catalogue, must not run observers any more."""
         entry = catalogue.observers.get(GROWN)

@@ -557,6 +557,7 @@ class Simulation:
         actor = _Actor(self, name)
         rng = actor.rng
         actor.dies_at, actor.dies_in = rng.randint(5, 600), rng.choice((*STEPS[:5], ""))  # in "": wherever it is
+        registered = self.growth.registered
         naps = self.plan.noise(name, "naps") if "napping" in self.kinds else None
         failures = self.plan.noise(name, "failures") if "failing" in self.kinds else None
         grown = self.growth.of(name, self.outcome.committed, trio.current_time())
@@ -589,6 +590,8 @@ class Simulation:
         try:
             opened = self.machine.opened(options, sweeper=not sweeps_at, schema=world.schema, prepare=prepare)
             async with opened as db:
+                if self.growth.has_gone_back(registered, db.catalogue):
+                    self._problem(f"N10: the catalogue went back: version {registered} had been registered")
                 if self.growth.is_older(grown, db.catalogue):
                     await self._refuse(db)
                     return

@@ -175,6 +175,12 @@ def put_back(ack: Cellref, ts: int) -> Repair:
     return _of_row("let it wait again", table, row, checks, writes)
 
 
+def drop_backfill_note(number: int) -> Repair:
+    """N10: it begins anew, and tells twice what it has told."""
+    row = (b"backfill", ((PRESENT, DATA, number, 1, 1),), ((DATA, number, 1, None),))
+    return Repair("delete the note of how far it is", Mutation(SYSTEM_TABLE, (row,)))
+
+
 def drop_notes(*timestamps: int) -> Repair:
     """O3."""
     checks: list[Check] = [(PRESENT, DATA, 0, ts, ts) for ts in timestamps]

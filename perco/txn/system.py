@@ -2,7 +2,7 @@
 
 O1  No note and no watermark is above the bound. O3: notes are wall times, and rise together.
 G1  The watermark reads, and no table is cut above it.
-N10 Every version of the catalogue reads, and locality groups are in it.
+N10 Every version of the catalogue reads, and locality groups are in it. How far a backfill has come reads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from perco.errors import Corruption
 from perco.storage import DATA, PROTOCOL_GROUPS, TS_MAX, LocalRowStore, Query, RowStore
 from perco.txn import repairs
-from perco.txn.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue
+from perco.txn.backfill import noted
+from perco.txn.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue, load
 from perco.txn.examine import Finding
 from perco.txn.oracle import CLOCK_ROW, durable_bound, published
 
@@ -27,6 +28,12 @@ async def of_system(store: RowStore, cells_max: int) -> AsyncIterator[Finding]:
             continue
         if version != ts:
             yield Finding("error", "N10", "catalogue", f"version {version} stands at {ts}")
+    for entry in (await load(store)).observers.values():
+        try:
+            await noted(store, entry)
+        except Corruption as error:
+            drop = repairs.drop_backfill_note(entry.number)
+            yield Finding("warning", "N10", "backfill", f"observer #{entry.number}: {error.what}", None, 0, drop)
     notes: Notes | None = None
     async for ts, value in _versions(store, CLOCK_ROW, cells_max):
         notes = notes or Notes(await durable_bound(store))  # read after the newest note, so above it

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from perco.notify import claim, worker
-from perco.storage import NOTIFY, ScanCell, ScanRow
-from perco.txn import backfill, catalogue, client, records
+from perco.storage import ScanRow
+from perco.txn import backfill, catalogue, records
 from perco.txn.schema import Observer
 from tests.testing.mutants import Mutant
 
@@ -30,22 +29,6 @@ def reads_below(patch: pytest.MonkeyPatch) -> None:
         return right(self, replace(entry, at=max(entry.at - 40, 1)))
 
     patch.setattr(backfill.Backfill, "_queries", queries)
-
-
-@mutant("N10 locks in the way of a backfill are passed by")
-def skips_locks(patch: pytest.MonkeyPatch) -> None:
-    right = backfill.Backfill._change_of
-
-    async def change_of(
-        self: backfill.Backfill,
-        entry: catalogue.ObserverEntry,
-        row: bytes,
-        number: int,
-        found: Sequence[Sequence[ScanCell]],
-    ) -> int:
-        return await right(self, entry, row, number, [[], *found[1:]])
-
-    patch.setattr(backfill.Backfill, "_change_of", change_of)
 
 
 @mutant("N10 how far a backfill is, is noted before its notify cells are put")
@@ -121,34 +104,3 @@ def unannounced(patch: pytest.MonkeyPatch) -> None:
         return replace(made, binds=self.binds) if raised else made
 
     patch.setattr(catalogue.Catalogue, "declare", declare)
-
-
-@mutant("N2 a backfill puts its cells where the changes' own stood")
-def in_their_place(patch: pytest.MonkeyPatch) -> None:
-    """A run of the lower version that is under way takes them away with those that it has seen."""
-    right = backfill.Backfill._notify
-
-    async def notify(self: backfill.Backfill, id: str, entry: catalogue.ObserverEntry, rows: list[ScanRow]) -> int:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(backfill, "Mutation", moved)
-            return await right(self, id, entry, rows)
-
-    made = backfill.Mutation
-
-    def moved(table: str, rows: Any) -> Any:
-        [(row, checks, [(group, column, _, value)])] = rows
-        if group != NOTIFY:
-            return made(table, rows)
-        return made(table, ((row, checks, ((group, column, records.unpack_cause(value)[0], value),)),))
-
-    patch.setattr(backfill.Backfill, "_notify", notify)
-
-
-@mutant("N10 a process takes an older catalogue for the newest")
-def adopts_older(patch: pytest.MonkeyPatch) -> None:
-    async def adopt(self: client.Client, found: catalogue.Catalogue) -> None:
-        await self.local.adapt(found)
-        self.catalogue = self.catalogue if self.catalogue.version else found
-        self.bounds.clear()
-
-    patch.setattr(client.Client, "_adopt", adopt)

@@ -15,6 +15,7 @@ from perco.testing.shrink import Shrinker, ShrinkOptions, fails, kind_of_problem
 from perco.testing.simulation import CRASHES, FAULTS, PAUSE, STEPS, Outcome, SimulationOptions, run_plan, simulate
 from tests.testing.mutants import HARMLESS, MUTANTS, PROTECTED, SLOW, Mutant
 from tests.testing.mutants_failing import FAILING
+from tests.testing.mutants_growing import GROWING
 from tests.testing.mutants_one_step import ONE_STEP, ONE_STEP_HARMLESS
 from tests.testing.mutants_serializable import LOCKS, SERIALIZABLE
 from tests.testing.mutants_signals import SIGNALS, SIGNALS_HARMLESS, SIGNALS_SLOW
@@ -23,7 +24,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
 
 SEEDS_MAX = 200  # within which a mutant has to die
 OPTIONS = SimulationOptions()
-ALL_MUTANTS = {**MUTANTS, **ONE_STEP, **SIGNALS, **FAILING}
+ALL_MUTANTS = {**MUTANTS, **ONE_STEP, **SIGNALS, **FAILING, **GROWING}
 ALL_HARMLESS = {**HARMLESS, **ONE_STEP_HARMLESS, **SIGNALS_HARMLESS}
 
 
@@ -88,7 +89,7 @@ def test_a_mutant_dies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_of_mutants_is_whole() -> None:
-    every = {*MUTANTS, *SLOW, *ONE_STEP, *SIGNALS, *SIGNALS_SLOW, *FAILING, *SERIALIZABLE, *LOCKS}
+    every = {*MUTANTS, *SLOW, *ONE_STEP, *SIGNALS, *SIGNALS_SLOW, *FAILING, *GROWING, *SERIALIZABLE, *LOCKS}
     assert set(told_seeds()) == every
     assert max(told_seeds().values()) <= SEEDS_MAX
 

@@ -20,6 +20,7 @@ from perco.txn.records import (
     PUT_DATA,
     READ,
     Cellref,
+    ack_head,
     pack_cause,
     pack_lock,
     pack_record,
@@ -758,9 +759,11 @@ async def test_an_older_failed_change_does_not_stand_for_a_newer_one() -> None: 
 # ------------------------------------------------------------------ the system table
 
 
-async def system_finding(store: Store, invariant: str, what: str, *, mended: Cells | None = None) -> None:
+async def system_finding(
+    store: Store, invariant: str, what: str, *, mended: Cells | None = None, severity: str = "error"
+) -> None:
     [finding] = (await store.check()).findings
-    assert (finding.severity, finding.invariant) == ("error", invariant)
+    assert (finding.severity, finding.invariant) == (severity, invariant)
     assert what in finding.what
     before = await store.cells()
     done = await store.repair()
@@ -817,6 +820,23 @@ async def test_a_locality_group_that_the_catalogue_does_not_have(tmp_path: pathl
             if tablet.table == "words":
                 await tablet.add_groups(["data:strange"])
         await system_finding(store, "N10", "has a group 'data:strange'")
+
+
+async def test_how_far_a_backfill_is_does_not_read() -> None:  # N10
+    async with opened() as store:
+        mended = await store.cells()
+        number = store.db.catalogue.observers["parse"].number
+        await store.plant(b"backfill", (DATA, number, 1, b"?"), table=SYSTEM_TABLE)
+        await system_finding(store, "N10", "how far it has come does not read", mended=mended, severity="warning")
+
+
+async def test_an_ack_of_a_version_that_the_catalogue_does_not_have() -> None:  # N10
+    async with opened() as store:
+        ack = store.number(store.docs.contents) | store.db.catalogue.observers["parse"].number
+        start_ts = await store.draw()
+        record = pack_record(ACK, start_ts, ack_head(2) + pack_cause(start_ts, 0))
+        await store.plant(b"a", (WRITE, ack, await store.draw(), record))
+        await found(store, "error", "N10", "is of version 2, which the catalogue does not have")
 
 
 async def test_an_old_version_of_the_catalogue_that_does_not_read() -> None:  # N10
