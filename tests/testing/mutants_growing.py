@@ -20,17 +20,6 @@ def mutant(name: str) -> Any:
     return lambda function: GROWING.setdefault(name, function)
 
 
-@mutant("N10 what is there is read below the registration")
-def reads_below(patch: pytest.MonkeyPatch) -> None:
-    """Who committed shortly before it did not know of the observer, and nobody looks what that was."""
-    right = backfill.Backfill._queries
-
-    def queries(self: backfill.Backfill, entry: catalogue.ObserverEntry) -> Any:
-        return right(self, replace(entry, at=max(entry.at - 40, 1)))
-
-    patch.setattr(backfill.Backfill, "_queries", queries)
-
-
 @mutant("N10 how far a backfill is, is noted before its notify cells are put")
 def notes_early(patch: pytest.MonkeyPatch) -> None:
     right = backfill.Backfill._notify
@@ -79,28 +68,3 @@ def goes_back(patch: pytest.MonkeyPatch) -> None:
         return right(self, observer, since)
 
     patch.setattr(catalogue.ObserverEntry, "declared", declared)
-
-
-@mutant("N10 who runs a lower version goes on with it")
-def goes_on(patch: pytest.MonkeyPatch) -> None:
-    right = worker.Worker.renew
-
-    def renew(self: worker.Worker) -> None:
-        mine = dict(self.observers)
-        right(self)
-        self.observers = mine
-        self.superseded = {}
-
-    patch.setattr(worker.Worker, "renew", renew)
-
-
-@mutant("N10 a higher version is not announced")
-def unannounced(patch: pytest.MonkeyPatch) -> None:
-    right = catalogue.Catalogue.declare
-
-    def declare(self: catalogue.Catalogue, schema: Any) -> catalogue.Catalogue:
-        made = right(self, schema)
-        raised = any(made.observers[id].version > entry.version for id, entry in self.observers.items())
-        return replace(made, binds=self.binds) if raised else made
-
-    patch.setattr(catalogue.Catalogue, "declare", declare)
