@@ -8,7 +8,8 @@ N3  The ack is an ordinary cell whose newest record points at the start_ts of th
 N4  Many writes may collapse into one run, which sees the newest.
 N5  A signal has neither value nor ack: run if and only if a notify cell stands. What another run has seen may stand for
     a while after it has committed; a pending removal says so, and is waited for, lest one signal be run for twice.
-N6  A run sees what the failed list has of its row and observer, and takes it along if it commits.
+N6  A run sees what the failed list has of its row and observer, and takes it along if it commits. Of many changes one
+    run is given up and not one for each handful that it covers: what is older than a failed change is not run for.
 N9  The cause travels along: the earliest root of what is collapsed, so that nobody who waits for it is told too soon.
 """
 
@@ -111,8 +112,10 @@ def decide(cells: Sequence[Sequence[Cell]], start_ts: int, version: int = 1) -> 
         if version == 1 or ack_version(record.body) >= version:
             pointer = record.start_ts
     newest = writes[0][0] if writes else 0
-    if newest <= pointer:
+    if newest <= pointer or covers[0] <= pointer:
         return Handled(covers)
+    if failed and covers[0] < failed[0][0]:
+        return Handled(covers)  # N6: left over by the run that was given up: what it would see, that one saw
     return _run(covers, notified, pointer, failed[0] if failed else None)
 
 

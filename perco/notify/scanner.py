@@ -257,7 +257,8 @@ class Scanner:
 
     def _gives_way(self) -> bool:
         """There was no slot, and now there is one: whether a higher priority is to look for something to do with it."""
-        if self._level is None or self._level is self.worker.levels[0]:
+        levels = self.worker.levels  # others, or none, if observers were paused meanwhile
+        if self._level is None or not levels or self._level is levels[0]:
             return False
         self._given += 1
         if self._given <= _WAYS_GIVEN_MAX:

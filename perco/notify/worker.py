@@ -61,7 +61,7 @@ from perco.txn.transaction import Transaction
 from perco.txn.turns import Turn
 
 CELLS_PER_ROW = 4096  # notify cells that a scanner reads of a row
-_ROOTS_PER_READ = 1024
+_CAUSES_PER_READ = 1024
 
 log = logging.getLogger("perco.observer")
 
@@ -501,10 +501,7 @@ class Worker:
                 await self._tidy(table, row, ack, covers)
                 return True
         assert isinstance(verdict, Run)
-        if len(verdict.covers) == COVERS_MAX:
-            # More may wait than it takes with it: their causes are its causes too (N9).
-            root = await self._oldest_root(table, row, ack, verdict.covers[-1])
-            verdict = verdict._replace(root=min(root, verdict.root))
+        verdict = await self._with_older(verdict, Cellref(table, row, ack))
         seen = await driver.finish(table, row, column, start_ts, there)
         del cells  # a run may wait long
         txn._ack = Intent(table, row, ack, ACK, self._marks[observer_of(ack)][0] + verdict.cause, (), verdict.removes)
@@ -532,6 +529,7 @@ class Worker:
                 await driver.clear(cell, lock)
                 return False
         assert isinstance(verdict, Run)
+        verdict = await self._with_older(verdict, cell)
         txn._signals = {(table, row, ack): Intent(table, row, ack, SIGNAL, b"", (), verdict.removes)}
         return verdict, Missing(verdict.covers[0])
 
@@ -544,18 +542,23 @@ class Worker:
         else:
             await txn.commit()
 
-    async def _oldest_root(self, table: str, row: bytes, ack: int, below: int) -> int:
-        """The smallest root cause of the notify cells below a timestamp."""
-        oldest = below
+    async def _with_older(self, run: Run, ack: Cellref) -> Run:
+        """A run that may see more than it takes with it: the causes of that are its causes too (N9), and what has
+        failed for that, has failed for the same (N6)."""
+        if len(run.covers) < COVERS_MAX:
+            return run
+        root, attempts, below = run.root, run.attempts, run.covers[-1]
         while True:
-            query = (NOTIFY, ack, 0, below - 1, _ROOTS_PER_READ)
-            [[cells]] = await self.client.driver.store.read([(table, row, (query,))])
+            query = (NOTIFY, ack.column, 0, below - 1, _CAUSES_PER_READ)
+            [[cells]] = await self.client.driver.store.read([(ack.table, ack.row, (query,))])
             if not cells:
-                return oldest
+                return run._replace(root=root, attempts=attempts)
             try:
-                oldest = min(oldest, *(unpack_cause(value)[0] for _, value in cells))
+                for _, value in cells:
+                    cause = unpack_cause(value)
+                    root, attempts = min(root, cause[0]), max(attempts, cause[3])
             except Corruption as error:
-                raise self.client.driver.at(Cellref(table, row, ack), error) from error
+                raise self.client.driver.at(ack, error) from error
             below = cells[-1][0]
 
     async def _tidy(self, table: str, row: bytes, ack: int, covers: tuple[int, ...]) -> None:

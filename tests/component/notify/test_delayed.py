@@ -8,6 +8,7 @@ import pytest
 import trio
 
 import perco
+from perco.notify import claim, worker
 from perco.notify.claim import COVERS_MAX
 from perco.notify.worker import WorkerOptions
 from tests.component.notify.kit import LONG_S, OPTIONS, Web, client, get, memory, nothing_is_left, put, settle, until
@@ -341,3 +342,32 @@ async def test_without_priorities_nothing_is_toured_by_them(web: Web) -> None:
         assert not worker._worker.delays
         assert len(worker._worker.levels) == 1
         assert await get(db, web.count, "one/a") == 1
+
+
+async def test_what_is_left_of_many_changes_is_not_run_for_when_the_newest_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # N3, N6
+    few = 8
+    for module in (claim, worker):
+        monkeypatch.setattr(module, "COVERS_MAX", few)
+    web, first, gate, attempts = Web(), trio.Event(), trio.Event(), list[int]()
+
+    @web.observe(web.body, id="later", delay_s=10.0)
+    async def later(txn: perco.Transaction, change: Change) -> None:
+        attempts.append(change.attempt)
+        if not first.is_set():
+            first.set()
+            await gate.wait()
+        else:
+            raise ZeroDivisionError
+
+    async with client(memory(), web.schema) as db, db.worker(options=WorkerOptions(attempts=2)):
+        for number in range(4 * few):
+            await put(db, web.body, "a", f"number {number}")
+        await first.wait()
+        last = await put(db, web.body, "a", "during the run")
+        gate.set()
+        assert await db.wait_idle(timeout=LONG_S) == 1
+        assert attempts == [1, 1, 2]
+        assert [found.commit_ts for found in await db.failed()] == [last]
+        assert nothing_is_left(db)

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 import perco
+from perco.notify import claim, worker
 from perco.notify.database import Database
 from perco.storage import FAILED_LIST, NOTIFY, Mutation, NoReply, Refused, Verdict
 from perco.txn import failed as failing
@@ -562,3 +563,53 @@ async def test_a_full_disk_gives_nothing_up(web: Web, picky: Picky) -> None:  # 
             assert db.failed_count() == 1
             assert picky.attempts == [1, 2, 3, 4, 5]
             await is_whole(db)
+
+
+# ------------------------------------------------------------------ more changes of a row than one run covers
+
+
+async def test_many_changes_of_a_row_are_given_up_as_one(
+    web: Web, picky: Picky, monkeypatch: pytest.MonkeyPatch
+) -> None:  # N6
+    for module in (claim, worker):
+        monkeypatch.setattr(module, "COVERS_MAX", 8)
+    picky.bad = {"a"}
+    async with client(memory(), web.schema) as db:
+        changes = [await put(db, web.body, "a", f"number {number}") for number in range(50)]
+        async with db.worker(options=FEW):
+            assert await db.wait_idle(timeout=1000) == 1
+            assert picky.attempts == [1, 2, 3]
+            assert on_the_list(db) == [(b"a", changes[-1])]
+            assert (await db.failed())[0].cause == changes[0]
+            await is_whole(db)
+            picky.bad = set()
+            assert await db.replay_failed() == 1
+            assert await db.wait_idle(timeout=1000) == 0
+            assert await get(db, web.note, "a") == "number 49"
+
+
+async def test_a_row_that_changes_faster_than_it_fails_is_given_up(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:  # N6
+    """The run before was counted in a notify cell that this one does not cover."""
+    for module in (claim, worker):
+        monkeypatch.setattr(module, "COVERS_MAX", 8)
+    attempts: list[int] = []
+
+    @web.observe(web.body, id="failing")
+    async def failing(txn: Txn, change: Change) -> None:
+        attempts.append(change.attempt)
+        if len(attempts) < 3:
+            for number in range(20):
+                await put(db, web.body, "a", f"{len(attempts)}, {number}")
+        raise ZeroDivisionError
+
+    async with client(memory(), web.schema) as db:
+        await put(db, web.body, "a", "the first")
+        for _ in range(3):
+            async with db.worker(options=FEW):  # which remembers nothing of earlier ones
+                seen = len(attempts)
+                await until(lambda: len(attempts) > seen)  # noqa: B023
+                await trio.sleep(0.01)
+        assert attempts == [1, 2, 3]
+        assert len(on_the_list(db)) == 1

@@ -230,3 +230,28 @@ async def test_a_chain_without_a_circle_is_told_by_its_last_observers() -> None:
 def test_limits_are_whole_numbers(options: dict[str, Any]) -> None:
     with pytest.raises(perco.UsageError, match=next(iter(options))):
         perco.WorkerOptions(**options)
+
+
+async def test_all_are_paused_while_a_scanner_waits_for_a_run_to_end(web: Web) -> None:  # N8, N10
+    gate = trio.Event()
+    runs = 0
+
+    async def slow(txn: perco.Transaction, change: Change) -> None:
+        nonlocal runs
+        runs += 1
+        await gate.wait()
+
+    for id, priority in (("first", 5), ("then", 0)):
+        web.observe(web.body, id=id, priority=priority)(slow)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(concurrency=1):
+        for key in "abcdef":
+            await put(db, web.body, key, "hello")
+        await until(lambda: runs)
+        for id in ("then", "first"):
+            await db.pause(id)
+        gate.set()
+        await trio.sleep(10.0)
+        assert runs == 1
+        for id in ("then", "first"):
+            await db.resume(id)
+        await settle(db)
