@@ -333,7 +333,7 @@ class Database(Observers):
             )
         unserved, superseded, paused = self.unserved(), self._worker.superseded, self.paused()
         if unserved or superseded or paused:
-            waiting = {id for id, count in (await self.waiting()).items() if count}
+            waiting = {id for id, count in (await self.waiting(readable=True)).items() if count}
             if waiting and waiting <= unserved | set(superseded) | paused:
                 for id in waiting & set(superseded):
                     raise SchemaMismatch(too_old(self.schema.observers[id], superseded[id]))
@@ -352,11 +352,17 @@ class Database(Observers):
         """Ids of registered observers that this program's schema lacks (N10)."""
         return set(self.catalogue.observers) - set(self.schema.observers)
 
-    async def waiting(self) -> dict[str, int]:
-        """How many changes wait for each observer, by id: one look over the notify cells."""
+    async def waiting(self, *, readable: bool = False) -> dict[str, int]:
+        """How many changes wait for each observer, by id: one look over the notify cells.
+
+        Args:
+            readable: without those that no observer can run for, for cells that cannot be read.
+        """
         names = {entry.number: id for id, entry in self.catalogue.observers.items()}
         counts = dict.fromkeys(self.catalogue.observers, 0)
-        async for _, _, column, _ in self._notified():
+        async for table, row, column, ts in self._notified():
+            if readable and self._worker is not None and self._worker.damage(table, row, column, ts) is not None:
+                continue
             id = names.get(observer_of(column), f"#{observer_of(column)}")
             counts[id] = counts.get(id, 0) + 1
         return counts

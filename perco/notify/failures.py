@@ -1,14 +1,14 @@
 """The failed list, as users see it: `db.failed`, `db.replay_failed`, `db.drop_failed`.
 
 N3  To drop a failed change is to acknowledge it without a run: an ordinary ack, by a transaction that began when there
-    was no newer change. If there is one, it waits for a run of its own, which an ack would take from it: then the
-    failed one only leaves the list.
+    was no newer change. If there is one, or a higher version of the observer is to run for what is there, that waits
+    for a run of its own, which an ack would take from it: then the failed one only leaves the list.
 N6  A failed change stays on the list until it is replayed, dropped, or a newer change's run has committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -24,12 +24,14 @@ from perco.storage import (
     FAILED_LIST,
     LOCK,
     TS_MAX,
+    Cell,
     Failed,
     Mutation,
     NoReply,
     ScanQuery,
     ScanRequest,
 )
+from perco.txn.catalogue import ObserverEntry
 from perco.txn.client import Client, Options
 from perco.txn.failed import FailedCell, forget, put_back, unpack_failed
 from perco.txn.local import LocalStore
@@ -181,9 +183,15 @@ class Failures(Client):
             self.driver.note_damage(self.driver.at(Cellref(table, row, column), error))
             return _UNREADABLE
 
-    def _version_of(self, ack: int) -> int:
+    def _entry_of(self, ack: int) -> ObserverEntry | None:
         entries = self.catalogue.observers.values()
-        return next((entry.version for entry in entries if entry.number == observer_of(ack)), 1)
+        return next((entry for entry in entries if entry.number == observer_of(ack)), None)
+
+    def _waits_besides(self, ack: int, ts: int, notified: Sequence[Cell]) -> bool:
+        """Whether a higher version is told, or is still to be, of what a lower one has failed for (N10)."""
+        entry = self._entry_of(ack)
+        to_come = entry is not None and not entry.ready and ts < (entry.at or TS_MAX)
+        return to_come or bool(notified and notified[0][0] > ts)
 
     def _told(self, listed: Listed) -> FailedChange:
         (table, row, column), ts, cell = listed
@@ -286,11 +294,12 @@ class Failures(Client):
                 in_the_way = Cellref(table, row, ack if ack_locks else column)
                 await driver.clear(in_the_way, Blocked(*(ack_locks or locks)[0]))
                 return None
-            if not writes or writes[0][0] > ts:
+            if not writes or writes[0][0] > ts or self._waits_besides(ack, ts, notified):
                 txn.discard()
                 return await self._leave(listed, forget(listed.ack, ts))
             covers = tuple([seen for seen, _ in notified])  # what is older than the failed change goes with it
-            head, cause = ack_head(self._version_of(ack)), pack_cause(cell.root, cell.depth, cell.path)
+            entry = self._entry_of(ack)
+            head, cause = ack_head(entry.version if entry else 1), pack_cause(cell.root, cell.depth, cell.path)
             txn._ack = Intent(table, row, ack, ACK, head + cause, (), (*covers, -ts))
             await txn.commit()
             return True

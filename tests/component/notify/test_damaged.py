@@ -394,3 +394,24 @@ async def test_an_observer_can_be_registered_for_a_column_with_a_damaged_cell(we
         assert len(db.statistics().damaged) >= 1
         assert [row for row, _ in notified(db)] == [b"a"], "its change still waits"
     await local.aclose()
+
+
+async def test_whoever_waits_is_told_where_some_is_damaged_and_the_rest_is_paused(web: Web) -> None:  # N7
+    """Neither is all that waits, and none of it will ever run."""
+    web.counting(web.body, id="count")
+    web.counting(web.note, id="paused")
+    async with client(memory(), web.schema) as db, db.worker() as worker:
+        await db.pause("paused")
+        await put(db, web.note, "a", "hello")
+        ts = await put(db, web.note, "b", "hello")
+        await db.pause("count")
+        await plant(db, WRITE, "a", number(db, web.body), await put(db, web.body, "a", "hello"), JUNK)
+        await db.resume("count")
+        await until(lambda: worker.statistics()["count"].failures)
+        with pytest.raises(perco.UsageError, match="paused: 'paused'"):
+            await db.wait_idle(timeout=LONG_S)
+        with pytest.raises(perco.UsageError, match="paused: 'paused'"):
+            await db.wait_for(ts, timeout=LONG_S)
+        await db.resume("paused")
+        with pytest.raises(perco.Corruption, match=r"docs\['a'\]\.body"):
+            await settle(db)

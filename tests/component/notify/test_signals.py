@@ -10,6 +10,7 @@ import trio
 
 import perco
 from perco.cli.looks import look
+from perco.notify import claim, worker
 from perco.notify.claim import COVERS_MAX
 from perco.storage import NOTIFY, PENDING, TRACE, WRITE, Mutation
 from perco.testing.faults import kind_of
@@ -648,3 +649,36 @@ async def test_a_pending_entry_is_a_lock_that_keeps_nobody_out(hot: Hot) -> None
         async with client(local, hot.schema, beside=db) as other:
             assert await raise_signal(other, hot, "k")
         store.let_go()
+
+
+async def test_a_run_carries_the_oldest_cause_of_all_the_signals_that_it_follows(
+    hot: Hot, monkeypatch: pytest.MonkeyPatch
+) -> None:  # N7, N9
+    """Also of those that it leaves for another run, which finds nothing left to do."""
+    for module in (claim, worker):
+        monkeypatch.setattr(module, "COVERS_MAX", 8)
+    gate, followed = trio.Event(), list[int]()
+
+    @hot.schema.observe(hot.grown, id="first")
+    async def first(txn: Txn, change: perco.Change[str, None]) -> None:
+        if await txn.get(hot.size, change.key) is None:
+            txn.set(hot.size, change.key, 1)
+
+    @hot.schema.observe(hot.size, id="second")
+    async def second(txn: Txn, change: perco.Change[str, int]) -> None:
+        followed.append(change.cause)
+        await gate.wait()
+
+    async with perco.open("memory:", hot.schema, options=OPTIONS) as db:
+        raised = [await db.run(raise_it, hot) for _ in range(20)]
+        async with db.worker():
+            with pytest.raises(perco.NotIdle):
+                await db.wait_for(raised[0], timeout=2.0)
+            assert followed == [raised[0]]
+            gate.set()
+            await db.wait_for(raised[0], timeout=LONG_S)
+
+
+async def raise_it(txn: Txn, hot: Hot) -> int:
+    txn.signal(hot.grown, "c")
+    return await txn.commit()

@@ -277,3 +277,29 @@ async def test_it_works_through_open(autojump_clock: trio.testing.MockClock) -> 
         assert await db.wait_idle() == 0
         assert acks(db) == {b"a": [3]}
     assert [change.key for change in seen] == ["a"]
+
+
+@pytest.mark.parametrize("backfilled", [True, False])
+async def test_what_a_lower_version_failed_for_may_be_dropped_and_the_higher_one_runs_all_the_same(
+    backfilled: bool,
+) -> None:  # N3, N10
+    """Whether it has been told of that already or not."""
+    local, old = memory(), Web()
+
+    @old.observe(old.body, id="count")
+    async def failing(txn: perco.Transaction, change: Change) -> None:
+        raise ZeroDivisionError
+
+    async with client(local, old.schema) as db:
+        await put(db, old.body, "a", "hello")
+        async with db.worker(options=perco.WorkerOptions(attempts=1)):
+            assert await db.wait_idle(timeout=1000.0) == 1
+    new, after = counting(2)
+    async with client(local, new.schema, backfilled=backfilled) as db:
+        assert bool(notified(db)) == backfilled
+        assert await db.drop_failed("count") == 1
+        await db.backfill()
+        async with db.worker():
+            assert await db.wait_idle(timeout=1000.0) == 0
+        assert [change.key for change in after] == ["a"]
+        assert nothing_is_left(db)
