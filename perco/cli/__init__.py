@@ -20,9 +20,9 @@ _WEB = ("w3lib", "warcio")
 
 _HELP = """Look into a perco store, write single cells; a search index over web pages.
 
-A store is a folder. status, scan, get, wait, check, pins, backfill, observers and failed list only read, and work
-beside the process that has the store open. What writes needs the store for itself: set, delete, signal, vacuum, pause,
-resume, failed replay and drop, check --repair, check --accept, pins --drop, backfill --run.
+A store is a folder. status, scan, get, wait, check, pins, backfill, trace, observers, failed list and show only read,
+and work beside the process that has the store open. What writes needs the store for itself: set, delete, signal,
+vacuum, pause, resume, failed replay and drop, check --repair, check --accept, pins --drop, backfill --run.
 
 \b
 Keys and values are written as their column wants them:
@@ -30,15 +30,16 @@ Keys and values are written as their column wants them:
   bytes    text, or hex:00ff       float64  a number
   json     JSON                    bool     true or false
   tuples   a JSON array: '["de", 7]'
-A key or value that begins with a minus goes after --: perco set web/ docs k rank -- -5
+A key or value that begins with a minus goes after --:
+  perco set web/ docs k rank -- -5
 
 With --json a command prints one JSON document (scan: one line for each row), with bytes as {"hex": "00ff"}.
 
 \b
 Exit codes:
-  0  fine
-  1  findings, or not found
-  2  wrong usage, or the store cannot be used
+    0  fine
+    1  findings, or not found
+    2  wrong usage, or the store cannot be used
   130  interrupted
 
 \b

@@ -33,7 +33,10 @@ async def observers(store: str, *, draw: bool, svg: str | None, mermaid: bool, j
         if svg == "-":
             print(picture)
         else:
-            await trio.Path(svg).write_text(picture)
+            try:
+                await trio.Path(svg).write_text(picture)
+            except OSError as error:
+                raise UsageError(f"{svg} cannot be written: {error.strerror}") from None
             print(f"wrote {svg}", file=sys.stderr)
     elif draw:
         graph.show(found)
@@ -58,9 +61,7 @@ async def pause(store: str, id: str, *, paused: bool, json: bool) -> int:
     """Pause an observer, or resume it."""
     async with perco.open(store, readonly=True) as db:
         schema = schema_of(db.catalogue)
-        db.catalogue.with_paused(
-            id, paused
-        )  # an observer that is not there is told before the store is opened to write
+        db.catalogue.with_paused(id, paused)  # what is not there is told before the store is opened to write
         before = id in db.paused()
     async with perco.open(store, schema) as db:
         await (db.pause(id) if paused else db.resume(id))
@@ -69,7 +70,7 @@ async def pause(store: str, id: str, *, paused: bool, json: bool) -> int:
     if json:
         show_json({"observer": id, "paused": paused, "waiting": waiting})
     elif before == paused:
-        print(f"{id} was {'paused' if paused else 'not paused'} already")
+        print(f"{id} was {'paused already' if paused else 'not paused'}")
     else:
         print(f"{word} {id}; {waiting} change{'s wait' if waiting != 1 else ' waits'} for it")
     return FINE

@@ -82,7 +82,7 @@ def perform_or(interrupted: str, action: Callable[P, Awaitable[int]], *args: P.a
         except StoreLocked as error:
             _fail(
                 f"{error.path} is in use by process {error.pid or 'unknown'} ({error.command or 'unknown command'}). "
-                "End it first; status, get, scan, check, wait and pins also work beside it."
+                "End it first; status, get, scan, check, wait, trace, observers, pins and failed list work beside it."
             )
         except PercoError as error:
             _fail(str(error))

@@ -7,12 +7,20 @@ N9  A chain that is too long is given up without an attempt.
 
 from __future__ import annotations
 
+import logging
+
 from perco.errors import ChainTooLong, Corruption
 from perco.notify.claim import Run
 from perco.storage import APPLIED
 from perco.txn.client import Client
 from perco.txn.failed import FailedCell, count_attempt, describe, describe_wholly, give_up, unpack_failed
 from perco.txn.records import ATTEMPTS_MAX, Cellref, observers_on, pack_cause, unpack_cause
+
+KINDS_MAX = 256  # of failures that are remembered to have been logged with their traceback
+
+log = logging.getLogger("perco.observer")
+
+_Kind = tuple[str, str, str, int]  # observer, type of error, the file and line that raised it
 
 
 class ObserverFailedError(Exception):
@@ -26,6 +34,43 @@ class ObserverFailedError(Exception):
     def attempts(self) -> int:
         """Runs that have failed for what it was for, this one included."""
         return self.run.attempts + 1
+
+
+class FailureLog:
+    """Logs runs that failed: the first of a kind with its whole traceback, each that follows in one line.
+
+    A service that is down fails for every change that waits, again and again, and always says the same. What is given
+    up keeps its own traceback in the failed list. Past `KINDS_MAX` kinds the one that was told first is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[_Kind, None] = {}
+
+    def failed(self, id: str, where: str, failed: ObserverFailedError) -> None:
+        """A run that failed; `where`: the row, for people."""
+        kind = _kind(id, failed.error)
+        if kind in self._told:
+            text = describe(failed.error)
+            log.error("observer %s failed on %s (attempt %d): %s", id, where, failed.attempts, text)
+            return
+        if len(self._told) >= KINDS_MAX:
+            del self._told[next(iter(self._told))]
+        self._told[kind] = None
+        log.error("observer %s failed on %s", id, where, exc_info=failed.error)
+
+    def given_up(self, id: str, where: str) -> None:
+        """A change that was moved to the failed list."""
+        log.error("observer %s: %s is on the failed list now (perco failed show; db.replay_failed)", id, where)
+
+
+def _kind(id: str, error: BaseException) -> _Kind:
+    while isinstance(error, BaseExceptionGroup):  # of a nursery: what its first task says
+        error = error.exceptions[0]
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    file, line = ("", 0) if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+    return id, type(error).__qualname__, file, line
 
 
 async def note_failure(client: Client, ack: Cellref, failed: ObserverFailedError, attempts_max: int) -> bool:

@@ -34,7 +34,7 @@ from perco.notify.claim import (
     signal_queries,
 )
 from perco.notify.delays import Delays
-from perco.notify.failing import ObserverFailedError, note_failure, too_long
+from perco.notify.failing import FailureLog, ObserverFailedError, note_failure, too_long
 from perco.notify.outputs import Outputs
 from perco.notify.rowlocks import RowLocks
 from perco.options import check_options
@@ -169,6 +169,7 @@ class Worker:
         self.counters = {observer.id: ObserverCounters() for observer in observers.values()}
         self.again = False  # woken when nobody slept: whoever ends a tour next makes another
         self._asleep = trio.lowlevel.ParkingLot()
+        self.failure_log = FailureLog()
         self.last_failures: dict[str, tuple[int, str, BaseException]] = {}  # by observer: how often, where, what
         # N7: what fails for cells that cannot be read: the newest change that is known to, and why.
         self.damaged: dict[tuple[str, bytes, int], tuple[int, Corruption]] = {}
@@ -356,10 +357,11 @@ class Worker:
             self.client.driver.note_damage(error)
             self._failed(observer, counters, key, error.again(), seen_ts)
         except ObserverFailedError as failed:
-            log.error("observer %s failed on %s", observer.id, self._where(table, row), exc_info=failed.error)
+            self.failure_log.failed(observer.id, self._where(table, row), failed)
             self._failed(observer, counters, key, failed.error, seen_ts, failed.attempts)
             if await note_failure(self.client, Cellref(*key), failed, self.options.attempts):
                 counters.given_up += 1
+                self.failure_log.given_up(observer.id, self._where(table, row))
                 self.backoff.succeeded(key)
         finally:
             counters.running -= 1

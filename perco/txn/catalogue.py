@@ -6,7 +6,7 @@ are read from here and not from the program.
 N10  A version is a cell of the system table at timestamp = version; the newest counts. Declaring compares the
      program's schema with it: a codec, key or group that differs is an error; what is new is added under the next
      version, by check-then-write, so two programs cannot both add. An observer's version never goes back. Who registers
-     an observer, or a higher version of it, then puts notify cells for what is already there (`notify/backfill.py`).
+     an observer, or a higher version of it, then puts notify cells for what is already there (`txn/backfill.py`).
 """
 
 from __future__ import annotations

@@ -80,6 +80,10 @@ async def test_what_is_asked_wrongly_is_told(store: Path) -> None:
         (failing_commands.drop(at, "nobody", None, everything=True, json=False), "no observer 'nobody'"),
         (observing.pause(at, "nobody", paused=True, json=False), "no observer 'nobody'"),
         (observing.observers(at, draw=True, svg=None, mermaid=True, json=False), "choose one of"),
+        (
+            observing.observers(at, draw=False, svg=f"{at}/no/x.svg", mermaid=False, json=False),
+            "x.svg cannot be written",
+        ),
     ):
         with pytest.raises(perco.UsageError, match=said):
             await asked

@@ -13,6 +13,8 @@ import trio.testing
 
 import perco
 from perco.notify import scanner as scanners
+from perco.notify.claim import Run
+from perco.notify.failing import KINDS_MAX, FailureLog, ObserverFailedError
 from perco.storage import NOTIFY, LocalRowStore, RowCells, ScanPage, ScanRequest
 from perco.storage.cells import ReadRequest
 from tests.component.notify.kit import (
@@ -145,6 +147,45 @@ async def test_what_failed_is_told_with_its_traceback(web: Web, caplog: pytest.L
     assert "failing" in record.getMessage()
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
+async def test_a_traceback_is_told_once_for_each_kind_of_failure(web: Web, caplog: pytest.LogCaptureFixture) -> None:
+    """A service that is down fails for all that waits: one traceback, then a line each; another error has its own."""
+
+    @web.observe(web.body, id="ask")
+    async def ask(txn: Txn, change: Change) -> None:
+        if change.attempt <= 3:
+            raise ConnectionError(f"down for {change.key}")
+        if change.attempt == 4:
+            async with trio.open_nursery(strict_exception_groups=True):
+                raise KeyError("another")
+
+    with caplog.at_level(logging.WARNING, logger="perco.observer"):
+        async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+            for key in "abc":
+                await put(db, web.body, key, "hello")
+            await settle(db)
+    assert [type(record.exc_info[1]) for record in caplog.records if record.exc_info] == [
+        ConnectionError,
+        ExceptionGroup,
+    ]
+    lines = [record.getMessage() for record in caplog.records if not record.exc_info]
+    assert len(lines) == 3 * 4 - 2
+    assert not any("\n" in line for line in lines)
+    for key in "abc":
+        assert f"observer ask failed on docs['{key}'] (attempt 3): ConnectionError: down for {key}" in lines
+
+
+async def test_kinds_of_failures_that_are_remembered_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    told, run = FailureLog(), Run((1,), (), 0, 0)
+    for n in range(KINDS_MAX + 1):
+        for _ in range(2):
+            told.failed(f"observer {n}", "docs['a']", ObserverFailedError(ValueError("x"), 1, run))
+    assert sum(record.exc_info is not None for record in caplog.records) == KINDS_MAX + 1
+    told.failed("observer 1", "docs['a']", ObserverFailedError(ValueError("x"), 1, run))
+    assert caplog.records[-1].exc_info is None
+    told.failed("observer 0", "docs['a']", ObserverFailedError(ValueError("x"), 1, run))
+    assert caplog.records[-1].exc_info is not None
 
 
 async def test_one_that_fails_for_ever_holds_nobody_up(web: Web) -> None:  # N6, N11
