@@ -411,7 +411,8 @@ async def test_a_run_that_only_locks_what_it_reads_keeps_older_ones_from_writing
         if await txn.get(hot.size, "k", lock=True) != value:
             txn.set(hot.size, "k", value)
 
-    async with client(memory(), hot.schema) as db, client(db.local, hot.schema, beside=db) as other, db.worker() as worker:
+    both = memory()
+    async with client(both, hot.schema) as db, client(both, hot.schema, beside=db) as other, db.worker() as worker:
         await put(db, hot.size, "k", 5)
         await raise_signal(db, hot, "k")  # seen by a run that finds nothing in "a", and takes its time
         await begun.wait()
