@@ -167,8 +167,9 @@ def trace(
     """What a row's values came from, and all that followed from it.
 
     A tree: at its root the transaction from outside that began it, below each transaction the cells that it wrote, as
-    far as nobody has written them since, and the observers' runs that followed. It reads all write records of the
-    store, twice or three times. Exits with 1 if the row was never written.
+    far as nobody has written them since, and the observers' runs that followed. Of many cells or runs below one
+    transaction it shows some, all of those of the row first; --json has all. It reads all write records of the store,
+    twice or three times. Exits with 1 if the row was never written.
 
     \b
     Example:

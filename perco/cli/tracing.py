@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +19,9 @@ from perco.cli.values import parse_key, shown
 from perco.notify.tracing import Name, Traced, trace
 
 _WRITES_SHOWN = 12
-_KEY_WIDTH = 40
+_RUNS_SHOWN = 12
+_KEY_WIDTH = 160
+_WIDTH = 4096  # of the drawing: a terminal folds what is longer than its lines, nothing is cut off
 
 
 async def trace_row(store: str, table: str, key: str, *, json: bool) -> int:
@@ -32,12 +34,17 @@ async def trace_row(store: str, table: str, key: str, *, json: bool) -> int:
     if json:
         show_json([asdict(tree) for tree in found])
     elif found:
-        console = Console(markup=False, highlight=False, emoji=False)
-        for tree in found:
-            console.print(drawn(tree), soft_wrap=True)
+        show(found, (table, parsed))
     if not found:
         complain(f"{table}[{parsed!r}] was never written")
     return FINE if found else FOUND
+
+
+def show(found: Sequence[Traced], row: tuple[str, Any]) -> None:
+    """Print what was found for a row (table, key)."""
+    console = Console(markup=False, highlight=False, emoji=False, width=_WIDTH)
+    for tree in found:
+        console.print(drawn(tree, row), soft_wrap=True)
 
 
 @contextmanager
@@ -50,16 +57,30 @@ def _progress() -> Iterator[Callable[[int], None]]:
         yield lambda rows: status.update(f"read {counted(rows, 'row')}")
 
 
-def drawn(traced: Traced) -> Tree:
-    """A transaction, and below it what followed."""
+def drawn(traced: Traced, row: tuple[str, Any]) -> Tree:
+    """A transaction, and below it what followed. Of much of it some is shown: what belongs to the row (table, key) that
+    was asked for, all of it, comes first."""
     tree = Tree(_head(traced))
-    for name in traced.writes[:_WRITES_SHOWN]:
+    writes = sorted(traced.writes, key=lambda name: name[:2] != row)
+    shown_writes = max(_WRITES_SHOWN, sum(name[:2] == row for name in writes))
+    for name in writes[:shown_writes]:
         tree.add(Text(_name(name), style="dim"))
-    if len(traced.writes) > _WRITES_SHOWN:
-        tree.add(Text(f"and {counted(len(traced.writes) - _WRITES_SHOWN, 'more cell')}", style="dim"))
-    for run in traced.runs:
-        tree.add(drawn(run))
+    if len(writes) > shown_writes:
+        tree.add(Text(f"and {counted(len(writes) - shown_writes, 'more cell')}", style="dim"))
+    concerned = [run for run in traced.runs if _concerns(run, row)]
+    others = [run for run in traced.runs if not _concerns(run, row)]
+    shown_others = max(_RUNS_SHOWN - len(concerned), 0)
+    for run in [*concerned, *others[:shown_others]]:
+        tree.add(drawn(run, row))
+    if len(others) > shown_others:
+        tree.add(Text(f"and {counted(len(others) - shown_others, 'more run')}; --json has all", style="cyan"))
     return tree
+
+
+def _concerns(run: Traced, row: tuple[str, Any]) -> bool:
+    """Whether it ran for the row, or wrote it, or one that followed from it did."""
+    on_it = run.asked or (run.on is not None and run.on[:2] == row)
+    return on_it or any(_concerns(after, row) for after in run.runs)
 
 
 def _head(traced: Traced) -> Text:

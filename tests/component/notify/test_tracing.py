@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import perco
-from perco.cli.tracing import drawn
+from perco.cli.tracing import drawn, show
 from perco.notify.tracing import Traced, trace
 from tests.component.notify.kit import OPTIONS, Web, client, memory, put, settle
 
@@ -100,7 +100,7 @@ def test_a_tree_is_drawn_with_what_was_asked_for() -> None:
     leaf = Traced(12, "tell", ("docs", "a", "size"), 2, 3, (), [("docs", "za", "note")], asked=True)
     root = Traced(10, writes=[("docs", str(n), "body") for n in range(14)], runs=[leaf])
     console = Console(file=StringIO(), width=80)
-    console.print(drawn(root))
+    console.print(drawn(root, ("docs", "za")))
     assert isinstance(console.file, StringIO)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert lines[:2] == ["10  from outside", "├── docs[0].body"]
@@ -108,4 +108,40 @@ def test_a_tree_is_drawn_with_what_was_asked_for() -> None:
         "├── and 2 more cells",
         "└── 12  > tell on docs[a].size  (attempt 3)  <- wrote what was asked for",
         "    └── docs[za].note",
+    ]
+
+
+def test_of_many_runs_and_cells_those_of_the_row_are_shown_first() -> None:
+    """A load in one transaction: the row that was asked for is not among the others that are left out."""
+    runs = [Traced(20 + n, "tell", ("docs", str(n), "size"), 1, 1) for n in range(40)]
+    runs[30].runs = [Traced(70, "gather", ("docs", "x", "note"), 2, 1, (), [("docs", "late", "sum")], asked=True)]
+    root = Traced(10, writes=[("docs", str(n), "body") for n in range(40)], runs=runs)
+    for row, cells, shown in (
+        ("late", ["docs[0].body", "docs[1].body"], ["tell on docs[30]", "tell on docs[0]", "tell on docs[1]"]),
+        ("35", ["docs[35].body", "docs[0].body"], ["tell on docs[30]", "tell on docs[35]", "tell on docs[0]"]),
+    ):
+        console = Console(file=StringIO(), width=80)
+        console.print(drawn(root, ("docs", row)))
+        assert isinstance(console.file, StringIO)
+        lines = console.file.getvalue().splitlines()
+        assert [line.split()[-1] for line in lines[1:3]] == cells
+        assert [line.split("> ")[1].split(".")[0] for line in lines if "tell" in line][:3] == shown
+        assert sum("tell" in line for line in lines) == 12
+        assert [line.split(maxsplit=1)[1].rstrip() for line in lines if "and " in line] == [
+            "and 28 more cells",
+            "and 28 more runs; --json has all",
+        ]
+
+
+def test_no_line_of_a_trace_is_cut_off(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor on a narrow terminal, which folds it."""
+    monkeypatch.setenv("COLUMNS", "40")
+    key = "k" * 150
+    run = Traced(12, "tell", ("docs", key, "body"), 1, 3, (), [("docs", f"z{key}", "note")])
+    show([Traced(10, writes=[("docs", key, "body")], runs=[run], asked=True)], ("docs", key))
+    assert capsys.readouterr().out.splitlines() == [
+        "10  from outside  <- wrote what was asked for",
+        f"├── docs[{key}].body",
+        f"└── 12  > tell on docs[{key}].body  (attempt 3)",
+        f"    └── docs[z{key}].note",
     ]
