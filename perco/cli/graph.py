@@ -18,8 +18,10 @@ import perco
 
 Column = tuple[str, str]  # table, column
 
-_NODE_W, _NODE_H, _GAP_X, _GAP_Y, _MARGIN = 190, 34, 60, 18, 16
+_NODE_W, _NODE_H, _GAP_X, _GAP_Y, _MARGIN = 190, 34, 60, 18, 28
 _CHAR_W: Final = 7.2
+_LANE_H: Final = 14  # of an edge that passes below other nodes
+_BEND: Final = _GAP_X // 2
 
 
 def condition(state: perco.ObserverState) -> str:
@@ -145,6 +147,24 @@ def _layers(found: Sequence[perco.ObserverState]) -> dict[str | Column, int]:
     return place
 
 
+def _lanes(
+    edges: Sequence[tuple[str | Column, str | Column]], place: dict[str | Column, int], bottoms: dict[int, int]
+) -> dict[tuple[int | None, str | Column], int]:
+    """The height at which edges to a node pass the layers between, below the nodes there; of those that lead back, the
+    height below all, under None. `bottoms`: where the last node of each layer stands."""
+    lanes: dict[tuple[int | None, str | Column], int] = {}
+    taken = {at: y + _NODE_H for at, y in bottoms.items()}
+    for source, target in edges:
+        for at in range(place[source] + 1, place[target]):
+            if (at, target) not in lanes:
+                lanes[at, target] = taken[at] = taken[at] + _LANE_H
+    lowest = max(taken.values())
+    for source, target in edges:
+        if place[target] <= place[source] and (None, target) not in lanes:
+            lanes[None, target] = lowest = lowest + _LANE_H
+    return lanes
+
+
 def svg(found: Sequence[perco.ObserverState]) -> str:
     """Columns and observers from left to right."""
     place = _layers(found)
@@ -157,10 +177,11 @@ def svg(found: Sequence[perco.ObserverState]) -> str:
     spot = {
         n: (left[at], _MARGIN + i * (_NODE_H + _GAP_Y)) for at, nodes in layers.items() for i, n in enumerate(nodes)
     }
-    width = max(left[at] + wide[at] for at in layers) + _MARGIN
-    height = max(y for _, y in spot.values()) + _NODE_H + _MARGIN
     edges: list[tuple[str | Column, str | Column]] = [((state.table, state.column), state.id) for state in found]
     edges += [(state.id, output) for state in found for output in state.outputs]
+    lanes = _lanes(edges, place, {at: max(spot[n][1] for n in nodes) for at, nodes in layers.items()})
+    width = max(left[at] + wide[at] for at in layers) + _MARGIN
+    height = max([*(y + _NODE_H for _, y in spot.values()), *lanes.values()]) + _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
@@ -170,11 +191,17 @@ def svg(found: Sequence[perco.ObserverState]) -> str:
     for source, target in edges:
         (x0, y0), (x1, y1) = spot[source], spot[target]
         x0, y0, y1 = x0 + wide[place[source]], y0 + _NODE_H // 2, y1 + _NODE_H // 2
-        bend = max(abs(x1 - x0) // 2, 30)
-        parts.append(
-            f'<path d="M{x0} {y0}C{x0 + bend} {y0} {x1 - bend} {y1} {x1} {y1}" fill="none" stroke="#64748b" '
-            'stroke-width="1.3" marker-end="url(#tip)"/>'
-        )
+        line = f"M{x0} {y0}"
+        if place[target] <= place[source]:  # it closes a circle
+            below = lanes[None, target]
+            line += f"C{x0 + _BEND} {y0} {x0 + _BEND} {below} {x0} {below}H{x1}"
+            x0, y0 = x1, below
+        for at in range(place[source] + 1, place[target]):
+            x, y = left[at], lanes[at, target]
+            line += f"C{x0 + _BEND} {y0} {x - _BEND} {y} {x} {y}H{x + wide[at]}"
+            x0, y0 = x + wide[at], y
+        line += f"C{x0 + (_BEND if x0 < x1 else -_BEND)} {y0} {x1 - _BEND} {y1} {x1} {y1}"
+        parts.append(f'<path d="{line}" fill="none" stroke="#64748b" stroke-width="1.3" marker-end="url(#tip)"/>')
     states = {state.id: state for state in found}
     for node, (x, y) in spot.items():
         observer = states.get(node) if isinstance(node, str) else None

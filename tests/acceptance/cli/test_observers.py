@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from io import StringIO
@@ -172,6 +173,30 @@ def test_a_circle_is_drawn_once_round() -> None:
     ]
     assert graph.svg(states).count("<rect") == 5
     assert graph.svg(states).count('marker-end="url(#tip)"') == 4
+
+
+def test_edges_pass_below_the_nodes_between_and_lead_back_below_all() -> None:
+    """Else an edge that passes behind a box would look as if it came from there."""
+    states = [
+        perco.ObserverState("parse", "p", "in", 1, False, True, (("d", "x"), ("d", "y"), ("d", "late"))),
+        perco.ObserverState("elect", "d", "x", 1, False, True, (("d", "late"), ("d", "z"))),
+        perco.ObserverState("export", "d", "late", 1, False, True, (("d", "x"), ("d", "late"))),
+        perco.ObserverState("again", "p", "own", 1, False, True, (("p", "own"), ("d", "z"))),
+    ]
+    picture = graph.svg(states)
+    width, height = (int(n) for n in re.findall(r'viewBox="0 0 (\d+) (\d+)"', picture)[0])
+    boxes = [
+        [int(n) for n in found]
+        for found in re.findall(r'<rect x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)"', picture)
+    ]
+    lanes = [[int(n) for n in found] for found in re.findall(r"(\d+) (\d+)H(\d+)", picture)]
+    assert len(lanes) == 2 * 2 + 3  # two edges past two layers each, three back
+    for x0, y, x1 in lanes:
+        assert 0 < y < height
+        for left, top, wide, high in boxes:
+            passes = min(x0, x1) < left + wide and max(x0, x1) > left
+            assert not (passes and top <= y <= top + high)
+    assert all(0 < left < left + wide < width and 0 < top < top + high < height for left, top, wide, high in boxes)
 
 
 def test_names_do_not_break_a_drawing() -> None:
