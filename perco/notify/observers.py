@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import trio
+
 from perco.errors import UsageError
 from perco.notify.failures import Failures
 from perco.notify.outputs import outputs_in
@@ -80,11 +82,13 @@ class Observers(Failures):
         self.usable(writing=True)
         if not isinstance(id, str):
             raise UsageError(f"an observer is named by its id, a str, not {id!r}")
-        await self._adopt(await catalogues.change(self.driver.store, lambda c: c.with_paused(id, paused)))
-        self.forget_bounds()
-        await self.oracle.announce(self.catalogue.binds)
+        with trio.CancelScope(shield=True):  # what the store says by then, this process goes by
+            await self._adopt(await catalogues.change(self.driver.store, lambda c: c.with_paused(id, paused)))
+            self.forget_bounds()
+            await self.oracle.announce(self.catalogue.binds)
+            if self._worker is not None:
+                self._worker.renew()
         if self._worker is not None:
-            self._worker.renew()
             await self._worker.committed()
         self.driver.quiet()  # N7: whoever waits shall look who runs it
 

@@ -255,3 +255,42 @@ async def test_all_are_paused_while_a_scanner_waits_for_a_run_to_end(web: Web) -
         for id in ("then", "first"):
             await db.resume(id)
         await settle(db)
+
+
+class Slow:
+    """A row store whose caller is cancelled when a mutation has been made, and before it is told."""
+
+    groups = True
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.scope: trio.CancelScope | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def apply(self, mutations: Any) -> Any:
+        verdicts = await self._inner.apply(mutations)
+        if self.scope is not None:
+            self.scope.cancel()
+            self.scope = None
+            await trio.lowlevel.checkpoint()
+        return verdicts
+
+
+async def test_who_is_cancelled_while_it_pauses_has_paused_it_in_the_store_and_here(web: Web) -> None:  # N10
+    seen = web.counting(web.body, id="one")
+    local = memory()
+    store = Slow(local.store)
+    async with client(local, web.schema, store=store) as db, db.worker():
+        with trio.CancelScope() as store.scope:
+            await db.pause("one")
+        assert store.scope is None
+        assert [state.paused for state in await db.observers()] == [True]
+        assert db.paused() == {"one"}
+        await put(db, web.body, "a", "hello")
+        await trio.sleep(100.0)
+        assert seen == []
+        await db.resume("one")
+        await settle(db)
+        assert len(seen) == 1
