@@ -102,6 +102,7 @@ class Stages:
     def __init__(self) -> None:
         self._live = Live(console=console, refresh_per_second=4, transient=False) if console.is_terminal else None
         self._told = 0.0
+        self._idle = ""  # what was told last, without the time, if nothing waited
         self._untold: dict[str, Any] | None = None
 
     def __enter__(self) -> Stages:
@@ -112,8 +113,13 @@ class Stages:
     def show(self, progress: dict[str, Any]) -> None:
         if self._live is not None:
             self._live.update(stages_table(progress))
+        elif (said := one_line(progress | {"seconds": 0.0})) == self._idle:
+            self._untold = (
+                None  # `perco web run` with nothing to do: a line every two seconds would tell nobody anything
+            )
         elif time.monotonic() - self._told >= _LINE_EVERY_S:
             self._told, self._untold = time.monotonic(), None
+            self._idle = "" if any(stage["waiting"] for stage in progress["stages"].values()) else said
             console.print(one_line(progress))
         else:
             self._untold = progress
