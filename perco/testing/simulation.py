@@ -832,7 +832,8 @@ class Simulation:
             await self.machine.store.apply([mutation])
         world = self._world(late="late" in self.kinds, grown=self.growth.latest)
         self.outcome.grown, self.outcome.refused = self.growth.latest, self.growth.refused
-        options = Options(wall=self._wall("the end"), seed=0)
+        # A share of real time would make of each run another one.
+        options = Options(wall=self._wall("the end"), seed=0, backfill=BackfillOptions(share=1.0))
         noise = self.plan.noise("the end")
 
         async def slowly() -> None:

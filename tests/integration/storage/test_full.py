@@ -14,6 +14,8 @@ import trio
 from perco.errors import Corruption, StoreFull, Unavailable, UsageError
 from perco.storage import (
     APPLIED,
+    GROUPS_MAX,
+    PROTOCOL_GROUPS,
     TS_MAX,
     Failed,
     LmdbEngine,
@@ -36,6 +38,7 @@ from tests.component.storage.stores import (
 from tests.integration.storage.children import child
 
 TINY = LmdbOptions(sync=False, map_bytes=4096)
+ROOM = len(PROTOCOL_GROUPS) + GROUPS_MAX
 BOUNDED = replace(TINY, map_bytes_max=3 << 20)
 
 
@@ -153,13 +156,13 @@ def test_a_file_that_is_not_lmdbs_is_corruption(tmp_path):
 
 
 def test_more_locality_groups_than_lmdb_has_room_for_are_a_usage_error(tmp_path):
-    with pytest.raises(UsageError, match="122 locality groups"):
-        lmdb_engine(tmp_path, groups=[f"data:{n}" for n in range(131)])
+    with pytest.raises(UsageError, match=f"{GROUPS_MAX} locality groups"):
+        lmdb_engine(tmp_path, groups=[f"data:{n}" for n in range(ROOM + 1)])
 
 
 def test_every_group_that_is_allowed_fits_the_smallest_map(tmp_path):
-    engine = lmdb_engine(tmp_path, TINY, groups=[f"data:{'g' * 60}{n}" for n in range(130)])
-    assert engine.read(b"a", [(f"data:{'g' * 60}129", 1, 0, TS_MAX, 1)]) == [[]]
+    engine = lmdb_engine(tmp_path, TINY, groups=[f"data:{'g' * 60}{n}" for n in range(ROOM)])
+    assert engine.read(b"a", [(f"data:{'g' * 60}{ROOM - 1}", 1, 0, TS_MAX, 1)]) == [[]]
     engine.close()
 
 
