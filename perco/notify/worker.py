@@ -503,7 +503,8 @@ class Worker:
                 await self._tidy(table, row, ack, covers)
                 return True
         assert isinstance(verdict, Run)
-        verdict = await self._with_older(verdict, Cellref(table, row, ack))
+        if len(verdict.covers) == COVERS_MAX:
+            verdict = await self._with_older(verdict, Cellref(table, row, ack))
         seen = await driver.finish(table, row, column, start_ts, there)
         del cells  # a run may wait long
         txn._ack = Intent(table, row, ack, ACK, self._marks[observer_of(ack)][0] + verdict.cause, (), verdict.removes)
@@ -531,7 +532,8 @@ class Worker:
                 await driver.clear(cell, lock)
                 return False
         assert isinstance(verdict, Run)
-        verdict = await self._with_older(verdict, cell)
+        if len(verdict.covers) == COVERS_MAX:
+            verdict = await self._with_older(verdict, cell)
         txn._signals = {(table, row, ack): Intent(table, row, ack, SIGNAL, b"", (), verdict.removes)}
         return verdict, Missing(verdict.covers[0])
 
@@ -547,8 +549,6 @@ class Worker:
     async def _with_older(self, run: Run, ack: Cellref) -> Run:
         """A run that may see more than it takes with it: the causes of that are its causes too (N9), and what has
         failed for that, has failed for the same (N6)."""
-        if len(run.covers) < COVERS_MAX:
-            return run
         root, attempts, below = run.root, run.attempts, run.covers[-1]
         while True:
             query = (NOTIFY, ack.column, 0, below - 1, _CAUSES_PER_READ)
