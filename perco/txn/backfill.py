@@ -29,13 +29,16 @@ import trio
 from perco.errors import Corruption, StoreError
 from perco.options import check_options
 from perco.storage import (
+    ABSENT,
     APPLIED,
     DATA,
+    FAILED_LIST,
     LOCK,
     NOTIFY,
     TS_MAX,
     WRITE,
     Mutation,
+    Refused,
     RowStore,
     ScanCell,
     ScanQuery,
@@ -248,12 +251,14 @@ class Backfill:
             if commit_ts:
                 assert commit_ts <= entry.at
                 put = (NOTIFY, ack, entry.at, pack_cause(commit_ts, 0))
-                mutations.append(Mutation(entry.table, ((row, (), (put,)),)))
+                # N6: a message that comes late, or again, does not make wait what has been given up since.
+                given_up = (ABSENT, FAILED_LIST, ack, entry.at, entry.at)
+                mutations.append(Mutation(entry.table, ((row, (given_up,), (put,)),)))
         self._worked += time.perf_counter() - began
         if mutations:
             with self._driver.observing():
                 for verdict in await self._driver.store.apply(mutations):
-                    if verdict is not APPLIED:  # not done before all of it is there
+                    if verdict is not APPLIED and not isinstance(verdict, Refused):  # not done before all is there
                         raise_for(verdict, f"what observer {id!r} is to be notified of")
         return len(mutations)
 

@@ -39,6 +39,13 @@ def test_nothing_goes_wrong(seed: int) -> None:
     assert len({fault for _, fault in outcome.fired}) >= 3
 
 
+@pytest.mark.parametrize("seed", [294, 564])
+def test_a_message_that_comes_late_does_not_make_wait_what_was_given_up(seed: int) -> None:  # N6 N10
+    outcome = simulate(seed)
+    assert outcome.problems == []
+    assert outcome.fired["give up", "DELAY"] or outcome.late
+
+
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_the_same_seed_is_the_same_run(processes: int) -> None:
     options = SimulationOptions(processes=processes)
