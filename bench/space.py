@@ -72,7 +72,7 @@ async def overwrite(db: perco.Database, overwrites: int, seed: int, run: Run) ->
         while True:
             seconds = time.perf_counter() - began
             over_time.append((seconds, Space(db).used))
-            if (tenths := 10 - 10 * left * PER_TRANSACTION // overwrites) > told:
+            if (tenths := 10 * (overwrites - left * PER_TRANSACTION) // overwrites) > told:
                 told = tenths
                 run.say(f"{10 * tenths} % after {seconds:.0f} s, {over_time[-1][1] / (1 << 20):.0f} MiB used")
             await trio.sleep(1.0)
