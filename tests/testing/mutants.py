@@ -550,7 +550,7 @@ def in_phase_two(patch: pytest.MonkeyPatch) -> None:
             for part in self._parts
             for intent in part
             if intent.observers
-            for cause in [(header.root or self.commit_ts, header.depth)]
+            for cause in [(header.root or self.commit_ts, header.depth, header.path)]
         ]
         return [*secondaries(self), *more]
 

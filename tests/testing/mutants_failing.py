@@ -95,7 +95,9 @@ def drops_too_much(patch: pytest.MonkeyPatch) -> None:
             [cells] = await self.driver.store.read([(table, row, queries)])
             if not cells[5] or cells[5][0][0] != ts:
                 return False
-            cause = ack_head(self._version_of(ack)) + pack_cause(cell.root, cell.depth, cell.path)
+            entry = self._entry_of(ack)
+            head = ack_head(entry.version if entry else 1)
+            cause = head + pack_cause(cell.root, cell.depth, cell.path)
             covers = tuple(seen for seen, _ in cells[0])
             txn._ack = Intent(table, row, ack, ACK, cause, (), (*covers, -ts))
             await txn.commit()

@@ -89,10 +89,10 @@ def get_looks_past(patch: pytest.MonkeyPatch) -> None:
     async def past(self: driver.Driver, entry: entered.Entry) -> int:
         return 0
 
-    async def get(self: transaction.Snapshot, column: Any, key: Any) -> Any:
+    async def get(self: transaction.Snapshot, column: Any, key: Any, *, lock: bool = False) -> Any:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(driver.Driver, "past", past)
-            running = right(self, column, key)
+            running = right(self, column, key, lock=lock)
             try:
                 awaited = running.send(None)
             except StopIteration as ended:
