@@ -14,7 +14,6 @@ same bytes in every run: no addresses of objects, no paths of this machine, noth
 
 import argparse
 import faulthandler
-import gzip
 import html
 import http.client
 import importlib
@@ -597,54 +596,83 @@ def _bounded(page: Page, limits: CrawlLimits) -> Iterator[Found]:
 
 
 class _Damaged(Exception):
-    """The archive ends or breaks where it should go on. What came before a mere end was whole."""
-
-    def __init__(self, why: str, end: bool = True) -> None:
-        super().__init__(why)
-        self.end = end
+    """The archive ends or breaks where it should go on."""
 
 
 class _ArchiveFile:
     """The bytes of an archive, unpacked, and an end that comes too early made known.
 
-    warcio takes the end of a truncated gzip file for the end of the archive.
+    warcio takes the end of a truncated gzip file for the end of the archive, and compares no checksum.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        packed = file.read(2) == b"\x1f\x8b"
+    def __init__(self, file: BinaryIO, chunk_bytes: int) -> None:
+        self._file = file
+        self._chunk_bytes = chunk_bytes
+        self._packed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        self._file: Any = gzip.GzipFile(fileobj=file) if packed else file
+        self._member: Any = None
+        self._unread = b""
         self._offset = 0
+        #: What lies before this offset is what was written, as far as the file can tell.
+        self.checked = 0
 
     def read(self, size: int) -> bytes:
-        try:
-            # read1 hands over what there is before it fails on what is missing.
-            data = bytes(self._file.read1(size))
-        except EOFError as error:
-            raise _Damaged("the gzip file is cut") from error
-        except (zlib.error, gzip.BadGzipFile) as error:
-            raise _Damaged(f"the gzip file is damaged: {error}", end=False) from error
-        self._offset += len(data)
+        if self._packed:
+            data = self._unpacked(size)
+            self._offset += len(data)
+        else:
+            data = self._file.read(size)
+            self._offset = self.checked = self._offset + len(data)
         return data
 
     def tell(self) -> int:
         return self._offset
 
+    def _unpacked(self, size: int) -> bytes:
+        while True:
+            packed = self._unread or self._file.read(self._chunk_bytes)
+            if self._member is None:
+                # Tapes and disks fill up a last block with zeros.
+                self._unread = packed.lstrip(b"\0")
+                if not self._unread:
+                    if packed:
+                        continue
+                    return b""
+                packed, self._member = self._unread, zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+            try:
+                data: bytes = self._member.decompress(packed, size)
+            except zlib.error as error:
+                raise _Damaged(f"the gzip file is damaged: {error}") from error
+            if self._member.eof:
+                # Its checksum was right.
+                self.checked = self._offset + len(data)
+                self._unread, self._member = self._member.unused_data, None
+            else:
+                self._unread = self._member.unconsumed_tail
+                if not data and not packed:
+                    raise _Damaged("the gzip file is cut")
+            if data:
+                return data
+
 
 def archived_pages(path: Path, limits: CrawlLimits = DEFAULT_LIMITS) -> Iterator[Found]:
     """The responses and resources in a WARC file, in its order; of a damaged file the whole records before
     the damage."""
-    # Held back until the next record can be read: only then is the checksum of its own compared.
+    # Held back until the next record is read: only then is it known whether its own checksum was right.
     held: list[Found] = []
+    ends = 0
     why = None
     try:
         with open(path, "rb") as file:
-            for record in ArchiveIterator(_ArchiveFile(file), no_record_parse=True):
+            archive = _ArchiveFile(file, limits.chunk_bytes)
+            records = ArchiveIterator(archive, no_record_parse=True)
+            for record in records:
                 yield from held
                 held = []
                 held = list(_archived(record, limits))
+                ends = archive.tell() - records.reader.rem_length()
     except _Damaged as error:
-        held = held if error.end else []
+        held = held if ends <= archive.checked else []
         why = str(error)
     except (ArchiveLoadFailed, OSError) as error:
         why = " ".join(str(error).split())
