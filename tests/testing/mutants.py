@@ -494,7 +494,7 @@ def ack_by_commit(patch: pytest.MonkeyPatch) -> None:
     right = claim.decide
 
     def decide(cells: Any, start_ts: int, version: int) -> Any:
-        notified, ack_locks, acks, locks, writes = cells
+        notified, ack_locks, acks, locks, writes, _ = cells
         if acks and writes and writes[0][0] <= acks[0][0] and notified and not ack_locks and not locks:
             return claim.Handled(tuple(ts for ts, _ in notified))
         return right(cells, start_ts, version)
@@ -594,7 +594,7 @@ def before_commit(patch: pytest.MonkeyPatch) -> None:
 
     def prewrite(header: Any, part: Any, *, again: bool) -> Mutation:
         made = right(header, part, again=again)
-        gone = {intent.row: [(NOTIFY, intent.column, ts, None) for ts in intent.covers] for intent in part}
+        gone = {intent.row: [(NOTIFY, intent.column, ts, None) for ts in intent.covers if ts > 0] for intent in part}
         return made._replace(rows=[(row, checks, [*writes, *gone.get(row, ())]) for row, checks, writes in made.rows])
 
     patch.setattr(mutations, "prewrite", prewrite)
