@@ -317,7 +317,7 @@ def _draw(run: Run, webs: Sequence[Built]) -> None:
     axis.set_xlabel("pages in the index")
     axis.set_ylabel("CPU ms a page")
     axis.set_title("What five hundred pages more cost, durable, until searchable", loc="left")
-    axis.legend(frameon=False, loc="lower left")
+    axis.legend(frameon=False, fontsize=8, ncols=len(webs), loc="lower left")
     axis.spines[["top", "right"]].set_visible(False)
     run.figure(figure, "webindex")
     pyplot.close(figure)
