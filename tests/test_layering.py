@@ -11,7 +11,7 @@ import perco
 ROOT = Path(perco.__file__).parent
 
 # Low to high. A layer may import itself and what stands before it.
-LAYERS = ["errors", "options", "tuning", "storage", "txn", "notify", "testing", "webindex", "cli"]
+LAYERS = ["errors", "options", "tuning", "storage", "txn", "notify", "fronts", "sync", "testing", "webindex", "cli"]
 
 # The commands of the web index belong to the command line, though they lie with what they are about.
 COMMANDS = {Path("webindex/cli.py"), Path("webindex/demo.py")}
@@ -45,6 +45,8 @@ ORDER = {
         *("claim", "rowlocks", "backoff", "delays", "failing", "outputs", "worker", "scanner"),
         *("failures", "observers", "tracing", "database"),
     ],
+    "fronts": ["portal", "tries"],
+    "sync": ["threads", "held", "attempts", "observing", "database", "opening"],
 }
 
 # Who may import what from outside: the core stands on three packages.

@@ -512,24 +512,32 @@ class Client:
 
         Raises: SchemaMismatch for a column that was not in the schema the store was opened with.
         """
-        if isinstance(column, Signal):
-            raise UsageError(f"{column!r} is a signal: it has no value; raise it with txn.signal({column.name}, key)")
-        if not isinstance(column, Column):
-            raise UsageError(f"expected a column, as made by Table.column, not {column!r}")
-        self._must_be_declared(column)
+        self.must_be_column(column)
         bound = self.bounds[column] = Bound(column, self.catalogue)
         return bound
 
     def bind_signal(self, signal: Signal[Any]) -> Bound:
         """The same for a signal. Raises: UsageError for what is none; SchemaMismatch as `bind` does."""
+        bound = self.signals.get(signal)
+        if bound is None:
+            self.must_be_signal(signal)
+            bound = self.signals[signal] = Bound(signal, self.catalogue)
+        return bound
+
+    def must_be_column(self, column: object) -> None:
+        """Raises what `bind` does; changes nothing. Any thread."""
+        if isinstance(column, Signal):
+            raise UsageError(f"{column!r} is a signal: it has no value; raise it with txn.signal({column.name}, key)")
+        if not isinstance(column, Column):
+            raise UsageError(f"expected a column, as made by Table.column, not {column!r}")
+        self._must_be_declared(column)
+
+    def must_be_signal(self, signal: object) -> None:
+        """The same for `bind_signal`."""
         if not isinstance(signal, Signal):
             hint = "; a column is written with txn.set" if isinstance(signal, Column) else ""
             raise UsageError(f"expected a signal, as made by Table.signal, not {signal!r}{hint}")
-        bound = self.signals.get(signal)
-        if bound is None:
-            self._must_be_declared(signal)
-            bound = self.signals[signal] = Bound(signal, self.catalogue)
-        return bound
+        self._must_be_declared(signal)
 
     def _must_be_declared(self, column: Column[Any, Any] | Signal[Any]) -> None:
         if self.schema.tables.get(column.table.name) is not column.table:

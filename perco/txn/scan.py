@@ -83,15 +83,27 @@ class Scan(AsyncOnly, Generic[K]):
         return self
 
     async def __anext__(self) -> Row[K]:
+        while True:
+            row = self.take()
+            if row is not None:
+                return row
+            if self.ended:
+                raise StopAsyncIteration
+            await self.fetch()
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is no page to come."""
+        return self._ended or self._left == 0
+
+    def take(self) -> Row[K] | None:
+        """The next row of the page that was fetched; None: there is no other in it."""
         while self._left != 0:
             row = self._next_row()
             if self._range is not None:
                 self._taken(self._range, row)
             if row is None:
-                if self._ended:
-                    break
-                await self._fetch()
-                continue
+                break
             key = decoded_key(self._table.key, row, self._table.name)
             # Only now: the transaction may have written the row since it was fetched.
             got = self._snapshot._assemble(key, row, self._columns, self._bounds, self._found)
@@ -99,7 +111,7 @@ class Scan(AsyncOnly, Generic[K]):
                 if self._left is not None:
                     self._left -= 1
                 return got
-        raise StopAsyncIteration
+        return None
 
     async def all(self) -> list[Row[K]]:
         """The rest of the rows as a list."""
@@ -141,7 +153,7 @@ class Scan(AsyncOnly, Generic[K]):
         at = bisect_left(self._rows, row)
         return at == len(self._rows) or self._rows[at] != row
 
-    async def _fetch(self) -> None:
+    async def fetch(self) -> None:
         """The next page; moves the range on."""
         snapshot = self._snapshot
         if not snapshot._open:

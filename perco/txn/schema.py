@@ -66,7 +66,10 @@ def _must_observe(id: str, function: object) -> None:
     inner = inspect.unwrap(function) if callable(function) else function
     plain = inspect.isroutine(inner) and not inspect.ismethod(inner) and not inspect.iscoroutinefunction(inner)
     if not callable(function) or plain:
-        raise UsageError(f"observer {id!r} has to be an `async def` function of (txn, change), not {function!r}")
+        raise UsageError(
+            f"observer {id!r} has to be an `async def` function of (txn, change), or a plain one under "
+            f"@perco.sync.observer, not {function!r}"
+        )
     try:
         inspect.signature(function).bind(None, None)
     except TypeError as error:

@@ -253,7 +253,7 @@ class Snapshot:
 
     def _closed(self) -> TransactionClosed:
         kind = "transaction" if isinstance(self, Transaction) else "snapshot"
-        return TransactionClosed(f"this {kind} has ended; use it inside its `async with` or function only")
+        return TransactionClosed(f"this {kind} has ended; use it inside its block or function only")
 
     def _lock(self, bound: Bound, row: bytes) -> None:
         raise UsageError("a snapshot commits nothing, so it has no use for lock=True; read in a transaction")

@@ -1,0 +1,94 @@
+"""`run` and `attempts` from outside the loop: what a thread, or a task of another loop, asks of `perco.txn.attempts`.
+
+The function itself runs outside. On the loop are only its beginning, its reads and its end, each a call; turns, pauses
+and deadlines are those of `Attempts` (T11, W3). An attempt begins with its first call: one hand-over less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import trio
+
+from perco.errors import UsageError
+from perco.txn.attempts import Attempt, Attempts, RetryOptions, late
+from perco.txn.client import Client
+from perco.txn.transaction import Transaction
+
+
+class Tries:
+    """Attempts of one transaction. `began`: whether the one under way has a transaction; `done`: there is no other."""
+
+    def __init__(self, client: Client, retry: RetryOptions, serializable: bool) -> None:
+        self.client, self.retry, self.serializable = client, retry, serializable
+        self._made_at = perf_counter()
+        self._attempts: Attempts | None = None
+        self._attempt: Attempt | None = None
+
+    @property
+    def began(self) -> bool:
+        return self._attempt is not None
+
+    @property
+    def done(self) -> bool:
+        return self._attempts is not None and self._attempts._done
+
+    async def begin(self) -> Transaction:
+        """On the loop: the next attempt's transaction, when it is its turn."""
+        if self._attempts is None:
+            self._attempts = Attempts(self.client, self.retry, self.serializable)
+            if self._attempts._deadline is not None:  # its time runs since it was asked for
+                self._attempts._deadline -= perf_counter() - self._made_at
+        attempt = await anext(self._attempts)
+        txn = await attempt.__aenter__()
+        self._attempt = attempt
+        return txn
+
+    async def finish(self, error: BaseException | None) -> bool:
+        """On the loop: commit, or discard for an error; whether there is to be another attempt.
+
+        Raises: what the commit does, never `error` itself.
+        """
+        assert self._attempt is not None
+        attempt, self._attempt = self._attempt, None
+        try:
+            swallowed = await attempt.__aexit__(None if error is None else type(error), error, None)
+        except BaseException as raised:
+            if raised is error:
+                return False
+            raise
+        return swallowed and not self.done
+
+    def leave(self) -> None:
+        """There is to be no other attempt, though the last one met others: whoever ran it is told so."""
+        if self._attempts is not None:
+            self._attempts._owed = False
+
+    async def in_time(self, txn: Callable[[], Transaction | None], do: Callable[[], Awaitable[Any]]) -> Any:
+        """On the loop: something, until the time for all attempts is up. Raises: Unavailable then."""
+        if self.retry.timeout_s is None:
+            return await do()
+        left_s = self.retry.timeout_s - (perf_counter() - self._made_at)
+        with trio.move_on_after(max(left_s, 0)):
+            return await do()
+        met = self._attempts._met if self._attempts is not None else []
+        now = txn()
+        raise late(self.retry, met, now.commit_ts if now is not None else 0)
+
+
+def limited(client: Client, attempts: int | None, timeout: float | None, isolation: Any) -> tuple[RetryOptions, bool]:
+    """What `db.options(...)` stands for. Raises: UsageError as that does."""
+    made = client.options(attempts=attempts, timeout=timeout, isolation=isolation)
+    return replace(made._retry), made._serializable
+
+
+def must_give(function: object, what: str) -> None:
+    """Raises: UsageError for what cannot be run in a transaction."""
+    if not callable(function):
+        close = getattr(function, "close", None)
+        if close is not None and hasattr(function, "cr_code"):
+            close()
+        raise UsageError(f"db.run takes {what}, and then its arguments: db.run(function, ...), not {function!r}")

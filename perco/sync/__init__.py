@@ -1,0 +1,32 @@
+"""perco for blocking code: the same names and types, without `await`.
+
+    with perco.sync.open("folder/", schema) as db:
+
+        def transfer(txn, source, target, amount): ...      # a plain function; `txn.get(...)` blocks
+
+        db.run(transfer, "alice", "bob", 10)                # from any thread, any number of them at once
+        with db.snapshot() as snap:
+            for row in snap.scan(accounts): ...
+
+The store runs on a trio loop in a thread of its own. Callers hand their calls over to it and sleep; commits of many
+threads that come together share a write and an fsync, as those of many tasks do. A database may be used by any number
+of threads, a snapshot too; a transaction by one at a time. What is set is noted in the caller's thread and goes along
+with the next call. In `db.run` a transaction begins with its first read, in `db.transaction()` at once.
+
+T10 A call that KeyboardInterrupt comes into is cancelled first: what was not sent did not happen. Then the exception
+    comes out; if the transaction had committed, or nobody knows, it says so (`__notes__`), and `txn.outcome` does.
+
+Calls from the loop's own thread (from `on_event`, `progress=`, an observer that is an `async def`) raise UsageError:
+they would wait for themselves.
+"""
+
+from perco.sync.attempts import Attempt as Attempt, Attempts as Attempts, Retrying as Retrying
+from perco.sync.database import Database as Database, WorkerHandle as WorkerHandle
+from perco.sync.held import (
+    PinnedSnapshot as PinnedSnapshot,
+    Scan as Scan,
+    Snapshot as Snapshot,
+    Transaction as Transaction,
+)
+from perco.sync.observing import OBSERVER_THREADS as OBSERVER_THREADS, observer as observer
+from perco.sync.opening import open as open

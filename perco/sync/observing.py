@@ -1,0 +1,58 @@
+"""Plain functions as observers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Final, TypeVar
+
+import trio
+
+from perco.errors import UsageError
+from perco.fronts.tries import must_give
+from perco.sync.held import Transaction
+from perco.sync.threads import FromThread
+from perco.txn.schema import Change, ObserverFunction
+from perco.txn.transaction import Transaction as _Transaction
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+OBSERVER_THREADS: Final = 32
+"""Threads, at most, in which `perco.sync.observer` runs functions, of all stores of a loop together."""
+
+
+_limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("perco.sync.observer")
+
+
+def observer(function: Callable[[Transaction, Change[K, V]], None]) -> ObserverFunction[K, V]:
+    """Make an observer of a plain function: it runs in a thread, and may block.
+
+        @schema.observe(body, id="count words")
+        @perco.sync.observer
+        def count(txn, change):
+            txn.set(words, change.key, len((change.value or "").split()))
+
+    It works for every worker, of `perco` and of `perco.aio` too. There are at most `OBSERVER_THREADS` such threads;
+    runs beyond that wait for one, whatever the concurrency. When the worker ends, it waits for them; their next
+    read ends them.
+    """
+    must_give(function, "a function")
+
+    @functools.wraps(function)
+    async def in_thread(txn: _Transaction, change: Change[K, V]) -> None:
+        try:
+            limiter = _limiter.get()
+        except LookupError:
+            limiter = trio.CapacityLimiter(OBSERVER_THREADS)
+            _limiter.set(limiter)
+        outside = Transaction(FromThread(), txn._client, txn)
+        result: object = await trio.to_thread.run_sync(function, outside, change, limiter=limiter)
+        if isinstance(result, Coroutine):
+            result.close()
+            raise UsageError(f"perco.sync.observer takes a plain function; {function!r} is an `async def`")
+        if txn.outcome == "open":
+            outside._write(txn)
+
+    del in_thread.__dict__["__wrapped__"]  # who looks for an `async def` shall find this one
+    return in_thread
