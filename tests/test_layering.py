@@ -11,7 +11,20 @@ import perco
 ROOT = Path(perco.__file__).parent
 
 # Low to high. A layer may import itself and what stands before it.
-LAYERS = ["errors", "options", "tuning", "storage", "txn", "notify", "fronts", "sync", "testing", "webindex", "cli"]
+LAYERS = [
+    "errors",
+    "options",
+    "tuning",
+    "storage",
+    "txn",
+    "notify",
+    "fronts",
+    "sync",
+    "aio",
+    "testing",
+    "webindex",
+    "cli",
+]
 
 # The commands of the web index belong to the command line, though they lie with what they are about.
 COMMANDS = {Path("webindex/cli.py"), Path("webindex/demo.py")}
@@ -47,6 +60,7 @@ ORDER = {
     ],
     "fronts": ["portal", "tries"],
     "sync": ["threads", "held", "attempts", "observing", "database", "opening"],
+    "aio": ["guest", "held", "attempts", "observing", "database", "opening"],
 }
 
 # Who may import what from outside: the core stands on three packages.

@@ -14,12 +14,17 @@ F3  A call that is interrupted before it was taken is taken out and never made.
 
 from __future__ import annotations
 
+import functools
+import os
 import types
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Final
 
 import trio
+
+from perco.errors import UsedAfterFork
 
 _IDLE_MAX: Final = 256  # servers that wait for calls; more of them end when they have nothing to do
 _TAKEN_MAX: Final = 256  # calls that a server makes before all others on the loop have their turn
@@ -66,18 +71,21 @@ class Server:
 
 
 class Portal:
-    """The queue and its servers. Loop thread only, but for `submit` and `refuse`.
+    """The queue and its servers. Loop thread only, but for `refuse`.
 
-    Attributes: `closed`: why no call is made any more, once that is so.
+    Attributes: `closed`: why no call is made any more, once that is so; `forked`: it is a child's copy; `made`: calls.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.forked = False
         self.queue: deque[Call] = deque()
         self.closed: Callable[[], BaseException] | None = None
         self._leader: Server | None = None
         self._idle: list[Server] = []
         self._servers: set[Server] = set()
-        self.made = 0  # calls
+        self.made = 0
+        _portals.add(self)
 
     # ------------------------------------------------------------ what a front says
 
@@ -244,3 +252,16 @@ def _noticed(running: Awaitable[Any], waits: Callable[[Server], None], server: S
             trap = step(sent)
         except StopIteration as stop:
             return stop.value
+
+
+_portals: weakref.WeakSet[Portal] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In the child there is no loop that could answer (S5)."""
+    for portal in _portals:
+        portal.forked = True
+        portal.closed = functools.partial(UsedAfterFork, portal.path)
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -36,6 +36,17 @@ class Tries:
     def done(self) -> bool:
         return self._attempts is not None and self._attempts._done
 
+    def begin_nowait(self) -> Transaction | None:
+        """On the loop's thread: the transaction of the first attempt, if there is nothing to wait for."""
+        if self._attempts is not None or self.retry.timeout_s is not None:
+            return None
+        txn = self.client.begin_nowait(isolation="serializable" if self.serializable else "snapshot")
+        if txn is not None:
+            self._attempts = Attempts(self.client, self.retry, self.serializable)
+            self._attempt = Attempt(self._attempts)
+            self._attempt._txn = txn
+        return txn
+
     async def begin(self) -> Transaction:
         """On the loop: the next attempt's transaction, when it is its turn."""
         if self._attempts is None:
@@ -77,6 +88,14 @@ class Tries:
         met = self._attempts._met if self._attempts is not None else []
         now = txn()
         raise late(self.retry, met, now.commit_ts if now is not None else 0)
+
+
+def tell(interrupt: BaseException, txn: Transaction | None) -> None:
+    """T10: note on what has interrupted a commit what became of that."""
+    if txn is not None and txn.outcome == "committed" and txn.commit_ts:
+        interrupt.add_note(f"perco: the transaction under way has committed, at {txn.commit_ts}")
+    elif txn is not None and txn.outcome == "unknown":
+        interrupt.add_note(f"perco: the transaction under way may have committed: ask db.outcome({txn.token!r})")
 
 
 def limited(client: Client, attempts: int | None, timeout: float | None, isolation: Any) -> tuple[RetryOptions, bool]:

@@ -459,6 +459,7 @@ class WorkerHandle:
         return self._worker.statistics()
 
     def scanner_statistics(self) -> list[ScannerCounters]:
+        """What each scanner did."""
         return [scanner.counters for scanner in self.scanners]
 
     def on_run(self, function: Callable[[str, Any, float], None]) -> None:
@@ -504,8 +505,8 @@ class open:
         self._scope = trio.CancelScope()
 
     async def __aenter__(self) -> Database:
-        if not trio.lowlevel.in_trio_run():
-            raise UsageError("perco runs on trio: call trio.run(main); it does not run under asyncio")
+        if not trio.lowlevel.in_trio_task():  # another loop may have a trio run for its guest
+            raise UsageError("perco.open runs on trio: call trio.run(main); under asyncio write perco.aio.open")
         options = self._options
         local = LocalStore(
             self._url,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Concatenate, ParamSpec, TypeVar
 
-from perco.errors import UsageError
-from perco.fronts.tries import Tries, must_give
+from perco.errors import PercoError, UsageError
+from perco.fronts.tries import Tries, must_give, tell
 from perco.sync.held import Transaction
-from perco.sync.threads import Port
+from perco.sync.threads import Port, Threads
 from perco.txn.attempts import RetryOptions
 from perco.txn.client import Client
 
@@ -63,7 +63,10 @@ def finish(txn: Transaction, error: BaseException | None) -> bool:
             if tries.began:  # it was interrupted before it was made
                 finish(txn, raised)
             if isinstance(raised, KeyboardInterrupt):
-                txn._tell(raised)
+                tell(raised, txn._begun)
+        elif isinstance(raised, PercoError) and isinstance(txn._port, Threads) and txn._port.closed is not None:
+            txn.discard()
+            return False  # there is nothing to tell but `error`
         raise
     finally:
         txn._ended = True

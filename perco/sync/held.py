@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from perco.errors import TooLarge, TransactionClosed
-from perco.fronts.tries import Tries
+from perco.fronts.tries import Tries, tell
 from perco.storage import VALUE_BYTES_MAX
 from perco.sync.threads import Port, blocking
 from perco.txn.client import Client
@@ -226,7 +226,7 @@ class Transaction(Snapshot):
             ts: int = self._port.ask(self._in_time, (_Transaction.commit, (), {}), {}, True)
             return ts
         except KeyboardInterrupt as error:
-            self._tell(error)
+            tell(error, self._begun)
             raise
 
     def discard(self) -> None:
@@ -234,13 +234,6 @@ class Transaction(Snapshot):
         self._ended = True
         if self._begun is not None:
             self._begun.discard()
-
-    def _tell(self, interrupt: KeyboardInterrupt) -> None:
-        """T10: what became of what was interrupted."""
-        if self.outcome == "committed" and self.commit_ts:
-            interrupt.add_note(f"perco: the transaction under way has committed, at {self.commit_ts}")
-        elif self.outcome == "unknown":
-            interrupt.add_note(f"perco: the transaction under way may have committed: ask db.outcome({self.token!r})")
 
     @property
     def commit_ts(self) -> int:

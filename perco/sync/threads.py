@@ -8,13 +8,12 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import trio
 
-from perco.errors import TransactionClosed, UsageError, UsedAfterFork
+from perco.errors import TransactionClosed, UsageError
 from perco.fronts.portal import Call, Portal, Server
 
 P = ParamSpec("P")
@@ -71,14 +70,11 @@ class Threads(Portal):
     """
 
     def __init__(self, path: str) -> None:
-        super().__init__()
-        self.path = path
-        self.forked = False
+        super().__init__(path)
         self.token = trio.lowlevel.current_trio_token()
         self.thread = threading.get_ident()
         self._woken = False  # the loop will look at the queue
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        _portals.add(self)
 
     def __del__(self) -> None:
         os.close(self._fd)  # not before the last thread that may write to it has gone
@@ -160,16 +156,6 @@ class FromThread:
 
 
 Port = Threads | FromThread
-_portals: weakref.WeakSet[Threads] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for portal in _portals:
-        portal.forked = True
-        portal.closed = functools.partial(UsedAfterFork, portal.path)
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def closed() -> BaseException:

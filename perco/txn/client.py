@@ -290,7 +290,17 @@ class Client:
         """A transaction that the caller ends with `commit` or `discard`; prefer `transaction()` or `run`."""
         self.usable(writing=True)
         serializable = self._is_serializable(isolation)
-        txn = Transaction(self, self.oracle.draw_nowait() or await self.oracle.draw())
+        return self._begun(self.oracle.draw_nowait() or await self.oracle.draw(), serializable)
+
+    def begin_nowait(self, *, isolation: Isolation | None = None) -> Transaction | None:
+        """The same where there is nothing to wait for, else None."""
+        self.usable(writing=True)
+        serializable = self._is_serializable(isolation)
+        start_ts = self.oracle.draw_nowait()
+        return self._begun(start_ts, serializable) if start_ts else None
+
+    def _begun(self, start_ts: int, serializable: bool) -> Transaction:
+        txn = Transaction(self, start_ts)
         if serializable:
             txn._reads = Reads(self.config.transaction.reads_max)
         return txn

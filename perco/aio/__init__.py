@@ -1,0 +1,30 @@
+"""perco for asyncio: the same names and types.
+
+    async with perco.aio.open("folder/", schema) as db:
+
+        async def transfer(txn, source, target, amount): ...    # awaits whatever asyncio can
+
+        await db.run(transfer, "alice", "bob", 10)
+        async with db.snapshot() as snap:
+            async for row in snap.scan(accounts): ...
+
+The store runs on trio, as the guest of the loop that opens it: in the same thread, between the loop's own callbacks.
+It works under any asyncio loop, uvloop's too. Stores of one loop share one guest run.
+
+T10 A task that is cancelled in a call cancels the call: what was not sent did not happen. CancelledError comes out when
+    the call has ended; if the transaction had committed, or nobody knows, it says so (`__notes__`), and `txn.outcome`
+    does.
+
+Observers are trio's, as for every store; those that await what is asyncio's are declared by `perco.aio.observer`.
+"""
+
+from perco.aio.attempts import Attempt as Attempt, Attempts as Attempts, Retrying as Retrying
+from perco.aio.database import Database as Database, WorkerHandle as WorkerHandle
+from perco.aio.held import (
+    PinnedSnapshot as PinnedSnapshot,
+    Scan as Scan,
+    Snapshot as Snapshot,
+    Transaction as Transaction,
+)
+from perco.aio.observing import observer as observer
+from perco.aio.opening import open as open

@@ -1,0 +1,130 @@
+"""One transaction, attempt after attempt, in the calling task (T11)."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+from perco.aio.guest import Guests, must_be_on
+from perco.aio.held import Transaction
+from perco.errors import PercoError, UsageError
+from perco.fronts.tries import Tries, must_give, tell
+from perco.txn.attempts import RetryOptions
+from perco.txn.client import Client
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def _begin(port: Guests, tries: Tries) -> Transaction:
+    """The next attempt's transaction; the first one's at once."""
+    must_be_on(port.loop)
+    begun = tries.begin_nowait() if port.closed is None else None
+    if begun is not None:
+        return Transaction(port, tries.client, begun, tries)
+    return Transaction(port, tries.client, await port.ask(tries.in_time, (lambda: None, tries.begin), {}, True), tries)
+
+
+async def _finish(txn: Transaction, error: BaseException | None) -> bool:
+    """The end of an attempt; whether there is to be another one, though it raised or its commit did."""
+    tries = txn._tries
+    assert tries is not None
+
+    async def at_end() -> bool:
+        return await tries.finish(error)
+
+    try:
+        if error is not None:
+            return await txn._port.ask(at_end, (), {})
+        again: bool = await txn._port.ask(tries.in_time, (lambda: txn._of, at_end), {}, True)
+        return again
+    except BaseException as raised:
+        if error is None:
+            if tries.began:  # it was cancelled before it was made
+                await _finish(txn, raised)
+            if isinstance(raised, asyncio.CancelledError):
+                tell(raised, txn._of)
+        elif isinstance(raised, PercoError) and txn._port.closed is not None:
+            txn._of.discard()
+            return False  # there is nothing to tell but `error`
+        raise
+
+
+class Attempt:
+    """One attempt: a context manager that gives the transaction, commits it, and swallows a TransientError if there
+    will be another attempt."""
+
+    def __init__(self, attempts: Attempts) -> None:
+        self._attempts = attempts
+        self._txn: Transaction | None = None
+
+    async def __aenter__(self) -> Transaction:
+        attempts = self._attempts
+        attempts._used = True
+        self._txn = await _begin(attempts._port, attempts._tries)
+        return self._txn
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        assert self._txn is not None
+        return await _finish(self._txn, error)
+
+
+class Attempts:
+    """Attempts of one transaction, until one commits.
+
+    async for attempt in db.attempts():
+        async with attempt as txn:
+            txn.set(...)
+
+    The loop ends by itself: leave it neither with `break` nor with `return`.
+    """
+
+    def __init__(self, port: Guests, tries: Tries) -> None:
+        self._port, self._tries = port, tries
+        self._used = True
+
+    def __aiter__(self) -> Attempts:
+        return self
+
+    async def __anext__(self) -> Attempt:
+        if self._tries.done:
+            raise StopAsyncIteration
+        if not self._used:
+            raise UsageError("the attempt was not used: write `async with attempt as txn:` inside the loop")
+        self._used = False
+        return Attempt(self)
+
+
+class Retrying:
+    """`run` and `attempts` with limits and isolation of their own; from `db.options(...)`."""
+
+    def __init__(self, port: Guests, client: Client, retry: RetryOptions, serializable: bool) -> None:
+        self._port, self._client, self._retry, self._serializable = port, client, retry, serializable
+
+    async def run(
+        self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """As `Database.run`."""
+        must_give(function, "an `async def` function")
+        tries = Tries(self._client, self._retry, self._serializable)
+        while True:
+            txn = await _begin(self._port, tries)
+            ending = False
+            try:
+                running = function(txn, *args, **kwargs)
+                if not inspect.isawaitable(running):
+                    raise UsageError(f"db.run takes an `async def` function; {function!r} gave {running!r}")
+                result = await running
+                ending = True
+                if not await _finish(txn, None):
+                    return result
+            except BaseException as error:
+                if ending or not await _finish(txn, error):
+                    tries.leave()
+                    raise
+
+    def attempts(self) -> Attempts:
+        """As `Database.attempts`."""
+        return Attempts(self._port, Tries(self._client, self._retry, self._serializable))

@@ -1,0 +1,285 @@
+"""A trio run as the guest of an asyncio loop, and the way of that loop's tasks to it.
+
+One guest run serves all stores of a loop; it ends with the last of them. Everything happens in the loop's own thread:
+a call costs no change of threads while others are under way; alone it costs two, for an idle guest waits for its I/O in
+a thread.
+
+T10 A task that is cancelled in a call cancels the call, and goes on when that has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import trio
+
+from perco.errors import TransactionClosed, UsageError
+from perco.fronts.portal import Call, Portal, Server
+from perco.txn.client import Client
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def awaiting(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The same method, awaited by a task of asyncio's."""
+
+    @functools.wraps(method)
+    def ask(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        asked: Coroutine[Any, Any, T] = self._ask(method, args, kwargs)
+        return asked
+
+    return ask
+
+
+def direct(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """The same method, which waits for nothing: called at once, for the loop's thread is the store's."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if threading.get_ident() != self._port.thread:
+            raise UsageError(_WRONG_THREAD)
+        return method(self._of, *args, **kwargs)
+
+    return call
+
+
+_WRONG_THREAD: Final = (
+    "a store of perco.aio is used by the tasks of the loop that it was opened on; from other threads call "
+    "asyncio.run_coroutine_threadsafe(..., loop), or open it with perco.sync"
+)
+
+
+class _Call(Call):
+    """A task waits for it."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *what: Any) -> None:
+        super().__init__(*what)
+        self.future: asyncio.Future[None] = loop.create_future()
+
+    def wake(self) -> None:
+        if not self.future.done() and not self.future.get_loop().is_closed():
+            self.future.set_result(None)
+
+
+class Guests(Portal):
+    """The portal of a guest run: its callers are in the same thread, so its leader is woken at once."""
+
+    def __init__(self, path: str, loop: asyncio.AbstractEventLoop, client: Client) -> None:
+        super().__init__(path)
+        _portals[client] = self
+        self.loop = loop
+        self.thread = threading.get_ident()
+        self._parked: trio.lowlevel.Task | None = None
+
+    async def wait_woken(self, server: Server) -> None:
+        self._parked = server.task
+
+        def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            self._parked = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def ask(
+        self,
+        function: Callable[..., Awaitable[T]],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        waits: bool = False,
+    ) -> T:
+        """Make a call, and wait for its answer. A task of the loop's."""
+        must_be_on(self.loop)
+        if self.closed is not None:
+            raise self.closed()
+        call = _Call(self.loop, function, args, kwargs, waits)
+        self.queue.append(call)
+        parked = self._parked
+        if parked is not None:
+            self._parked = None
+            trio.lowlevel.reschedule(parked)
+        try:
+            await call.future
+        except asyncio.CancelledError:
+            await self._ended(call)
+            raise
+        if call.cut:
+            call.error = self.closed() if self.closed is not None else asyncio.CancelledError()
+        if call.error is not None:
+            error, call = call.error, None  # type: ignore[assignment]
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame
+        result: T = call.value
+        return result
+
+    async def _ended(self, call: _Call) -> None:
+        """T10, F3: cancel the call, and wait until it has ended, however often the task is cancelled meanwhile."""
+        self.cut(call)
+        while not call.done:
+            call.future = self.loop.create_future()
+            try:
+                await call.future
+            except asyncio.CancelledError:
+                continue  # the first one is raised, when it has ended
+
+
+_portals: weakref.WeakKeyDictionary[Client, Guests] = weakref.WeakKeyDictionary()
+
+
+def portal_of(client: Client) -> Guests:
+    """The portal of an open store. Raises: UsageError if it is none of asyncio's."""
+    portal = _portals.get(client)
+    if portal is None:
+        raise UsageError(
+            "this observer is made for asyncio (@perco.aio.observer), and the store was not opened with perco.aio.open"
+        )
+    return portal
+
+
+def must_be_on(loop: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoop:
+    """The running loop. Raises: UsageError unless the caller is a task of it."""
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        raise UsageError(
+            "perco.aio runs on asyncio: call asyncio.run(main); on trio write perco.open, without either perco.sync"
+        ) from None
+    if trio.lowlevel.in_trio_task():
+        raise UsageError(
+            "this task is trio's, of the store's own loop: use what it is given, with await; let a function that "
+            "awaits what is asyncio's be an observer by `@perco.aio.observer`"
+        )
+    if loop is not None and running is not loop:
+        raise UsageError(_WRONG_THREAD)
+    return running
+
+
+def closed() -> BaseException:
+    return TransactionClosed("this store has been closed; use it inside `async with perco.aio.open(...)` only")
+
+
+# ------------------------------------------------------------------ the guest run
+
+
+_hosts: dict[asyncio.AbstractEventLoop, Host] = {}
+
+
+class Host:
+    """The guest run of a loop.
+
+    What trio wants to be called back for goes through a queue of its own. So when the loop has been closed with a store
+    open, the run can still be brought to its end: by the next one of the thread, or when the program ends.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self.thread = loop, threading.get_ident()
+        self.stores: dict[object, trio.Event] = {}  # what is open, and what ends it
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self._over = False
+        self._end = trio.Event()
+        self._due: deque[Callable[[], object]] = deque()
+        self._came = threading.Semaphore(0)
+        trio.lowlevel.start_guest_run(
+            self._main,
+            run_sync_soon_threadsafe=self._soon_from_thread,
+            run_sync_soon_not_threadsafe=self._soon,
+            done_callback=self._done,
+            host_uses_signal_set_wakeup_fd=True,
+        )
+        _hosts[loop] = self
+
+    @staticmethod
+    async def of(loop: asyncio.AbstractEventLoop) -> Host:
+        """The loop's guest run; made if there is none."""
+        for host in list(_hosts.values()):
+            if host.loop.is_closed():
+                host.rescue()
+        while (host := _hosts.get(loop)) is not None and host._end.is_set():  # type: ignore[assignment]
+            await asyncio.shield(host.ended)
+        if host is not None:
+            return host
+        if trio.lowlevel.in_trio_run():
+            raise UsageError("this loop's thread has a trio run already: open the store there, with perco.open")
+        return Host(loop)
+
+    async def leave(self, store: object) -> None:
+        """A store has been closed."""
+        self.stores.pop(store, None)
+        if not self.stores:
+            self._end.set()
+            await asyncio.shield(self.ended)
+
+    async def _main(self) -> None:
+        while True:
+            try:
+                await self._end.wait()
+                return
+            except KeyboardInterrupt:  # it came while trio was at work; it is the loop's
+                self.loop.call_soon(_interrupt)
+
+    def _done(self, _: object) -> None:
+        self._over = True
+        _hosts.pop(self.loop, None)
+        if not self.ended.done() and not self.loop.is_closed():
+            self.ended.set_result(None)
+
+    # ------------------------------------------------------------ callbacks
+
+    def _soon(self, function: Callable[[], object]) -> None:
+        self._due.append(function)
+        if not self.loop.is_closed():
+            self.loop.call_soon(self._tick)
+
+    def _soon_from_thread(self, function: Callable[[], object]) -> None:
+        self._due.append(function)
+        self._came.release()
+        try:
+            self.loop.call_soon_threadsafe(self._tick)
+        except RuntimeError:
+            if not self.loop.is_closed():
+                raise
+
+    def _tick(self) -> None:
+        if self._due:
+            self._due.popleft()()
+
+    def rescue(self) -> None:
+        """End the run of a loop that has been closed, if it was this thread's."""
+        if threading.get_ident() != self.thread or self._over:
+            return
+        told = "an asyncio loop was closed with a perco store open; the store is closed now"
+        warnings.warn(told, ResourceWarning, stacklevel=3)
+        for stop in self.stores.values():
+            stop.set()
+        self._end.set()
+        while not self._over:
+            if self._due:
+                self._due.popleft()()
+            else:
+                self._came.acquire()
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def _at_exit() -> None:
+    for host in list(_hosts.values()):
+        host.rescue()
+
+
+atexit.register(_at_exit)

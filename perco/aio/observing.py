@@ -1,0 +1,65 @@
+"""Functions that await what is asyncio's, as observers."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import trio
+
+from perco.aio.guest import portal_of
+from perco.aio.held import Transaction
+from perco.errors import UsageError
+from perco.fronts.tries import must_give
+from perco.txn.schema import Change, ObserverFunction
+from perco.txn.transaction import Transaction as _Transaction
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def observer(
+    function: Callable[[Transaction, Change[K, V]], Coroutine[Any, Any, None]],
+) -> ObserverFunction[K, V]:
+    """Make an observer of a function that awaits what is asyncio's: it runs as a task of the loop that the store was
+    opened on.
+
+        @schema.observe(url, id="fetch")
+        @perco.aio.observer
+        async def fetch(txn, change):
+            answer = await client.get(change.value)           # httpx under asyncio
+            txn.set(body, change.key, answer.text)
+
+    Only for stores that are opened with `perco.aio.open`: elsewhere its runs fail, and say so.
+    """
+    must_give(function, "an `async def` function")
+
+    @functools.wraps(function)
+    async def on_asyncio(txn: _Transaction, change: Change[K, V]) -> None:
+        portal = portal_of(txn._client)
+        running = function(Transaction(portal, txn._client, txn), change)
+        if not asyncio.iscoroutine(running):
+            raise UsageError(f"perco.aio.observer takes an `async def` function; {function!r} gave {running!r}")
+        me = trio.lowlevel.current_task()
+        task = portal.loop.create_task(running)
+        task.add_done_callback(lambda _: trio.lowlevel.reschedule(me))
+        cancelled: list[trio.lowlevel.RaiseCancelT] = []
+
+        def abort(raise_cancel: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            cancelled.append(raise_cancel)
+            task.cancel("the worker ends")
+            return trio.lowlevel.Abort.FAILED  # it goes on when the task has ended
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        if task.cancelled():
+            if cancelled:
+                cancelled[0]()
+            raise UsageError("the task of this observer was cancelled by another one")
+        error = task.exception()
+        if error is not None:
+            raise error
+
+    del on_asyncio.__dict__["__wrapped__"]  # who looks at the observer shall find this one
+    return on_asyncio

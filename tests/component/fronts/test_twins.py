@@ -1,0 +1,104 @@
+"""The three fronts have the same names and the same signatures, `await` and `async` aside."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import perco
+import perco.aio
+import perco.sync
+
+FRONTS = [perco.sync, perco.aio]
+TWINS = [
+    ("Database", "Database"),
+    ("Snapshot", "Snapshot"),
+    ("PinnedSnapshot", "PinnedSnapshot"),
+    ("Transaction", "Transaction"),
+    ("Scan", "Scan"),
+    ("Attempts", "Attempts"),
+    ("Attempt", "Attempt"),
+    ("Retrying", "Retrying"),
+    ("WorkerHandle", "WorkerHandle"),
+    ("open", "open"),
+]
+# What belongs to the engine, though no underscore says so: loops, caches, pure steps. What is new in a class of the
+# engine's goes here, or into the fronts.
+ENGINE = {
+    "Database": {
+        *("aclose", "bind", "bind_signal", "change_catalogue", "declare", "forget_bounds", "is_unknown", "listed"),
+        *("must_be_column", "must_be_signal", "name_of", "note_now", "note_time", "read_conflict", "reload"),
+        *("row_cells", "usable", "watch_disk", "begin_nowait"),
+    },
+    "Scan": {"ended", "fetch", "take"},
+}
+
+
+def members(kind: Any) -> dict[str, Any]:
+    return {name: value for name, value in inspect.getmembers(kind) if not name.startswith("_")}
+
+
+def is_slot(value: object) -> bool:
+    return inspect.ismemberdescriptor(value)
+
+
+CASES = [(front, ours, theirs) for front in FRONTS for ours, theirs in TWINS]
+
+
+@pytest.mark.parametrize(("front", "ours", "theirs"), CASES, ids=lambda value: getattr(value, "__name__", value))
+def test_a_front_has_every_public_name_and_no_other(front: Any, ours: str, theirs: str) -> None:
+    there = set(members(getattr(perco, theirs))) - ENGINE.get(theirs, set())
+    here = set(members(getattr(front, ours)))
+    assert here == there
+
+
+def told(annotation: Any) -> str:
+    """An annotation without what makes it asynchronous or private."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = re.sub(r"\b(Coroutine\[Any, Any, (.+)\])$", r"\2", text)
+    text = re.sub(r"\bAwaitable\[(\w+)\]", r"\1", text)
+    text = re.sub(r"^AsyncIterator\[(.+)\]$", r"_Block[\1]", text)
+    return text
+
+
+@pytest.mark.parametrize(("front", "ours", "theirs"), CASES, ids=lambda value: getattr(value, "__name__", value))
+def test_its_signatures_are_the_same(front: Any, ours: str, theirs: str) -> None:
+    compared = 0
+    for name, method in members(getattr(perco, theirs)).items():
+        if name in ENGINE.get(theirs, ()) or is_slot(method) or isinstance(method, property):
+            continue
+        there, here = inspect.signature(method), inspect.signature(getattr(getattr(front, ours), name))
+        assert list(here.parameters) == list(there.parameters), name
+        for one, other in zip(here.parameters.values(), there.parameters.values(), strict=True):
+            assert (one.kind, one.default) == (other.kind, other.default), f"{name}({one.name})"
+            assert told(one.annotation) == told(other.annotation), f"{name}({one.name})"
+        assert told(here.return_annotation) == told(there.return_annotation), name
+        compared += 1
+    assert compared or theirs in {"Attempt", "Attempts", "open"}
+    if theirs == "open":
+        there, here = inspect.signature(perco.open), inspect.signature(front.open)
+        assert here == there
+
+
+def test_what_blocks_is_plain_and_what_is_awaited_gives_coroutines() -> None:
+    for ours, theirs in TWINS:
+        for name, method in members(getattr(perco, theirs)).items():
+            if name in ENGINE.get(theirs, ()) or not inspect.isfunction(method):
+                continue
+            assert not inspect.iscoroutinefunction(getattr(getattr(perco.sync, ours), name)), name
+            assert getattr(getattr(perco.sync, ours), name).__doc__, f"perco.sync.{ours}.{name} says nothing"
+            assert getattr(getattr(perco.aio, ours), name).__doc__, f"perco.aio.{ours}.{name} says nothing"
+
+
+def test_a_front_is_there_when_it_is_imported_and_not_before() -> None:
+    program = (
+        "import sys, perco; assert not {'perco.sync', 'perco.aio', 'perco.fronts'} & set(sys.modules); "
+        "import perco.sync; assert 'perco.aio' not in sys.modules; import perco.aio; print('both')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "both\n", done.stderr
