@@ -46,6 +46,7 @@ def direct(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any
     """The same method, which waits for nothing: called at once, for the loop's thread is the store's."""
 
     @functools.wraps(method)
+    @trio.lowlevel.enable_ki_protection
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if threading.get_ident() != self._port.thread:
             raise UsageError(_WRONG_THREAD)
@@ -105,11 +106,7 @@ class Guests(Portal):
         if self.closed is not None:
             raise self.closed()
         call = _Call(self.loop, function, args, kwargs, waits)
-        self.queue.append(call)
-        parked = self._parked
-        if parked is not None:
-            self._parked = None
-            trio.lowlevel.reschedule(parked)
+        self._submit(call)
         try:
             await call.future
         except asyncio.CancelledError:
@@ -125,6 +122,14 @@ class Guests(Portal):
                 del error  # its traceback has this frame
         result: T = call.value
         return result
+
+    @trio.lowlevel.enable_ki_protection
+    def _submit(self, call: _Call) -> None:
+        self.queue.append(call)
+        parked = self._parked
+        if parked is not None:
+            self._parked = None
+            trio.lowlevel.reschedule(parked)
 
     async def _ended(self, call: _Call) -> None:
         """T10, F3: cancel the call, and wait until it has ended, however often the task is cancelled meanwhile."""
@@ -180,6 +185,9 @@ _hosts: dict[asyncio.AbstractEventLoop, Host] = {}
 
 class Host:
     """The guest run of a loop.
+
+    KeyboardInterrupt comes between trio's callbacks, never into them; where the loop itself does not catch it, it is
+    raised from the loop.
 
     What trio wants to be called back for goes through a queue of its own. So when the loop has been closed with a store
     open, the run can still be brought to its end: by the next one of the thread, or when the program ends.
@@ -239,6 +247,7 @@ class Host:
 
     # ------------------------------------------------------------ callbacks
 
+    @trio.lowlevel.enable_ki_protection
     def _soon(self, function: Callable[[], object]) -> None:
         self._due.append(function)
         if not self.loop.is_closed():
@@ -253,6 +262,7 @@ class Host:
             if not self.loop.is_closed():
                 raise
 
+    @trio.lowlevel.enable_ki_protection
     def _tick(self) -> None:
         if self._due:
             self._due.popleft()()

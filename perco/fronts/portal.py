@@ -195,6 +195,7 @@ class Portal:
 
     # ------------------------------------------------------------ cancelling and closing
 
+    @trio.lowlevel.enable_ki_protection
     def cut(self, call: Call) -> None:
         """F3: cancel a call; it is answered when it has ended."""
         if call.done:

@@ -92,6 +92,8 @@ class Tries:
 
 def tell(interrupt: BaseException, txn: Transaction | None) -> None:
     """T10: note on what has interrupted a commit what became of that."""
+    if any(note.startswith("perco: ") for note in getattr(interrupt, "__notes__", ())):
+        return
     if txn is not None and txn.outcome == "committed" and txn.commit_ts:
         interrupt.add_note(f"perco: the transaction under way has committed, at {txn.commit_ts}")
     elif txn is not None and txn.outcome == "unknown":

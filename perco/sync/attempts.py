@@ -122,6 +122,8 @@ class Retrying:
             except BaseException as error:
                 if (ending and not tries.began) or not finish_failed(txn, error) or ending:
                     tries.leave()
+                    if isinstance(error, KeyboardInterrupt):
+                        tell(error, txn._begun)
                     raise
 
     def attempts(self) -> Attempts:
