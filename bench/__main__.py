@@ -12,6 +12,7 @@ from bench.harness import Run
 BENCHES = {
     "overhead": "what transactions cost over bare LMDB (the paper's figure 8)",
     "observers": "latency and throughput of a chain of three observers",
+    "fronts": "what a call costs from trio, from asyncio, from threads",
     "contention": "what conflicts cost, and what signals save",
     "peers": "the same work on SQLite, ZODB, PostgreSQL and procrastinate",
     "space": "what overwritten cells take, with a vacuum, beside a fresh store",

@@ -27,6 +27,8 @@ title = docs.column("title", perco.TEXT)
 grown = docs.signal("grown")
 SCHEMA = perco.Schema(docs)
 
+pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")  # the temporary folder may lie on tmpfs
+
 Body = Callable[[perco.aio.Database], Awaitable[Any]]
 
 
@@ -645,3 +647,18 @@ async def test_an_observer_of_asyncio_under_trio_is_given_up_and_says_why() -> N
             txn.set(n, "a", 1)
         assert await db.wait_idle(timeout=60) == 1
         assert "was not opened with perco.aio.open" in (await db.failed())[0].error
+
+
+def test_it_works_under_uvloop_too(tmp_path: Path) -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> None:
+        async with perco.aio.open(tmp_path / "s", SCHEMA, options=perco.Options(durability="process")) as db:
+            await asyncio.gather(*[db.run(bump, "a") for _ in range(20)])
+            assert await read(db, "a") == 20
+            task = await waiting(db)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    uvloop.run(main())

@@ -17,6 +17,8 @@ docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
 SCHEMA = perco.Schema(docs)
 
+pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")  # the temporary folder may lie on tmpfs
+
 HEAD = """
 import asyncio, sys, threading, perco, perco.aio, perco.sync
 docs = perco.Table("docs", key=perco.TEXT)
