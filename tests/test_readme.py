@@ -33,6 +33,9 @@ def test_the_guide_runs_as_one_program_again_and_again(tmp_path: Path) -> None:
             "Apples ['fruit', 'red'] True",
             "{'https://a.example': 'Apples', 'https://c.example': None}",
             "not yet an hour old",
+            "3 labels",
+            "['https://a.example']",
+            "Apples",
         ], done.stderr
 
 
