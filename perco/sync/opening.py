@@ -94,6 +94,7 @@ class open:
         finally:
             if self._portal is not None:  # whatever ended the loop, nobody waits for it any longer
                 self._portal.closed = self._portal.closed or closed
+                self._portal.waking.end()
                 self._portal.refuse()
             self._ready.set()
 

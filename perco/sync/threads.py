@@ -51,15 +51,46 @@ def asking(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any
 class _Call(Call):
     """A thread waits for it."""
 
-    __slots__ = ("lock",)
+    __slots__ = ("lock", "waking")
 
-    def __init__(self, *what: Any) -> None:
+    def __init__(self, waking: _Waking, *what: Any) -> None:
         super().__init__(*what)
+        self.waking = waking
         self.lock = threading.Lock()
         self.lock.acquire()
 
     def wake(self) -> None:
-        self.lock.release()
+        self.waking.answered(self)
+
+
+class _Waking(trio.abc.Instrument):
+    """Wakes callers when the loop has nothing to do for now, all at once.
+
+    Each time that the loop reads it lets go of the interpreter's lock. Who is awake by then takes it, and the loop has
+    to wait for it: for many callers that costs more than all that they ask for.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._answered: list[_Call] = []
+        self._over = False
+
+    def answered(self, call: _Call) -> None:
+        """Loop thread, but for what is refused."""
+        if self._over or threading.get_ident() != self._thread:
+            call.lock.release()
+        else:
+            self._answered.append(call)
+
+    def before_io_wait(self, timeout: float) -> None:
+        answered, self._answered = self._answered, []
+        for call in answered:
+            call.lock.release()
+
+    def end(self) -> None:
+        """The loop has ended: nobody else is going to wake them."""
+        self._over = True
+        self.before_io_wait(0)
 
 
 class Threads(Portal):
@@ -73,6 +104,8 @@ class Threads(Portal):
         super().__init__(path)
         self.token = trio.lowlevel.current_trio_token()
         self.thread = threading.get_ident()
+        self.waking = _Waking()
+        trio.lowlevel.add_instrument(self.waking)
         self._woken = False  # the loop will look at the queue
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
@@ -98,7 +131,7 @@ class Threads(Portal):
                 "a blocking call from the store's own thread would wait for itself. In an `async def` observer use "
                 "what it is given, with await; let a function that blocks be an observer by `@perco.sync.observer`"
             )
-        call = _Call(function, args, kwargs, waits)
+        call = _Call(self.waking, function, args, kwargs, waits)
         if self.closed is not None:
             raise self.closed()
         try:
