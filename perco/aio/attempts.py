@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perco.aio.guest import Guests, must_be_on
 from perco.aio.held import Transaction
@@ -109,6 +109,15 @@ class Retrying:
         """As `Database.run`."""
         must_give(function, "an `async def` function")
         tries = Tries(self._client, self._retry, self._serializable)
+        try:
+            return await self._run(tries, function, args, kwargs)
+        except BaseException:
+            tries.leave()
+            raise
+
+    async def _run(
+        self, tries: Tries, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> T:
         while True:
             txn = await _begin(self._port, tries)
             ending = False
@@ -122,7 +131,6 @@ class Retrying:
                     return result
             except BaseException as error:
                 if ending or not await _finish(txn, error):
-                    tries.leave()
                     raise
 
     def attempts(self) -> Attempts:

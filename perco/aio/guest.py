@@ -209,6 +209,7 @@ class Host:
             host_uses_signal_set_wakeup_fd=True,
         )
         _hosts[loop] = self
+        atexit.register(self.rescue)
 
     @staticmethod
     async def of(loop: asyncio.AbstractEventLoop) -> Host:
@@ -241,6 +242,7 @@ class Host:
 
     def _done(self, _: object) -> None:
         self._over = True
+        atexit.unregister(self.rescue)
         _hosts.pop(self.loop, None)
         if not self.ended.done() and not self.loop.is_closed():
             self.ended.set_result(None)
@@ -285,11 +287,3 @@ class Host:
 
 def _interrupt() -> None:
     raise KeyboardInterrupt
-
-
-def _at_exit() -> None:
-    for host in list(_hosts.values()):
-        host.rescue()
-
-
-atexit.register(_at_exit)

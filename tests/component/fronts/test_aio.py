@@ -7,6 +7,7 @@ import contextvars
 import gc
 import threading
 import traceback
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ import trio
 import perco
 import perco.aio
 import perco.sync
+from perco.aio.guest import Guests
 from perco.storage import Mutation
 from tests.support.faults import TWO_PHASES, FaultyRowStore, use
 
@@ -319,6 +321,62 @@ def test_a_task_that_is_cancelled_in_a_transaction_writes_nothing_and_holds_noth
             await task
         assert await read(db, "a") is None
         assert db.statistics().live_transactions == 0
+
+    over(body)
+
+
+def test_cancelled_just_before_its_commit_a_transaction_is_discarded_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # T10, G1
+    kept: list[perco.aio.Transaction] = []
+
+    async def body(db: perco.aio.Database) -> None:
+        async def cancels_itself(txn: perco.aio.Transaction) -> None:
+            kept.append(txn)
+            await bump(txn, "a")
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()  # comes out of the next await: the commit's, whose call is in the queue by then
+            monkeypatch.setattr(Guests, "_submit", lambda self, call: self.queue.append(call) or monkeypatch.undo())
+
+        task = asyncio.create_task(db.run(cancels_itself))
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        assert not db._of.oracle.holds.open
+        assert kept[0].outcome == "aborted"
+        assert await read(db, "a") is None
+
+    over(body)
+
+
+def test_cancelled_when_it_met_another_one_it_is_not_told_of_a_loop_that_was_left() -> None:
+    async def body(db: perco.aio.Database) -> None:
+        fired = 0
+
+        async def meets(txn: perco.aio.Transaction) -> None:
+            await bump(txn, "a")
+            async with db.transaction() as other:
+                await bump(other, "a")
+            txn.set(title, "mine", "x")
+
+        async def after(mutation: Mutation) -> None:
+            nonlocal fired
+            if len(mutation.rows) == 2:  # that of `meets`, refused
+                fired += 1
+                tasks[0].cancel()
+                await trio.lowlevel.cancel_shielded_checkpoint()
+
+        use(db._of, FaultyRowStore(db._of.driver.store, after=after))
+        tasks = [asyncio.create_task(db.run(meets))]
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert tasks[0].cancelled()
+            tasks.clear()
+            gc.collect()
+        assert fired == 1
+        assert not found
+        assert await read(db, "a") == 1
 
     over(body)
 

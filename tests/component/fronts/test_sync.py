@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -14,6 +16,7 @@ import trio
 
 import perco
 import perco.sync
+from perco.sync import threads
 
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
@@ -137,6 +140,28 @@ def test_attempts_end_by_themselves_once_one_has_committed(db: perco.sync.Databa
     assert read(db, "a") == 2
     assert txn.outcome == "committed"
     assert txn.commit_ts > txn.start_ts
+
+
+def test_an_error_before_the_second_attempt_began_leaves_no_warning_of_a_loop_that_was_left(
+    db: perco.sync.Database,
+) -> None:
+    tried = 0
+
+    def fails_later(txn: perco.sync.Transaction) -> None:
+        nonlocal tried
+        tried += 1
+        if tried == 2:
+            raise ZeroDivisionError
+        bump(txn, "a")
+        in_thread(lambda: db.run(bump, "a"))
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with pytest.raises(ZeroDivisionError):
+            db.run(fails_later)
+        gc.collect()
+    assert not found
+    assert read(db, "a") == 1
 
 
 def test_an_attempt_that_is_not_used_is_a_mistake(db: perco.sync.Database) -> None:
@@ -463,6 +488,37 @@ def test_a_background_failure_reaches_every_caller_and_the_block() -> None:
     with ThreadPoolExecutor(1) as pool, pytest.raises(perco.BackgroundFailure) as caught:
         dies(pool)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_when_the_loop_itself_dies_nobody_waits_for_it_any_longer() -> None:
+    def dies(pool: ThreadPoolExecutor) -> None:
+        with perco.sync.open("memory:", SCHEMA) as db:
+            begun = threading.Event()
+            waits = pool.submit(db._ask, forever, (begun,), {})
+            assert begun.wait(60)
+            db._port.token.run_sync_soon(lambda: 1 / 0)
+            assert isinstance(waits.exception(timeout=60), perco.PercoError)
+            with pytest.raises(perco.PercoError):
+                db.run(bump, "a")
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(trio.TrioInternalError) as caught:
+        dies(pool)
+    assert "division by zero" in "".join(traceback.format_exception(caught.value))
+
+
+def test_whoever_is_answered_as_the_loop_ends_is_woken() -> None:
+    async def main() -> None:
+        waking = threads._Waking()
+        call = threads._Call(waking, forever, (), {}, False)
+        call.answer()
+        assert not call.lock.acquire(blocking=False)  # not before the loop has nothing to do
+        waking.end()
+        assert call.lock.acquire(blocking=False)
+        late = threads._Call(waking, forever, (), {}, False)
+        late.answer()
+        assert late.lock.acquire(blocking=False)
+
+    trio.run(main)
 
 
 # ------------------------------------------------------------------ observers
