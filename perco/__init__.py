@@ -32,6 +32,7 @@ from perco.errors import (
     ReadOnly as ReadOnly,
     RolledBack as RolledBack,
     SchemaMismatch as SchemaMismatch,
+    SessionEnded as SessionEnded,
     SnapshotTooOld as SnapshotTooOld,
     StoreError as StoreError,
     StoreFull as StoreFull,
@@ -43,13 +44,17 @@ from perco.errors import (
     UnsuitableFolder as UnsuitableFolder,
     UsageError as UsageError,
     UsedAfterFork as UsedAfterFork,
+    VersionMismatch as VersionMismatch,
     WriteConflict as WriteConflict,
+    WrongToken as WrongToken,
 )
 from perco.notify.backoff import BackoffOptions as BackoffOptions
-from perco.notify.database import Database as Database, WorkerHandle as WorkerHandle, open as open
+from perco.notify.database import Database as Database, WorkerHandle as WorkerHandle
 from perco.notify.failures import FailedChange as FailedChange
 from perco.notify.observers import ObserverState as ObserverState
 from perco.notify.worker import ObserverCounters as ObserverCounters, WorkerOptions as WorkerOptions
+from perco.rpc.channel import WireOptions as WireOptions
+from perco.serve.opening import open as open
 from perco.storage import BatchOptions as BatchOptions, LmdbOptions as LmdbOptions
 from perco.tuning import tune_gc as tune_gc
 from perco.txn.attempts import Attempt as Attempt, Attempts as Attempts, RetryOptions as RetryOptions

@@ -5,7 +5,8 @@
     │   ├── WriteConflict         another transaction committed, or is committing, a cell that this one writes or locks
     │   ├── ReadConflict          ... a cell or range that this one, serializable, has read
     │   ├── RolledBack            somebody took this transaction for dead and rolled it back
-    │   └── CatalogueChanged      an observer was registered meanwhile (N10)
+    │   ├── CatalogueChanged      an observer was registered meanwhile (N10)
+    │   └── SessionEnded          the server took this client for gone, or has begun anew, and let go of what it held
     ├── CommitUnknown             it may have committed: ask `db.outcome(token)`, never simply run it again
     ├── SnapshotTooOld            the versions of that moment were collected, or never noted
     │   └── OwnerChanged          another process has begun to write to the store since; take a new snapshot
@@ -15,6 +16,8 @@
     │   ├── FormatUnknown         not a perco folder, or one of another version
     │   ├── UnsuitableFolder      a file system that perco cannot trust, or no permission
     │   ├── NeedsCheck            power went while writes were only in memory
+    │   ├── WrongToken            the server does not know this client
+    │   ├── VersionMismatch       the server speaks another version of the wire
     │   └── Unavailable           the wait for it took longer than the caller allowed
     │       └── NotIdle           ... for observers; says which still wait, and why
     ├── UsageError                the caller's mistake
@@ -128,6 +131,10 @@ class CatalogueChanged(TransientError):
             f"transaction {start_ts} began to commit under an older catalogue than version {version}; "
             "nothing was written"
         )
+
+
+class SessionEnded(TransientError):
+    """The connection to the server was away for too long: what this client held there has been let go of."""
 
 
 # ------------------------------------------------------------------ ask
@@ -261,6 +268,14 @@ class NeedsCheck(StoreError):
         )
 
 
+class WrongToken(StoreError):
+    """A server was given no token, or another store's."""
+
+
+class VersionMismatch(StoreError):
+    """Client and server speak different versions of the wire."""
+
+
 class Unavailable(StoreError):
     """It was not done within the time that the caller allowed.
 
@@ -342,10 +357,10 @@ class ReadOnly(UsageError):
 
 
 class TooLarge(UsageError):
-    """Over one of perco's limits. Attributes: `what`, `size`, `limit` (bytes, or a count)."""
+    """Over one of perco's limits. Attributes: `what`, `size`, `limit` (bytes, or a count), `remedy`."""
 
     def __init__(self, what: str, size: int, limit: int, remedy: str) -> None:
-        self.what, self.size, self.limit = what, size, limit
+        self.what, self.size, self.limit, self.remedy = what, size, limit, remedy
         super().__init__(f"{what}: {size} is over the limit of {limit}. {remedy}")
 
 
@@ -396,12 +411,12 @@ class UsedAfterFork(UsageError):
 class Corruption(PercoError):
     """Stored bytes break an invariant.
 
-    Attributes: `where`, `what`; `cell`, a tuple of (table, key, column name), or None. With a cell, only that cell, and
-    what a transaction that wrote it has locked besides, cannot be used; everything else can.
+    Attributes: `where`, `what`; `cell`, a tuple of (table, key, column name), or None; `part`, where without it. With a
+    cell, only that cell, and what a transaction that wrote it has locked besides, cannot be used; everything else can.
     """
 
     def __init__(self, where: str, what: str, cell: tuple[str, object, str] | None = None) -> None:
-        self.where, self.what, self.cell, self._part = where, what, cell, where
+        self.where, self.what, self.cell, self.part = where, what, cell, where
         remedy = "Stop writing to this store and run `perco check`."
         if cell is not None:
             table, key, column = cell
@@ -415,7 +430,7 @@ class Corruption(PercoError):
 
     def again(self) -> Corruption:
         """The same without what it was raised through, to be kept or raised once more."""
-        return Corruption(self._part, self.what, self.cell)
+        return Corruption(self.part, self.what, self.cell)
 
 
 class BackgroundFailure(PercoError):

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress as Bar, TextColumn
 
 import perco
 from perco.cli.screen import FINE, FOUND, counted, show_json
-from perco.notify.database import offline
+from perco.serve.opening import offline
 from perco.storage import PROTOCOL_GROUPS
 from perco.storage.folder import accept, unsynced
 from perco.txn.catalogue import SYSTEM_TABLE

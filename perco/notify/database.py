@@ -10,11 +10,9 @@ N7  *Idle*: at one moment no notify cell, pending signal or lock of an observed 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import trio
@@ -22,10 +20,9 @@ import trio
 from perco.errors import Corruption, NotIdle, ReadOnly, SchemaMismatch, StoreError, UsageError, must_be_number
 from perco.notify.observers import Observers
 from perco.notify.scanner import Scanner, ScannerCounters
-from perco.notify.worker import ObserverCounters, Worker, WorkerOptions, too_old
+from perco.notify.worker import ObserverCounters, Watch, Worker, WorkerOptions, too_old
 from perco.storage import LOCK, NOTIFY, PENDING, TS_MAX, ReadRequest, ScanCell, ScanQuery, ScanRequest
 from perco.txn import catalogue as catalogues
-from perco.txn.beside import BesideDriver, BesideOracle
 from perco.txn.client import Options
 from perco.txn.local import LocalStore
 from perco.txn.records import Cellref, ack_of, column_of, observed_column, observer_of, signal_of, unpack_cause
@@ -45,6 +42,8 @@ class Database(Observers):
         super().__init__(local, schema, options)
         self._looked: trio.Event | None = None  # set when something has changed; None: nobody waits
         self.driver.quiet = self._look_again
+        self.watch_elsewhere: Callable[[int], Watch] | None = None  # runs in other processes, where they are told of
+        self.busy_elsewhere: Callable[[], bool] | None = None
         self.sweeper = Sweeper(local.store, self.driver, self._look_again)
 
     # ------------------------------------------------------------ observers
@@ -82,7 +81,8 @@ class Database(Observers):
         worker = Worker(self, catalogues.registered(self.schema, self.catalogue), chosen)
         handle = WorkerHandle(worker, [self._scanner(worker, i, chosen) for i in range(chosen.scanners)])
         self._worker = worker
-        self.driver.notified = worker.wake_up
+        self.driver.on_notified.append(worker.wake_up)
+        await self._worker_begins()
         stops = [self.background.start(scanner.run, f"scanner-{scanner.number}") for scanner in handle.scanners]
         try:
             yield handle
@@ -92,8 +92,15 @@ class Database(Observers):
             with trio.CancelScope(shield=True):
                 for scanner in handle.scanners:
                     await scanner.ended.wait()
-            self.driver.notified = lambda: None
+            self.driver.on_notified.remove(worker.wake_up)
             self._worker = None
+            await self._worker_ended()
+
+    async def _worker_begins(self) -> None:
+        """Before its scanners start; in a process that is not the store's owner, this is where that is told."""
+
+    async def _worker_ended(self) -> None:
+        """The same, afterwards."""
 
     def _scanner(self, worker: Worker, number: int, options: WorkerOptions) -> Scanner:
         slots = options.concurrency // options.scanners + (number < options.concurrency % options.scanners)
@@ -117,9 +124,25 @@ class Database(Observers):
         tables = set(self._observed_tables())
         return sum(tablet.entries(group) for tablet in self.local.store.tablets() if tablet.table in tables)
 
+    def works(self) -> list[str]:
+        """Ids of the observers that run here."""
+        return [observer.id for observer in self._worker.observers.values()] if self._worker is not None else []
+
+    def locked_observed(self) -> bool:
+        """Whether a lock stands in a table that is observed: it may be of an observed cell, and another process's."""
+        return self._entries(LOCK) > 0
+
+    async def changed(self) -> None:
+        """Until something has that may have made the store idle."""
+        if self._looked is None:
+            self._looked = trio.Event()
+        await self._looked.wait()
+
     def is_idle(self) -> bool:
         """Whether nothing is left to observe, at this moment (N7)."""
-        busy = self._worker is not None and self._worker.busy
+        busy = (self._worker is not None and self._worker.busy) or (
+            self.busy_elsewhere is not None and self.busy_elsewhere()
+        )
         return self._settled() and not self.fates.observed and not busy and not self.pending() and not self._stuck()
 
     def _stuck(self) -> Corruption | None:
@@ -189,10 +212,7 @@ class Database(Observers):
         may go back to `ts` or before.
         """
         self._observed_here()
-        if isinstance(ts, bool) or not isinstance(ts, int):
-            raise UsageError(f"wait_for takes a timestamp, an int as in txn.commit_ts, not {ts!r}")
-        if ts > self.oracle.last and ts > await self.oracle.draw():
-            raise UsageError(f"nothing has been committed at {ts} yet: timestamps so far are 1 to {self.oracle.last}")
+        await self._must_be_past(ts)
         async with self._deadline(timeout, f"not all that was committed up to {ts} has been observed"):
             await trio.lowlevel.checkpoint()
             while not self.is_idle():
@@ -201,6 +221,13 @@ class Database(Observers):
                     return
                 await self._check_served()
                 await trio.sleep(_LOOKS_APART_S)
+
+    async def _must_be_past(self, ts: int) -> None:
+        """Raises UsageError for a timestamp that nobody has committed at yet."""
+        if isinstance(ts, bool) or not isinstance(ts, int):
+            raise UsageError(f"wait_for takes a timestamp, an int as in txn.commit_ts, not {ts!r}")
+        if ts > self.oracle.last and ts > await self.oracle.newest():
+            raise UsageError(f"nothing has been committed at {ts} yet: timestamps so far are 1 to {self.oracle.last}")
 
     def _observed_here(self) -> None:
         """Raises ReadOnly beside the owner: observers run in its process."""
@@ -224,6 +251,10 @@ class Database(Observers):
             what = f"{what} within {timeout:g} s"
             raise NotIdle(what, {id: count for id, count in (await self.waiting()).items() if count}, failures)
 
+    async def none_up_to(self, ts: int) -> bool:
+        """One look for `wait_for`."""
+        return self.is_idle() or await self._none_up_to(ts)
+
     async def _none_up_to(self, ts: int) -> bool:
         """Whether nothing whose root cause committed at or before `ts` waits for an observer, or is about to (N7, N9).
 
@@ -233,7 +264,9 @@ class Database(Observers):
         """
         if self.driver.entered.up_to(ts) or self.backfilling.left:
             return False  # C4, N10: its notify cells are not visible yet
-        watch = self._worker.watch(ts) if self._worker is not None else None
+        watches = [self._worker.watch(ts)] if self._worker is not None else []
+        if self.watch_elsewhere is not None:
+            watches.append(self.watch_elsewhere(ts))
         try:
             damage: Corruption | None = None
             for table in self._observed_tables():
@@ -254,13 +287,13 @@ class Database(Observers):
                         except Corruption as error:
                             damage = error  # unless something else is still to be waited for
                     start = page.next
-            if watch is not None and watch.moved:
+            if any(watch.moved for watch in watches):
                 return False
             if damage is not None:
                 raise damage
             return True
         finally:
-            if watch is not None:
+            for watch in watches:
                 watch.end()
 
     async def row_cells(self, table: str, row: bytes, group: str, found: list[ScanCell]) -> list[ScanCell]:
@@ -465,141 +498,3 @@ class WorkerHandle:
     def on_run(self, function: Callable[[str, Any, float], None]) -> None:
         """Call a function after each committed run: (observer id, key, seconds)."""
         self._worker.on_run = function
-
-
-class open:
-    """Open a store: `async with perco.open("folder/", schema) as db:`.
-
-    Args:
-        url: a folder, made if there is none, or "memory:".
-        schema: tables, columns and observers. May be left out when reading only: then the store's own is used, and
-            `db.schema.tables["docs"].columns["body"]` gives its columns.
-        options: see `Options`.
-        readonly: read beside whoever owns the folder.
-        accept_loss: open a store that refuses with NeedsCheck.
-
-    Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, SchemaMismatch, UsageError.
-
-    What the block raises comes out as it is; when a task of the store's own dies, the block is cancelled and
-    BackgroundFailure comes out.
-    """
-
-    def __init__(
-        self,
-        url: str | os.PathLike[str],
-        schema: Schema | None = None,
-        *,
-        options: Options | None = None,
-        readonly: bool = False,
-        accept_loss: bool = False,
-    ) -> None:
-        if schema is None and not readonly:
-            raise UsageError("perco.open needs a schema to write; to look at a store, open it with readonly=True")
-        if schema is not None and not isinstance(schema, Schema):
-            raise UsageError(f"perco.open takes a perco.Schema of tables, not {type(schema).__name__}")
-        if options is not None and not isinstance(options, Options):
-            raise UsageError(f"options= takes perco.Options(...), not {type(options).__name__}")
-        self._url, self._schema, self._options = url, schema, options or Options()
-        self._readonly, self._accept_loss = readonly, accept_loss
-        self._db: Database | None = None
-        self._scope = trio.CancelScope()
-
-    async def __aenter__(self) -> Database:
-        if not trio.lowlevel.in_trio_task():  # another loop may have a trio run for its guest
-            raise UsageError("perco.open runs on trio: call trio.run(main); under asyncio write perco.aio.open")
-        options = self._options
-        local = LocalStore(
-            self._url,
-            durable=options.durability == "power",
-            readonly=self._readonly,
-            accept_loss=self._accept_loss,
-            lmdb=options.lmdb,
-            batch=options.batch,
-        )
-        try:
-            db = self._db = await self._prepare(local, options)
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                if self._db is not None:
-                    await self._db.aclose()
-                else:
-                    await local.aclose()
-            raise
-        db.background.on_failure.append(self._scope.cancel)
-        self._scope.__enter__()
-        return db
-
-    async def _prepare(self, local: LocalStore, options: Options) -> Database:
-        if self._readonly:
-            return await _beside(local, self._schema, options)
-        assert self._schema is not None
-        db = self._db = Database(local, self._schema, options)
-        await db.oracle.start()
-        await db.declare()
-        # O3: all that was ever committed, for those who read beside nobody and now read beside us. Not before every
-        # tablet is open: LMDB shows readers the last batch of a writer that died when the next one has begun.
-        await db.note_now()
-        db.background.start(db.sweeper.run, "sweeper")
-        db.background.start(db.note_time, "clock")
-        if options.vacuum.on:
-            db.background.start(db.vacuuming.in_background, "vacuum")
-        if db.local.store.queues:
-            db.background.start(db.watch_disk, "disk")
-        if local.threaded:
-            db.heartbeat.start()
-        return db
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        db = self._db
-        assert db is not None
-        swallowed = False
-        try:
-            await db.aclose()
-        finally:
-            swallowed = bool(self._scope.__exit__(kind, error, trace)) and error is not None
-        stopped = db.background.stopped
-        if stopped is not None and (error is None or swallowed):
-            raise stopped
-        failure = db.background.failure()
-        if failure is not None and (error is None or swallowed):
-            raise failure
-        assert not swallowed, "only a failure cancels the block"
-
-
-@asynccontextmanager
-async def offline(url: str | os.PathLike[str], *, accept_loss: bool = False) -> AsyncIterator[Database]:
-    """The owner's database, nothing running in it, under the store's own catalogue: for repairs. Raises: as `open`."""
-    options = Options()
-    local = LocalStore(
-        url, durable=True, readonly=False, accept_loss=accept_loss, lmdb=options.lmdb, batch=options.batch
-    )
-    try:
-        catalogue = await catalogues.load(local.store)
-        await local.adapt(catalogue)
-        db = Database(local, catalogues.schema_of(catalogue), options)
-        db.catalogue = catalogue
-        await db._take_over()
-        await db.oracle.start()
-        yield db
-    finally:
-        with trio.CancelScope(shield=True):
-            await local.aclose()
-
-
-async def _beside(local: LocalStore, schema: Schema | None, options: Options) -> Database:
-    """A database that only reads, from its owner's catalogue and notes."""
-    catalogue = await catalogues.load(local.store)
-    if schema is None:
-        schema = catalogues.schema_of(catalogue)
-    elif catalogue.declare(schema) is not catalogue:
-        raise SchemaMismatch("the store does not have all that the schema declares; open it once for writing")
-    await local.adapt(catalogue)
-    db = Database(local, schema, options)
-    db.catalogue = catalogue
-    db.oracle = BesideOracle(local, options.oracle, options.wall)
-    db.driver = BesideDriver(local, db.oracle, db.fates, options.commit, db.background, None)
-    db.driver.name = db.name_of
-    await db._take_over()
-    return db

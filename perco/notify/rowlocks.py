@@ -6,6 +6,8 @@ N8  A scanner takes a row's lock before it runs observers there, and jumps elsew
 
 from __future__ import annotations
 
+from typing import Protocol
+
 
 class RowLocks:
     """(table, row) -> the scanner that holds it. Bounded by the runs in flight."""
@@ -31,3 +33,21 @@ class RowLocks:
 
     def __len__(self) -> int:
         return len(self._held)
+
+
+class Elsewhere(Protocol):
+    """The same among processes that run observers on one store."""
+
+    def waits(self, where: tuple[str, bytes], now: float) -> float:
+        """Until when a row is left alone, for another process had it; 0: it need not be."""
+        ...
+
+    async def take(self, where: tuple[str, bytes], root: int) -> bool:
+        """Whether no other process has it, and this one does now; `root`: the oldest cause of what waits there (N9)."""
+        ...
+
+    def release(self, where: tuple[str, bytes]) -> None: ...
+
+    def woken(self) -> None:
+        """Some row has been let go of."""
+        ...

@@ -25,7 +25,7 @@ import trio
 from perco.errors import Corruption
 from perco.notify.worker import CELLS_PER_ROW, Worker
 from perco.storage import NOTIFY, TS_MAX, ScanCell, ScanPage, ScanQuery, ScanRequest
-from perco.txn.records import observer_of
+from perco.txn.records import observer_of, unpack_cause
 
 _FURTHER_DOWN = 0.25  # how often one goes on below a priority that has more to do
 _WAYS_GIVEN_MAX = 3  # how often in a row a lower priority gives way to a higher one
@@ -72,7 +72,7 @@ class Scanner:
         self.position: tuple[str, bytes] | None = None
         self._most = slots
         self._slots = trio.Semaphore(slots)
-        self._ready: deque[tuple[str, bytes, list[int], bool]] = deque()  # claimed, for the next runner
+        self._ready: deque[tuple[str, bytes, list[int], bool, int]] = deque()  # claimed, for the next runner
         self._runners = slots  # that may still be started: tasks that run observers, one row after the other
         self._idle = trio.lowlevel.ParkingLot()
         self._tables = tables
@@ -223,7 +223,8 @@ class Scanner:
                     continue
                 self.counters.claims += 1
                 self._share -= 1
-                self._ready.append((place.table, row, acks, worker.begin_row(place.table, row, acks)))
+                root = _oldest_root(cells) if worker.elsewhere is not None else 0
+                self._ready.append((place.table, row, acks, worker.begin_row(place.table, row, acks), root))
                 if self._idle:
                     self._idle.unpark()
                 elif self._runners:
@@ -244,6 +245,9 @@ class Scanner:
         if level is not None:
             acks = [ack for ack in acks if observer_of(ack) in level]
         acks = [ack for ack in acks if worker.claimable(table, row, ack, now)]
+        if worker.elsewhere is not None and (until := worker.elsewhere.waits((table, row), now)):
+            self._due = min(self._due, until)
+            return []
         if not worker.delays:
             return acks
         due = []
@@ -302,15 +306,30 @@ class Scanner:
         if cancelled is not None:
             raise cancelled
 
-    async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
+    async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool, root: int) -> None:
         """Run the observers that wait on a row, one after the other."""
-        worker = self.worker
+        worker, elsewhere = self.worker, self.worker.elsewhere
+        claimed = False
         try:
+            if elsewhere is not None:
+                claimed = await elsewhere.take((table, row), root)
+                if not claimed:
+                    return
             for ack in acks:
                 await worker.run(table, row, ack)
         finally:
+            if claimed and elsewhere is not None:
+                elsewhere.release((table, row))
             worker.end_row(failing=failing)
             if worker.options.row_locks:
                 worker.rows.release(table, row)
             self._slots.release()
             worker.wake_up()  # whoever passed this row by looks again
+
+
+def _oldest_root(cells: list[ScanCell]) -> int:
+    """The oldest cause of these notify cells (N9); 0 where one cannot be read."""
+    try:
+        return min(unpack_cause(value)[0] for _, _, value in cells)
+    except Corruption:
+        return 0

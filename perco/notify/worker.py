@@ -36,7 +36,7 @@ from perco.notify.claim import (
 from perco.notify.delays import Delays
 from perco.notify.failing import FailureLog, ObserverFailedError, note_failure, too_long
 from perco.notify.outputs import Outputs
-from perco.notify.rowlocks import RowLocks
+from perco.notify.rowlocks import Elsewhere, RowLocks
 from perco.options import check_options
 from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, Failed, Mutation, Query, ScanCell
 from perco.txn.catalogue import Bound
@@ -165,6 +165,7 @@ class Worker:
             if observer.manner.delay_s:
                 self.delays[number] = Delays(observer.manner, oracle.last, now, oracle.wall_ms(), self._noted)
         self.rows = RowLocks()
+        self.elsewhere: Elsewhere | None = None  # where other processes run observers, too
         self.backoff = Backoff(options.backoff, client.random)
         self.counters = {observer.id: ObserverCounters() for observer in observers.values()}
         self.again = False  # woken when nobody slept: whoever ends a tour next makes another

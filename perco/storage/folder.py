@@ -3,6 +3,7 @@
     web/
       perco-format        the format's version; another one is refused by name
       owner               locked (flock) by the writing process while it has the store open; says who, and which term
+      socket              where the owner serves other processes of the same user, while it does
       unsynced            there only while a store with durability="process" is open: this boot's id
       tablets/NAME-N/     one LMDB environment per tablet
 
@@ -66,8 +67,8 @@ class Folder:
         self._unsynced = False
 
     @classmethod
-    def claim(cls, path: Path, *, durable: bool, accept_loss: bool) -> Folder:
-        """Own the folder, making it if there is none.
+    def claim(cls, path: Path, *, durable: bool, accept_loss: bool, shared: bool = False) -> Folder:
+        """Own the folder, making it if there is none. `shared`: others are going to be served, and may wait for that.
 
         Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, StoreFull, UsageError.
         """
@@ -88,7 +89,9 @@ class Folder:
         try:
             _open_here.add(_identity(path))
             # In place and of one length: taking over a store needs no space on a full disk.
-            who = f"{os.getpid()}\n{_boot_id()}\n{secrets.token_hex(8)}\n{' '.join(sys.argv)[:200]}\n"
+            command = " ".join(sys.argv)[:200].replace("\n", " ")
+            lines = str(os.getpid()), _boot_id(), secrets.token_hex(8), command, "shared" if shared else "alone", ""
+            who = "\n".join(lines)
             record = who.encode(errors="replace")
             os.pwrite(lock, record.ljust(_OWNER_BYTES, b"\n"), 0)
             if not known:  # or its maker was stopped: then nobody has synced what it made
@@ -238,6 +241,15 @@ def owner(path: Path) -> tuple[int | None, str]:
         return None, ""
     pid = int(lines[0]) if lines and lines[0].isdigit() else None
     return pid, lines[3] if len(lines) > 3 else ""
+
+
+def shared_by_owner(path: Path) -> bool:
+    """Whether the process that owns, or last owned, the folder serves others over a socket in it."""
+    try:
+        lines = (path / _OWNER_FILE).read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    return len(lines) > 4 and lines[4] == "shared"
 
 
 def unsynced(path: Path) -> str:

@@ -202,6 +202,9 @@ class RemoteOracle(Oracle):
     def last(self) -> int:
         return self._last
 
+    async def newest(self) -> int:
+        return await self.draw()
+
     def draw_nowait(self) -> int:
         return 0
 

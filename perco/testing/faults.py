@@ -225,5 +225,5 @@ class FaultyRowStore:
 
 def use(client: Client, store: FaultyRowStore) -> FaultyRowStore:
     """From now on the client's transactions go through this store."""
-    client.driver.store = store
+    client.driver.store = client.driver.reads = store
     return store

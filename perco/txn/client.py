@@ -34,6 +34,7 @@ from perco.errors import (
     must_be_number,
 )
 from perco.options import check_options
+from perco.rpc.channel import WireOptions
 from perco.storage import BatchOptions, LmdbOptions, TabletStatistics
 from perco.txn.attempts import Attempts, RetryOptions, late
 from perco.txn.backfill import Backfill, BackfillOptions, BackfillProgress
@@ -85,6 +86,9 @@ class Options:
 
     Attributes:
         durability: "power": an acknowledged write survives power loss; "process": only the death of the process (S2).
+        shared: let other processes of the same user open the folder too, through this one; and open one through its
+            owner. False: the folder is this process's alone.
+        wire: how clients and servers talk.
         wall: the machine's clock, seconds since 1970.
         seed: of every random choice; None: from the system.
         on_event: called on the loop with the name of each step of the store ("prewrite", "commit", "secondaries",
@@ -93,6 +97,8 @@ class Options:
     """
 
     durability: str = "power"
+    shared: bool = True
+    wire: WireOptions = field(default_factory=WireOptions)
     batch: BatchOptions = field(default_factory=BatchOptions)
     lmdb: LmdbOptions = field(default_factory=LmdbOptions)
     oracle: OracleOptions = field(default_factory=OracleOptions)
@@ -342,9 +348,9 @@ class Client:
                 raise UsageError("at= needs an aware datetime: datetime.now(timezone.utc), or .astimezone()")
             found, wall = await self.oracle.at(at.timestamp())
             try:
-                snap = self._held(found)
+                snap = await self._held(found)
             except SnapshotTooOld:  # to be said in the terms in which it was asked
-                oldest = await oldest_wall(self.local.store, self.oracle.holds.oldest())
+                oldest = await oldest_wall(self.local.store, await self.oracle.oldest())
                 raise SnapshotTooOld(at.timestamp(), oldest) from None
             snap.wall = wall
             return snap
@@ -356,19 +362,16 @@ class Client:
         if ts is not None:
             if not 1 <= ts <= self.oracle.last:
                 raise UsageError(f"there is no snapshot at {ts}: timestamps so far are 1 to {self.oracle.last}")
-            return self._held(ts)
+            return await self._held(ts)
         snap = Snapshot(self, await self.oracle.draw())
         self.oracle.holds.open.add(snap.start_ts)
         return snap
 
-    def _held(self, ts: int) -> Snapshot:
+    async def _held(self, ts: int) -> Snapshot:
         """A snapshot at a past timestamp, checked and held in one step (T15); beside the owner it is only checked."""
         if self.local.readonly:
             return PastSnapshot(self, ts, 0, self.local.term)
-        held = self.oracle.holds.hold(ts)
-        if not held:
-            raise SnapshotTooOld(ts, self.oracle.holds.oldest())
-        return PastSnapshot(self, ts, held)
+        return PastSnapshot(self, ts, await self.oracle.hold(ts))
 
     @asynccontextmanager
     async def pin(
@@ -421,7 +424,7 @@ class Client:
     async def _take_pin(
         self, name: str, lease_s: float, ts: int | None, at: datetime | None, owner: str
     ) -> tuple[Pin, float | None]:
-        standing = self.oracle.pins.standing(name)
+        standing = await self.oracle.pins.find(name)
         if standing is not None:
             if at is not None or ts not in (None, standing.ts):
                 raise UsageError(
@@ -461,7 +464,7 @@ class Client:
         except ValueError as error:
             raise UsageError(f"{token!r} is not a transaction's token") from error
         # Another process of the store may have been given later timestamps than this one; none that is still to come.
-        drawn = 0 < start_ts <= self.oracle.last or 0 < start_ts < await self.oracle.draw()
+        drawn = 0 < start_ts <= self.oracle.last or 0 < start_ts <= await self.oracle.newest()
         if not drawn or not self.catalogue.has(primary.table, primary.column):
             raise UsageError(f"{token!r} is the token of a transaction on another store")
         return await self.driver.outcome(start_ts, primary)

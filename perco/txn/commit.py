@@ -219,6 +219,19 @@ class Commit:
         self.commit_ts = commit_ts
         self.state = State.COMMIT if self.reads is None else State.VALIDATE
 
+    def sent_in_one_step(self, commit_ts: int) -> None:
+        """State DRAW: another process has drawn, and sent what decides; 0: its answer is lost, so is what it drew."""
+        assert self.state is State.DRAW
+        assert self.one_step
+        assert not commit_ts or commit_ts > self.header.start_ts
+        self.commit_ts = commit_ts
+        self.state = State.COMMIT
+
+    @property
+    def primary_part(self) -> Sequence[Intent]:
+        """The cells that go in one mutation with the primary."""
+        return self._parts[0]
+
     def validated(self) -> None:
         """State VALIDATE: at commit_ts all is as it was read (T14). Else: `give_up`."""
         assert self.state is State.VALIDATE
@@ -299,6 +312,8 @@ class Commit:
         self.state = State.COMMITTED
 
     def _recognize(self, fate: int) -> None:
+        if not self.commit_ts:
+            self.commit_ts = fate
         if fate != self.commit_ts:
             what = f"T1: only transaction {self.header.start_ts} commits by this record, at {self.commit_ts}"
             raise Corruption("write group", what)

@@ -116,6 +116,7 @@ class Driver:
         event: Callable[[str], None] | None,
     ) -> None:
         self.store, self.oracle, self.fates, self.options = store, oracle, fates, options
+        self.reads = store  # of snapshots; else that of an ended session, which answers nothing (R5)
         self.counters = Counters()
         self.inflight: dict[int, Commit] = {}  # what the refresher of locks looks after (L1)
         self.entered = Entered()  # C2
@@ -125,7 +126,16 @@ class Driver:
         self._background = background
         self._event = event
         self.quiet: Callable[[], None] = lambda: None  # called when no observed write is under way (N7)
-        self.notified: Callable[[], None] = lambda: None  # called when notify cells have become visible (N8)
+        self.on_notified: list[Callable[[], None]] = []  # called when notify cells have become visible (N8)
+
+    def notified(self) -> None:
+        """Notify cells have become visible (N8)."""
+        for act in self.on_notified:
+            act()
+
+    def leave_orphans(self) -> None:
+        """Locks may have been left behind: the sweeper has work."""
+        self.orphaned.set()
 
     # ------------------------------------------------------------ commit
 
@@ -155,7 +165,7 @@ class Driver:
             if isinstance(error, CommitUnknown) or asking:
                 self.counters.unknown += 1
                 if commit.one_step and commit.state is State.ASK:
-                    self.entered.leave_behind(commit)
+                    self._leave_behind(commit)
                 self._settled(start_ts, None, observed=observed)
                 self.orphaned.set()
                 if isinstance(error, CommitUnknown) or not isinstance(error, Exception):
@@ -222,6 +232,13 @@ class Driver:
         commit.primary_told(verdict)
         if commit.state is not State.ASK:
             entered.leave(commit)
+
+    def _leave(self, commit: Commit) -> None:
+        """C3: the fate of a commit in one step has been asked for."""
+        self.entered.leave(commit)
+
+    def _leave_behind(self, commit: Commit) -> None:
+        self.entered.leave_behind(commit)
 
     async def _settle_entered(self, commit: Commit, where: Where, entry: Entry) -> None:
         """Another's one-step commit of a cell is under way: wait for it, holding nothing (T7)."""
@@ -292,7 +309,7 @@ class Driver:
             elif state is State.DRAW and commit.one_step:
                 await self._in_one_step(commit, version)
             elif state is State.DRAW:
-                commit.drawn(await self.oracle.draw())
+                commit.drawn(await self.oracle.draw_commit())
                 if self.oracle.catalogue_version > version:  # N10
                     raise CatalogueChanged(commit.header.start_ts, self.oracle.catalogue_version)
             elif state is State.VALIDATE:
@@ -310,7 +327,7 @@ class Driver:
                 except Corruption as error:
                     raise self.at(commit.header.primary, error) from error
                 if commit.one_step:
-                    self.entered.leave(commit)
+                    self._leave(commit)
             elif state is State.RELEASE:
                 await self._release(commit)
                 if commit.state is State.COMMITTED:
@@ -591,7 +608,7 @@ class Driver:
                 if recovery.failure is not None:
                     raise recovery.failure
                 return None
-            if recovery.fate or start_ts >= self.oracle.holds.watermark:
+            if recovery.fate or start_ts >= await self.oracle.watermark():
                 # T4: an abort of what began below it may be a commit whose record has been collected meanwhile.
                 self._learn(cell, start_ts, recovery.fate)
             self._left_settled(start_ts, recovery.fate)
@@ -699,7 +716,7 @@ class Driver:
 
     async def _look_again(self, cell: Cellref, ts: int, settled: int) -> Seen:
         queries: list[Query] = [(LOCK, cell.column, 0, ts, 1), (WRITE, cell.column, 0, ts, 1)]
-        [[locks, writes]] = await self.store.read([(cell.table, cell.row, queries)])
+        [[locks, writes]] = await self.reads.read([(cell.table, cell.row, queries)])
         try:
             return look(locks, writes, settled)
         except Corruption as error:
@@ -709,7 +726,7 @@ class Driver:
         query: Query = (seen.group, column, seen.start_ts, seen.start_ts, 1)
         cells: list[Cell] = []
         with suppress(Corruption):  # there is no such group
-            [[cells]] = await self.store.read([(table, row, [query])])
+            [[cells]] = await self.reads.read([(table, row, [query])])
         if not cells:
             what = f"the record at {seen.commit_ts} points at missing data"
             raise self.at(Cellref(table, row, column), Corruption("", what))
@@ -735,7 +752,9 @@ class Driver:
                 assert recovery.failure is not None
                 raise recovery.failure
             self._left_settled(start_ts, recovery.fate)
-            watermark = self.oracle.holds.watermark  # after the primary was read: what was there then, was all there is
+            watermark = (
+                await self.oracle.watermark()
+            )  # after the primary was read: what was there then, was all there is
             if not recovery.conclusive and start_ts < watermark:
                 self.fates.doubtful.discard(start_ts)  # it cannot commit any more (T13)
                 raise CommitUnknown(make_token(start_ts, primary), _collected(watermark), for_good=True)

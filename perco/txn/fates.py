@@ -60,6 +60,12 @@ class Fates:
         if event is not None:
             event.set()
 
+    def end(self, start_ts: int) -> None:
+        """A transaction that runs in another process is over, however that went."""
+        event = self._live.pop(start_ts, None)
+        if event is not None:
+            event.set()
+
     def learn(self, start_ts: int, fate: int) -> None:
         """A decided fate never changes; the oldest are forgotten."""
         known = self._known

@@ -42,6 +42,7 @@ class LocalStore:
         accept_loss: bool,
         lmdb: LmdbOptions,
         batch: BatchOptions,
+        shared: bool = False,
     ) -> None:
         self.store = LocalRowStore()
         self.readonly = readonly
@@ -61,7 +62,7 @@ class LocalStore:
             if readonly:
                 self._folder = Folder.beside(self.path)
             else:
-                self._folder = Folder.claim(self.path, durable=durable, accept_loss=accept_loss)
+                self._folder = Folder.claim(self.path, durable=durable, accept_loss=accept_loss, shared=shared)
         _stores.add(self)
         try:
             self._add(SYSTEM_TABLE, (), (), sync=True)
@@ -175,9 +176,7 @@ class LocalStore:
 def _path_of(text: str) -> Path:
     scheme, colon, _ = text.partition("://")
     if colon and scheme.isalpha():
-        raise UsageError(f"{text!r}: this version opens a folder or memory:, not {scheme}://")
-    if text.startswith("unix:"):
-        raise UsageError(f"{text!r}: this version opens a folder or memory:, not unix:")
+        raise UsageError(f"{text!r}: perco opens a folder, memory:, unix:PATH or tcp://HOST:PORT, not {scheme}://")
     if not text:
         raise UsageError("the path of the store is empty")
     return Path(text).expanduser()

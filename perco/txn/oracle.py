@@ -64,6 +64,7 @@ class Oracle:
         self.holds = Holds()  # and the watermark
         self.pins = Pins(store, self.holds, self.wall_ms)
         self.ranges = 0
+        self.on_announced: list[Callable[[int], None]] = []
 
     async def start(self) -> None:
         """Go on above the durable bound (O1)."""
@@ -83,11 +84,17 @@ class Oracle:
     async def announce(self, version: int) -> None:
         """From now on every timestamp is told with this version of the catalogue (N10)."""
         self.catalogue_version = version
+        for act in self.on_announced:
+            act(version)
 
     @property
     def last(self) -> int:
         """The last timestamp handed out."""
         return self._timestamps.last
+
+    async def newest(self) -> int:
+        """The last timestamp handed out, to anybody."""
+        return self.last
 
     def draw_nowait(self) -> int:
         """A new timestamp, or 0 if a range must be made durable first (O1)."""
@@ -100,6 +107,10 @@ class Oracle:
             await self.extend()
             ts = self._timestamps.draw()
         return ts
+
+    async def draw_commit(self) -> int:
+        """The same, to commit at: nobody reads there."""
+        return await self.draw()
 
     async def extend(self) -> None:
         """Make the next range durable, if there is none left to draw from (O1)."""
@@ -190,6 +201,24 @@ class Oracle:
             if isinstance(verdict, Failed):
                 raise verdict.error
         raise Unavailable("the watermark could not be made durable")
+
+    async def watermark(self) -> int:
+        """As it is published now."""
+        return self.holds.watermark
+
+    async def oldest(self) -> int:
+        """The oldest timestamp at which any table can be read."""
+        return self.holds.oldest()
+
+    async def hold(self, ts: int) -> int:
+        """T15: hold a past timestamp; returns what `holds.release` takes.
+
+        Raises: SnapshotTooOld.
+        """
+        held = self.holds.hold(ts)
+        if not held:
+            raise SnapshotTooOld(ts, self.holds.oldest())
+        return held
 
     async def cut(self, table: str) -> int:
         """The oldest timestamp at which a table can be read (G5)."""

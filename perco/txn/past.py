@@ -115,4 +115,4 @@ class PinnedSnapshot(PastSnapshot):
         try:
             self.pin = await self._client.oracle.pins.put(pin.name, pin.owner, pin.ts, self._lease_s)
         except SnapshotTooOld:
-            raise await self._too_old(self._client.oracle.holds.oldest(), "") from None
+            raise await self._too_old(await self._client.oracle.oldest(), "") from None

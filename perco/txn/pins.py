@@ -43,6 +43,10 @@ class Pins:
         pin = self._holds.pins.get(name)
         return pin if pin is not None and pin.expires_ms > self._now_ms() else None
 
+    async def find(self, name: str) -> Pin | None:
+        """As `standing`."""
+        return self.standing(name)
+
     async def put(self, name: str, owner: str, ts: int, lease_s: float) -> Pin:
         """Pin a timestamp that somebody holds already, or that has just been drawn; or renew a pin (T15).
 

@@ -173,7 +173,7 @@ class Scan(AsyncOnly, Generic[K]):
         driver = snapshot._driver
         for entry in driver.entered.within(self._table.name, self._low, self._high, columns, ts):
             await driver.past(entry)  # C4
-        page = await driver.store.scan(request)
+        page = await driver.reads.scan(request)
         seen: dict[tuple[bytes, int], Seen] = {}
         for row, (locks, writes) in page.rows:
             by_column = {column: ([], []) for column in columns}  # type: ignore[var-annotated]

@@ -165,7 +165,7 @@ class Snapshot:
                 entry = driver.entered.cells.get((bound.table, row, number))
                 if entry is not None and entry.commit_ts <= ts:
                     await driver.past(entry)  # C4
-            [[locks, writes]] = await driver.store.read(
+            [[locks, writes]] = await driver.reads.read(
                 ((bound.table, row, ((LOCK, number, 0, ts, 1), (WRITE, number, 0, ts, 1))),)
             )
             value = plain(locks, writes)
@@ -286,7 +286,7 @@ class Snapshot:
             ]
             if self._driver.entered.cells:  # C4
                 await self._driver.past_cells(((table, row, c) for row, columns in chunk for c in columns), ts)
-            found = await self._driver.store.read(requests)
+            found = await self._driver.reads.read(requests)
             seen: dict[tuple[bytes, int], Seen] = {}
             try:
                 for (row, columns), cells in zip(chunk, found, strict=True):
@@ -311,7 +311,7 @@ class Snapshot:
                 (table, row, ((s.group, column, s.start_ts, s.start_ts, 1),)) for (row, column), s in long
             ]
             with suppress(Corruption):  # there is no such group: told below, with its cell
-                for (where, found), [cells] in zip(long, await self._driver.store.read(requests), strict=True):
+                for (where, found), [cells] in zip(long, await self._driver.reads.read(requests), strict=True):
                     if cells:
                         out[where] = Value(found.commit_ts, cells[0][1])
         for (row, column), s in seen.items():

@@ -367,7 +367,7 @@ async def test_a_lock_above_its_commit_does_not_matter() -> None:  # T14
                 later.set(n, "m", 1)
                 nursery.start_soon(later.commit)
                 await gates[0].reached()
-                db.driver.store = db.local.store
+                db.driver.store = db.driver.reads = db.local.store
             return ts
 
         db.oracle.draw = then_another  # type: ignore[method-assign]

@@ -229,7 +229,7 @@ async def test_a_machine_suspended_for_an_hour(autojump_clock: trio.testing.Mock
         await put(db, 1)
         await trio.sleep(10)
         store = HoldingStore(db.local.store, lambda mutation: writes_to(mutation, WRITE, "k"))
-        db.driver.store = store
+        db.driver.store = db.driver.reads = store
         async with trio.open_nursery() as nursery:
             nursery.start_soon(put, db, 2)
             await store.held.wait()  # its lock stands, its commit is on the way

@@ -134,14 +134,14 @@ async def test_a_version_that_a_vacuum_removes_during_the_look_is_no_damage(dama
                 assert (await db.vacuum()).removed.versions == 2
 
         async with db.snapshot() as snap:
-            db.driver.store = between = Between(store, act)
+            db.driver.store = db.driver.reads = between = Between(store, act)
             if damaged:
                 with pytest.raises(perco.Corruption, match="points at missing data"):
                     await reading._versions(db, snap, body, "k")
             else:
                 found = await reading._versions(db, snap, body, "k")
                 assert found == [(commits[2].commit_ts, False, 1000 * "c")]
-            db.driver.store = store
+            db.driver.store = db.driver.reads = store
         assert between.acted == 1
 
 

@@ -163,7 +163,7 @@ async def test_what_fails_in_the_background_is_tried_again(web: Web, caplog: pyt
     failing = [True]
     store = FaultyRowStore(local.store, lambda m, n: Fault.FAIL if failing and _is_told(m) else None)
     async with client(local, web.schema, options=ALWAYS, backfilled=False) as db, db.worker():
-        db.driver.store = store  # type: ignore[assignment]
+        db.driver.store = db.driver.reads = store  # type: ignore[assignment]
         await trio.sleep(100.0)
         assert store.fired[Fault.FAIL] > 3
         assert not db.is_idle()
@@ -186,7 +186,7 @@ async def test_a_note_whose_reply_is_lost_is_not_taken_for_made(web: Web, fault:
     async with client(local, web.schema, options=PAGED, backfilled=False) as db:
         left = [fault]
         store = FaultyRowStore(local.store, lambda m, n: left.pop() if left and m.rows[0][0] == BACKFILL_ROW else None)
-        db.driver.store = store  # type: ignore[assignment]
+        db.driver.store = db.driver.reads = store  # type: ignore[assignment]
         with pytest.raises(perco.Unavailable):
             await db.backfill()
         assert store.fired[fault] == 1

@@ -230,7 +230,7 @@ async def test_a_loader_under_an_older_catalogue_must_run_again(web: Web) -> Non
         for key in ("a", "z"):
             txn.set(bare.body, key, "hello")
         store = HoldingStore(first.local.store, lambda mutation: writes_to(mutation, LOCK, "a"))
-        first.driver.store = store
+        first.driver.store = first.driver.reads = store
         async with trio.open_nursery() as nursery:
 
             @nursery.start_soon

@@ -205,7 +205,7 @@ async def test_a_run_that_has_drawn_its_commit_timestamp_takes_nothing_away() ->
     async with client(local, old.schema) as serves:
         await put(serves, old.body, "a", "hello")
         store = HoldingStore(local.store, lambda mutation: writes_to(mutation, WRITE, "a"))
-        serves.driver.store = store  # type: ignore[assignment]
+        serves.driver.store = serves.driver.reads = store  # type: ignore[assignment]
         async with serves.worker() as worker:
             await store.held.wait()  # locked, and its commit timestamp is drawn
             async with trio.open_nursery() as nursery:
@@ -235,7 +235,7 @@ async def test_what_an_older_process_tidies_up_is_not_what_a_higher_version_wait
         cell = (NOTIFY, ack, commit_ts, pack_cause(commit_ts, 0))
         await local.store.apply([Mutation("docs", ((b"a", (), (cell,)),))])  # left over: it was put twice
         store = HoldingStore(local.store, lambda mutation: _removes(mutation, NOTIFY))
-        serves.driver.store = store  # type: ignore[assignment]
+        serves.driver.store = serves.driver.reads = store  # type: ignore[assignment]
         async with serves.worker():
             await store.held.wait()
             async with client(local, new.schema, beside=serves):

@@ -1,0 +1,163 @@
+"""Where a server listens: `unix:PATH`, `tcp://HOST:PORT`, and the socket in a store's folder.
+
+A path of more than 107 bytes is no address for a Unix socket; it is reached through its folder's descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import trio
+
+from perco.errors import StoreError, UsageError
+
+_UNIX_BYTES_MAX: Final = 100
+_BACKLOG: Final = 128
+
+
+class Address(NamedTuple):
+    """`path` of a Unix socket, or `host` and `port`."""
+
+    path: Path | None
+    host: str = ""
+    port: int = 0
+
+    def __str__(self) -> str:
+        if self.path is not None:
+            return f"unix:{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port}"
+
+    @property
+    def on_this_host(self) -> bool:
+        """Whether nobody else can reach it: a Unix socket, or loopback."""
+        if self.path is not None or self.host == "localhost":
+            return True
+        return self.host == "::1" or (self.host.startswith("127.") and self.host.count(".") == 3)
+
+
+def is_address(text: str) -> bool:
+    """Whether it says where a server listens, and not where a folder lies."""
+    return text.startswith(("unix:", "tcp://"))
+
+
+def parse(text: str) -> Address:
+    """Raises: UsageError."""
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:").removeprefix("//")
+        if not path:
+            raise UsageError("unix: wants the path of a socket: unix:/run/perco.sock")
+        return Address(Path(path).expanduser())
+    rest = text.removeprefix("tcp://").rstrip("/")
+    host, colon, port = rest.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdigit() or not 0 <= int(port) < 65536:
+        raise UsageError(f"{text!r}: write tcp://HOST:PORT, such as tcp://localhost:7420")
+    return Address(None, host, int(port))
+
+
+async def connect(address: Address) -> trio.abc.Stream:
+    """A stream to whoever listens there. Raises: OSError."""
+    if address.path is not None:
+        with _short(address.path) as path:
+            return await trio.open_unix_socket(path)
+    stream = await trio.open_tcp_stream(address.host, address.port)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return stream
+
+
+@asynccontextmanager
+async def listening(address: Address) -> AsyncIterator[tuple[Address, list[trio.SocketListener]]]:
+    """Listen there while the block lasts; yields the address as it is, with the port that was found for port 0.
+
+    A socket file that a dead server left is put away; that of a living one is not. For the owner of the socket only
+    (0600).
+
+    Raises: StoreError where somebody listens already, or the address is not ours; UsageError.
+    """
+    if address.path is None:
+        try:
+            listeners = await trio.open_tcp_listeners(address.port, host=address.host, backlog=_BACKLOG)
+        except OSError as error:
+            raise _not_ours(address, error) from error
+        bound = address._replace(port=listeners[0].socket.getsockname()[1])
+        try:
+            yield bound, listeners
+        finally:
+            for listener in listeners:
+                await listener.aclose()
+        return
+    listener = _unix_listener(address, address.path)
+    try:
+        yield address, [listener]
+    finally:
+        with contextlib.suppress(OSError):
+            address.path.unlink()
+        await listener.aclose()
+
+
+def _unix_listener(address: Address, path: Path) -> trio.SocketListener:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _put_away_stale(address, path)
+        with _short(path) as name:
+            before = os.umask(0o177)  # 0600 from its first moment on
+            try:
+                made.bind(name)
+            finally:
+                os.umask(before)
+        made.listen(_BACKLOG)
+        made.setblocking(False)
+        return trio.SocketListener(trio.socket.from_stdlib_socket(made))
+    except OSError as error:
+        made.close()
+        raise _not_ours(address, error) from error
+    except BaseException:
+        made.close()
+        raise
+
+
+def _put_away_stale(address: Address, path: Path) -> None:
+    """What a server that died left at the path."""
+    try:
+        kind = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise UsageError(f"{path} is there and is no socket; choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, _short(path) as name:
+        try:
+            probe.connect(name)
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except FileNotFoundError:
+            return
+    raise StoreError(f"somebody listens at {address} already; end that process, or choose another address")
+
+
+def _not_ours(address: Address, error: OSError) -> StoreError:
+    if error.errno == errno.EADDRINUSE:
+        return StoreError(f"somebody listens at {address} already; end that process, or choose another port")
+    return StoreError(f"cannot listen at {address}: {error.strerror or error}")
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A name for a socket's path that is short enough for an address."""
+    if len(os.fsencode(path)) <= _UNIX_BYTES_MAX:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

@@ -1,0 +1,197 @@
+"""Messages over one stream, in both directions; what waits goes in one frame.
+
+    send(message)  ->  waiting  ->  one frame  ->  stream
+    stream  ->  frames  ->  `run`'s `received(messages)`
+
+Nothing here waits for more to come: what is sent while a frame is on its way goes with the next. Under load frames
+grow, without load a message leaves at once.
+
+R2  Both sides send an empty frame when they have had nothing else to send for `heartbeat_s`. Who hears nothing for
+    `silence_s` takes the connection for dead: half-open ones end so.
+R3  A side that does not read holds up its own connection only, and that ends after `silence_s`: what waits for it is
+    bounded by what it asked for, which is bounded (`peer.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from perco.errors import TooLarge
+from perco.options import check_options
+from perco.rpc.framing import MESSAGES_MAX, FrameDecoder, Message, WireError, frame, packed
+
+_RECEIVE_BYTES = 256 * 1024
+_GREETING_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WireOptions:
+    """Attributes:
+    message_bytes_max: of one call or reply: a value of 8 MiB fits with what goes with it.
+    frame_bytes: a frame is sent as soon as it holds so much; what is longer than a message comes in several.
+    heartbeat_s: how long a side is silent at most; silence_s: after that the other takes it for gone.
+    calls_max: calls of one connection that a server works at; then it stops reading, until some are answered.
+    waiting_bytes_max: of replies that one connection has not taken yet; then its server stops reading, too.
+    connect_s: how long connecting and the greeting may take.
+    patience_s: how long a call waits for a server that is away, before Unavailable.
+    lease_s: how long a client that is not heard of keeps what it holds: its snapshots, locks and claims.
+    connections_max: that a server serves at a time.
+    """
+
+    message_bytes_max: int = 24 << 20
+    frame_bytes: int = 1 << 20
+    heartbeat_s: float = 2.0
+    silence_s: float = 10.0
+    calls_max: int = 4096
+    waiting_bytes_max: int = 32 << 20
+    connect_s: float = 5.0
+    patience_s: float = 10.0
+    lease_s: float = 10.0
+    connections_max: int = 1024
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+class Silent(Exception):
+    """Nothing was heard from the other side for too long, or it has not taken what was sent."""
+
+
+class Channel:
+    """Loop thread only. `send` at any time; `run` until the other side closes, breaks, or is silent."""
+
+    def __init__(self, stream: trio.abc.Stream, options: WireOptions) -> None:
+        self._stream, self._options = stream, options
+        self._waiting: list[bytes] = []
+        self._bytes = 0  # waiting, or on their way
+        self._wake = trio.Event()
+        self._closing = False
+        self._drained: trio.Event | None = None
+        self._decoder = FrameDecoder(_GREETING_BYTES_MAX)
+        self.heard = trio.current_time()
+
+    # ------------------------------------------------------------ the greeting
+
+    async def greet(self, message: Message) -> None:
+        """Send one message, before `run`."""
+        await self._stream.send_all(frame([packed(message)]))
+
+    async def greeting(self) -> Message:
+        """The other side's first message; small, for nobody knows yet who it is.
+
+        Raises: WireError; trio.BrokenResourceError at the end of the stream.
+        """
+        while True:
+            data = await self._stream.receive_some(_GREETING_BYTES_MAX)
+            if not data:
+                raise trio.BrokenResourceError("the connection ended before a greeting")
+            frames = list(self._decoder.feed(data))
+            if frames:
+                if len(frames) != 1 or len(frames[0]) != 1 or self._decoder.inside:
+                    raise WireError("more than a greeting")
+                return frames[0][0]
+
+    # ------------------------------------------------------------ both directions
+
+    def send(self, message: Message) -> None:
+        """Put a message among those that wait. Raises: TooLarge."""
+        data = packed(message)
+        if len(data) > self._options.message_bytes_max:
+            raise TooLarge("a call or its reply", len(data), self._options.message_bytes_max, "Ask for less at a time.")
+        self._waiting.append(data)
+        self._bytes += len(data)
+        self._wake.set()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Sent, and not yet taken by the other side's machine or this one's buffers."""
+        return self._bytes
+
+    def drain(self) -> trio.Event:
+        """Set when less than half of what may wait does."""
+        self._drained = self._drained or trio.Event()
+        return self._drained
+
+    def close_soon(self) -> None:
+        """Send what waits, then end."""
+        self._closing = True
+        self._wake.set()
+
+    async def run(self, received: Callable[[list[Message]], None], pause: Callable[[], trio.Event | None]) -> None:
+        """Exchange messages until the stream ends.
+
+        Args:
+            received: told the messages of each frame.
+            pause: asked before more is read: an event to wait for first.
+
+        Raises: WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError.
+        """
+        self._decoder = FrameDecoder(self._options.message_bytes_max + self._options.frame_bytes)
+        failure: list[BaseException] = []
+
+        async def guarded(work: Callable[[], object], scope: trio.CancelScope) -> None:
+            try:
+                await work()  # type: ignore[misc]
+            except (WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                failure.append(error)
+            scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(guarded, self._write, nursery.cancel_scope)
+            await guarded(lambda: self._read(received, pause), nursery.cancel_scope)
+        if failure:
+            raise failure[0]
+
+    async def _read(self, received: Callable[[list[Message]], None], pause: Callable[[], trio.Event | None]) -> None:
+        stream, silence_s = self._stream, self._options.silence_s
+        while True:
+            while (wait := pause()) is not None:
+                await wait.wait()
+            with trio.move_on_after(silence_s) as scope:
+                data = await stream.receive_some(_RECEIVE_BYTES)
+            if scope.cancelled_caught:
+                raise Silent(f"nothing heard for {silence_s:g} s")
+            if not data:
+                return
+            self.heard = trio.current_time()
+            for messages in self._decoder.feed(data):
+                if messages:
+                    received(messages)
+
+    async def _write(self) -> None:
+        stream, options = self._stream, self._options
+        while True:
+            if not self._waiting:
+                if self._closing:
+                    return
+                with trio.move_on_after(options.heartbeat_s):
+                    await self._wake.wait()
+            self._wake = trio.Event()
+            taken = self._take()
+            data = frame(taken)
+            with trio.move_on_after(options.silence_s) as scope:
+                await stream.send_all(data)
+            if scope.cancelled_caught:
+                raise Silent(f"what was sent is not taken for {options.silence_s:g} s")
+            self._bytes -= len(data) - 4
+            if self._drained is not None and self._bytes <= options.waiting_bytes_max // 2:
+                self._drained.set()
+                self._drained = None
+
+    def _take(self) -> list[bytes]:
+        """As many of the waiting messages as make a frame."""
+        waiting, frame_bytes = self._waiting, self._options.frame_bytes
+        if self._bytes <= frame_bytes and len(waiting) <= MESSAGES_MAX:
+            self._waiting = []
+            return waiting
+        size = count = 0
+        for message in waiting:
+            if count and (size + len(message) > frame_bytes or count >= MESSAGES_MAX):
+                break
+            size += len(message)
+            count += 1
+        self._waiting = waiting[count:]
+        return waiting[:count]

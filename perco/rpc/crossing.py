@@ -1,0 +1,116 @@
+"""How errors cross the wire: one table, total over `perco.errors`.
+
+An error goes as (name of its class, what it is made of), and is made again on the other side: the same class, fields
+and sentence. What this side does not know, of a newer server, arrives as a StoreError that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from perco import errors
+from perco.errors import PercoError, StoreError
+
+_Parts = Callable[[Any], tuple[Any, ...]]
+
+
+def _text(error: Any) -> tuple[Any, ...]:
+    return (str(error.args[0]) if error.args else str(error),)
+
+
+def _read_conflict(error: errors.ReadConflict) -> tuple[Any, ...]:
+    return error.cells, error.ranges, error.start_ts, error.commit_ts
+
+
+def _not_idle(error: errors.NotIdle) -> tuple[Any, ...]:
+    failures = {
+        id: (times, where, f"{type(met).__name__}: {met}") for id, (times, where, met) in error.failures.items()
+    }
+    return error.what, error.waiting, failures
+
+
+def _made_not_idle(what: str, waiting: Any, failures: Any) -> errors.NotIdle:
+    met: dict[str, tuple[int, str, BaseException]] = {
+        id: (times, where, StoreError(said)) for id, (times, where, said) in failures.items()
+    }
+    return errors.NotIdle(what, dict(waiting), met)
+
+
+def _made_too_old(asked: Any, oldest: Any, table: Any, text: str) -> errors.SnapshotTooOld:
+    made = errors.SnapshotTooOld(asked, oldest, table)
+    made.args = (text,)
+    return made
+
+
+# Class -> (what it is made of, what makes it again). Classes whose constructor takes one sentence are `_SAID`.
+_TABLE: Final[dict[type[PercoError], tuple[_Parts, Callable[..., PercoError]]]] = {
+    errors.WriteConflict: (
+        lambda e: (e.cells, e.other_ts, e.start_ts, e.read),
+        lambda cells, other_ts, start_ts, read: errors.WriteConflict(cells, other_ts, start_ts, read=read),
+    ),
+    errors.ReadConflict: (_read_conflict, errors.ReadConflict),
+    errors.RolledBack: (lambda e: (e.start_ts,), errors.RolledBack),
+    errors.CatalogueChanged: (lambda e: (e.start_ts, e.version), errors.CatalogueChanged),
+    errors.CommitUnknown: (
+        lambda e: (e.token, e.reason, e.for_good),
+        lambda token, reason, for_good: errors.CommitUnknown(token, reason, for_good=for_good),
+    ),
+    errors.SnapshotTooOld: (lambda e: (e.asked, e.oldest, e.table, str(e)), _made_too_old),
+    errors.OwnerChanged: (lambda e: (e.asked,), errors.OwnerChanged),
+    errors.StoreFull: (lambda e: (e.path, e.detail), errors.StoreFull),
+    errors.StoreLocked: (lambda e: (e.path, e.pid, e.command), errors.StoreLocked),
+    errors.FormatUnknown: (lambda e: (e.path, e.found, e.wanted), errors.FormatUnknown),
+    errors.UnsuitableFolder: (lambda e: (e.path, e.reason), errors.UnsuitableFolder),
+    errors.NeedsCheck: (lambda e: (e.path,), errors.NeedsCheck),
+    errors.Unavailable: (lambda e: (e.what, e.commit_ts), errors.Unavailable),
+    errors.NotIdle: (_not_idle, _made_not_idle),
+    errors.TooLarge: (lambda e: (e.what, e.size, e.limit, e.remedy), errors.TooLarge),
+    errors.ChainTooLong: (
+        lambda e: (e.where, e.observers, e.depth, e.limit, e.cause),
+        errors.ChainTooLong,
+    ),
+    errors.UsedAfterFork: (lambda e: (e.path,), errors.UsedAfterFork),
+    errors.Corruption: (
+        lambda e: (e.part, e.what, e.cell),
+        lambda where, what, cell: errors.Corruption(where, what, cell),
+    ),
+}
+_SAID: Final = (
+    errors.PercoError,
+    errors.TransientError,
+    errors.StoreError,
+    errors.UsageError,
+    errors.TransactionClosed,
+    errors.ReadOnly,
+    errors.SchemaMismatch,
+    errors.BackgroundFailure,
+    errors.SessionEnded,
+    errors.WrongToken,
+    errors.VersionMismatch,
+)
+_BY_NAME: Final[dict[str, Callable[..., PercoError]]] = {
+    **{kind.__name__: make for kind, (_, make) in _TABLE.items()},
+    **{kind.__name__: kind for kind in _SAID},
+}
+
+ERRORS: Final = frozenset(_BY_NAME)
+
+
+def pack_error(error: PercoError) -> tuple[Any, ...]:
+    """What goes over the wire."""
+    for kind in type(error).__mro__:
+        if kind in _TABLE:
+            return kind.__name__, _TABLE[kind][0](error)
+        if kind in _SAID:
+            return kind.__name__, _text(error)
+    raise AssertionError(error)
+
+
+def unpack_error(packed: Any) -> PercoError:
+    """The error again."""
+    name, parts = packed
+    make = _BY_NAME.get(name)
+    if make is None:
+        return StoreError(f"the server, of another version of perco, answers with {name}: {parts!r}")
+    return make(*parts)

@@ -1,0 +1,94 @@
+"""Frames: how messages lie in a stream of bytes. No I/O.
+
+    frame = length (4 bytes, big-endian) | messages, one msgpack array behind the other
+
+A frame carries all that waited to be sent. What one side sends while the other is busy therefore costs one reading, not
+many.
+
+R1  A frame, and a message, has a size limit; longer ones, and what is no msgpack, nested too deeply, or not an array,
+    end the connection before anything of that frame is acted on.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgpack
+
+Message = tuple[Any, ...]
+
+_LENGTH: Final = struct.Struct(">I")
+MESSAGES_MAX: Final = 1 << 16  # in a frame
+
+
+class WireError(Exception):
+    """What came is not what a perco of this version sends: the connection ends."""
+
+
+def packed(message: Message) -> bytes:
+    """A message as it lies in a frame. Raises: TypeError, ValueError, OverflowError for what cannot be sent."""
+    data: bytes = msgpack.packb(message)
+    return data
+
+
+def frame(messages: list[bytes]) -> bytes:
+    """One frame of packed messages."""
+    body = b"".join(messages)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameDecoder:
+    """Feed it what was received; it yields the messages of each whole frame."""
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self._max = frame_bytes_max
+        self._received = bytearray()
+        self._wanted = -1  # of the frame that has begun
+
+    def feed(self, data: bytes | bytearray) -> Iterator[list[Message]]:
+        """Raises: WireError; then nothing of the frame that it is about has been yielded."""
+        received = self._received
+        received += data
+        at = 0
+        try:
+            while True:
+                if self._wanted < 0:
+                    if len(received) - at < _LENGTH.size:
+                        return
+                    (self._wanted,) = _LENGTH.unpack_from(received, at)
+                    if self._wanted > self._max:
+                        raise WireError(f"a frame of {self._wanted} bytes; at most {self._max} are taken")
+                    at += _LENGTH.size
+                if len(received) - at < self._wanted:
+                    return
+                body = bytes(memoryview(received)[at : at + self._wanted])
+                at += self._wanted
+                self._wanted = -1
+                yield _messages(body)
+        finally:
+            del received[:at]
+
+    @property
+    def inside(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return self._wanted >= 0 or bool(self._received)
+
+
+def _messages(body: bytes) -> list[Message]:
+    unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=len(body) or 1, strict_map_key=False)
+    unpacker.feed(body)
+    found: list[Message] = []
+    try:
+        for message in unpacker:
+            if type(message) is not tuple or not message:
+                raise WireError(f"a message that is no array: {str(message)[:40]!r}")
+            found.append(message)
+            if len(found) > MESSAGES_MAX:
+                raise WireError(f"a frame of more than {MESSAGES_MAX} messages")
+    except (ValueError, TypeError, UnicodeDecodeError, msgpack.UnpackException, RecursionError) as error:
+        raise WireError(f"a frame that does not read: {type(error).__name__} {error}") from error
+    if unpacker.tell() != len(body):
+        raise WireError("a frame that ends inside a message")
+    return found

@@ -1,0 +1,249 @@
+"""A client's side: many calls in flight over one connection, which is made again when it breaks.
+
+    call(method, arguments)  ->  (id, method, arguments)  ->  server  ->  (id, OK, value) or (id, ERROR, error)
+
+R4  A call is answered once, by the connection that it was sent on. When that breaks, calls that may be made twice
+    (`again=True`: reads, draws, questions) are sent on the next one; of all others nobody knows whether they arrived:
+    `LostError`, which for a mutation is `NoReply` (T4).
+R5  ... if that is of the same session. If the server has ended it (R7), what was asked under it is answered with
+    SessionEnded: what it held is gone.
+R6  A server that is away is tried again at growing, random intervals, by one task, however many wait. What waits longer
+    than `patience_s` ends as Unavailable. A server that refuses (a wrong token, another version) is not tried again
+    before somebody asks.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import trio
+
+from perco.errors import PercoError, SessionEnded, TransactionClosed, Unavailable
+from perco.rpc.channel import Channel, Silent, WireOptions
+from perco.rpc.crossing import unpack_error
+from perco.rpc.framing import Message, WireError
+
+OK: Final = 0
+ERROR: Final = 1
+PUSH: Final = 2  # from the server, of its own accord: (PUSH, what, value)
+log = logging.getLogger("perco.serve")
+
+_PAUSE_S, _PAUSE_MAX_S = 0.02, 1.0
+
+
+class LostError(Exception):
+    """The connection broke: the call may have arrived or not."""
+
+
+class _Call:
+    """One that waits for its reply; its own `outcome.Outcome`, as `perco.storage.call.Call`."""
+
+    __slots__ = ("again", "arguments", "error", "id", "link", "method", "sent", "task", "value")
+
+    def __init__(self, link: Link, id: int, method: int, arguments: Any, again: bool) -> None:
+        self.link, self.id, self.method, self.arguments, self.again = link, id, method, arguments, again
+        self.task: trio.lowlevel.Task = trio.lowlevel.current_task()
+        self.sent = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def unwrap(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+        if self.sent and not self.again:
+            return trio.lowlevel.Abort.FAILED  # T10: what was sent is waited for
+        self.link._forget(self)
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+class Link:
+    """Loop thread only. `run` is a task of its own; `call` from any other.
+
+    Args:
+        name: of the server, for people.
+        connect: makes a stream. Raises: OSError.
+        hello: what to greet with.
+        welcomed: told the server's greeting; returns whether it is of the session that was there before. Raises:
+            PercoError for one that refuses.
+        pushed: told what the server says of its own accord.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[], Awaitable[trio.abc.Stream]],
+        hello: Callable[[], Message],
+        welcomed: Callable[[Message], bool],
+        pushed: Callable[[int, Any], None],
+        options: WireOptions,
+        rng: random.Random,
+    ) -> None:
+        self.name = name
+        self._connect, self._hello, self._welcomed, self._pushed = connect, hello, welcomed, pushed
+        self._options, self._rng = options, rng
+        self._channel: Channel | None = None
+        self._calls: dict[int, _Call] = {}
+        self._next = 0
+        self._away_since = trio.current_time()
+        self._refused: PercoError | None = None  # it was asked, and does not want us
+        self._last = "no connection yet"  # why there is none
+        self._asked = trio.Event()
+        self.connected = trio.Event()
+        self.connections = 0
+        self.closed = False
+
+    # ------------------------------------------------------------ calls
+
+    async def call(self, method: int, arguments: Any, *, again: bool) -> Any:
+        """Ask the server. `again`: it may be asked twice.
+
+        Raises: what the server answers; LostError, if not `again`; Unavailable, SessionEnded.
+        """
+        if self.closed:
+            raise TransactionClosed("this store has been closed; use it inside `async with perco.open(...)` only")
+        self._next = id = self._next + 1
+        call = _Call(self, id, method, arguments, again)
+        channel = self._channel
+        if channel is not None:
+            channel.send((id, method, arguments))
+            call.sent = True
+        else:
+            await self._wait_for_server()
+        self._calls[id] = call
+        if not call.sent and self._channel is not None:
+            self._channel.send((id, method, arguments))
+            call.sent = True
+        return await trio.lowlevel.wait_task_rescheduled(call.abort)
+
+    def tell(self, method: int, arguments: Any) -> None:
+        """Say something that needs no answer; lost if there is no connection."""
+        if self._channel is not None:
+            self._channel.send((0, method, arguments))
+
+    async def _wait_for_server(self) -> None:
+        if self._refused is not None:
+            self._refused = None
+            self._asked.set()
+            self._away_since = trio.current_time()
+        left_s = self._away_since + self._options.patience_s - trio.current_time()
+        with trio.move_on_after(max(left_s, 0)):
+            await self.connected.wait()
+            return
+        raise self._refused or self._unavailable()
+
+    def _unavailable(self) -> Unavailable:
+        away_s = trio.current_time() - self._away_since
+        return Unavailable(f"the server at {self.name} has not answered for {away_s:.0f} s ({self._last})")
+
+    def _forget(self, call: _Call) -> None:
+        self._calls.pop(call.id, None)
+
+    def _end(self, call: _Call, error: BaseException) -> None:
+        call.error = error
+        trio.lowlevel.reschedule(call.task, call)  # type: ignore[arg-type]
+
+    def fail_all(self, error: Callable[[], BaseException]) -> None:
+        """Nobody will answer any more."""
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            self._end(call, error())
+
+    # ------------------------------------------------------------ the connection
+
+    async def run(self) -> None:
+        """Keep a connection until cancelled."""
+        pause_s = _PAUSE_S
+        try:
+            while True:
+                began = trio.current_time()
+                try:
+                    await self._once()
+                    pause_s = _PAUSE_S
+                except PercoError as error:
+                    self._refused = error
+                except (OSError, WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                    self._last = str(error) or type(error).__name__
+                    log.info("no connection to %s: %s", self.name, self._last)
+                self._broken()
+                if self._refused is not None:
+                    refused = self._refused
+                    self.fail_all(lambda refused=refused: refused)  # type: ignore[misc]
+                    self.connected.set()  # whoever waits finds `_refused`
+                    self.connected = trio.Event()
+                    self._asked = trio.Event()
+                    await self._asked.wait()
+                    continue
+                if trio.current_time() - self._away_since > self._options.patience_s:
+                    self.fail_all(self._unavailable)
+                if trio.current_time() - began > _PAUSE_MAX_S:
+                    pause_s = _PAUSE_S
+                await trio.sleep(pause_s * self._rng.uniform(0.5, 1.5))
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+        finally:
+            self.closed = True
+            self.fail_all(lambda: LostError("the store was closed"))
+
+    async def _once(self) -> None:
+        """One connection, from its beginning to its end."""
+        with trio.move_on_after(self._options.connect_s) as scope:
+            stream = await self._connect()
+        if scope.cancelled_caught:
+            raise OSError(f"no connection within {self._options.connect_s:g} s")
+        try:
+            channel = Channel(stream, self._options)
+            with trio.move_on_after(self._options.connect_s) as scope:
+                await channel.greet(self._hello())
+                welcome = await channel.greeting()
+            if scope.cancelled_caught:
+                raise Silent("no greeting")
+            same = self._welcomed(welcome)
+            self._begun(channel, same)
+            await channel.run(self._received, lambda: None)
+        finally:
+            self._channel = None
+            await trio.aclose_forcefully(stream)
+
+    def _begun(self, channel: Channel, same: bool) -> None:
+        self._channel, self._refused = channel, None
+        self.connections += 1
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if call.sent and not same:
+                self._end(call, SessionEnded(f"the server at {self.name} has let go of what this client held"))
+                continue
+            self._calls[call.id] = call
+            channel.send((call.id, call.method, call.arguments))
+            call.sent = True
+        self.connected.set()
+
+    def _broken(self) -> None:
+        if self.connected.is_set():
+            self.connected = trio.Event()
+            self._away_since = trio.current_time()
+        for call in [call for call in self._calls.values() if call.sent and not call.again]:
+            del self._calls[call.id]
+            self._end(call, LostError(f"the connection to {self.name} broke"))
+
+    def _received(self, messages: list[Message]) -> None:
+        calls, reschedule = self._calls, trio.lowlevel.reschedule
+        try:
+            for id, status, value in messages:
+                if status == PUSH:
+                    self._pushed(id, value)
+                    continue
+                call = calls.pop(id, None)
+                if call is None:
+                    continue  # who asked has been cancelled
+                if status == OK:
+                    call.value = value
+                else:
+                    call.error = unpack_error(value)
+                reschedule(call.task, call)  # type: ignore[arg-type]
+        except (ValueError, TypeError) as error:
+            raise WireError(f"a reply that does not read: {error}") from error

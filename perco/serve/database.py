@@ -1,0 +1,261 @@
+"""`perco.open` of a served store: the same database, whose rows, timestamps and memory lie in another process.
+
+This process runs its own transactions and observers. What is there once for a store, the server does: sweeping,
+collecting old versions, telling new observers of what is there.
+
+R5  When the server has let go of the session, what was begun in it reads no more (`SessionEnded`, which `db.run` runs
+    again), and everything goes on in a new one.
+N7  Whether all is idle, the server knows: it sees every lock and notify cell, and who is at which row.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from perco.errors import UsageError, UsedAfterFork
+from perco.notify.database import Database
+from perco.rpc.channel import WireOptions
+from perco.rpc.framing import Message
+from perco.rpc.link import Link
+from perco.serve.messages import ANNOUNCED, NOTIFIED, Method, hello, read_vacuum, read_welcome
+from perco.serve.remote import Elsewhere, LostRowStore, RemoteDriver, RemoteFates, RemoteOracle, RemoteRowStore
+from perco.txn.backfill import BackfillProgress
+from perco.txn.background import Background
+from perco.txn.catalogue import Catalogue
+from perco.txn.client import Options
+from perco.txn.schema import Schema
+from perco.txn.transaction import Snapshot
+from perco.txn.vacuum import VacuumResult
+
+_ELSEWHERE_S = 0.05
+_BYE_S = 1.0
+
+
+class RemoteLocal:
+    """What a served store has of a folder: nothing. In place of `LocalStore`."""
+
+    readonly = False
+    threaded = False
+    owner_alive = True
+    term = b""
+    path: Path | None = None
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.store = RemoteRowStore(link)
+        self.version = -1  # of the catalogue that the server has taken over
+        self._pid = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        return os.getpid() != self._pid
+
+    async def adapt(self, catalogue: Catalogue) -> None:
+        """Let the server open, or make, what a catalogue names."""
+        if catalogue.version > self.version:
+            self.version = await self.link.call(Method.ADOPT, None, again=True)
+            await self.store.refresh()
+
+    async def raise_floor(self, ts: int) -> None:
+        """The server's affair (T13)."""
+
+    def check(self) -> None:
+        """Raises UsedAfterFork in a child of the process that opened this."""
+        if self.forked:
+            raise UsedAfterFork(self.link.name)
+
+
+class RemoteDatabase(Database):
+    """A served store, opened. Made by `perco.open`."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        options: Options,
+        wire: WireOptions,
+        name: str,
+        connect: Callable[[], Any],
+        token: bytes,
+    ) -> None:
+        rng = random.Random(options.seed)
+        self._token = token
+        self._connections = Background()  # ended last: what is under way still asks the server
+        self._session = f"{rng.getrandbits(128):032x}"
+        self.link = Link(name, connect, self._hello, self._welcomed, self._pushed, wire, rng)
+        local = RemoteLocal(self.link)
+        super().__init__(local, schema, options)  # type: ignore[arg-type]
+        self._store = local.store
+        self.fates = RemoteFates(self.link, self.lease_token)
+        self.oracle = RemoteOracle(local.store, self.link, self.background.spawn)
+        self._begin_session()
+
+    def _begin_session(self) -> None:
+        before = self.driver
+        self.driver = RemoteDriver(
+            self.link,
+            self.local.store,
+            self.oracle,
+            self.fates,
+            self.config.commit,
+            self.background,
+            self.config.on_event,
+        )
+        self.driver.name = self.name_of
+        self.driver.quiet = before.quiet
+        self.driver.counters, self.driver.on_notified = before.counters, before.on_notified
+        self.driver.damaged = before.damaged
+
+    # ------------------------------------------------------------ the link
+
+    def _hello(self) -> Message:
+        return hello(self._token, self._session, sorted(self.oracle.holds.open))
+
+    def _welcomed(self, message: Message) -> bool:
+        resumed, info = read_welcome(message)
+        self.oracle.told(info["version"], info["wall_ms"], info["last"])  # type: ignore[attr-defined]
+        if not resumed and self.link.connections:
+            # R5: whoever reads through the former driver reads nothing any more.
+            self.driver.reads = LostRowStore(self.link)
+            set.clear(self.oracle.holds.open)
+            self._begin_session()
+            if self._worker is not None:
+                self.background.spawn(self._works)
+        return resumed
+
+    def _pushed(self, what: int, value: Any) -> None:
+        if what == NOTIFIED:
+            if self._worker is not None and self._worker.elsewhere is not None:
+                self._worker.elsewhere.woken()
+            self.driver.notified()
+        elif what == ANNOUNCED:
+            self.oracle.catalogue_version = max(self.oracle.catalogue_version, value)
+            self.driver.notified()  # N10: a scanner looks at the catalogue when it begins a tour
+
+    # ------------------------------------------------------------ what the server does
+
+    async def snapshot_at(self, *, ts: int | None = None, at: Any = None) -> Snapshot:
+        """As `Client.snapshot_at`."""
+        if isinstance(ts, int) and ts > self.oracle.last:
+            await self.oracle.newest()  # another client may be further
+        return await super().snapshot_at(ts=ts, at=at)
+
+    async def vacuum(self, *, progress: Callable[[VacuumResult], None] | None = None) -> VacuumResult:
+        """As `Client.vacuum`, in the server; `progress` is told the end."""
+        self.usable(writing=True)
+        result = read_vacuum(await self.link.call(Method.VACUUM, None, again=True))
+        if progress is not None:
+            progress(result)
+        return result
+
+    async def backfill(self, *, progress: Callable[[BackfillProgress], None] | None = None) -> list[BackfillProgress]:
+        """As `Client.backfill`, in the server; `progress` is told the end."""
+        self.usable(writing=True)
+        told = [BackfillProgress(*each) for each in await self.link.call(Method.BACKFILL, None, again=True)]
+        for each in told:
+            if progress is not None:
+                progress(each)
+        return told
+
+    def pending(self) -> int:
+        raise UsageError("a served store is asked: await db.waiting()")
+
+    def failed_count(self) -> int:
+        raise UsageError("a served store is asked: len(await db.failed())")
+
+    def is_idle(self) -> bool:
+        raise UsageError("a served store is asked: await db.wait_idle(timeout=...)")
+
+    # ------------------------------------------------------------ observers
+
+    async def _works(self) -> None:
+        worker = self._worker
+        await self.link.call(Method.WORKS, tuple(self.schema.observers) if worker is not None else (), again=True)
+
+    async def _worker_begins(self) -> None:
+        assert self._worker is not None
+        self._worker.elsewhere = Elsewhere(self.link, _ELSEWHERE_S)
+        await self._works()
+
+    async def _worker_ended(self) -> None:
+        await self._works()
+
+    async def wait_idle(self, *, timeout: float | None = None) -> int:
+        """As `Database.wait_idle`."""
+        self.usable(writing=False)
+        async with self._deadline(timeout, "the store did not become idle"):
+            while True:
+                self.background.check()
+                idle, failed, workers = await self.link.call(Method.IDLE, None, again=True)
+                if idle:
+                    return int(failed)
+                await self._check_workers(workers)
+        raise AssertionError
+
+    async def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
+        """As `Database.wait_for`."""
+        await self._must_be_past(ts)
+        async with self._deadline(timeout, f"not all that was committed up to {ts} has been observed"):
+            while True:
+                self.background.check()
+                done, _, workers = await self.link.call(Method.UP_TO, ts, again=True)
+                if done:
+                    return
+                await self._check_workers(workers)
+
+    async def _check_workers(self, workers: dict[str, int]) -> None:
+        """Waiting without anybody who works would never end."""
+        waiting = {id for id, count in (await self.waiting(readable=True)).items() if count}
+        left = waiting - set(workers) - self.paused()
+        if waiting and not workers:
+            raise UsageError(
+                "changes wait for observers and nothing runs them; wait inside `async with db.worker():`, or start one "
+                "in another process"
+            )
+        if left and waiting == left:
+            raise UsageError(f"changes wait for observers that no program here has: {', '.join(sorted(left))}")
+        if waiting and waiting <= self.paused():
+            names = ", ".join(map(repr, sorted(waiting)))
+            raise UsageError(
+                f"changes wait for observers that are paused: {names}. Resume them: await db.resume(...), or "
+                "`perco resume`."
+            )
+
+    # ------------------------------------------------------------ the beginning and the end
+
+    async def begin_link(self) -> None:
+        """Connect, and bring the store's catalogue up to the schema.
+
+        Raises: WrongToken, VersionMismatch, Unavailable, SchemaMismatch.
+        """
+        self._connections.start(self.link.run, "link")
+        await self._store.refresh()
+        await self.declare()
+
+    async def _end(self) -> None:
+        with trio.CancelScope(shield=True):
+            await self.background.aclose()
+            with suppress(Exception), trio.move_on_after(_BYE_S):
+                if self.link.connected.is_set():
+                    await self.link.call(Method.BYE, None, again=True)
+            await self._connections.aclose()
+
+
+async def open_served(
+    name: str, connect: Callable[[], Any], schema: Schema | None, options: Options, wire: WireOptions, token: bytes
+) -> RemoteDatabase:
+    """A database on whoever answers. Raises: as `RemoteDatabase.begin_link`."""
+    db = RemoteDatabase(schema or Schema(), options, wire, name, connect, token)
+    try:
+        await db.begin_link()
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await db.aclose()
+        raise
+    return db

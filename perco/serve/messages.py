@@ -1,0 +1,207 @@
+"""What a client asks of a server: methods, and how their arguments and answers lie in messages.
+
+Arguments and answers are tuples as msgpack gives them back: cells, checks and writes are tuples already, so most of
+what goes over the wire is what the row store works with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import IntEnum
+from typing import Any, Final
+
+from perco.errors import PercoError, StoreError, VersionMismatch, WrongToken
+from perco.rpc.crossing import pack_error, unpack_error
+from perco.rpc.framing import Message, WireError
+from perco.storage import (
+    APPLIED,
+    Failed,
+    Mutation,
+    NoReply,
+    Refused,
+    ScanPage,
+    ScanQuery,
+    ScanRequest,
+    Verdict,
+)
+from perco.txn.holds import Holder
+from perco.txn.mutations import Header, Intent
+from perco.txn.records import Cellref
+from perco.txn.retention import Removed
+from perco.txn.vacuum import VacuumResult
+
+WIRE_VERSION: Final = 1
+_MAGIC: Final = "perco"
+
+
+class Method(IntEnum):
+    """What can be asked. Of those in `AGAIN` twice is as good as once (R4)."""
+
+    READ = 1  # requests -> cells of each
+    SCAN = 2  # a request -> a page
+    APPLY = 3  # mutations -> verdicts
+    COMMIT = 4  # (header, part, version) -> how a commit in one step went (C1)
+    DRAW = 5  # (how many to begin with, how many others) -> timestamps, version, wall time, last
+    DONE = 6  # start timestamps that are over -> no answer
+    ALIVE = 24  # a start timestamp -> whether it lives
+    OUTLIVE = 7  # a start timestamp -> nothing, when that has ended, or after a while
+    TABLETS = 8  # -> the first rows of all tablets, by table
+    ADOPT = 9  # the catalogue has changed -> its version
+    HOLD = 10  # a past timestamp -> a number that holds it, and the oldest there is
+    RELEASE = 11  # that number -> no answer
+    AT = 12  # a wall time -> (timestamp, wall time)
+    OLDEST = 13  # -> the oldest timestamp at which any table can be read
+    PIN = 14  # (name, owner, ts, lease) -> a pin
+    DROP_PIN = 15  # a name -> whether there was one
+    CLAIM = 16  # ((table, row), oldest cause) -> whether nobody runs observers there, and this client does now (N8)
+    UNCLAIM = 17  # (table, row) -> no answer
+    WORKS = 18  # ids of the observers that this client runs -> no answer
+    IDLE = 19  # -> how far from idle the store is, after a while (N7)
+    UP_TO = 25  # a timestamp -> as IDLE, of what was committed up to then (N9)
+    VACUUM = 20  # -> what it did
+    BACKFILL = 21  # -> what it did, for each observer
+    LAST = 22  # -> the last timestamp that was handed out
+    BYE = 23  # the client is done
+
+
+AGAIN: Final = frozenset(Method) - {Method.APPLY, Method.COMMIT}
+
+# What a server says of its own accord.
+NOTIFIED: Final = 1  # there may be work for observers (N8)
+ANNOUNCED: Final = 2  # a newer version of the catalogue, that writers have to know (N10)
+
+# How a commit in one step went.
+TOLD: Final = 0  # (verdict, commit_ts)
+MET: Final = 1  # another's commit of a cell came first: (table, row, column), its commit_ts, its start_ts
+STALE: Final = 2  # the catalogue is newer: its version
+
+
+# ------------------------------------------------------------------ the greeting
+
+
+def hello(token: bytes, session: str, held: Sequence[int]) -> Message:
+    """A client's. `session`: the one it had, or a new name for one; `held`: start timestamps that it still needs."""
+    return _MAGIC, WIRE_VERSION, token, session, tuple(held)
+
+
+def read_hello(message: Message) -> tuple[int, bytes, str, tuple[int, ...]]:
+    """(version, token, session, held). Raises: WireError."""
+    try:
+        magic, version, token, session, held, *_ = message
+    except ValueError as error:
+        raise WireError("no greeting of perco's") from error
+    right = magic == _MAGIC and type(version) is int and type(token) is bytes and type(session) is str
+    if not right or not 0 < len(session) <= 64 or any(type(ts) is not int for ts in held):
+        raise WireError("no greeting of perco's")
+    return version, token, session, held
+
+
+def welcome(resumed: bool, info: dict[str, Any]) -> Message:
+    """A server's: whether the session goes on, and what there is to know."""
+    return _MAGIC, WIRE_VERSION, resumed, info
+
+
+def turned_away(error: PercoError) -> Message:
+    """A server's, to somebody whom it does not serve."""
+    return _MAGIC, WIRE_VERSION, pack_error(error)
+
+
+def read_welcome(message: Message) -> tuple[bool, dict[str, Any]]:
+    """(resumed, info). Raises: what the server refuses with; VersionMismatch, StoreError."""
+    if len(message) < 3 or message[0] != _MAGIC:
+        raise StoreError(f"no perco server listens there, but something that says {str(message)[:60]}")
+    if type(message[2]) is tuple:
+        raise unpack_error(message[2])
+    if message[1] != WIRE_VERSION:
+        raise VersionMismatch(
+            f"the server speaks version {message[1]} of the wire, and this perco version {WIRE_VERSION}; "
+            "install the same version of perco on both sides"
+        )
+    return bool(message[2]), message[3]
+
+
+def check_version(version: int) -> VersionMismatch | None:
+    """Why a client of that version is not served."""
+    if version == WIRE_VERSION:
+        return None
+    older = "older" if version < WIRE_VERSION else "newer"
+    return VersionMismatch(
+        f"this client speaks version {version} of the wire and is {older} than the server, which speaks "
+        f"{WIRE_VERSION}; install the same version of perco on both sides"
+    )
+
+
+def wrong_token(given: bool) -> WrongToken:
+    """What somebody without the store's token is told."""
+    said = "the token given is another store's" if given else "no token was given"
+    return WrongToken(
+        f"this server wants its store's token, and {said}: it lies in the file `token` in the store's folder. Give it "
+        "as perco.open(..., token=...), or in the environment as PERCO_TOKEN."
+    )
+
+
+# ------------------------------------------------------------------ verdicts, requests
+
+
+def pack_verdict(verdict: Verdict) -> Any:
+    """0, or a tuple."""
+    if verdict is APPLIED:
+        return 0
+    if isinstance(verdict, Refused):
+        return verdict.row, verdict.check
+    if isinstance(verdict, Failed):
+        error = verdict.error
+        if not isinstance(error, PercoError):
+            error = StoreError(f"{type(error).__name__}: {error}")
+        return (pack_error(error),)
+    assert isinstance(verdict, NoReply)
+    return verdict.reason
+
+
+def unpack_verdict(packed: Any) -> Verdict:
+    if packed == 0:
+        return APPLIED
+    if type(packed) is str:
+        return NoReply(packed)
+    if len(packed) == 2:
+        return Refused(packed[0], packed[1])
+    return Failed(unpack_error(packed[0]))
+
+
+def read_mutations(packed: Any) -> list[Mutation]:
+    """Raises: TypeError."""
+    return [Mutation(*each) for each in packed]
+
+
+def read_scan(packed: Any) -> ScanRequest:
+    """Raises: TypeError."""
+    request = ScanRequest(*packed)
+    return request._replace(queries=tuple([ScanQuery(*query) for query in request.queries]))
+
+
+def read_page(packed: Any) -> ScanPage:
+    rows, next = packed
+    return ScanPage([(row, [list(cells) for cells in found]) for row, found in rows], next)
+
+
+def pack_vacuum(result: VacuumResult) -> dict[str, Any]:
+    """As it is, by name."""
+    return asdict(result)
+
+
+def read_vacuum(packed: dict[str, Any]) -> VacuumResult:
+    made = dict(packed)
+    made["holder"], made["removed"] = Holder(*made["holder"]), Removed(**made["removed"])
+    for name in ("held_up",):
+        made[name] = tuple(made[name])
+    return VacuumResult(**made)
+
+
+def read_header(packed: Any) -> Header:
+    start_ts, primary, *more = packed
+    return Header(start_ts, Cellref(*primary), *more)
+
+
+def read_part(packed: Any) -> list[Intent]:
+    return [Intent(*intent) for intent in packed]

@@ -1,0 +1,224 @@
+"""`perco.open`: which store it is, and who opens it.
+
+memory:                       this process, nothing on disk
+a folder                      this process, if no other has it open: its *owner*, which listens on a socket in the
+                              folder; else a client of that one
+unix:PATH, tcp://HOST:PORT    a client of whoever serves there
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+import trio
+
+from perco.errors import SchemaMismatch, StoreLocked, UsageError
+from perco.notify.database import Database
+from perco.rpc import addresses
+from perco.rpc.addresses import Address
+from perco.serve.database import open_served
+from perco.serve.server import Server
+from perco.storage.folder import shared_by_owner
+from perco.txn import catalogue as catalogues
+from perco.txn.beside import BesideDriver, BesideOracle
+from perco.txn.client import Options
+from perco.txn.local import LocalStore
+from perco.txn.schema import Schema
+
+SOCKET = "socket"
+_AGAIN_S = 0.02  # between two looks for an owner that has just begun, or is ending
+
+
+class open:
+    """Open a store: `async with perco.open("folder/", schema) as db:`.
+
+    Args:
+        url: a folder, made if there is none; if another process has it open, that one is asked, over a socket in the
+            folder. Or "memory:", or where a store is served: "unix:PATH", "tcp://HOST:PORT".
+        schema: tables, columns and observers. May be left out when reading only: then the store's own is used, and
+            `db.schema.tables["docs"].columns["body"]` gives its columns.
+        options: see `Options`.
+        readonly: read beside whoever owns the folder.
+        accept_loss: open a store that refuses with NeedsCheck.
+        token: what a server on TCP wants to hear; by default as in the environment's PERCO_TOKEN.
+
+    Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, SchemaMismatch, UsageError; of a served store
+    Unavailable, WrongToken, VersionMismatch.
+
+    What the block raises comes out as it is; when a task of the store's own dies, the block is cancelled and
+    BackgroundFailure comes out.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        schema: Schema | None = None,
+        *,
+        options: Options | None = None,
+        readonly: bool = False,
+        accept_loss: bool = False,
+        token: str | None = None,
+    ) -> None:
+        if schema is None and not readonly:
+            raise UsageError("perco.open needs a schema to write; to look at a store, open it with readonly=True")
+        if schema is not None and not isinstance(schema, Schema):
+            raise UsageError(f"perco.open takes a perco.Schema of tables, not {type(schema).__name__}")
+        if options is not None and not isinstance(options, Options):
+            raise UsageError(f"options= takes perco.Options(...), not {type(options).__name__}")
+        self._url, self._schema, self._options = url, schema, options or Options()
+        self._readonly, self._accept_loss = readonly, accept_loss
+        self._token = (os.environ.get("PERCO_TOKEN", "") if token is None else token).encode()
+        self._db: Database | None = None
+        self._scope = trio.CancelScope()
+        self._serving = AsyncExitStack()
+
+    async def __aenter__(self) -> Database:
+        if not trio.lowlevel.in_trio_task():  # another loop may have a trio run for its guest
+            raise UsageError("perco.open runs on trio: call trio.run(main); under asyncio write perco.aio.open")
+        db = self._db = await self._open()
+        db.background.on_failure.append(self._scope.cancel)
+        self._scope.__enter__()
+        return db
+
+    async def _open(self) -> Database:
+        text = os.fspath(self._url)
+        if addresses.is_address(text):
+            if self._readonly:
+                raise UsageError("a served store is read through its server, which writes: leave readonly=True out")
+            return await self._connect(addresses.parse(text))
+        options = self._options
+        deadline = trio.current_time() + options.wire.connect_s
+        while True:
+            try:
+                local = LocalStore(
+                    self._url,
+                    durable=options.durability == "power",
+                    readonly=self._readonly,
+                    accept_loss=self._accept_loss,
+                    lmdb=options.lmdb,
+                    batch=options.batch,
+                    shared=options.shared,
+                )
+                break
+            except StoreLocked as locked:
+                path = _absolute(text)
+                if not options.shared or not shared_by_owner(path) or trio.current_time() > deadline:
+                    raise
+                try:
+                    return await self._connect(Address(path / SOCKET))
+                except OSError:
+                    del locked  # it has just begun, or is ending
+                await trio.sleep(_AGAIN_S)
+        try:
+            return await self._prepare(local, options)
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                if self._db is not None:
+                    await self._db.aclose()
+                else:
+                    await local.aclose()
+            raise
+
+    async def _connect(self, address: Address) -> Database:
+        if address.path is not None:  # who is away altogether is told at once
+            stream = await addresses.connect(address)
+            await trio.aclose_forcefully(stream)
+        connect = partial(addresses.connect, address)
+        return await open_served(str(address), connect, self._schema, self._options, self._options.wire, self._token)
+
+    async def _prepare(self, local: LocalStore, options: Options) -> Database:
+        if self._readonly:
+            return await _beside(local, self._schema, options)
+        assert self._schema is not None
+        db = self._db = Database(local, self._schema, options)
+        await db.oracle.start()
+        await db.declare()
+        # O3: all that was ever committed, for those who read beside nobody and now read beside us. Not before every
+        # tablet is open: LMDB shows readers the last batch of a writer that died when the next one has begun.
+        await db.note_now()
+        db.background.start(db.sweeper.run, "sweeper")
+        db.background.start(db.note_time, "clock")
+        if options.vacuum.on:
+            db.background.start(db.vacuuming.in_background, "vacuum")
+        if db.local.store.queues:
+            db.background.start(db.watch_disk, "disk")
+        if local.threaded:
+            db.heartbeat.start()
+        if options.shared and local.path is not None:
+            await self._share(db, local.path)
+        return db
+
+    async def _share(self, db: Database, path: Path) -> None:
+        """Let other processes of this user in, over a socket in the folder."""
+        server = Server(db, self._options.wire, None)
+        await self._serving.enter_async_context(server.keeping())
+        _, listeners = await self._serving.enter_async_context(addresses.listening(Address(_absolute(path) / SOCKET)))
+        self._serving.push_async_callback(
+            server.stop, db.background.start(partial(server.serve, listeners, trusted=True), "server")
+        )
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        db = self._db
+        assert db is not None
+        swallowed = False
+        try:
+            with trio.CancelScope(shield=True):
+                await self._serving.aclose()
+            await db.aclose()
+        finally:
+            swallowed = bool(self._scope.__exit__(kind, error, trace)) and error is not None
+        stopped = db.background.stopped
+        if stopped is not None and (error is None or swallowed):
+            raise stopped
+        failure = db.background.failure()
+        if failure is not None and (error is None or swallowed):
+            raise failure
+        assert not swallowed, "only a failure cancels the block"
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(path).expanduser().absolute()
+
+
+@asynccontextmanager
+async def offline(url: str | os.PathLike[str], *, accept_loss: bool = False) -> AsyncIterator[Database]:
+    """The owner's database, nothing running in it, under the store's own catalogue: for repairs. Raises: as `open`."""
+    options = Options()
+    local = LocalStore(
+        url, durable=True, readonly=False, accept_loss=accept_loss, lmdb=options.lmdb, batch=options.batch
+    )
+    try:
+        catalogue = await catalogues.load(local.store)
+        await local.adapt(catalogue)
+        db = Database(local, catalogues.schema_of(catalogue), options)
+        db.catalogue = catalogue
+        await db._take_over()
+        await db.oracle.start()
+        yield db
+    finally:
+        with trio.CancelScope(shield=True):
+            await local.aclose()
+
+
+async def _beside(local: LocalStore, schema: Schema | None, options: Options) -> Database:
+    """A database that only reads, from its owner's catalogue and notes."""
+    catalogue = await catalogues.load(local.store)
+    if schema is None:
+        schema = catalogues.schema_of(catalogue)
+    elif catalogue.declare(schema) is not catalogue:
+        raise SchemaMismatch("the store does not have all that the schema declares; open it once for writing")
+    await local.adapt(catalogue)
+    db = Database(local, schema, options)
+    db.catalogue = catalogue
+    db.oracle = BesideOracle(local, options.oracle, options.wall)
+    db.driver = BesideDriver(local, db.oracle, db.fates, options.commit, db.background, None)
+    db.driver.name = db.name_of
+    await db._take_over()
+    return db

@@ -1,0 +1,368 @@
+"""A served store, from a client: a row store and an oracle that ask, and all that goes with a session.
+
+T4  A mutation whose reply was lost has the verdict NoReply: the driver asks the primary.
+T10 What was sent is waited for, as everywhere.
+O2  Timestamps are asked for by one call at a time; whoever comes while it is under way shares the next one.
+G1  A start timestamp is held by the server from the moment that it is drawn until this client says that it is over.
+L1  Whether another client's transaction lives is asked of the server, and waited for there.
+R5  When the session has ended, whatever was begun in it reads no more: `lost`. What it was committing is asked for in
+    the next session.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+
+from perco.errors import CatalogueChanged, SessionEnded, SnapshotTooOld, UsageError
+from perco.rpc.link import Link, LostError
+from perco.serve.messages import (
+    MET,
+    STALE,
+    Method,
+    read_page,
+    unpack_verdict,
+)
+from perco.storage import Failed, Mutation, NoReply, ReadRequest, RowCells, ScanPage, ScanRequest, Tablet, Verdict
+from perco.txn.commit import Commit
+from perco.txn.driver import ConflictAt, Driver
+from perco.txn.fates import Fates
+from perco.txn.holds import Holds, Pin
+from perco.txn.oracle import Oracle, OracleOptions, published
+from perco.txn.pins import pins_in
+from perco.txn.records import Cellref, Lock
+
+_READ, _SCAN, _APPLY = int(Method.READ), int(Method.SCAN), int(Method.APPLY)
+
+
+class RemoteRowStore:
+    """The seam, over a link."""
+
+    groups = True
+    queues = False
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._starts: dict[str, list[bytes]] = {}
+        self._numbers: dict[str, int] = {}
+
+    async def refresh(self) -> None:
+        """Ask which tablets there are."""
+        found = await self._link.call(Method.TABLETS, None, again=True)
+        self._starts = {table: list(starts) for table, starts in found.items()}
+        number = 0
+        for table, starts in self._starts.items():
+            self._numbers[table] = number
+            number += len(starts)
+
+    def tables(self) -> list[str]:
+        return list(self._starts)
+
+    def tablets(self) -> list[Tablet]:
+        """Those of this process: none."""
+        return []
+
+    def _of(self, table: str) -> list[bytes]:
+        starts = self._starts.get(table)
+        if starts is None:
+            raise UsageError(f"there is no table {table!r} in this store; declare it in the schema")
+        return starts
+
+    def locate(self, table: str, row: bytes) -> int:
+        starts = self._of(table)
+        return self._numbers[table] + bisect_right(starts, row) - 1
+
+    def bounds(self, table: str) -> list[bytes]:
+        return self._of(table)
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        found: list[RowCells] = await self._link.call(_READ, requests, again=True)
+        return found
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        return read_page(await self._link.call(_SCAN, request, again=True))
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        try:
+            answer = await self._link.call(_APPLY, mutations, again=False)
+        except LostError as error:
+            return [NoReply(str(error))] * len(mutations)
+        except SessionEnded as error:
+            return [Failed(error)] * len(mutations)  # R7: it was not made
+        return [unpack_verdict(verdict) for verdict in answer]
+
+
+class LostRowStore(RemoteRowStore):
+    """What a snapshot of an ended session reads from (R5)."""
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        raise SessionEnded("the connection to the server was away for too long: what was begun before it has ended")
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        raise SessionEnded("the connection to the server was away for too long: what was begun before it has ended")
+
+
+class _Open(set[int]):
+    """Start timestamps of this client. When one is over, the server is told (G1)."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def discard(self, start_ts: object) -> None:
+        if start_ts in self:
+            super().discard(start_ts)
+            self._tell(start_ts)  # type: ignore[arg-type]
+
+
+class RemoteHolds(Holds):
+    """What this client needs of old versions; the server knows it."""
+
+    __slots__ = ("_link",)
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+        self.open = _Open(lambda start_ts: link.tell(Method.DONE, (start_ts,)))
+
+    def release(self, held: int) -> None:
+        if held:
+            self._link.tell(Method.RELEASE, held)
+
+
+class _Waiter:
+    """Somebody who waits for a timestamp; its own `outcome.Outcome`."""
+
+    __slots__ = ("error", "gone", "starts", "task", "ts")
+
+    def __init__(self, starts: bool) -> None:
+        self.task = trio.lowlevel.current_task()
+        self.starts = starts
+        self.ts = 0
+        self.error: BaseException | None = None
+        self.gone = False
+
+    def unwrap(self) -> int:
+        if self.error is not None:
+            raise self.error
+        return self.ts
+
+    def abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+        self.gone = True
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+class RemotePins:
+    """The pins of a served store."""
+
+    def __init__(self, link: Link, oracle: RemoteOracle) -> None:
+        self._link, self._oracle = link, oracle
+
+    async def find(self, name: str) -> Pin | None:
+        """The pin of that name, if its lease has not run out."""
+        found = [pin for pin in await pins_in(self._oracle.store) if pin.name == name]
+        return found[0] if found and found[0].expires_ms > self._oracle.wall_ms() else None
+
+    async def put(self, name: str, owner: str, ts: int, lease_s: float) -> Pin:
+        return Pin(*await self._link.call(Method.PIN, (name, owner, ts, lease_s), again=True))
+
+    async def drop(self, name: str) -> bool:
+        return bool(await self._link.call(Method.DROP_PIN, name, again=True))
+
+
+class RemoteOracle(Oracle):
+    """Asks the server for timestamps."""
+
+    def __init__(self, store: RemoteRowStore, link: Link, spawn: Callable[[Callable[[], Any]], None]) -> None:
+        super().__init__(store, OracleOptions(), lambda: 0.0)
+        self.store, self._link, self._spawn = store, link, spawn
+        self.holds = RemoteHolds(link)
+        self.pins = RemotePins(link, self)  # type: ignore[assignment]
+        self._waiting: list[_Waiter] = []
+        self._asking = False
+        self._told = 0, 0.0  # wall time in ms, and when it was told
+        self._last = 0
+
+    def told(self, version: int, wall_ms: int, last: int) -> None:
+        """What every answer tells (O4)."""
+        self.catalogue_version = max(self.catalogue_version, version)
+        self._told = wall_ms, trio.current_time()
+        self._last = max(self._last, last)
+
+    @property
+    def last(self) -> int:
+        return self._last
+
+    def draw_nowait(self) -> int:
+        return 0
+
+    async def draw(self) -> int:
+        return await self._draw(starts=True)
+
+    async def draw_commit(self) -> int:
+        return await self._draw(starts=False)
+
+    async def _draw(self, *, starts: bool) -> int:
+        waiter = _Waiter(starts)
+        self._waiting.append(waiter)
+        if not self._asking:
+            self._asking = True
+            self._spawn(self._ask)
+        ts: int = await trio.lowlevel.wait_task_rescheduled(waiter.abort)
+        return ts
+
+    async def _ask(self) -> None:
+        """O2: those who wait now share a call; who comes later shares the next one."""
+        try:
+            while self._waiting:
+                # Those who begin first: the server holds what it gives them.
+                waiters, self._waiting = sorted(self._waiting, key=lambda waiter: not waiter.starts), []
+                starts = sum(waiter.starts for waiter in waiters)
+                drawn: Sequence[int] = ()
+                error: Exception | None = None
+                try:
+                    drawn, version, wall_ms, last = await self._link.call(
+                        Method.DRAW, (starts, len(waiters) - starts), again=True
+                    )
+                    self.told(version, wall_ms, last)
+                except Exception as failure:
+                    error = failure
+                self._hand_out(waiters, drawn, error)
+        finally:
+            self._asking = False
+
+    def _hand_out(self, waiters: list[_Waiter], drawn: Sequence[int], error: Exception | None) -> None:
+        reschedule = trio.lowlevel.reschedule
+        for i, waiter in enumerate(waiters):
+            if error is None:
+                waiter.ts = drawn[i]
+                if waiter.starts:
+                    self.holds.open.add(waiter.ts)
+            else:
+                waiter.error = error
+            if waiter.gone:
+                self.holds.open.discard(waiter.ts)
+            else:
+                reschedule(waiter.task, waiter)  # type: ignore[arg-type]
+
+    def wall_ms(self) -> int:
+        wall_ms, told = self._told
+        return wall_ms + int(1000 * (trio.current_time() - told))
+
+    async def announce(self, version: int) -> None:
+        """The server has been told (`ADOPT`)."""
+        self.catalogue_version = max(version, self.catalogue_version)
+
+    async def watermark(self) -> int:
+        return (await published(self.store))[1]
+
+    async def cut(self, table: str) -> int:
+        return (await published(self.store))[2].get(table, 0)
+
+    async def newest(self) -> int:
+        self._last = max(self._last, await self._link.call(Method.LAST, None, again=True))
+        return self._last
+
+    async def oldest(self) -> int:
+        return int(await self._link.call(Method.OLDEST, None, again=True))
+
+    async def hold(self, ts: int) -> int:
+        held, oldest = await self._link.call(Method.HOLD, ts, again=True)
+        if not held:
+            raise SnapshotTooOld(ts, oldest)
+        return int(held)
+
+    async def at(self, wall_s: float) -> tuple[int, float]:
+        ts, wall = await self._link.call(Method.AT, wall_s, again=True)
+        return ts, wall
+
+
+class RemoteFates(Fates):
+    """Others' transactions live as long as the server says so."""
+
+    __slots__ = ("_link", "_mine")
+
+    exact = False
+    alone = True  # what commits in one step does so in the server, whose memory is asked by all
+
+    def __init__(self, link: Link, mine: str) -> None:
+        super().__init__()
+        self._link, self._mine = link, mine
+
+    async def lives_elsewhere(self, start_ts: int, lock: Lock) -> bool:
+        if lock.token == self._mine:
+            return False  # ours, and over
+        return bool(await self._link.call(Method.ALIVE, start_ts, again=True))
+
+    async def wait(self, start_ts: int) -> None:
+        if self.alive(start_ts):
+            await super().wait(start_ts)
+        else:
+            await self._link.call(Method.OUTLIVE, start_ts, again=True)
+
+
+class RemoteDriver(Driver):
+    """Lets the server make the commits in one step."""
+
+    def __init__(self, link: Link, *args: Any) -> None:
+        super().__init__(*args)
+        self._link = link
+
+    async def _in_one_step(self, commit: Commit, version: int) -> None:
+        """C1: the server draws, enters and writes; here it is only asked for, once (C6)."""
+        arguments = commit.header, commit.primary_part, version
+        try:
+            answer = await self._link.call(Method.COMMIT, arguments, again=False)
+        except LostError as error:
+            commit.sent_in_one_step(0)
+            commit.primary_told(NoReply(str(error)))
+            return
+        what, told, *more = answer
+        if what == STALE:
+            raise CatalogueChanged(commit.header.start_ts, told)
+        if what == MET:
+            self.counters.conflicts += 1
+            raise ConflictAt(Cellref(*told), more[0], commit.header.start_ts)
+        commit.sent_in_one_step(more[0])
+        commit.primary_told(unpack_verdict(told))
+
+    def _leave(self, commit: Commit) -> None:
+        """The server's memory, and its affair."""
+
+    def _leave_behind(self, commit: Commit) -> None:
+        """The same."""
+
+
+class Elsewhere:
+    """Rows that other processes run observers on, for a moment: they are passed by (N8)."""
+
+    def __init__(self, link: Link, hold_s: float) -> None:
+        self._link, self._hold_s = link, hold_s
+        self._until: dict[tuple[str, bytes], float] = {}
+
+    def waits(self, where: tuple[str, bytes], now: float) -> float:
+        """Until when a row is left alone; 0: it need not be."""
+        until = self._until.get(where)
+        if until is None:
+            return 0
+        if until <= now:
+            del self._until[where]
+            return 0
+        return until
+
+    async def take(self, where: tuple[str, bytes], root: int) -> bool:
+        """Whether nobody else works on the row."""
+        if await self._link.call(Method.CLAIM, (where, root), again=True):
+            return True
+        self._until[where] = trio.current_time() + self._hold_s
+        return False
+
+    def release(self, where: tuple[str, bytes]) -> None:
+        self._link.tell(Method.UNCLAIM, where)
+
+    def woken(self) -> None:
+        """Somebody has let go of a row."""
+        self._until.clear()

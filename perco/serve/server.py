@@ -1,0 +1,531 @@
+"""The owner's side: answers the calls of clients, over its own store, oracle and memory.
+
+Reads are answered at once, from the loop; mutations of all connections go to the tablets' queues as those of the
+owner's own tasks do, so one commit of LMDB serves them all.
+
+C1  A commit in one step is made here: the timestamp is drawn, and the cells are entered, in one step of the loop (C2).
+C4  Readers elsewhere cannot look into this memory: what they read is looked up in it before it is read.
+R7  What an ended session asks for is not done.
+N8  Clients that run observers are woken when notify cells have become visible, whoever put them.
+N10 Every drawn timestamp tells the catalogue's version; a newer one is also announced at once.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import astuple
+from typing import Any, Final
+
+import trio
+
+from perco.errors import PercoError, SessionEnded, UsageError, VersionMismatch
+from perco.notify.database import Database
+from perco.rpc.channel import Channel, Silent, WireOptions
+from perco.rpc.framing import WireError
+from perco.rpc.peer import Peer
+from perco.serve.messages import (
+    ANNOUNCED,
+    MET,
+    NOTIFIED,
+    STALE,
+    TOLD,
+    Method,
+    check_version,
+    pack_vacuum,
+    pack_verdict,
+    read_header,
+    read_hello,
+    read_mutations,
+    read_part,
+    read_scan,
+    turned_away,
+    welcome,
+    wrong_token,
+)
+from perco.serve.sessions import Session, Sessions
+from perco.storage import NOTIFY, WRITE, Mutation, Verdict
+from perco.storage.call import Call
+from perco.txn.commit import Commit, State
+from perco.txn.entered import Entry, Where
+
+log = logging.getLogger("perco.serve")
+
+_OUTLIVE_S: Final = 5.0  # how long somebody waits for another's transaction, before asking again
+_IDLE_S: Final = 1.0
+_LOOKS_APART_S: Final = 0.02
+_EXPIRE_EVERY: Final = 4  # looks for dead sessions within a lease
+_DRAWS_MAX: Final = 1 << 16  # timestamps in one call
+
+
+class Server:
+    """Serves one opened store. Loop thread only.
+
+    Args:
+        token: what TCP clients have to say; None: whoever reaches the socket may.
+    """
+
+    def __init__(self, db: Database, options: WireOptions, token: bytes | None) -> None:
+        self._db, self._options, self._token = db, options, token
+        driver = db.driver
+        self.sessions = Sessions(db.oracle.holds, db.fates, options.lease_s, driver.leave_orphans)
+        self._connections = 0
+        self.served = 0  # calls, in all
+        self._serving: dict[Peer, Session] = {}
+        handlers: dict[Method, Callable[[Session, Peer, int, Any], None]] = {
+            Method.READ: self._read,
+            Method.SCAN: self._scan,
+            Method.APPLY: self._apply,
+            Method.COMMIT: self._commit,
+            Method.DRAW: self._draw,
+            Method.DONE: self._done,
+            Method.ALIVE: lambda session, peer, id, start_ts: peer.reply(id, db.fates.alive(start_ts)),
+            Method.OUTLIVE: self._later(self._outlive),
+            Method.TABLETS: self._tablets,
+            Method.ADOPT: self._later(self._adopt),
+            Method.HOLD: self._hold,
+            Method.RELEASE: lambda session, peer, id, number: self.sessions.release(session, number),
+            Method.AT: self._later(lambda session, wall_s: db.oracle.at(wall_s)),
+            Method.OLDEST: lambda session, peer, id, _: peer.reply(id, db.oracle.holds.oldest()),
+            Method.PIN: self._later(lambda session, pin: db.oracle.pins.put(*pin)),
+            Method.DROP_PIN: self._later(lambda session, name: db.oracle.pins.drop(name)),
+            Method.CLAIM: lambda session, peer, id, where: peer.reply(id, self.sessions.claim(session, *where)),
+            Method.UNCLAIM: self._unclaim,
+            Method.WORKS: self._works,
+            Method.IDLE: self._later(self._idle),
+            Method.UP_TO: self._later(self._up_to),
+            Method.VACUUM: self._later(self._vacuum),
+            Method.BACKFILL: self._later(self._backfill),
+            Method.LAST: lambda session, peer, id, _: peer.reply(id, db.oracle.last),
+            Method.BYE: self._bye,
+        }
+        self._handlers = {int(method): handler for method, handler in handlers.items()}
+
+    # ------------------------------------------------------------ connections
+
+    async def serve(self, listeners: Sequence[trio.SocketListener], *, trusted: bool) -> None:
+        """Until cancelled. `trusted`: whoever gets there need not say the token."""
+        async with trio.open_nursery() as nursery:
+
+            async def handle(stream: trio.SocketStream) -> None:
+                await self.connection(stream, trusted=trusted)
+
+            await trio.serve_listeners(handle, list(listeners), handler_nursery=nursery)
+
+    @asynccontextmanager
+    async def keeping(self) -> AsyncIterator[None]:
+        """What goes on beside connections, while the block lasts; at its end every session ends."""
+        db = self._db
+        db.driver.on_notified.append(self._notified)
+        db.oracle.on_announced.append(self._announced)
+        db.watch_elsewhere = self.sessions.watch
+        db.busy_elsewhere = lambda: bool(self.sessions.claims)
+        stop = db.background.start(self._expire, "sessions")
+        try:
+            yield
+        finally:
+            stop()
+            db.driver.on_notified.remove(self._notified)
+            db.oracle.on_announced.remove(self._announced)
+            db.watch_elsewhere = db.busy_elsewhere = None
+            for session in list(self.sessions.all.values()):
+                self.sessions.end(session)
+
+    async def stop(self, end: Callable[[], None]) -> None:
+        """End serving: what was asked for is answered first."""
+        for peer in self._serving:
+            peer.channel.close_soon()
+        end()
+        await trio.lowlevel.checkpoint()
+
+    async def connection(self, stream: trio.abc.Stream, *, trusted: bool) -> None:
+        """One connection, from its beginning to its end. Raises nothing."""
+        self._connections += 1
+        try:
+            async with stream:
+                await self._talk(Channel(stream, self._options), trusted=trusted)
+        except (OSError, WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            level = logging.WARNING if isinstance(error, WireError) else logging.INFO
+            log.log(level, "a connection ended: %s", error or type(error).__name__)
+        finally:
+            self._connections -= 1
+
+    async def _talk(self, channel: Channel, *, trusted: bool) -> None:
+        with trio.move_on_after(self._options.connect_s) as scope:
+            version, token, name, held = read_hello(await channel.greeting())
+            error = self._why_not(version, token, trusted=trusted)
+            if error is not None:
+                log.warning("a client was turned away: %s", error)
+                await channel.greet(turned_away(error))
+                return
+            session, resumed = self._greet(name, held)
+            await channel.greet(welcome(resumed, self._info()))
+        if scope.cancelled_caught:
+            return
+        peer = Peer(channel, self._options, self._handle, name)
+        session.peer = peer
+        self._serving[peer] = session
+        try:
+            await peer.run()
+        finally:
+            del self._serving[peer]
+            if session.peer is peer:
+                session.peer = None
+                session.last_heard = trio.current_time()
+
+    def _why_not(self, version: int, token: bytes, *, trusted: bool) -> PercoError | None:
+        mismatch: VersionMismatch | None = check_version(version)
+        if mismatch is not None:
+            return mismatch
+        if not trusted and self._token is not None and not hmac.compare_digest(token, self._token):
+            return wrong_token(bool(token))
+        if self._connections > self._options.connections_max:
+            return UsageError(
+                f"this server has {self._options.connections_max} connections already; close some, or allow more "
+                "(WireOptions.connections_max)"
+            )
+        return None
+
+    def _greet(self, name: str, held: Sequence[int]) -> tuple[Session, bool]:
+        before = self.sessions.all.get(name)
+        if before is not None and before.peer is not None:
+            # R4: what its former connection still brings is not read any more.
+            self._serving.pop(before.peer, None)
+            before.peer.channel.close_soon()
+            before.peer.ended = True
+            before.peer = None
+        return self.sessions.greet(name, held, trio.current_time())
+
+    def _info(self) -> dict[str, Any]:
+        db = self._db
+        return {
+            "version": db.oracle.catalogue_version,
+            "wall_ms": db.oracle.wall_ms(),
+            "last": db.oracle.last,
+            "groups": db.local.store.groups,
+            "lease_s": self._options.lease_s,
+        }
+
+    async def _expire(self) -> None:
+        """End sessions whose clients are gone (R7)."""
+        while True:
+            await trio.sleep(self._options.lease_s / _EXPIRE_EVERY)
+            for session in self.sessions.expire(trio.current_time()):
+                log.info(
+                    "client %s was not heard of for %g s: its session has ended", session.name, self._options.lease_s
+                )
+
+    # ------------------------------------------------------------ calls
+
+    def _handle(self, peer: Peer, id: int, method: int, arguments: Any) -> None:
+        session = self._serving.get(peer)
+        if session is None or session.ended:
+            raise SessionEnded("the server has let go of what this client held")
+        handler = self._handlers.get(method)
+        if handler is None:
+            raise WireError(f"there is no method {method}")
+        self.served += 1
+        try:
+            handler(session, peer, id, arguments)
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            raise WireError(f"method {method}: arguments that do not read: {error}") from error
+
+    def _later(self, answer: Callable[[Session, Any], Awaitable[Any]]) -> Callable[[Session, Peer, int, Any], None]:
+        """A handler that takes a task of its own."""
+
+        def handle(session: Session, peer: Peer, id: int, arguments: Any) -> None:
+            async def run() -> None:
+                try:
+                    peer.reply(id, await answer(session, arguments))
+                except Exception as error:
+                    peer.fail(id, error)
+
+            self._db.background.spawn(run)
+
+        return handle
+
+    def _read(self, session: Session, peer: Peer, id: int, requests: Any) -> None:
+        db = self._db
+        if db.driver.entered.cells and (entries := self._entered(requests)):
+            self._after(entries, peer, id, lambda: self._read(session, peer, id, requests))
+            return
+        store = db.local.store
+        peer.reply(id, [store.tablet(table, row).read(row, queries) for table, row, queries in requests])
+
+    def _entered(self, requests: Any) -> list[Entry]:
+        """C4: entries for what is to be read, at or below what it is read at."""
+        cells = self._db.driver.entered.cells
+        found = []
+        for table, row, queries in requests:
+            for group, column, _, to_ts, _ in queries:
+                if group == WRITE:
+                    entry = cells.get((table, row, column))
+                    if entry is not None and entry.commit_ts <= to_ts:
+                        found.append(entry)
+        return list(dict.fromkeys(found))
+
+    def _after(self, entries: Sequence[Entry], peer: Peer, id: int, go_on: Callable[[], None]) -> None:
+        """C4: go on once these entries have left."""
+
+        async def run() -> None:
+            try:
+                for entry in entries:
+                    await self._db.driver.past(entry)
+                go_on()
+            except Exception as error:
+                peer.fail(id, error)
+
+        self._db.background.spawn(run)
+
+    def _scan(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
+        request = read_scan(packed)
+        db = self._db
+
+        async def run() -> None:
+            try:
+                for query in request.queries:
+                    if query.group == WRITE and db.driver.entered.cells:
+                        columns = query.columns if query.columns is not None else _Every()
+                        for entry in db.driver.entered.within(
+                            request.table, request.start, request.stop, columns, query.to_ts
+                        ):
+                            await db.driver.past(entry)
+                page = await db.local.store.scan(request)
+                peer.reply(id, (page.rows, page.next))
+            except Exception as error:
+                peer.fail(id, error)
+
+        db.background.spawn(run)
+
+    def _apply(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
+        mutations = read_mutations(packed)
+        self._submit(
+            session,
+            mutations,
+            lambda verdicts: peer.reply(id, [pack_verdict(verdict) for verdict in verdicts]),
+        )
+
+    def _submit(
+        self, session: Session, mutations: Sequence[Mutation], answer: Callable[[Sequence[Verdict]], None]
+    ) -> None:
+        """Queue mutations; `answer` is told the verdicts, on the loop."""
+        writes = [write for mutation in mutations for _, _, writes in mutation.rows for write in writes]
+        notify = [write for write in writes if write[0] == NOTIFY]
+        notifies = any(write[3] is not None for write in notify)
+
+        def told(verdicts: Sequence[Verdict]) -> None:
+            answer(verdicts)
+            self.sessions.applied(session)
+            if notifies:
+                self._db.driver.notified()
+            elif notify:
+                self._db.driver.quiet()
+
+        store = self._db.local.store
+        call = Call(None, len(mutations), told)
+        store.submit(mutations, call)
+        session.applying += 1
+        if not call.waiting:  # memory answers at once
+            told(call.verdicts)  # type: ignore[arg-type]
+
+    # ------------------------------------------------------------ commits in one step
+
+    def _commit(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
+        header, part, version = packed
+        commit = Commit(read_header(header), [read_part(part)], one_step=True)
+        self._in_one_step(session, peer, id, commit, version)
+
+    def _in_one_step(self, session: Session, peer: Peer, id: int, commit: Commit, version: int) -> None:
+        driver, oracle = self._db.driver, self._db.oracle
+        met = driver.entered.in_the_way(commit)
+        if met is not None:
+            self._meet(session, peer, id, commit, version, met)
+            return
+        # C2: no await between the look, the draw, and the entry.
+        commit_ts = oracle.draw_nowait()
+        if not commit_ts:
+            self._extend(session, peer, id, commit, version)
+            return
+        if oracle.catalogue_version > version:  # N10
+            peer.reply(id, (STALE, oracle.catalogue_version))
+            return
+        commit.drawn(commit_ts)
+        driver.entered.enter(commit)
+
+        def told(verdicts: Sequence[Verdict]) -> None:
+            [verdict] = verdicts
+            commit.primary_told(verdict)
+            if commit.state is State.ASK:
+                driver.entered.leave_behind(commit)  # C3
+                driver.leave_orphans()
+            else:
+                driver.entered.leave(commit)
+            peer.reply(id, (TOLD, pack_verdict(verdict), commit_ts))
+
+        try:
+            self._submit(session, (commit.primary_commit(),), told)
+        except BaseException:
+            driver.entered.leave(commit)  # C3: it was never queued
+            raise
+
+    def _meet(
+        self, session: Session, peer: Peer, id: int, commit: Commit, version: int, met: tuple[Where, Entry]
+    ) -> None:
+        """Another's entry stands for a cell: nothing waits while it commits, so it is waited for here."""
+        where, entry = met
+
+        async def run() -> None:
+            try:
+                fate = await self._db.driver.past(entry)
+                if fate >= commit.header.start_ts:
+                    peer.reply(id, (MET, where, entry.commit_ts))
+                    return
+                self._in_one_step(session, peer, id, commit, version)
+            except Exception as error:
+                peer.fail(id, error)
+
+        self._db.background.spawn(run)
+
+    def _extend(self, session: Session, peer: Peer, id: int, commit: Commit, version: int) -> None:
+        async def run() -> None:
+            try:
+                await self._db.oracle.extend()
+                self._in_one_step(session, peer, id, commit, version)
+            except Exception as error:
+                peer.fail(id, error)
+
+        self._db.background.spawn(run)
+
+    # ------------------------------------------------------------ timestamps, liveness
+
+    def _draw(self, session: Session, peer: Peer, id: int, wanted: Any) -> None:
+        starts, others = wanted
+        if not (type(starts) is int and type(others) is int and 0 < starts + others <= _DRAWS_MAX):
+            raise ValueError("a number of timestamps")
+        oracle = self._db.oracle
+        drawn: list[int] = []
+        for _ in range(starts + others):
+            ts = oracle.draw_nowait()
+            if not ts:
+                self._draw_rest(session, peer, id, starts, others, drawn)
+                return
+            drawn.append(ts)
+        self._drawn(session, peer, id, starts, drawn)
+
+    def _draw_rest(self, session: Session, peer: Peer, id: int, starts: int, others: int, drawn: list[int]) -> None:
+        async def run() -> None:
+            try:
+                while len(drawn) < starts + others:
+                    drawn.append(await self._db.oracle.draw())
+                self._drawn(session, peer, id, starts, drawn)
+            except Exception as error:
+                peer.fail(id, error)
+
+        self._db.background.spawn(run)
+
+    def _drawn(self, session: Session, peer: Peer, id: int, starts: int, drawn: list[int]) -> None:
+        if session.ended:
+            peer.fail(id, SessionEnded("the server has let go of what this client held"))
+            return
+        for ts in drawn[:starts]:
+            self.sessions.begin(session, ts)
+        oracle = self._db.oracle
+        peer.reply(id, (drawn, oracle.catalogue_version, oracle.wall_ms(), oracle.last))
+
+    def _done(self, session: Session, peer: Peer, id: int, start_ts: Any) -> None:
+        self.sessions.done(session, start_ts)
+
+    async def _outlive(self, session: Session, start_ts: int) -> None:
+        """When a transaction has ended, or after a while."""
+        with trio.move_on_after(_OUTLIVE_S):
+            await self._db.fates.wait(start_ts)
+
+    # ------------------------------------------------------------ the catalogue, the past
+
+    def _tablets(self, session: Session, peer: Peer, id: int, _: Any) -> None:
+        store = self._db.local.store
+        peer.reply(id, {table: list(store.bounds(table)) for table in store.tables()})
+
+    async def _adopt(self, session: Session, _: Any) -> int:
+        """N10: a client has changed the catalogue."""
+        db = self._db
+        await db.reload()
+        await db.local.raise_floor(db.oracle.holds.watermark)
+        await db.oracle.announce(db.catalogue.binds)
+        return db.catalogue.version
+
+    def _hold(self, session: Session, peer: Peer, id: int, ts: int) -> None:
+        peer.reply(id, (self.sessions.hold(session, ts), self._db.oracle.holds.oldest()))
+
+    # ------------------------------------------------------------ observers
+
+    def _notified(self) -> None:
+        """N8: notify cells have become visible."""
+        for peer, session in self._serving.items():
+            if session.works:
+                peer.push(NOTIFIED, None)
+
+    def _announced(self, version: int) -> None:
+        for peer in self._serving:
+            peer.push(ANNOUNCED, version)
+
+    def _works(self, session: Session, peer: Peer, id: int, ids: Any) -> None:
+        session.works = frozenset(ids)
+        peer.reply(id, None)
+
+    def _unclaim(self, session: Session, peer: Peer, id: int, where: Any) -> None:
+        self.sessions.unclaim(session, where)
+        self._db.driver.quiet()  # N7: whoever waits shall look
+
+    async def _idle(self, session: Session, _: Any) -> tuple[bool, int, dict[str, int]]:
+        """(whether the store is idle, changes on the failed list, who runs which observers), as soon as it is, or after
+        a while (N7)."""
+        db = self._db
+        with trio.move_on_after(_IDLE_S):
+            while not self.is_idle():
+                await db.changed()
+        return self.is_idle(), db.failed_count(), self._workers()
+
+    async def _up_to(self, session: Session, ts: int) -> tuple[bool, int, dict[str, int]]:
+        done = False
+        with trio.move_on_after(_IDLE_S):
+            while not (done := self.is_idle() or await self._db.none_up_to(ts)):
+                with trio.move_on_after(_LOOKS_APART_S):
+                    await self._db.changed()
+        return done, 0, self._workers()
+
+    def _workers(self) -> dict[str, int]:
+        """How many processes run each observer."""
+        counts = self.sessions.workers()
+        for id in self._db.works():
+            counts[id] = counts.get(id, 0) + 1
+        return counts
+
+    def is_idle(self) -> bool:
+        """N7: here nobody works, nothing waits, and no client is at a row, or is committing."""
+        db = self._db
+        return db.is_idle() and not db.driver.entered.cells and not db.locked_observed()
+
+    # ------------------------------------------------------------ upkeep
+
+    async def _vacuum(self, session: Session, _: Any) -> dict[str, Any]:
+        return pack_vacuum(await self._db.vacuum())
+
+    async def _backfill(self, session: Session, _: Any) -> list[Any]:
+        return [astuple(each) for each in await self._db.backfill()]
+
+    # ------------------------------------------------------------ the end
+
+    def _bye(self, session: Session, peer: Peer, id: int, _: Any) -> None:
+        self.sessions.end(session)
+        peer.reply(id, None)
+        peer.channel.close_soon()
+
+
+class _Every:
+    """All columns."""
+
+    def __contains__(self, column: object) -> bool:
+        return True

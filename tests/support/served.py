@@ -1,0 +1,75 @@
+"""`perco.open` as a client sees it: the store's owner and a client of it in one process, over a stream in memory.
+
+What runs over the embedded store runs over the wire, too: fixtures put `ServedOpen` in the place of `perco.open`.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import trio
+import trio.testing
+
+import perco
+from perco.notify.database import Database
+from perco.rpc.channel import WireOptions
+from perco.serve.database import open_served
+from perco.serve.opening import open as opened
+from perco.serve.server import Server
+
+
+class ServedOpen:
+    """As `perco.open` of a folder or of memory."""
+
+    def __init__(self, url: str | os.PathLike[str], schema: perco.Schema | None = None, **more: Any) -> None:
+        self._arguments = url, schema, more
+        self._direct = bool(more.get("readonly")) or schema is None
+        self._inner = opened(url, schema, **more)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Database:
+        url, schema, more = self._arguments
+        if self._direct:
+            return await self._inner.__aenter__()
+        assert schema is not None
+        options = more.get("options") or perco.Options()
+        # The owner knows the schema's tables from the client alone.
+        owner = await self._stack.enter_async_context(
+            opened(url, perco.Schema(), **{**more, "options": replace(options, shared=False, on_event=None)})
+        )
+        server = Server(owner, options.wire, None)
+        await self._stack.enter_async_context(server.keeping())
+
+        async def connect() -> trio.abc.Stream:
+            ours, theirs = trio.testing.memory_stream_pair()
+
+            async def serve() -> None:
+                await server.connection(theirs, trusted=True)
+
+            owner.background.start(serve, "connection")
+            await trio.lowlevel.checkpoint()
+            return ours
+
+        self._db = await open_served("memory", connect, schema, options, options.wire, b"")
+        self._db.owner = owner  # type: ignore[attr-defined]
+        return self._db
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        if self._direct:
+            return await self._inner.__aexit__(kind, error, trace)
+        with trio.CancelScope(shield=True):
+            await self._db.aclose()
+        await self._stack.__aexit__(None, None, None)
+        failure = self._db.background.failure()
+        if failure is not None and error is None:
+            raise failure
+        return None
+
+
+__all__ = ["ServedOpen", "WireOptions"]
