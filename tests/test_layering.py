@@ -15,9 +15,11 @@ LAYERS = [
     "errors",
     "options",
     "tuning",
+    "rpc",
     "storage",
     "txn",
     "notify",
+    "serve",
     "fronts",
     "sync",
     "aio",
@@ -31,6 +33,8 @@ COMMANDS = {Path("webindex/cli.py"), Path("webindex/demo.py")}
 
 # Within a package a module may import those before it.
 ORDER = {
+    "rpc": ["framing", "channel", "crossing", "link", "peer", "addresses"],
+    "serve": ["messages", "sessions", "server", "remote", "database", "opening"],
     "storage": ["cells", "keys", "engine", "row", "call", "lmdb_engine", "handover", "tablet", "rowstore", "folder"],
     "txn": [
         *(

@@ -11,7 +11,7 @@ import trio
 from perco.aio.database import Database
 from perco.aio.guest import Guests, Host, closed, must_be_on
 from perco.errors import AsyncOnly, UsageError
-from perco.notify import database as engine
+from perco.serve import opening as engine
 from perco.txn.client import Options
 from perco.txn.schema import Schema
 
@@ -35,8 +35,9 @@ class open(AsyncOnly):
         options: Options | None = None,
         readonly: bool = False,
         accept_loss: bool = False,
+        token: str | None = None,
     ) -> None:
-        self._open = engine.open(url, schema, options=options, readonly=readonly, accept_loss=accept_loss)
+        self._open = engine.open(url, schema, options=options, readonly=readonly, accept_loss=accept_loss, token=token)
         self._url = url
         self._host: Host | None = None
         self._db: Database | None = None

@@ -21,7 +21,7 @@ import trio
 
 from perco.errors import TooLarge
 from perco.options import check_options
-from perco.rpc.framing import MESSAGES_MAX, FrameDecoder, Message, WireError, frame, packed
+from perco.rpc.framing import HEAD_BYTES, MESSAGES_MAX, FrameDecoder, Message, WireError, frame, packed
 
 _RECEIVE_BYTES = 256 * 1024
 _GREETING_BYTES_MAX = 4096
@@ -129,7 +129,7 @@ class Channel:
 
         Raises: WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError.
         """
-        self._decoder = FrameDecoder(self._options.message_bytes_max + self._options.frame_bytes)
+        self._decoder = FrameDecoder(self._options.message_bytes_max + HEAD_BYTES)
         failure: list[BaseException] = []
 
         async def guarded(work: Callable[[], object], scope: trio.CancelScope) -> None:
@@ -176,7 +176,7 @@ class Channel:
                 await stream.send_all(data)
             if scope.cancelled_caught:
                 raise Silent(f"what was sent is not taken for {options.silence_s:g} s")
-            self._bytes -= len(data) - 4
+            self._bytes -= len(data) - HEAD_BYTES
             if self._drained is not None and self._bytes <= options.waiting_bytes_max // 2:
                 self._drained.set()
                 self._drained = None
@@ -189,7 +189,7 @@ class Channel:
             return waiting
         size = count = 0
         for message in waiting:
-            if count and (size + len(message) > frame_bytes or count >= MESSAGES_MAX):
+            if count and (size + len(message) > frame_bytes or count == MESSAGES_MAX):
                 break
             size += len(message)
             count += 1

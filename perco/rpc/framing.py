@@ -1,6 +1,6 @@
 """Frames: how messages lie in a stream of bytes. No I/O.
 
-    frame = length (4 bytes, big-endian) | messages, one msgpack array behind the other
+    frame = length (4 bytes, big-endian) | an array of messages, in msgpack; a message is an array
 
 A frame carries all that waited to be sent. What one side sends while the other is busy therefore costs one reading, not
 many.
@@ -20,7 +20,9 @@ import msgpack
 Message = tuple[Any, ...]
 
 _LENGTH: Final = struct.Struct(">I")
-MESSAGES_MAX: Final = 1 << 16  # in a frame
+_HEAD: Final = struct.Struct(">IBH")
+HEAD_BYTES: Final = _HEAD.size
+MESSAGES_MAX: Final = (1 << 16) - 1  # in a frame
 
 
 class WireError(Exception):
@@ -35,8 +37,9 @@ def packed(message: Message) -> bytes:
 
 def frame(messages: list[bytes]) -> bytes:
     """One frame of packed messages."""
+    assert len(messages) <= MESSAGES_MAX
     body = b"".join(messages)
-    return _LENGTH.pack(len(body)) + body
+    return _HEAD.pack(len(body) + 3, 0xDC, len(messages)) + body  # 0xDC: an array with a length of 16 bits
 
 
 class FrameDecoder:
@@ -77,18 +80,13 @@ class FrameDecoder:
 
 
 def _messages(body: bytes) -> list[Message]:
-    unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=len(body) or 1, strict_map_key=False)
-    unpacker.feed(body)
-    found: list[Message] = []
     try:
-        for message in unpacker:
-            if type(message) is not tuple or not message:
-                raise WireError(f"a message that is no array: {str(message)[:40]!r}")
-            found.append(message)
-            if len(found) > MESSAGES_MAX:
-                raise WireError(f"a frame of more than {MESSAGES_MAX} messages")
-    except (ValueError, TypeError, UnicodeDecodeError, msgpack.UnpackException, RecursionError) as error:
+        found = msgpack.unpackb(body, use_list=False, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"a frame that does not read: {type(error).__name__} {error}") from error
-    if unpacker.tell() != len(body):
-        raise WireError("a frame that ends inside a message")
-    return found
+    if type(found) is not tuple:
+        raise WireError(f"a frame that holds no messages: {str(found)[:40]!r}")
+    for message in found:
+        if type(message) is not tuple or not message:
+            raise WireError(f"a message that is no array: {str(message)[:40]!r}")
+    return list(found)

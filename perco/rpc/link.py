@@ -5,8 +5,8 @@
 R4  A call is answered once, by the connection that it was sent on. When that breaks, calls that may be made twice
     (`again=True`: reads, draws, questions) are sent on the next one; of all others nobody knows whether they arrived:
     `LostError`, which for a mutation is `NoReply` (T4).
-R5  ... if that is of the same session. If the server has ended it (R7), what was asked under it is answered with
-    SessionEnded: what it held is gone.
+R5  ... if the server still holds what this client needs (R7). Else what was to be read of that (`held=True`) is
+    answered with SessionEnded.
 R6  A server that is away is tried again at growing, random intervals, by one task, however many wait. What waits longer
     than `patience_s` ends as Unavailable. A server that refuses (a wrong token, another version) is not tried again
     before somebody asks.
@@ -41,10 +41,11 @@ class LostError(Exception):
 class _Call:
     """One that waits for its reply; its own `outcome.Outcome`, as `perco.storage.call.Call`."""
 
-    __slots__ = ("again", "arguments", "error", "id", "link", "method", "sent", "task", "value")
+    __slots__ = ("again", "arguments", "error", "held", "id", "link", "method", "sent", "task", "value")
 
-    def __init__(self, link: Link, id: int, method: int, arguments: Any, again: bool) -> None:
+    def __init__(self, link: Link, id: int, method: int, arguments: Any, again: bool, held: bool) -> None:
         self.link, self.id, self.method, self.arguments, self.again = link, id, method, arguments, again
+        self.held = held
         self.task: trio.lowlevel.Task = trio.lowlevel.current_task()
         self.sent = False
         self.value: Any = None
@@ -69,8 +70,8 @@ class Link:
         name: of the server, for people.
         connect: makes a stream. Raises: OSError.
         hello: what to greet with.
-        welcomed: told the server's greeting; returns whether it is of the session that was there before. Raises:
-            PercoError for one that refuses.
+        welcomed: told the server's greeting; returns whether all is held still. Raises: PercoError for one that
+            refuses.
         pushed: told what the server says of its own accord.
     """
 
@@ -96,25 +97,29 @@ class Link:
         self._asked = trio.Event()
         self.connected = trio.Event()
         self.connections = 0
+        self._losses = 0  # how often the server had let go of what was held
         self.closed = False
 
     # ------------------------------------------------------------ calls
 
-    async def call(self, method: int, arguments: Any, *, again: bool) -> Any:
-        """Ask the server. `again`: it may be asked twice.
+    async def call(self, method: int, arguments: Any, *, again: bool, held: bool = False) -> Any:
+        """Ask the server. `again`: it may be asked twice; `held`: only as long as the server holds what this needs.
 
         Raises: what the server answers; LostError, if not `again`; Unavailable, SessionEnded.
         """
         if self.closed:
             raise TransactionClosed("this store has been closed; use it inside `async with perco.open(...)` only")
         self._next = id = self._next + 1
-        call = _Call(self, id, method, arguments, again)
+        call = _Call(self, id, method, arguments, again, held)
         channel = self._channel
         if channel is not None:
             channel.send((id, method, arguments))
             call.sent = True
         else:
+            losses = self._losses
             await self._wait_for_server()
+            if held and losses != self._losses:
+                raise self._gone()
         self._calls[id] = call
         if not call.sent and self._channel is not None:
             self._channel.send((id, method, arguments))
@@ -134,12 +139,16 @@ class Link:
         left_s = self._away_since + self._options.patience_s - trio.current_time()
         with trio.move_on_after(max(left_s, 0)):
             await self.connected.wait()
-            return
+            if self._refused is None:
+                return
         raise self._refused or self._unavailable()
 
     def _unavailable(self) -> Unavailable:
         away_s = trio.current_time() - self._away_since
         return Unavailable(f"the server at {self.name} has not answered for {away_s:.0f} s ({self._last})")
+
+    def _gone(self) -> SessionEnded:
+        return SessionEnded(f"the server at {self.name} has let go of what this client held")
 
     def _forget(self, call: _Call) -> None:
         self._calls.pop(call.id, None)
@@ -202,20 +211,20 @@ class Link:
                 welcome = await channel.greeting()
             if scope.cancelled_caught:
                 raise Silent("no greeting")
-            same = self._welcomed(welcome)
-            self._begun(channel, same)
+            self._begun(channel, self._welcomed(welcome))
             await channel.run(self._received, lambda: None)
         finally:
             self._channel = None
             await trio.aclose_forcefully(stream)
 
-    def _begun(self, channel: Channel, same: bool) -> None:
+    def _begun(self, channel: Channel, kept: bool) -> None:
         self._channel, self._refused = channel, None
         self.connections += 1
+        self._losses += not kept
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            if call.sent and not same:
-                self._end(call, SessionEnded(f"the server at {self.name} has let go of what this client held"))
+            if call.held and not kept:
+                self._end(call, self._gone())
                 continue
             self._calls[call.id] = call
             channel.send((call.id, call.method, call.arguments))

@@ -7,6 +7,7 @@ R3  At most `calls_max` calls of a connection are worked at, and at most `waitin
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -36,8 +37,9 @@ class Peer:
         self._options, self._handle = options, handle
         self.calls = 0  # under way
         self.ended = False
+        self._backlog: deque[Message] = deque()  # received, and not begun
+        self._working = False
         self._fewer: trio.Event | None = None
-        self._full: trio.Event | None = None
 
     def reply(self, id: int, value: Any) -> None:
         """The answer to a call."""
@@ -59,15 +61,24 @@ class Peer:
         if not id:
             return
         self.calls -= 1
-        if self._fewer is not None and self.calls < self._options.calls_max:
-            self._fewer.set()
-            self._fewer = None
         if self.ended:
             return
         try:
             self.channel.send((id, status, value))
         except TooLarge as error:
             self.channel.send((id, ERROR, pack_error(error)))
+        if self._backlog:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """There may be more under way again. What breaks the wire there, ends the connection."""
+        try:
+            self._work()
+        except WireError as error:
+            log.warning("%s: %s", self.name, error)
+            self._backlog.clear()
+            self.ended = True
+            self.channel.close_soon()
 
     async def run(self) -> None:
         """Until the connection ends. Raises: as `Channel.run`."""
@@ -77,25 +88,37 @@ class Peer:
             self.ended = True
 
     def _received(self, messages: list[Message]) -> None:
-        handle = self._handle
         for message in messages:
-            try:
-                id, method, arguments = message
-            except ValueError as error:
-                raise WireError(f"a call that does not read: {str(message)[:40]}") from error
-            if type(id) is not int or type(method) is not int:
+            if len(message) != 3 or type(message[0]) is not int or type(message[1]) is not int:
                 raise WireError(f"a call that does not read: {str(message)[:40]}")
-            if id:
-                self.calls += 1
-            try:
-                handle(self, id, method, arguments)
-            except WireError:
-                raise
-            except Exception as error:
-                self.fail(id, error)
+        self._backlog.extend(messages)
+        self._work()
+
+    def _work(self) -> None:
+        """Begin what is waiting, as far as there may be more under way."""
+        if self._working:
+            return  # called by an answer that was given at once
+        self._working = True
+        backlog, handle, calls_max = self._backlog, self._handle, self._options.calls_max
+        try:
+            while backlog and self.calls < calls_max:
+                id, method, arguments = backlog.popleft()
+                if id:
+                    self.calls += 1
+                try:
+                    handle(self, id, method, arguments)
+                except WireError:
+                    raise
+                except Exception as error:
+                    self.fail(id, error)
+        finally:
+            self._working = False
+        if self._fewer is not None and not backlog:
+            self._fewer.set()
+            self._fewer = None
 
     def _pause(self) -> trio.Event | None:
-        if self.calls >= self._options.calls_max:
+        if self._backlog:
             self._fewer = self._fewer or trio.Event()
             return self._fewer
         if self.channel.waiting_bytes > self._options.waiting_bytes_max:

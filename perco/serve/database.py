@@ -118,16 +118,16 @@ class RemoteDatabase(Database):
         return hello(self._token, self._session, sorted(self.oracle.holds.open))
 
     def _welcomed(self, message: Message) -> bool:
-        resumed, info = read_welcome(message)
+        new, kept, info = read_welcome(message)
         self.oracle.told(info["version"], info["wall_ms"], info["last"])  # type: ignore[attr-defined]
-        if not resumed and self.link.connections:
+        if not kept:
             # R5: whoever reads through the former driver reads nothing any more.
             self.driver.reads = LostRowStore(self.link)
             set.clear(self.oracle.holds.open)
             self._begin_session()
-            if self._worker is not None:
-                self.background.spawn(self._works)
-        return resumed
+        if new and self._worker is not None:
+            self.background.spawn(self._works)
+        return kept
 
     def _pushed(self, what: int, value: Any) -> None:
         if what == NOTIFIED:
@@ -184,7 +184,7 @@ class RemoteDatabase(Database):
         await self._works()
 
     async def _worker_ended(self) -> None:
-        await self._works()
+        self.link.tell(Method.WORKS, ())
 
     async def wait_idle(self, *, timeout: float | None = None) -> int:
         """As `Database.wait_idle`."""

@@ -97,9 +97,9 @@ def read_hello(message: Message) -> tuple[int, bytes, str, tuple[int, ...]]:
     return version, token, session, held
 
 
-def welcome(resumed: bool, info: dict[str, Any]) -> Message:
-    """A server's: whether the session goes on, and what there is to know."""
-    return _MAGIC, WIRE_VERSION, resumed, info
+def welcome(new: bool, kept: bool, info: dict[str, Any]) -> Message:
+    """A server's: whether it is a new session, whether all is held that the client needs, what there is to know."""
+    return _MAGIC, WIRE_VERSION, new, kept, info
 
 
 def turned_away(error: PercoError) -> Message:
@@ -107,8 +107,8 @@ def turned_away(error: PercoError) -> Message:
     return _MAGIC, WIRE_VERSION, pack_error(error)
 
 
-def read_welcome(message: Message) -> tuple[bool, dict[str, Any]]:
-    """(resumed, info). Raises: what the server refuses with; VersionMismatch, StoreError."""
+def read_welcome(message: Message) -> tuple[bool, bool, dict[str, Any]]:
+    """(new, kept, info). Raises: what the server refuses with; VersionMismatch, StoreError."""
     if len(message) < 3 or message[0] != _MAGIC:
         raise StoreError(f"no perco server listens there, but something that says {str(message)[:60]}")
     if type(message[2]) is tuple:
@@ -118,7 +118,8 @@ def read_welcome(message: Message) -> tuple[bool, dict[str, Any]]:
             f"the server speaks version {message[1]} of the wire, and this perco version {WIRE_VERSION}; "
             "install the same version of perco on both sides"
         )
-    return bool(message[2]), message[3]
+    _, _, new, kept, info, *_ = message
+    return new, kept, info
 
 
 def check_version(version: int) -> VersionMismatch | None:

@@ -79,11 +79,11 @@ class RemoteRowStore:
         return self._of(table)
 
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
-        found: list[RowCells] = await self._link.call(_READ, requests, again=True)
+        found: list[RowCells] = await self._link.call(_READ, requests, again=True, held=True)
         return found
 
     async def scan(self, request: ScanRequest) -> ScanPage:
-        return read_page(await self._link.call(_SCAN, request, again=True))
+        return read_page(await self._link.call(_SCAN, request, again=True, held=True))
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
         try:

@@ -160,8 +160,8 @@ class Server:
                 log.warning("a client was turned away: %s", error)
                 await channel.greet(turned_away(error))
                 return
-            session, resumed = self._greet(name, held)
-            await channel.greet(welcome(resumed, self._info()))
+            session, new, kept = self._greet(name, held)
+            await channel.greet(welcome(new, kept, self._info()))
         if scope.cancelled_caught:
             return
         peer = Peer(channel, self._options, self._handle, name)
@@ -188,7 +188,7 @@ class Server:
             )
         return None
 
-    def _greet(self, name: str, held: Sequence[int]) -> tuple[Session, bool]:
+    def _greet(self, name: str, held: Sequence[int]) -> tuple[Session, bool, bool]:
         before = self.sessions.all.get(name)
         if before is not None and before.peer is not None:
             # R4: what its former connection still brings is not read any more.

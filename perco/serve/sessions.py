@@ -64,22 +64,22 @@ class Sessions:
 
     # ------------------------------------------------------------ begin, end
 
-    def greet(self, name: str, held: Iterable[int], now: float) -> tuple[Session, bool]:
-        """The session of that name, and whether it goes on (R7); else a new one, if what it needs can be held (R8)."""
+    def greet(self, name: str, held: Iterable[int], now: float) -> tuple[Session, bool, bool]:
+        """(the session of that name, whether it is a new one, whether all is held that its client needs) (R7, R8)."""
         session = self.all.get(name)
         if session is not None:
             # What was drawn for it and never arrived is nobody's.
             self.done(session, session.open.difference(held))
             session.last_heard = now
-            return session, True
+            return session, False, session.open.issuperset(held)
         session = self.all[name] = Session(name, now)
         needed = set(held)
         watermark = self._holds.watermark
         if needed and min(needed) < watermark:
-            return session, False
+            return session, True, False
         for start_ts in needed:
             self.begin(session, start_ts)
-        return session, bool(needed)
+        return session, True, True
 
     def end(self, session: Session) -> None:
         """R7: as soon as what is queued has been made."""

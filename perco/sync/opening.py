@@ -9,7 +9,7 @@ import threading
 import trio
 
 from perco.errors import UsageError
-from perco.notify import database as engine
+from perco.serve import opening as engine
 from perco.sync.database import Database
 from perco.sync.threads import Threads, closed
 from perco.txn.client import Options
@@ -33,8 +33,9 @@ class open:
         options: Options | None = None,
         readonly: bool = False,
         accept_loss: bool = False,
+        token: str | None = None,
     ) -> None:
-        self._open = engine.open(url, schema, options=options, readonly=readonly, accept_loss=accept_loss)
+        self._open = engine.open(url, schema, options=options, readonly=readonly, accept_loss=accept_loss, token=token)
         self._url = url
         self._ready = threading.Event()
         self._db: Database | None = None

@@ -531,7 +531,7 @@ class Client:
 
     def bind_signal(self, signal: Signal[Any]) -> Bound:
         """The same for a signal. Raises: UsageError for what is none; SchemaMismatch as `bind` does."""
-        bound = self.signals.get(signal)
+        bound = self.signals.get(signal) if isinstance(signal, Signal) else None
         if bound is None:
             self.must_be_signal(signal)
             bound = self.signals[signal] = Bound(signal, self.catalogue)

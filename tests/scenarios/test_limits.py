@@ -290,7 +290,7 @@ async def test_a_schema_is_needed_and_memory_is_not_for_reading() -> None:
             pass
 
 
-@pytest.mark.parametrize("url", ["tcp://host:1", "bigtable://p/i", "unix:/run/perco", ""])
+@pytest.mark.parametrize("url", ["tcp://host", "tcp://:1", "tcp://host:99999", "bigtable://p/i", "unix:", ""])
 async def test_urls_that_this_version_does_not_open(url: str) -> None:
     with pytest.raises(perco.UsageError):
         async with perco.open(url, SCHEMA):

@@ -201,7 +201,7 @@ async def test_a_reader_beside_a_living_owner(tmp_path: Path) -> None:  # T9
             with pytest.raises(perco.UsageError):
                 await db.snapshot_at(ts=1 << 50)
         with pytest.raises(perco.StoreLocked) as caught:
-            async with perco.open(folder, bank.SCHEMA):
+            async with perco.open(folder, bank.SCHEMA, options=perco.Options(shared=False)):
                 pass
         assert caught.value.pid == process.process.pid
         async with perco.open(folder, readonly=True) as db, db.snapshot() as snap:  # with the store's own schema

@@ -1,0 +1,1 @@
+from tests.support.guard import hangs_fail as hangs_fail

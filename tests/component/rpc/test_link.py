@@ -1,0 +1,376 @@
+"""Calls over a connection that breaks, falls silent, and comes back; time is virtual."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from perco.errors import SessionEnded, StoreError, TooLarge, Unavailable, UsageError, WrongToken
+from perco.rpc.channel import Channel, Silent, WireOptions
+from perco.rpc.framing import WireError, frame, packed
+from perco.rpc.link import Link, LostError
+from perco.rpc.peer import Peer
+
+OPTIONS = WireOptions(
+    heartbeat_s=1.0,
+    silence_s=4.0,
+    patience_s=8.0,
+    connect_s=2.0,
+    calls_max=4,
+    waiting_bytes_max=20_000,
+    frame_bytes=1000,
+)
+ECHO, FAIL, HOLD, BIG = 1, 2, 3, 4
+
+
+class Service:
+    """A server of a few methods, and what befalls its connections."""
+
+    def __init__(self, options: WireOptions = OPTIONS) -> None:
+        self.options = options
+        self.kept = True
+        self.away = False
+        self.refuses: StoreError | None = None
+        self.held: list[tuple[Peer, int, Any]] = []  # calls that are not answered yet
+        self.asked: list[Any] = []
+        self.tried = 0
+        self.peers: list[Peer] = []
+        self.streams: list[trio.abc.Stream] = []
+        self.pushed: list[tuple[int, Any]] = []
+        self._background: list[trio.Nursery] = []
+
+    def handle(self, peer: Peer, id: int, method: int, arguments: Any) -> None:
+        self.asked.append(arguments)
+        if method == ECHO:
+            peer.reply(id, arguments)
+        elif method == FAIL:
+            raise UsageError("write it so")
+        elif method == BIG:
+            peer.reply(id, b"x" * arguments)
+        else:
+            self.held.append((peer, id, arguments))
+
+    async def connect(self) -> trio.abc.Stream:
+        self.tried += 1
+        await trio.lowlevel.checkpoint()
+        if self.away:
+            raise ConnectionRefusedError("nobody is there")
+        ours, theirs = trio.testing.memory_stream_pair()
+        self.streams.append(theirs)
+        self._background[0].start_soon(self._serve, theirs)
+        return ours
+
+    async def _serve(self, stream: trio.abc.Stream) -> None:
+        channel = Channel(stream, self.options)
+        peer = Peer(channel, self.options, self.handle, "a client")
+        self.peers.append(peer)
+        try:
+            await channel.greeting()
+            await channel.greet(("hello", self.kept))
+            await peer.run()
+        except (trio.BrokenResourceError, trio.ClosedResourceError, Silent, WireError):
+            pass
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    def welcomed(self, message: Any) -> bool:
+        if self.refuses is not None:
+            raise self.refuses
+        return bool(message[1])
+
+    @asynccontextmanager
+    async def linked(self) -> AsyncIterator[Link]:
+        async with trio.open_nursery() as nursery:
+            self._background.append(nursery)
+            link = Link(
+                "the server",
+                self.connect,
+                lambda: ("hi",),
+                self.welcomed,
+                lambda what, value: self.pushed.append((what, value)),
+                self.options,
+                random.Random(1),
+            )
+            nursery.start_soon(link.run)
+            yield link
+            nursery.cancel_scope.cancel()
+
+    async def break_it(self) -> None:
+        for stream in self.streams:
+            await trio.aclose_forcefully(stream)
+        self.streams.clear()
+
+
+async def quiet() -> None:
+    await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_answers_find_their_calls_in_any_order(autojump_clock: trio.testing.MockClock) -> None:  # R4
+    service = Service()
+    got: dict[int, Any] = {}
+
+    async def ask(link: Link, number: int) -> None:
+        got[number] = await link.call(HOLD, number, again=True)
+
+    async with service.linked() as link:
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(ask, link, number)
+            await quiet()
+            for peer, id, number in random.Random(0).sample(service.held, 3):
+                peer.reply(id, number * 10)
+        assert got == {0: 0, 1: 10, 2: 20}
+        assert await link.call(ECHO, ("a", b"b", None, 1 << 60), again=False) == ("a", b"b", None, 1 << 60)
+        with pytest.raises(UsageError, match="write it so"):
+            await link.call(FAIL, None, again=True)
+
+
+async def test_what_waits_goes_in_one_frame(autojump_clock: trio.testing.MockClock) -> None:
+    service = Service()
+    async with service.linked() as link:
+        await link.call(ECHO, 0, again=True)
+        [stream] = service.streams
+        assert isinstance(stream, trio.StapledStream)
+        sent: list[int] = []
+        send = stream.send_stream.send_all
+
+        async def counted(data: bytes) -> None:
+            sent.append(len(data))
+            await send(data)
+
+        stream.send_stream.send_all = counted  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(lambda number=number: link.call(ECHO, number, again=True))
+    assert len(service.asked) == 21
+    assert len(sent) <= 2
+
+
+async def test_what_was_sent_and_not_answered_is_lost_or_asked_again(autojump_clock: trio.testing.MockClock) -> None:
+    service = Service()  # R4
+    ended: list[Any] = []
+
+    async def ask(link: Link, *, again: bool) -> None:
+        try:
+            ended.append(await link.call(HOLD, again, again=again))
+        except LostError:
+            ended.append("lost")
+
+    async with service.linked() as link, trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: ask(link, again=False))
+        nursery.start_soon(lambda: ask(link, again=True))
+        await quiet()
+        await service.break_it()
+        await quiet()
+        await link.connected.wait()
+        await quiet()
+        assert ended == ["lost"]
+        assert sorted(service.asked) == [False, True, True]  # the one only once
+        peer, id, _ = service.held[-1]
+        peer.reply(id, "answered")
+    assert ended == ["lost", "answered"]
+
+
+async def test_when_nothing_is_held_any_more_what_needs_it_ends(autojump_clock: trio.testing.MockClock) -> None:  # R5
+    service = Service()
+    ended: list[Any] = []
+
+    async def ask(link: Link, *, held: bool) -> None:
+        try:
+            ended.append(await link.call(HOLD, held, again=True, held=held))
+        except SessionEnded:
+            ended.append("ended")
+
+    async with service.linked() as link, trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: ask(link, held=True))
+        nursery.start_soon(lambda: ask(link, held=False))
+        await quiet()
+        service.kept = False
+        await service.break_it()
+        await quiet()
+        await link.connected.wait()
+        await quiet()
+        assert ended == ["ended"]
+        peer, id, held = service.held[-1]
+        assert held is False
+        peer.reply(id, "answered")
+    assert ended == ["ended", "answered"]
+
+
+async def test_a_server_that_is_away_is_waited_for_and_then_told(autojump_clock: trio.testing.MockClock) -> None:  # R6
+    service = Service()
+    async with service.linked() as link:
+        assert await link.call(ECHO, 1, again=True) == 1
+        service.away = True
+        await service.break_it()
+        await quiet()
+        began = trio.current_time()
+        with pytest.raises(Unavailable, match="nobody is there"):
+            await link.call(ECHO, 2, again=True)
+        assert trio.current_time() - began <= OPTIONS.patience_s + 1
+        # One task tries, at growing intervals, however many wait.
+        tried = service.tried
+        await trio.sleep(100)
+        assert 60 <= service.tried - tried <= 220
+        with pytest.raises(Unavailable):  # at once: it has been away for long
+            await link.call(ECHO, 3, again=True)
+        service.away = False
+        await trio.sleep(3)
+        assert await link.call(ECHO, 4, again=True) == 4
+
+
+async def test_calls_made_while_it_is_away_are_sent_when_it_is_back(autojump_clock: trio.testing.MockClock) -> None:
+    service = Service()
+    service.away = True
+    async with service.linked() as link, trio.open_nursery() as nursery:
+        got: list[Any] = []
+
+        async def ask(number: int) -> None:
+            got.append(await link.call(ECHO, number, again=False))
+
+        for number in range(5):
+            nursery.start_soon(ask, number)
+        await trio.sleep(2)
+        service.away = False
+    assert sorted(got) == list(range(5))
+
+
+async def test_who_is_refused_is_told_and_makes_no_storm(autojump_clock: trio.testing.MockClock) -> None:  # R6
+    service = Service()
+    service.refuses = WrongToken("it lies in the folder")
+    async with service.linked() as link:
+        for _ in range(3):
+            with pytest.raises(WrongToken, match="in the folder"):
+                await link.call(ECHO, 1, again=True)
+        tried = service.tried
+        assert tried <= 4
+        await trio.sleep(1000)
+        assert service.tried == tried
+        service.refuses = None
+        assert await link.call(ECHO, 2, again=True) == 2
+
+
+async def test_cancelled_it_is_forgotten_or_waited_for(autojump_clock: trio.testing.MockClock) -> None:  # R4 T10
+    service = Service()
+    async with service.linked() as link:
+        await link.call(ECHO, 0, again=True)
+        with trio.move_on_after(1) as scope:
+            await link.call(HOLD, 1, again=True)
+        assert scope.cancelled_caught
+        peer, id, _ = service.held.pop()
+        peer.reply(id, "late")  # nobody minds
+        answers: list[Any] = []
+
+        async def shielded() -> None:
+            with trio.move_on_after(1):
+                answers.append(await link.call(HOLD, 2, again=False))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(shielded)
+            await trio.sleep(3)
+            assert not answers
+            peer, id, _ = service.held.pop()
+            peer.reply(id, "told")
+        assert answers == ["told"]
+        assert not link._calls
+
+
+async def test_a_silent_side_is_taken_for_gone(autojump_clock: trio.testing.MockClock) -> None:  # R2
+    service = Service()
+    async with service.linked() as link:
+        await link.call(ECHO, 0, again=True)
+        await trio.sleep(100)
+        assert link.connections == 1  # heartbeats
+        service.peers[0].channel._write = trio.sleep_forever  # type: ignore[method-assign]
+        stream = service.streams[0]
+        assert isinstance(stream, trio.StapledStream)
+        held = trio.Event()
+        stream.send_stream.send_all_hook = held.wait  # type: ignore[attr-defined]
+        with pytest.raises(LostError):
+            await link.call(HOLD, 1, again=False)
+        assert link.connections >= 1
+
+
+async def test_a_server_stops_reading_before_it_drowns(autojump_clock: trio.testing.MockClock) -> None:  # R3
+    service = Service()
+    async with service.linked() as link, trio.open_nursery() as nursery:
+        for number in range(50):
+            nursery.start_soon(lambda number=number: link.call(HOLD, number, again=True))
+            await quiet()
+        assert len(service.held) <= OPTIONS.calls_max
+        answered = 0
+        while answered < 50:
+            peer, id, _ = service.held.pop()
+            peer.reply(id, None)
+            answered += 1
+            await quiet()
+            assert peer.calls <= OPTIONS.calls_max
+
+
+async def test_a_client_that_does_not_take_its_answers_holds_up_itself_alone() -> None:  # R3
+    service = Service()
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    channel = Channel(theirs, service.options)
+    peer = Peer(channel, service.options, service.handle, "a client")
+    asked = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(peer.run)
+
+        async def ask() -> None:
+            nonlocal asked
+            while True:
+                await ours.send_all(frame([packed((asked + 1, BIG, 3000))]))
+                asked += 1
+
+        nursery.start_soon(ask)
+        await quiet()
+        # One answer is on its way, and so many wait as fill what may; then nothing more is read.
+        assert channel.waiting_bytes <= OPTIONS.waiting_bytes_max + 2 * 3100
+        assert asked <= 12
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_answer_that_is_too_long_is_told(autojump_clock: trio.testing.MockClock) -> None:  # R1
+    service = Service(WireOptions(message_bytes_max=1000))
+    async with service.linked() as link:
+        with pytest.raises(TooLarge, match="reply"):
+            await link.call(BIG, 2000, again=True)
+        with pytest.raises(TooLarge):
+            await link.call(ECHO, b"x" * 2000, again=True)
+        assert await link.call(ECHO, 1, again=True) == 1
+        assert link.connections == 1
+
+
+async def test_what_is_pushed_arrives(autojump_clock: trio.testing.MockClock) -> None:
+    service = Service()
+    async with service.linked() as link:
+        await link.call(ECHO, 0, again=True)
+        service.peers[0].push(1, "news")
+        await quiet()
+        assert service.pushed == [(1, "news")]
+
+
+BAD: list[Callable[[], bytes]] = [
+    lambda: frame([packed(("x",))]),
+    lambda: frame([packed(("x", 1, 2))]),
+    lambda: frame([packed((1, "x", 2))]),
+    lambda: b"\xff\xff\xff\xff",
+    lambda: b"\x00\x00\x00\x01\xc1",
+]
+
+
+@pytest.mark.parametrize("bad", BAD)
+async def test_a_server_ends_the_connection_of_who_sends_rubbish(bad: Callable[[], bytes]) -> None:  # R1
+    service = Service()
+    ours, theirs = trio.testing.memory_stream_pair()
+    peer = Peer(Channel(theirs, service.options), service.options, service.handle, "a client")
+    await ours.send_all(bad())
+    with pytest.raises(WireError):
+        await peer.run()
+    assert not service.asked

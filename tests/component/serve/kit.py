@@ -1,0 +1,89 @@
+"""A store in memory, whoever owns it, and clients of it; connections that break and clients that fall silent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+
+import trio
+import trio.testing
+
+import perco
+from perco.notify.database import Database
+from perco.rpc.channel import WireOptions
+from perco.serve.database import RemoteDatabase, open_served
+from perco.serve.server import Server
+from perco.testing.machine import Machine
+
+WIRE = WireOptions(heartbeat_s=1.0, silence_s=3.0, lease_s=4.0, patience_s=20.0, connect_s=2.0)
+
+
+class Place:
+    """`served` is a process that owns the store and serves it; `client` one that asks it."""
+
+    def __init__(self, schema: perco.Schema, *, wire: WireOptions = WIRE) -> None:
+        self.schema, self.wire = schema, wire
+        self.machine = Machine(schema)
+        self.server: Server | None = None
+        self.owner: Database | None = None
+        self._streams: list[trio.abc.Stream] = []
+
+    @asynccontextmanager
+    async def served(self, *, sweeper: bool = True) -> AsyncIterator[Database]:
+        """While the block lasts; afterwards another may own it."""
+        async with self.machine.opened(perco.Options(wire=self.wire), sweeper=sweeper) as owner:
+            server = Server(owner, self.wire, None)
+            async with server.keeping():
+                self.server, self.owner = server, owner
+                try:
+                    yield owner
+                finally:
+                    self.server = self.owner = None
+                    await self.break_connections()
+
+    async def _connect(self) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        server, owner = self.server, self.owner
+        if server is None or owner is None:
+            raise ConnectionRefusedError("nobody serves")
+        ours, theirs = trio.testing.memory_stream_pair()
+        self._streams += [ours, theirs]
+
+        async def serve() -> None:
+            await server.connection(theirs, trusted=True)
+
+        owner.background.start(serve, "connection")
+        return ours
+
+    async def break_connections(self) -> None:
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            await trio.aclose_forcefully(stream)
+
+    @asynccontextmanager
+    async def client(
+        self, schema: perco.Schema | None = None, seed: int | None = None
+    ) -> AsyncIterator[RemoteDatabase]:
+        """A process that has the store open."""
+        options = perco.Options(wire=self.wire, seed=seed)
+        db = await open_served("the place", self._connect, schema or self.schema, options, self.wire, b"")
+        try:
+            yield db
+        finally:
+            await db.aclose()
+
+    @asynccontextmanager
+    async def clients(self, count: int) -> AsyncIterator[list[RemoteDatabase]]:
+        async with AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(self.client(seed=seed)) for seed in range(count)]
+
+
+async def vanish(db: RemoteDatabase) -> None:
+    """The client's process dies: nothing is said, nothing comes back."""
+    with trio.CancelScope(shield=True):
+        await db._connections.aclose()
+
+
+def quick(options: WireOptions, **more: float) -> WireOptions:
+    return replace(options, **more)  # type: ignore[arg-type]

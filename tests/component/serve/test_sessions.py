@@ -1,0 +1,341 @@
+"""What a client holds on a served store, until it has ended or is taken for gone; time is virtual."""
+
+from __future__ import annotations
+
+
+import pytest
+import trio
+import trio.testing
+
+import perco
+from perco.serve.messages import Method
+from perco.storage import Failed, Mutation
+from tests.component.serve.kit import WIRE, Place, vanish
+
+docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
+n = docs.column("n", perco.INT64)
+twice = docs.column("twice", perco.INT64)
+SCHEMA = perco.Schema(docs)
+
+
+@SCHEMA.observe(n, id="double")
+async def double(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+    txn.set(twice, change.key, 2 * (change.value or 0))
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place(SCHEMA)
+
+
+async def put(txn: perco.Transaction, key: str, value: int) -> None:
+    txn.set(n, key, value)
+
+
+async def add(txn: perco.Transaction, key: str) -> int:
+    value = (await txn.get(n, key) or 0) + 1
+    txn.set(n, key, value)
+    return value
+
+
+async def test_two_clients_and_the_owner_count_together(place: Place) -> None:  # T1 T7 C4
+    async with place.served() as owner, place.clients(2) as (one, two):
+        async with trio.open_nursery() as nursery:
+
+            async def count(db: perco.Database) -> None:
+                for _ in range(20):
+                    await db.run(add, "a")
+
+            for db in (one, two, owner, one, two):
+                nursery.start_soon(count, db)
+        for db in (owner, one, two):
+            async with db.snapshot() as snap:
+                assert await snap.get(n, "a") == 100
+
+
+async def test_what_a_client_reads_at_is_held_by_the_server(place: Place) -> None:  # G1 R7
+    async with place.served() as owner, place.client() as db:
+        await db.run(put, "a", 1)
+        snap = await db.snapshot_at()
+        assert snap.start_ts in owner.oracle.holds.open
+        await db.run(put, "a", 2)
+        assert (await owner.vacuum()).watermark <= snap.start_ts
+        assert await snap.get(n, "a") == 1
+        snap.end()
+        await db.oracle.newest()  # what was told before has been heard
+        assert not owner.oracle.holds.open
+        assert owner.fates.live() == 0
+
+
+async def test_a_client_that_is_cancelled_while_it_draws_holds_nothing(place: Place) -> None:  # G1
+    async with place.served() as owner, place.client() as db:
+        for _ in range(20):
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await db.begin()
+            with trio.move_on_after(0):
+                await db.begin()
+        await trio.sleep(0.1)
+        await db.oracle.newest()
+        assert not owner.oracle.holds.open
+
+
+async def test_a_broken_connection_ends_nothing(place: Place) -> None:  # R4 R7
+    async with place.served() as owner, place.client() as db:
+        await db.run(put, "a", 1)
+        txn = await db.begin()
+        assert await txn.get(n, "a") == 1
+        for _ in range(3):
+            await place.break_connections()
+            assert await txn.get(n, "a") == 1
+        assert txn.start_ts in owner.oracle.holds.open
+        txn.set(n, "a", 2)
+        await txn.commit()
+        assert db.link.connections == 4
+        assert len(place.server.sessions) == 1  # type: ignore[union-attr, arg-type]
+
+
+async def test_who_is_not_heard_of_loses_what_it_held(place: Place) -> None:  # R7 L1
+    async with place.served() as owner, place.client() as db:
+        await db.run(put, "a", 1)
+        txn = await db.begin()
+        txn.set(n, "a", 2)
+        txn.set(n, "z", 2)
+        held = txn.start_ts
+        await vanish(db)
+        assert held in owner.oracle.holds.open
+        await trio.sleep(WIRE.lease_s / 2)
+        assert held in owner.oracle.holds.open
+        await trio.sleep(WIRE.silence_s + 2 * WIRE.lease_s)
+        assert held not in owner.oracle.holds.open
+        assert not owner.fates.alive(held)
+        assert len(place.server.sessions) == 0  # type: ignore[union-attr, arg-type]
+
+
+async def test_locks_of_a_client_that_died_are_settled_by_the_server(place: Place) -> None:  # R7 T5
+    async with place.served() as owner, place.client(seed=1) as db:
+        await db.run(put, "a", 1)
+        txn = await db.begin()
+        txn.set(n, "a", 2)
+        txn.set(n, "z", 2)  # in another tablet: it is prewritten first (C7)
+        answered = db.link.call
+
+        async def dies(method: int, *args: object, **more: bool) -> object:
+            if method == Method.COMMIT:
+                await vanish(db)
+                await trio.sleep_forever()
+            return await answered(method, *args, **more)  # type: ignore[arg-type]
+
+        db.link.call = dies  # type: ignore[method-assign, assignment]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(txn.commit)
+            await trio.testing.wait_all_tasks_blocked()
+            assert place.machine.locks() == 1
+            nursery.cancel_scope.cancel()
+        async with owner.snapshot() as snap:
+            assert await snap.get(n, "z") is None  # it waits for the session's end
+        await trio.sleep(1)
+        assert place.machine.locks() == 0
+
+
+async def test_what_a_session_that_has_ended_asks_for_is_not_done(place: Place) -> None:  # R7
+    async with place.served() as owner, place.client() as db:
+        await db.run(put, "a", 1)
+        server = place.server
+        assert server is not None
+        [session] = server.sessions.all.values()
+        txn = await db.begin()
+        server.sessions.end(session)
+        mutation = Mutation("docs", ((b"a", (), ((("data"), 1 << 16, 5, b"x"),)),))
+        [verdict] = await db.driver.store.apply([mutation])
+        assert isinstance(verdict, Failed)
+        assert isinstance(verdict.error, perco.SessionEnded)
+        with pytest.raises(perco.SessionEnded):
+            await txn.get(n, "a")
+        assert owner.local.store.tablets()[1].entries("data") == 0
+
+
+async def test_after_its_session_has_ended_a_client_goes_on_in_another(place: Place) -> None:  # R5
+    async with place.served() as owner, place.client() as db:
+        await db.run(put, "a", 1)
+        old = await db.begin()
+        server = place.server
+        assert server is not None
+
+        async def let_go() -> None:
+            """What was held has been collected before the client comes back."""
+            [session] = server.sessions.all.values()
+            server.sessions.end(session)
+            owner.oracle.holds.watermark = owner.oracle.last + 1
+            await place.break_connections()
+
+        await let_go()
+        assert await db.run(add, "a") == 2
+        with pytest.raises(perco.SessionEnded):
+            await old.get(n, "a")
+        old.discard()
+        tries = 0
+
+        async def loses_it(txn: perco.Transaction) -> int:
+            nonlocal tries
+            tries += 1
+            await txn.get(n, "a")
+            if tries == 1:
+                await let_go()
+            return await add(txn, "a")
+
+        assert await db.run(loses_it) == 3  # run again by itself (T11)
+        assert tries == 2
+
+
+async def test_another_owner_takes_over_and_nobody_notices(place: Place) -> None:  # R8 O1
+    async with trio.open_nursery() as nursery:
+        async with place.served():
+            db = await nursery.start(_opened, place)
+            await db.run(put, "a", 1)
+            old = await db.begin()
+            assert await old.get(n, "a") == 1
+        got: list[int] = []
+
+        async def ask() -> None:
+            got.append(await db.run(add, "a"))
+
+        nursery.start_soon(ask)
+        await trio.sleep(1)
+        assert not got
+        async with place.served() as owner:
+            assert await old.get(n, "a") == 1
+            assert old.start_ts in owner.oracle.holds.open
+            old.discard()
+            assert await db.run(add, "a") == 3
+            assert got == [2]
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_the_next_owner_has_collected_is_not_read(place: Place) -> None:  # R5 R8 G5
+    async with trio.open_nursery() as nursery:
+        async with place.served():
+            db = await nursery.start(_opened, place)
+            await db.run(put, "a", 1)
+            old = await db.begin()
+            await db.run(put, "a", 2)
+        async with place.machine.opened() as between:  # who knows nothing of it
+            await between.run(put, "a", 3)
+        async with place.served() as owner:
+            owner.oracle.holds.watermark = old.start_ts + 1
+            with pytest.raises(perco.SessionEnded):
+                await old.get(n, "a")
+            old.discard()
+            assert await db.run(add, "a") == 4
+            nursery.cancel_scope.cancel()
+
+
+async def _opened(place: Place, task_status: trio.TaskStatus[perco.Database]) -> None:
+    async with place.client(seed=3) as db:
+        task_status.started(db)
+        await trio.sleep_forever()
+
+
+async def test_observers_of_two_processes_share_the_work(place: Place) -> None:  # N3 N8 N7
+    async with place.served() as owner, place.clients(3) as (one, two, loader):
+        async with one.worker(concurrency=4) as first, two.worker(concurrency=4) as second:
+            for i in range(60):
+                await loader.run(put, f"k{i}", i)
+            await loader.wait_idle(timeout=60)
+            async with loader.snapshot() as snap:
+                assert [row[twice] async for row in snap.scan(docs)] == [
+                    2 * int(row.key[1:]) async for row in snap.scan(docs)
+                ]
+            commits = [handle.statistics()["double"].commits for handle in (first, second)]
+            assert sum(commits) == 60
+            assert min(commits) > 0
+        assert owner.pending() == 0
+        assert not place.server.sessions.claims  # type: ignore[union-attr]
+
+
+async def test_waiting_for_one_commit_is_over_before_all_is_idle(place: Place) -> None:  # N7 N9
+    async with place.served(), place.clients(2) as (one, loader):
+        held = trio.Event()
+
+        async def slow(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+            if change.key == "slow":
+                await held.wait()
+            txn.set(twice, change.key, 0)
+
+        async with one.worker(concurrency=4):
+            ts = await loader.run(_committed, "quick")
+            await loader.wait_for(ts, timeout=60)
+            async with loader.snapshot() as snap:
+                assert await snap.get(twice, "quick") == 14
+            with pytest.raises(perco.UsageError, match="nothing has been committed"):
+                await loader.wait_for(ts + 1000)
+
+
+async def _committed(txn: perco.Transaction, key: str) -> int:
+    txn.set(n, key, 7)
+    return await txn.commit()
+
+
+async def test_who_waits_where_nobody_works_is_told(place: Place) -> None:
+    async with place.served(), place.client() as db:
+        await db.wait_idle(timeout=5)
+        await db.run(put, "a", 1)
+        with pytest.raises(perco.UsageError, match="nothing runs them"):
+            await db.wait_idle(timeout=5)
+
+
+async def test_a_worker_that_dies_gives_its_rows_to_others(place: Place) -> None:  # R7 N8
+    async with place.served(), place.clients(3) as (dies, lives, loader):
+        stuck = trio.Event()
+        tried: list[str] = []
+
+        schema = perco.Schema(docs)
+
+        @schema.observe(n, id="double")
+        async def hangs(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+            tried.append(change.key)
+            stuck.set()
+            await trio.sleep_forever()
+
+        async with place.client(schema) as hung, trio.open_nursery() as nursery:
+
+            async def works() -> None:
+                async with hung.worker(concurrency=2):
+                    await trio.sleep_forever()
+
+            nursery.start_soon(works)
+            await loader.run(put, "a", 4)
+            await stuck.wait()
+            async with lives.worker(concurrency=2):
+                await trio.sleep(1)
+                async with loader.snapshot() as snap:
+                    assert await snap.get(twice, "a") is None  # it is another's row
+                await vanish(hung)
+                await loader.wait_idle(timeout=60)
+                async with loader.snapshot() as snap:
+                    assert await snap.get(twice, "a") == 8
+            nursery.cancel_scope.cancel()
+        assert tried == ["a"]
+        del dies
+
+
+async def test_an_observer_that_a_client_declares_is_known_to_all_at_once(place: Place) -> None:  # N10
+    async with place.served() as owner, place.clients(2) as (one, two):
+        txn = await two.begin()
+        txn.set(n, "a", 1)
+        schema = perco.Schema(docs)
+        seen: list[str] = []
+
+        @schema.observe(n, id="new", backfill=False)
+        async def new(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+            seen.append(change.key)
+
+        async with place.client(schema) as third:
+            with pytest.raises(perco.CatalogueChanged):
+                await txn.commit()
+            await two.run(put, "a", 1)
+            await owner.reload()
+            assert owner.pending() == 2
+            async with third.worker(), one.worker():
+                await two.wait_idle(timeout=60)
+        assert seen == ["a"]
