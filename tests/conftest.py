@@ -3,7 +3,6 @@ it (a shell does so for what it runs in the background, and every child would in
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 
@@ -14,9 +13,3 @@ settings.load_profile("unhurried")
 
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-if os.environ.get("PERCO_TEST_SERVED"):
-    import perco
-    from tests.support.served import ServedOpen
-
-    perco.open = ServedOpen  # type: ignore[misc,assignment]

@@ -100,6 +100,7 @@ class RemoteDatabase(Database):
         before = self.driver
         self.driver = RemoteDriver(
             self.link,
+            self.oracle.drawn_elsewhere,  # type: ignore[attr-defined]
             self.local.store,
             self.oracle,
             self.fates,

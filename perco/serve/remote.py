@@ -192,6 +192,10 @@ class RemoteOracle(Oracle):
         self._told = wall_ms, trio.current_time()
         self._last = max(self._last, last)
 
+    def drawn_elsewhere(self, ts: int) -> None:
+        """The server has drawn a timestamp for us."""
+        self._last = max(self._last, ts)
+
     @property
     def last(self) -> int:
         return self._last
@@ -307,9 +311,9 @@ class RemoteFates(Fates):
 class RemoteDriver(Driver):
     """Lets the server make the commits in one step."""
 
-    def __init__(self, link: Link, *args: Any) -> None:
+    def __init__(self, link: Link, drawn: Callable[[int], None], *args: Any) -> None:
         super().__init__(*args)
-        self._link = link
+        self._link, self._drawn = link, drawn
 
     async def _in_one_step(self, commit: Commit, version: int) -> None:
         """C1: the server draws, enters and writes; here it is only asked for, once (C6)."""
@@ -327,6 +331,7 @@ class RemoteDriver(Driver):
             self.counters.conflicts += 1
             raise ConflictAt(Cellref(*told), more[0], commit.header.start_ts)
         commit.sent_in_one_step(more[0])
+        self._drawn(more[0])
         commit.primary_told(unpack_verdict(told))
 
     def _leave(self, commit: Commit) -> None:
