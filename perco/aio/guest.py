@@ -1,8 +1,8 @@
 """A trio run as the guest of an asyncio loop, and the way of that loop's tasks to it.
 
 One guest run serves all stores of a loop; it ends with the last of them. Everything happens in the loop's own thread:
-a call costs no change of threads while others are under way; alone it costs two, for an idle guest waits for its I/O in
-a thread.
+a call costs no change of threads while others are under way, or have just been; else it costs two, for an idle guest
+waits for its I/O in a thread.
 
 T10 A task that is cancelled in a call cancels the call, and goes on when that has ended.
 """
@@ -55,6 +55,10 @@ def direct(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any
     return call
 
 
+# Rounds of the loop that the leader stays awake when it has nothing to do. Who was just answered often asks again at
+# once, and to put the guest to sleep and wake it costs two changes of threads.
+_LINGERS: Final = 3
+
 _WRONG_THREAD: Final = (
     "a store of perco.aio is used by the tasks of the loop that it was opened on; from other threads call "
     "asyncio.run_coroutine_threadsafe(..., loop), or open it with perco.sync"
@@ -86,6 +90,10 @@ class Guests(Portal):
         self._parked: trio.lowlevel.Task | None = None
 
     async def wait_woken(self, server: Server) -> None:
+        for _ in range(_LINGERS):
+            await trio.lowlevel.checkpoint()
+            if self.queue:
+                return
         self._parked = server.task
 
         def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:

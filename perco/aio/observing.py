@@ -34,7 +34,7 @@ def observer(
 
     Only for stores that are opened with `perco.aio.open`: elsewhere its runs fail, and say so.
     """
-    must_give(function, "an `async def` function")
+    must_give(function, "an `async def` function", "perco.aio.observer")
 
     @functools.wraps(function)
     async def on_asyncio(txn: _Transaction, change: Change[K, V]) -> None:

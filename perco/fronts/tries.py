@@ -106,10 +106,11 @@ def limited(client: Client, attempts: int | None, timeout: float | None, isolati
     return replace(made._retry), made._serializable
 
 
-def must_give(function: object, what: str) -> None:
+def must_give(function: object, what: str, by: str = "db.run") -> None:
     """Raises: UsageError for what cannot be run in a transaction."""
     if not callable(function):
         close = getattr(function, "close", None)
         if close is not None and hasattr(function, "cr_code"):
             close()
-        raise UsageError(f"db.run takes {what}, and then its arguments: db.run(function, ...), not {function!r}")
+        then = ", and then its arguments: db.run(function, ...)" if by == "db.run" else ""
+        raise UsageError(f"{by} takes {what}{then}, not {function!r}")

@@ -198,19 +198,22 @@ class Transaction(Snapshot):
 
     def signal(self, signal: Signal[K], key: K) -> None:
         """Raise a signal: see `perco.Transaction.signal`. Never blocks, but at a limit."""
-        self._usable(None)
+        self._must_be_open()
         if signal not in self._client.signals:
             self._client.must_be_signal(signal)
         signal.table.row(key)
         self._note(signal, key, None)
 
-    def _usable(self, column: Column[Any, Any] | None) -> None:
+    def _usable(self, column: Column[Any, Any]) -> None:
         """Raises what the engine's own would: closed, no column, not declared."""
+        self._must_be_open()
+        if column not in self._client.bounds:
+            self._client.must_be_column(column)
+
+    def _must_be_open(self) -> None:
         txn: Any = self._of
         if self._ended or (txn is not None and not txn._open):
             raise TransactionClosed("this transaction has ended; use it inside its block or function only")
-        if column is not None and column not in self._client.bounds:
-            self._client.must_be_column(column)
 
     def _note(self, column: Column[Any, Any] | Signal[Any], key: Any, data: bytes | None) -> None:
         self._noted.append((column, key, data))

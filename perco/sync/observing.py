@@ -37,7 +37,7 @@ def observer(function: Callable[[Transaction, Change[K, V]], None]) -> ObserverF
     runs beyond that wait for one, whatever the concurrency. When the worker ends, it waits for them; their next
     read ends them.
     """
-    must_give(function, "a function")
+    must_give(function, "a function", "perco.sync.observer")
 
     @functools.wraps(function)
     async def in_thread(txn: _Transaction, change: Change[K, V]) -> None:

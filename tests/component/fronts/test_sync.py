@@ -251,6 +251,9 @@ def test_mistakes_are_told_where_they_are_made_and_as_the_engine_tells_them(db: 
         lambda txn: txn.set(n, "k" * 500, 1),
         lambda txn: txn.set(grown, "a", 1),
         lambda txn: txn.set("n", "a", 1),
+        lambda txn: txn.set(None, "a", 1),
+        lambda txn: txn.signal(None, "a"),
+        lambda txn: txn.delete(None, "a"),
         lambda txn: txn.set(ALIEN, b"a", "x"),
         lambda txn: txn.delete(ALIEN, b"a"),
         lambda txn: txn.delete(n, 7),
@@ -567,6 +570,8 @@ async def test_a_plain_function_is_an_observer_of_a_trio_program_too() -> None:
 
 def test_a_plain_function_without_the_decorator_is_told_of_it() -> None:
     schema = perco.Schema(docs)
+    with pytest.raises(perco.UsageError, match=r"perco\.sync\.observer takes a function, not 5"):
+        perco.sync.observer(5)
     with pytest.raises(perco.UsageError, match=r"perco\.sync\.observer"):
 
         @schema.observe(n, id="title")
