@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import perco
-from perco.cli import backfilling, checking, history, observed, reading, status as statuses, waiting, writing
+from perco.cli import (
+    backfilling,
+    checking,
+    history,
+    observed,
+    reading,
+    serving,
+    status as statuses,
+    waiting,
+    writing,
+)
 from perco.cli.reading import Range, When
-from perco.cli.screen import GOES_ON, complain, perform, perform_or
+from perco.cli.screen import GOES_ON, complain, perform, perform_alone, perform_or
 
 _WEB = ("w3lib", "warcio")
 
@@ -228,6 +239,38 @@ def signal(
       perco signal web/ clusters 3fa9 changed
     """
     perform(writing.raise_signal, store, table, key, name, json=json)
+
+
+@app.command()
+def serve(
+    store: Store,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option("--listen", metavar="ADDRESS", help="unix:PATH, tcp://HOST:PORT or tls://HOST:PORT; repeatable."),
+    ] = None,
+    durability: Annotated[
+        str, typer.Option(help='"power": answers are on disk; "process": they survive the death of the process only.')
+    ] = "power",
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="A certificate, for tls://.")] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its key, if that is another file.")] = None,
+) -> None:
+    """Keep a store open for other processes, until SIGTERM or Ctrl-C.
+
+    Programs that open the same folder become clients by themselves, over a socket in it: this command is for a store
+    that shall stay open when they end, and for clients on other hosts. It runs no observers; workers do, as clients.
+
+    On TCP a client has to say the store's token, which lies in the folder, readable for its owner only. Programs of
+    the same user on the same machine find it by themselves; others give perco.open(..., token=...), or PERCO_TOKEN in
+    the environment. What can be reached from other hosts takes TLS.
+
+    \b
+    Examples:
+      perco serve web/
+      perco serve web/ --listen tcp://localhost:7420
+      perco serve web/ --listen tls://0.0.0.0:7420 --tls-cert cert.pem --tls-key key.pem
+      perco scan tcp://localhost:7420 docs
+    """
+    perform_alone(serving.serve, store, listen or [], durability, tls_cert, tls_key)
 
 
 @app.command()

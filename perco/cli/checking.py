@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress as Bar, TextColumn
 
 import perco
-from perco.cli.screen import FINE, FOUND, counted, show_json
+from perco.cli.screen import FINE, FOUND, counted, must_be_folder, show_json
 from perco.serve.opening import offline
 from perco.storage import PROTOCOL_GROUPS
 from perco.storage.folder import accept, unsynced
@@ -29,8 +29,7 @@ async def check_store(store: str, *, json: bool, accepting: bool, repairing: boo
     """Findings and counts; with `repairing`, after what can be repaired has been; with `accepting`, and no errors, a
     store that needed a check can be opened again."""
     async with perco.open(store, readonly=True) as db:
-        path = db.local.path
-        assert path is not None, "only folders are opened for reading"
+        path = must_be_folder(db.local.path, "perco check")
         marked = unsynced(path)
         if not repairing or (accepting and marked):
             with _progress(db) as tell:

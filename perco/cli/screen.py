@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perco.cli.values import plain
-from perco.errors import PercoError, StoreLocked
+from perco.errors import PercoError, StoreLocked, UsageError
 
 P = ParamSpec("P")
 
@@ -45,12 +45,26 @@ def perform(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwar
     perform_or("interrupted", action, *args, **kwargs)
 
 
+def perform_alone(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
+    """Likewise, for a command that waits for SIGTERM and Ctrl-C itself."""
+    _perform(None, action, *args, **kwargs)
+
+
 def perform_or(interrupted: str, action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
     """Likewise; `interrupted`: what to say after Ctrl-C."""
+    _perform(interrupted, action, *args, **kwargs)
+
+
+def _perform(
+    interrupted: str | None, action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs
+) -> NoReturn:
     code = FINE
     failed: list[Exception] = []  # as it is, without the group of the nursery below
 
     async def run() -> None:
+        if interrupted is None:
+            await work()
+            return
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(interrupt, signals, nursery.cancel_scope)
@@ -87,7 +101,7 @@ def perform_or(interrupted: str, action: Callable[P, Awaitable[int]], *args: P.a
         except PercoError as error:
             _fail(str(error))
     if code == INTERRUPTED:
-        complain(interrupted)
+        complain(interrupted or "interrupted")
     raise typer.Exit(code)
 
 
@@ -117,6 +131,13 @@ def called() -> str:
 def _fail(message: str) -> NoReturn:
     complain(message)
     raise typer.Exit(FAILED)
+
+
+def must_be_folder(path: Path | None, command: str) -> Path:
+    """The store's folder. Raises: UsageError for one that is elsewhere."""
+    if path is None:
+        raise UsageError(f"{command} reads the files of a store: run it where the folder lies, on the folder")
+    return path
 
 
 def complain(message: str) -> None:

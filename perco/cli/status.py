@@ -13,7 +13,7 @@ import msgpack
 import perco
 from perco.cli.history import age_of, history_of, kept, show_pins, watermark_line
 from perco.cli.looks import Look, look, observed_by, some
-from perco.cli.screen import FINE, ago, counted, show_fields, show_json, show_table, size
+from perco.cli.screen import FINE, ago, counted, must_be_folder, show_fields, show_json, show_table, size
 from perco.cli.values import shown
 from perco.storage import DATA, LOCK, NOTIFY, PENDING, PROTOCOL_GROUPS, SHARED, WRITE, owner
 from perco.storage.folder import FORMAT, unsynced
@@ -43,8 +43,7 @@ async def status(store: str, *, json: bool, groups: bool) -> int:
 
 async def gather(db: perco.Database) -> dict[str, Any]:
     """All that `status` tells, as plain data."""
-    path = db.local.path
-    assert path is not None, "only folders are opened for reading"
+    path = must_be_folder(db.local.path, "perco status")
     now = time.time()
     alive = db.local.owner_alive
     waiting = await look(db)

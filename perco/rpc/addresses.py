@@ -1,4 +1,4 @@
-"""Where a server listens: `unix:PATH`, `tcp://HOST:PORT`, and the socket in a store's folder.
+"""Where a server listens: `unix:PATH`, `tcp://HOST:PORT`, `tls://HOST:PORT`, and the socket in a store's folder.
 
 A path of more than 107 bytes is no address for a Unix socket; it is reached through its folder's descriptor.
 """
@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import socket
+import ssl
 import stat
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -24,17 +25,18 @@ _BACKLOG: Final = 128
 
 
 class Address(NamedTuple):
-    """`path` of a Unix socket, or `host` and `port`."""
+    """`path` of a Unix socket, or `host` and `port`; `tls`: over TLS."""
 
     path: Path | None
     host: str = ""
     port: int = 0
+    tls: bool = False
 
     def __str__(self) -> str:
         if self.path is not None:
             return f"unix:{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp://{host}:{self.port}"
+        return f"{'tls' if self.tls else 'tcp'}://{host}:{self.port}"
 
     @property
     def on_this_host(self) -> bool:
@@ -46,7 +48,7 @@ class Address(NamedTuple):
 
 def is_address(text: str) -> bool:
     """Whether it says where a server listens, and not where a folder lies."""
-    return text.startswith(("unix:", "tcp://"))
+    return text.startswith(("unix:", "tcp://", "tls://"))
 
 
 def parse(text: str) -> Address:
@@ -56,22 +58,35 @@ def parse(text: str) -> Address:
         if not path:
             raise UsageError("unix: wants the path of a socket: unix:/run/perco.sock")
         return Address(Path(path).expanduser())
-    rest = text.removeprefix("tcp://").rstrip("/")
+    tls = text.startswith("tls://")
+    rest = text.removeprefix("tls://").removeprefix("tcp://").rstrip("/")
     host, colon, port = rest.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isdigit() or not 0 <= int(port) < 65536:
         raise UsageError(f"{text!r}: write tcp://HOST:PORT, such as tcp://localhost:7420")
-    return Address(None, host, int(port))
+    return Address(None, host, int(port), tls)
 
 
-async def connect(address: Address) -> trio.abc.Stream:
-    """A stream to whoever listens there. Raises: OSError."""
+async def connect(address: Address, trust: ssl.SSLContext | None = None) -> trio.abc.Stream:
+    """A stream to whoever listens there; `trust`: whose certificates, for TLS. Raises: OSError, ssl.SSLError among
+    them."""
     if address.path is not None:
         with _short(address.path) as path:
             return await trio.open_unix_socket(path)
     stream = await trio.open_tcp_stream(address.host, address.port)
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return stream
+    if not address.tls:
+        return stream
+    secured = trio.SSLStream(stream, trust or ssl.create_default_context(), server_hostname=address.host)
+    try:
+        await secured.do_handshake()
+    except trio.BrokenResourceError as error:
+        await trio.aclose_forcefully(stream)
+        raise OSError(f"no TLS with {address}: {error.__cause__ or error}") from error
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return secured
 
 
 @asynccontextmanager

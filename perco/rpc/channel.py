@@ -39,6 +39,7 @@ class WireOptions:
     patience_s: how long a call waits for a server that is away, before Unavailable.
     lease_s: how long a client that is not heard of keeps what it holds: its snapshots, locks and claims.
     connections_max: that a server serves at a time.
+    ca_file: certificates that a tls:// server's is checked against; "": the system's.
     """
 
     message_bytes_max: int = 24 << 20
@@ -51,6 +52,7 @@ class WireOptions:
     patience_s: float = 10.0
     lease_s: float = 10.0
     connections_max: int = 1024
+    ca_file: str = ""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -72,6 +74,7 @@ class Channel:
         self._drained: trio.Event | None = None
         self._decoder = FrameDecoder(_GREETING_BYTES_MAX)
         self.heard = trio.current_time()
+        self.closed = trio.Event()  # nothing is sent or received any more
 
     # ------------------------------------------------------------ the greeting
 
@@ -139,9 +142,12 @@ class Channel:
                 failure.append(error)
             scope.cancel()
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(guarded, self._write, nursery.cancel_scope)
-            await guarded(lambda: self._read(received, pause), nursery.cancel_scope)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(guarded, self._write, nursery.cancel_scope)
+                await guarded(lambda: self._read(received, pause), nursery.cancel_scope)
+        finally:
+            self.closed.set()
         if failure:
             raise failure[0]
 

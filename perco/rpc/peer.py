@@ -40,6 +40,7 @@ class Peer:
         self._backlog: deque[Message] = deque()  # received, and not begun
         self._working = False
         self._fewer: trio.Event | None = None
+        self._answered: trio.Event | None = None
 
     def reply(self, id: int, value: Any) -> None:
         """The answer to a call."""
@@ -57,10 +58,19 @@ class Peer:
         if not self.ended:
             self.channel.send((what, PUSH, value))
 
+    async def answered(self) -> None:
+        """Until no call is under way."""
+        while self.calls:
+            self._answered = self._answered or trio.Event()
+            await self._answered.wait()
+
     def _answer(self, id: int, status: int, value: Any) -> None:
         if not id:
             return
         self.calls -= 1
+        if not self.calls and self._answered is not None:
+            self._answered.set()
+            self._answered = None
         if self.ended:
             return
         try:

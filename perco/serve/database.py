@@ -14,18 +14,20 @@ import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from perco.errors import UsageError, UsedAfterFork
+from perco.errors import ReadOnly, SchemaMismatch, UsageError, UsedAfterFork
 from perco.notify.database import Database
 from perco.rpc.channel import WireOptions
 from perco.rpc.framing import Message
 from perco.rpc.link import Link
 from perco.serve.messages import ANNOUNCED, NOTIFIED, Method, hello, read_vacuum, read_welcome
 from perco.serve.remote import Elsewhere, LostRowStore, RemoteDriver, RemoteFates, RemoteOracle, RemoteRowStore
+from perco.txn import catalogue as catalogues
 from perco.txn.backfill import BackfillProgress
 from perco.txn.background import Background
 from perco.txn.catalogue import Catalogue
@@ -84,8 +86,10 @@ class RemoteDatabase(Database):
         connect: Callable[[], Any],
         token: bytes,
     ) -> None:
+        options = replace(options, backfill=replace(options.backfill, on=False))  # the server's affair
         rng = random.Random(options.seed)
         self._token = token
+        self._only_reads = False
         self._connections = Background()  # ended last: what is under way still asks the server
         self._session = f"{rng.getrandbits(128):032x}"
         self.link = Link(name, connect, self._hello, self._welcomed, self._pushed, wire, rng)
@@ -230,14 +234,32 @@ class RemoteDatabase(Database):
 
     # ------------------------------------------------------------ the beginning and the end
 
-    async def begin_link(self) -> None:
-        """Connect, and bring the store's catalogue up to the schema.
+    async def begin_link(self, *, known: bool = False, readonly: bool = False) -> None:
+        """Connect, and bring the store's catalogue up to the schema; `known`: take the store's own.
 
         Raises: WrongToken, VersionMismatch, Unavailable, SchemaMismatch.
         """
         self._connections.start(self.link.run, "link")
         await self._store.refresh()
-        await self.declare()
+        if not known and not readonly:
+            await self.declare()
+            return
+        self._only_reads = readonly
+        catalogue = await catalogues.load(self._store)
+        if known:
+            self.schema = catalogues.schema_of(catalogue)
+        elif catalogue.declare(self.schema) is not catalogue:
+            raise SchemaMismatch(
+                "the store does not have all that the schema declares; open it once without readonly=True"
+            )
+        await self._adopt(catalogue)
+        await self._take_over()
+
+    def usable(self, *, writing: bool) -> None:
+        """As `Client.usable`."""
+        super().usable(writing=writing)
+        if writing and self._only_reads:
+            raise ReadOnly("this store was opened with readonly=True; open it without to write")
 
     async def _end(self) -> None:
         with trio.CancelScope(shield=True):
@@ -249,12 +271,19 @@ class RemoteDatabase(Database):
 
 
 async def open_served(
-    name: str, connect: Callable[[], Any], schema: Schema | None, options: Options, wire: WireOptions, token: bytes
+    name: str,
+    connect: Callable[[], Any],
+    schema: Schema | None,
+    options: Options,
+    wire: WireOptions,
+    token: bytes,
+    *,
+    readonly: bool = False,
 ) -> RemoteDatabase:
     """A database on whoever answers. Raises: as `RemoteDatabase.begin_link`."""
     db = RemoteDatabase(schema or Schema(), options, wire, name, connect, token)
     try:
-        await db.begin_link()
+        await db.begin_link(known=schema is None, readonly=readonly)
     except BaseException:
         with trio.CancelScope(shield=True):
             await db.aclose()

@@ -1,14 +1,14 @@
 """`perco.open`: which store it is, and who opens it.
 
-memory:                       this process, nothing on disk
-a folder                      this process, if no other has it open: its *owner*, which listens on a socket in the
-                              folder; else a client of that one
-unix:PATH, tcp://HOST:PORT    a client of whoever serves there
+`memory:` is in this process. A folder is opened by this process, if no other has it open: its *owner*, which listens on
+a socket in the folder; else this one becomes a client of that. At `unix:PATH`, `tcp://HOST:PORT` and `tls://HOST:PORT`
+somebody serves.
 """
 
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -17,10 +17,11 @@ from types import TracebackType
 
 import trio
 
-from perco.errors import SchemaMismatch, StoreLocked, UsageError
+from perco.errors import SchemaMismatch, StoreLocked, Unavailable, UsageError
 from perco.notify.database import Database
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
+from perco.serve import tokens
 from perco.serve.database import open_served
 from perco.serve.server import Server
 from perco.storage.folder import shared_by_owner
@@ -39,13 +40,15 @@ class open:
 
     Args:
         url: a folder, made if there is none; if another process has it open, that one is asked, over a socket in the
-            folder. Or "memory:", or where a store is served: "unix:PATH", "tcp://HOST:PORT".
+            folder. Or "memory:", or where a store is served: "unix:PATH", "tcp://HOST:PORT",
+            "tls://HOST:PORT".
         schema: tables, columns and observers. May be left out when reading only: then the store's own is used, and
             `db.schema.tables["docs"].columns["body"]` gives its columns.
         options: see `Options`.
         readonly: read beside whoever owns the folder.
         accept_loss: open a store that refuses with NeedsCheck.
-        token: what a server on TCP wants to hear; by default as in the environment's PERCO_TOKEN.
+        token: what a server on TCP wants to hear; by default as in the environment's PERCO_TOKEN, or that of a server
+            of the same user on this machine.
 
     Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, SchemaMismatch, UsageError; of a served store
     Unavailable, WrongToken, VersionMismatch.
@@ -76,6 +79,7 @@ class open:
         self._db: Database | None = None
         self._scope = trio.CancelScope()
         self._serving = AsyncExitStack()
+        self.server: Server | None = None  # of the owner of a folder
 
     async def __aenter__(self) -> Database:
         if not trio.lowlevel.in_trio_task():  # another loop may have a trio run for its guest
@@ -88,9 +92,12 @@ class open:
     async def _open(self) -> Database:
         text = os.fspath(self._url)
         if addresses.is_address(text):
-            if self._readonly:
-                raise UsageError("a served store is read through its server, which writes: leave readonly=True out")
-            return await self._connect(addresses.parse(text))
+            address = addresses.parse(text)
+            self._token = self._token or tokens.find(address)
+            try:
+                return await self._connect(address)
+            except OSError as error:
+                raise Unavailable(f"no server answers at {address}: {error.strerror or error}") from error
         options = self._options
         deadline = trio.current_time() + options.wire.connect_s
         while True:
@@ -125,11 +132,16 @@ class open:
             raise
 
     async def _connect(self, address: Address) -> Database:
-        if address.path is not None:  # who is away altogether is told at once
-            stream = await addresses.connect(address)
+        trust = _trust(self._options.wire.ca_file) if address.tls else None
+        with trio.move_on_after(self._options.wire.connect_s) as scope:  # who is away altogether is told at once
+            stream = await addresses.connect(address, trust)
             await trio.aclose_forcefully(stream)
-        connect = partial(addresses.connect, address)
-        return await open_served(str(address), connect, self._schema, self._options, self._options.wire, self._token)
+        if scope.cancelled_caught:
+            raise OSError(f"not within {self._options.wire.connect_s:g} s")
+        connect = partial(addresses.connect, address, trust)
+        return await open_served(
+            str(address), connect, self._schema, self._options, self._options.wire, self._token, readonly=self._readonly
+        )
 
     async def _prepare(self, local: LocalStore, options: Options) -> Database:
         if self._readonly:
@@ -155,12 +167,10 @@ class open:
 
     async def _share(self, db: Database, path: Path) -> None:
         """Let other processes of this user in, over a socket in the folder."""
-        server = Server(db, self._options.wire, None)
-        await self._serving.enter_async_context(server.keeping())
-        _, listeners = await self._serving.enter_async_context(addresses.listening(Address(_absolute(path) / SOCKET)))
-        self._serving.push_async_callback(
-            server.stop, db.background.start(partial(server.serve, listeners, trusted=True), "server")
-        )
+        self.server = Server(db, self._options.wire)
+        await self._serving.enter_async_context(self.server.keeping())
+        socket = Address(_absolute(path) / SOCKET)
+        await self._serving.enter_async_context(self.server.listening(socket))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -181,6 +191,13 @@ class open:
         if failure is not None and (error is None or swallowed):
             raise failure
         assert not swallowed, "only a failure cancels the block"
+
+
+def _trust(ca_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except OSError as error:
+        raise UsageError(f"ca_file {ca_file!r} cannot be used: {error}") from error
 
 
 def _absolute(path: str | Path) -> Path:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import astuple
@@ -23,6 +24,8 @@ import trio
 
 from perco.errors import PercoError, SessionEnded, UsageError, VersionMismatch
 from perco.notify.database import Database
+from perco.rpc import addresses
+from perco.rpc.addresses import Address
 from perco.rpc.channel import Channel, Silent, WireOptions
 from perco.rpc.framing import WireError
 from perco.rpc.peer import Peer
@@ -57,18 +60,15 @@ _OUTLIVE_S: Final = 5.0  # how long somebody waits for another's transaction, be
 _IDLE_S: Final = 1.0
 _LOOKS_APART_S: Final = 0.02
 _EXPIRE_EVERY: Final = 4  # looks for dead sessions within a lease
+_DRAIN_S: Final = 10.0
 _DRAWS_MAX: Final = 1 << 16  # timestamps in one call
 
 
 class Server:
-    """Serves one opened store. Loop thread only.
+    """Serves one opened store. Loop thread only."""
 
-    Args:
-        token: what TCP clients have to say; None: whoever reaches the socket may.
-    """
-
-    def __init__(self, db: Database, options: WireOptions, token: bytes | None) -> None:
-        self._db, self._options, self._token = db, options, token
+    def __init__(self, db: Database, options: WireOptions) -> None:
+        self._db, self._options = db, options
         driver = db.driver
         self.sessions = Sessions(db.oracle.holds, db.fates, options.lease_s, driver.leave_orphans)
         self._connections = 0
@@ -105,14 +105,51 @@ class Server:
 
     # ------------------------------------------------------------ connections
 
-    async def serve(self, listeners: Sequence[trio.SocketListener], *, trusted: bool) -> None:
-        """Until cancelled. `trusted`: whoever gets there need not say the token."""
-        async with trio.open_nursery() as nursery:
+    @asynccontextmanager
+    async def listening(
+        self, address: Address, token: bytes | None = None, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[Address]:
+        """Serve who comes there, while the block lasts; at its end what was asked for is answered first. Yields the
+        address as it is.
 
-            async def handle(stream: trio.SocketStream) -> None:
-                await self.connection(stream, trusted=trusted)
+        Args:
+            token: what clients have to say; None: whoever reaches the socket may come in.
+            tls: with which certificate, for an address with TLS.
 
-            await trio.serve_listeners(handle, list(listeners), handler_nursery=nursery)
+        Raises: StoreError where it cannot listen.
+        """
+        if token is None and address.path is None:
+            raise UsageError(f"{address}: whoever can reach a port is asked for the store's token")
+        if tls is None and (address.tls or not address.on_this_host):
+            raise UsageError(
+                f"{address} can be reached from elsewhere: give a certificate and its key (--tls-cert, --tls-key), or "
+                "listen on localhost, or on a Unix socket"
+            )
+        async with addresses.listening(address) as (bound, listeners):
+
+            async def handle(stream: trio.abc.Stream) -> None:
+                if tls is not None:
+                    stream = trio.SSLStream(stream, tls, server_side=True)
+                await self.connection(stream, token)
+
+            async def serve() -> None:
+                async with trio.open_nursery() as nursery:
+                    await trio.serve_listeners(handle, list(listeners), handler_nursery=nursery)
+
+            stop = self._db.background.start(serve, f"server-{bound}")
+            try:
+                yield bound
+            finally:
+                with trio.move_on_after(_DRAIN_S, shield=True):
+                    await self._drain()
+                stop()
+
+    async def _drain(self) -> None:
+        """What has been asked for is answered."""
+        for peer in list(self._serving):
+            await peer.answered()
+            peer.channel.close_soon()
+            await peer.channel.closed.wait()
 
     @asynccontextmanager
     async def keeping(self) -> AsyncIterator[None]:
@@ -133,29 +170,22 @@ class Server:
             for session in list(self.sessions.all.values()):
                 self.sessions.end(session)
 
-    async def stop(self, end: Callable[[], None]) -> None:
-        """End serving: what was asked for is answered first."""
-        for peer in self._serving:
-            peer.channel.close_soon()
-        end()
-        await trio.lowlevel.checkpoint()
-
-    async def connection(self, stream: trio.abc.Stream, *, trusted: bool) -> None:
+    async def connection(self, stream: trio.abc.Stream, token: bytes | None) -> None:
         """One connection, from its beginning to its end. Raises nothing."""
         self._connections += 1
         try:
             async with stream:
-                await self._talk(Channel(stream, self._options), trusted=trusted)
+                await self._talk(Channel(stream, self._options), token)
         except (OSError, WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             level = logging.WARNING if isinstance(error, WireError) else logging.INFO
             log.log(level, "a connection ended: %s", error or type(error).__name__)
         finally:
             self._connections -= 1
 
-    async def _talk(self, channel: Channel, *, trusted: bool) -> None:
+    async def _talk(self, channel: Channel, wanted: bytes | None) -> None:
         with trio.move_on_after(self._options.connect_s) as scope:
             version, token, name, held = read_hello(await channel.greeting())
-            error = self._why_not(version, token, trusted=trusted)
+            error = self._why_not(version, token, wanted)
             if error is not None:
                 log.warning("a client was turned away: %s", error)
                 await channel.greet(turned_away(error))
@@ -175,11 +205,11 @@ class Server:
                 session.peer = None
                 session.last_heard = trio.current_time()
 
-    def _why_not(self, version: int, token: bytes, *, trusted: bool) -> PercoError | None:
+    def _why_not(self, version: int, token: bytes, wanted: bytes | None) -> PercoError | None:
         mismatch: VersionMismatch | None = check_version(version)
         if mismatch is not None:
             return mismatch
-        if not trusted and self._token is not None and not hmac.compare_digest(token, self._token):
+        if wanted is not None and not hmac.compare_digest(token, wanted):
             return wrong_token(bool(token))
         if self._connections > self._options.connections_max:
             return UsageError(

@@ -41,14 +41,14 @@ class ServedOpen:
         owner = await self._stack.enter_async_context(
             opened(url, perco.Schema(), **{**more, "options": replace(options, shared=False, on_event=None)})
         )
-        server = Server(owner, options.wire, None)
+        server = Server(owner, options.wire)
         await self._stack.enter_async_context(server.keeping())
 
         async def connect() -> trio.abc.Stream:
             ours, theirs = trio.testing.memory_stream_pair()
 
             async def serve() -> None:
-                await server.connection(theirs, trusted=True)
+                await server.connection(theirs, None)
 
             owner.background.start(serve, "connection")
             await trio.lowlevel.checkpoint()

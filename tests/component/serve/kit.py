@@ -33,7 +33,7 @@ class Place:
     async def served(self, *, sweeper: bool = True) -> AsyncIterator[Database]:
         """While the block lasts; afterwards another may own it."""
         async with self.machine.opened(perco.Options(wire=self.wire), sweeper=sweeper) as owner:
-            server = Server(owner, self.wire, None)
+            server = Server(owner, self.wire)
             async with server.keeping():
                 self.server, self.owner = server, owner
                 try:
@@ -51,7 +51,7 @@ class Place:
         self._streams += [ours, theirs]
 
         async def serve() -> None:
-            await server.connection(theirs, trusted=True)
+            await server.connection(theirs, None)
 
         owner.background.start(serve, "connection")
         return ours

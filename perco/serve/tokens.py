@@ -1,0 +1,78 @@
+"""What a client on TCP says so that it is let in: a random word that lies in the store's folder, for its owner's eyes.
+
+Clients of the same user on the same machine find it by the port, in a folder of the user's own; others are given it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from perco.errors import UnsuitableFolder
+from perco.rpc.addresses import Address
+
+TOKEN_FILE: Final = "token"
+_BYTES: Final = 24
+
+
+def token_of(folder: Path) -> bytes:
+    """The store's token; made when it is first asked for.
+
+    Raises: UnsuitableFolder where others can read it, or it cannot be read.
+    """
+    path = folder / TOKEN_FILE
+    try:
+        with contextlib.suppress(FileExistsError):
+            _write(path, secrets.token_hex(_BYTES).encode())
+        if path.stat().st_mode & 0o077:
+            raise UnsuitableFolder(str(path), "others may read the store's token: chmod 600 it, or delete it")
+        token = path.read_bytes().strip()
+    except OSError as error:
+        raise UnsuitableFolder(str(path), f"the store's token cannot be used: {error.strerror or error}") from error
+    if not token:
+        raise UnsuitableFolder(str(path), "the store's token is empty; delete the file, and a new one is made")
+    return token
+
+
+def _write(path: Path, token: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(handle, token)
+    finally:
+        os.close(handle)
+
+
+def _known(address: Address) -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "perco" / "tokens" / str(address.port)
+
+
+@contextlib.contextmanager
+def told(address: Address, token: bytes) -> Iterator[None]:
+    """While the block lasts, programs of this user find the token of who listens at that port."""
+    path = _known(address)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.unlink(missing_ok=True)
+        _write(path, token)
+    except OSError:  # a home that cannot be written to: they are given it
+        yield
+        return
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def find(address: Address) -> bytes:
+    """The token of who listens there, if that is this user; else nothing."""
+    if address.path is not None or not address.on_this_host:
+        return b""
+    try:
+        return _known(address).read_bytes().strip()
+    except OSError:
+        return b""
