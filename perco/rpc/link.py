@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import trio
 
-from perco.errors import PercoError, SessionEnded, TransactionClosed, Unavailable
+from perco.errors import PercoError, SessionEnded, StoreError, TransactionClosed, Unavailable
 from perco.rpc.channel import Channel, Silent, WireOptions
 from perco.rpc.crossing import unpack_error
 from perco.rpc.framing import Message, WireError
@@ -208,7 +208,10 @@ class Link:
             channel = Channel(stream, self._options)
             with trio.move_on_after(self._options.connect_s) as scope:
                 await channel.greet(self._hello())
-                welcome = await channel.greeting()
+                try:
+                    welcome = await channel.greeting()
+                except WireError as error:
+                    raise StoreError(f"what listens at {self.name} is no perco server: {error}") from error
             if scope.cancelled_caught:
                 raise Silent("no greeting")
             self._begun(channel, self._welcomed(welcome))
