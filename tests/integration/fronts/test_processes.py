@@ -216,3 +216,26 @@ with perco.sync.open(sys.argv[1], schema) as db:
         for number in range(8):
             have = snap.get(n, f"{number}") or 0
             assert have - acknowledged.count(f"{number}") in (0, 1)
+
+
+def test_both_fronts_work_in_a_second_process_while_the_owner_goes_on(tmp_path: Path) -> None:
+    body = """
+async def main():
+    async with perco.aio.open(sys.argv[1], schema) as db:
+        await asyncio.gather(*[db.run(abump, "a") for _ in range(5)])
+        async with db.snapshot() as snap:
+            print([(row.key, row[n]) async for row in snap.scan(docs)])
+
+with perco.sync.open(sys.argv[1], schema) as db:
+    db.run(bump, "a")
+    with db.transaction() as txn:
+        print(txn.get(n, "a"))
+asyncio.run(main())
+"""
+    with perco.sync.open(tmp_path / "store", SCHEMA, options=perco.Options(durability="process")) as db:
+        with db.transaction() as txn:
+            txn.set(n, "a", 1)
+        done = subprocess.run(program(tmp_path, body), capture_output=True, text=True, timeout=60)
+        assert done.stdout == "2\n[('a', 7)]\n[]\n", done.stderr
+        with db.snapshot() as snap:
+            assert snap.get(n, "a") == 7
