@@ -22,6 +22,7 @@ from perco.cli import (
     serving,
     status as statuses,
     waiting,
+    working,
     writing,
 )
 from perco.cli.reading import Range, When
@@ -271,6 +272,32 @@ def serve(
       perco scan tcp://localhost:7420 docs
     """
     perform_alone(serving.serve, store, listen or [], durability, tls_cert, tls_key)
+
+
+@app.command()
+def worker(
+    schema: Annotated[str, typer.Argument(metavar="MODULE:SCHEMA", help="Where the observers are declared.")],
+    store: Annotated[str, typer.Option("--store", metavar="STORE", help="The store's folder, or where it is served.")],
+    processes: Annotated[int, typer.Option(min=1, help="So many processes; one that dies is started again.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, help="Runs in flight, in each process.")] = 64,
+    scanners: Annotated[int, typer.Option(min=1, help="Tasks that look for work, in each process.")] = 4,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when no change waits any more.")] = False,
+    json: Json = False,
+) -> None:
+    """Run a program's observers, until SIGTERM or Ctrl-C.
+
+    MODULE is imported as from this folder; SCHEMA is the perco.Schema in it. Several workers may run on one store: a
+    row is worked on by one of them at a time. A folder that nobody has open is opened by the first of them, which the
+    others then ask: with `perco serve` it stays open whichever of them ends.
+
+    \b
+    Examples:
+      perco worker app:schema --store web/
+      perco worker app:schema --store web/ --processes 4 --concurrency 32
+      perco worker app:schema --store tcp://localhost:7420 --until-idle
+    """
+    options = perco.WorkerOptions(concurrency=concurrency, scanners=min(scanners, concurrency))
+    perform_alone(working.work, schema, store, processes=processes, options=options, until_idle=until_idle, json=json)
 
 
 @app.command()
