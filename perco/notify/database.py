@@ -81,18 +81,20 @@ class Database(Observers):
         worker = Worker(self, catalogues.registered(self.schema, self.catalogue), chosen)
         handle = WorkerHandle(worker, [self._scanner(worker, i, chosen) for i in range(chosen.scanners)])
         self._worker = worker
-        self.driver.on_notified.append(worker.wake_up)
-        await self._worker_begins()
-        stops = [self.background.start(scanner.run, f"scanner-{scanner.number}") for scanner in handle.scanners]
+        notified = self.driver.on_notified
+        notified.append(worker.wake_up)
+        stops: list[Callable[[], None]] = []
         try:
+            await self._worker_begins()
+            stops += [self.background.start(scanner.run, f"scanner-{scanner.number}") for scanner in handle.scanners]
             yield handle
         finally:
             for stop in stops:
                 stop()
             with trio.CancelScope(shield=True):
-                for scanner in handle.scanners:
+                for scanner in handle.scanners[: len(stops)]:
                     await scanner.ended.wait()
-            self.driver.on_notified.remove(worker.wake_up)
+            notified.remove(worker.wake_up)
             self._worker = None
             await self._worker_ended()
 

@@ -21,10 +21,19 @@ import trio
 
 from perco.errors import TooLarge
 from perco.options import check_options
-from perco.rpc.framing import HEAD_BYTES, MESSAGES_MAX, FrameDecoder, Message, WireError, frame, packed
+from perco.rpc.framing import (
+    GREETING_BYTES_MAX,
+    HEAD_BYTES,
+    MESSAGES_MAX,
+    FrameDecoder,
+    Message,
+    WireError,
+    frame,
+    packed,
+)
 
 _RECEIVE_BYTES = 256 * 1024
-_GREETING_BYTES_MAX = 4096
+_GREETING_BYTES_MAX = GREETING_BYTES_MAX + HEAD_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,6 +23,7 @@ _LENGTH: Final = struct.Struct(">I")
 _HEAD: Final = struct.Struct(">IBH")
 HEAD_BYTES: Final = _HEAD.size
 MESSAGES_MAX: Final = (1 << 16) - 1  # in a frame
+GREETING_BYTES_MAX: Final = 1 << 16  # from somebody of whom nothing is known yet
 
 
 class WireError(Exception):

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import trio
@@ -86,11 +88,13 @@ class Link:
         rng: random.Random,
     ) -> None:
         self.name = name
+        self._thread, self._loop = threading.get_ident(), trio.lowlevel.current_trio_token()
         self._connect, self._hello, self._welcomed, self._pushed = connect, hello, welcomed, pushed
         self._options, self._rng = options, rng
         self._channel: Channel | None = None
         self._calls: dict[int, _Call] = {}
         self._next = 0
+        self._told: list[Message] | None = None  # since the greeting, which says all that was so before
         self._away_since = trio.current_time()
         self._refused: PercoError | None = None  # it was asked, and does not want us
         self._last = "no connection yet"  # why there is none
@@ -127,9 +131,15 @@ class Link:
         return await trio.lowlevel.wait_task_rescheduled(call.abort)
 
     def tell(self, method: int, arguments: Any) -> None:
-        """Say something that needs no answer; lost if there is no connection."""
-        if self._channel is not None:
+        """Say something that needs no answer; any thread. Lost if there is no connection: then `hello` and `welcomed`
+        of the next one say what is so."""
+        if threading.get_ident() != self._thread:  # of what was dropped without an end
+            with suppress(trio.RunFinishedError):
+                self._loop.run_sync_soon(self.tell, method, arguments)
+        elif self._channel is not None:
             self._channel.send((0, method, arguments))
+        elif self._told is not None:
+            self._told.append((0, method, arguments))
 
     async def _wait_for_server(self) -> None:
         if self._refused is not None:
@@ -207,6 +217,7 @@ class Link:
         try:
             channel = Channel(stream, self._options)
             with trio.move_on_after(self._options.connect_s) as scope:
+                self._told = []
                 await channel.greet(self._hello())
                 try:
                     welcome = await channel.greeting()
@@ -217,13 +228,16 @@ class Link:
             self._begun(channel, self._welcomed(welcome))
             await channel.run(self._received, lambda: None)
         finally:
-            self._channel = None
+            self._channel = self._told = None
             await trio.aclose_forcefully(stream)
 
     def _begun(self, channel: Channel, kept: bool) -> None:
         self._channel, self._refused = channel, None
         self.connections += 1
         self._losses += not kept
+        told, self._told = self._told, None
+        for message in told or ():
+            channel.send(message)
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if call.held and not kept:

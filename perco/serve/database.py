@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +24,7 @@ import trio
 from perco.errors import ReadOnly, SchemaMismatch, UsageError, UsedAfterFork
 from perco.notify.database import Database
 from perco.rpc.channel import WireOptions
-from perco.rpc.framing import Message
+from perco.rpc.framing import GREETING_BYTES_MAX, Message, packed
 from perco.rpc.link import Link
 from perco.serve.messages import ANNOUNCED, NOTIFIED, Method, hello, read_vacuum, read_welcome
 from perco.serve.remote import Elsewhere, LostRowStore, RemoteDriver, RemoteFates, RemoteOracle, RemoteRowStore
@@ -91,11 +92,13 @@ class RemoteDatabase(Database):
         self._token = token
         self._only_reads = False
         self._connections = Background()  # ended last: what is under way still asks the server
-        self._session = f"{rng.getrandbits(128):032x}"
+        self._session = secrets.token_hex(16)  # not of the seed: others may have the same
+        self._too_much = False  # is held for a greeting
         self.link = Link(name, connect, self._hello, self._welcomed, self._pushed, wire, rng)
         local = RemoteLocal(self.link)
         super().__init__(local, schema, options)  # type: ignore[arg-type]
         self._store = local.store
+        self.lease_token = self._session[:16]
         self.fates = RemoteFates(self.link, self.lease_token)
         self.oracle = RemoteOracle(local.store, self.link, self.background.spawn)
         self._begin_session()
@@ -120,18 +123,25 @@ class RemoteDatabase(Database):
     # ------------------------------------------------------------ the link
 
     def _hello(self) -> Message:
-        return hello(self._token, self._session, sorted(self.oracle.holds.open))
+        greeting = hello(self._token, self._session, sorted(self.oracle.holds.open))
+        self._too_much = len(packed(greeting)) > GREETING_BYTES_MAX
+        return hello(self._token, self._session, ()) if self._too_much else greeting
 
     def _welcomed(self, message: Message) -> bool:
         new, kept, info = read_welcome(message)
         self.oracle.told(info["version"], info["wall_ms"], info["last"])  # type: ignore[attr-defined]
+        holds = self.oracle.holds
+        kept = kept and not self._too_much and not (new and holds.numbers)  # type: ignore[attr-defined]
         if not kept:
             # R5: whoever reads through the former driver reads nothing any more.
             self.driver.reads = LostRowStore(self.link)
-            set.clear(self.oracle.holds.open)
+            set.clear(holds.open)
+            holds.numbers.clear()  # type: ignore[attr-defined]
             self._begin_session()
-        if new and self._worker is not None:
-            self.background.spawn(self._works)
+        elsewhere = self._worker.elsewhere if self._worker is not None else None
+        claims = tuple(elsewhere.claims.items()) if isinstance(elsewhere, Elsewhere) else ()
+        self.link.tell(Method.HOLDING, (tuple(holds.numbers), claims))  # type: ignore[attr-defined]
+        self.link.tell(Method.WORKS, self._observers())
         return kept
 
     def _pushed(self, what: int, value: Any) -> None:
@@ -179,14 +189,13 @@ class RemoteDatabase(Database):
 
     # ------------------------------------------------------------ observers
 
-    async def _works(self) -> None:
-        worker = self._worker
-        await self.link.call(Method.WORKS, tuple(self.schema.observers) if worker is not None else (), again=True)
+    def _observers(self) -> tuple[str, ...]:
+        return tuple(self.schema.observers) if self._worker is not None else ()
 
     async def _worker_begins(self) -> None:
         assert self._worker is not None
         self._worker.elsewhere = Elsewhere(self.link, _ELSEWHERE_S)
-        await self._works()
+        await self.link.call(Method.WORKS, self._observers(), again=True)
 
     async def _worker_ended(self) -> None:
         self.link.tell(Method.WORKS, ())

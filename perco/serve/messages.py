@@ -48,7 +48,7 @@ class Method(IntEnum):
     OUTLIVE = 7  # a start timestamp -> nothing, when that has ended, or after a while
     TABLETS = 8  # -> the first rows of all tablets, by table
     ADOPT = 9  # the catalogue has changed -> its version
-    HOLD = 10  # a past timestamp -> a number that holds it, and the oldest there is
+    HOLD = 10  # (a number of the client's, a past timestamp) -> whether it is held, and the oldest there is
     RELEASE = 11  # that number -> no answer
     AT = 12  # a wall time -> (timestamp, wall time)
     OLDEST = 13  # -> the oldest timestamp at which any table can be read
@@ -62,6 +62,7 @@ class Method(IntEnum):
     VACUUM = 20  # -> what it did
     BACKFILL = 21  # -> what it did, for each observer
     LAST = 22  # -> the last timestamp that was handed out
+    HOLDING = 26  # (numbers of holds, claims): all that this client still has of them (R7) -> no answer
     BYE = 23  # the client is done
 
 

@@ -121,15 +121,23 @@ class _Open(set[int]):
 class RemoteHolds(Holds):
     """What this client needs of old versions; the server knows it."""
 
-    __slots__ = ("_link",)
+    __slots__ = ("_link", "numbers")
 
     def __init__(self, link: Link) -> None:
         super().__init__()
         self._link = link
+        self.numbers: set[int] = set()  # of holds on past timestamps
         self.open = _Open(lambda start_ts: link.tell(Method.DONE, (start_ts,)))
 
+    def number(self) -> int:
+        """For another hold."""
+        number = next(self._numbers)
+        self.numbers.add(number)
+        return number
+
     def release(self, held: int) -> None:
-        if held:
+        if held in self.numbers:
+            self.numbers.discard(held)
             self._link.tell(Method.RELEASE, held)
 
 
@@ -179,7 +187,7 @@ class RemoteOracle(Oracle):
     def __init__(self, store: RemoteRowStore, link: Link, spawn: Callable[[Callable[[], Any]], None]) -> None:
         super().__init__(store, OracleOptions(), lambda: 0.0)
         self.store, self._link, self._spawn = store, link, spawn
-        self.holds = RemoteHolds(link)
+        self.holds: RemoteHolds = RemoteHolds(link)
         self.pins = RemotePins(link, self)  # type: ignore[assignment]
         self._waiting: list[_Waiter] = []
         self._asking = False
@@ -274,10 +282,15 @@ class RemoteOracle(Oracle):
         return int(await self._link.call(Method.OLDEST, None, again=True))
 
     async def hold(self, ts: int) -> int:
-        held, oldest = await self._link.call(Method.HOLD, ts, again=True)
-        if not held:
-            raise SnapshotTooOld(ts, oldest)
-        return int(held)
+        number = self.holds.number()
+        try:
+            held, oldest = await self._link.call(Method.HOLD, (number, ts), again=True)
+            if not held:
+                raise SnapshotTooOld(ts, oldest)
+        except BaseException:
+            self.holds.release(number)  # it may have arrived
+            raise
+        return number
 
     async def at(self, wall_s: float) -> tuple[int, float]:
         ts, wall = await self._link.call(Method.AT, wall_s, again=True)
@@ -347,6 +360,7 @@ class Elsewhere:
     def __init__(self, link: Link, hold_s: float) -> None:
         self._link, self._hold_s = link, hold_s
         self._until: dict[tuple[str, bytes], float] = {}
+        self.claims: dict[tuple[str, bytes], int] = {}  # held, or asked for; and the oldest cause of what waits there
 
     def waits(self, where: tuple[str, bytes], now: float) -> float:
         """Until when a row is left alone; 0: it need not be."""
@@ -360,12 +374,20 @@ class Elsewhere:
 
     async def take(self, where: tuple[str, bytes], root: int) -> bool:
         """Whether nobody else works on the row."""
-        if await self._link.call(Method.CLAIM, (where, root), again=True):
+        self.claims[where] = root
+        try:
+            taken = await self._link.call(Method.CLAIM, (where, root), again=True)
+        except BaseException:
+            self.release(where)  # it may have arrived
+            raise
+        if taken:
             return True
+        self.claims.pop(where, None)
         self._until[where] = trio.current_time() + self._hold_s
         return False
 
     def release(self, where: tuple[str, bytes]) -> None:
+        self.claims.pop(where, None)
         self._link.tell(Method.UNCLAIM, where)
 
     def woken(self) -> None:

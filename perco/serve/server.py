@@ -93,6 +93,7 @@ class Server:
             Method.DROP_PIN: self._later(lambda session, name: db.oracle.pins.drop(name)),
             Method.CLAIM: lambda session, peer, id, where: peer.reply(id, self.sessions.claim(session, *where)),
             Method.UNCLAIM: self._unclaim,
+            Method.HOLDING: self._holding,
             Method.WORKS: self._works,
             Method.IDLE: self._later(self._idle),
             Method.UP_TO: self._later(self._up_to),
@@ -456,7 +457,7 @@ class Server:
         self._db.background.spawn(run)
 
     def _drawn(self, session: Session, peer: Peer, id: int, starts: int, drawn: list[int]) -> None:
-        if session.ended:
+        if session.ended or peer.ended:  # the answer goes nowhere; drawn for it, they would be held for ever
             peer.fail(id, SessionEnded("the server has let go of what this client held"))
             return
         for ts in drawn[:starts]:
@@ -486,8 +487,9 @@ class Server:
         await db.oracle.announce(db.catalogue.binds)
         return db.catalogue.version
 
-    def _hold(self, session: Session, peer: Peer, id: int, ts: int) -> None:
-        peer.reply(id, (self.sessions.hold(session, ts), self._db.oracle.holds.oldest()))
+    def _hold(self, session: Session, peer: Peer, id: int, wanted: Any) -> None:
+        number, ts = wanted
+        peer.reply(id, (self.sessions.hold(session, number, ts), self._db.oracle.holds.oldest()))
 
     # ------------------------------------------------------------ observers
 
@@ -508,6 +510,11 @@ class Server:
     def _unclaim(self, session: Session, peer: Peer, id: int, where: Any) -> None:
         self.sessions.unclaim(session, where)
         self._db.driver.quiet()  # N7: whoever waits shall look
+
+    def _holding(self, session: Session, peer: Peer, id: int, all_of_it: Any) -> None:
+        numbers, claims = all_of_it
+        self.sessions.holding(session, numbers, claims)
+        self._db.driver.quiet()
 
     async def _idle(self, session: Session, _: Any) -> tuple[bool, int, dict[str, int]]:
         """(whether the store is idle, changes on the failed list, who runs which observers), as soon as it is, or after

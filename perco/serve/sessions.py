@@ -28,7 +28,7 @@ class Session:
     Attributes:
         name: as the client calls it, a random word.
         open: start timestamps that were given to it and are not over.
-        held: numbers of holds on past timestamps.
+        held: holds on past timestamps, by the client's number.
         claims: rows on which it runs observers.
         works: ids of the observers that it runs.
         peer: its connection, if it has one.
@@ -41,7 +41,7 @@ class Session:
     def __init__(self, name: str, now: float) -> None:
         self.name, self.last_heard = name, now
         self.open: set[int] = set()
-        self.held: set[int] = set()
+        self.held: dict[int, int] = {}
         self.claims: set[tuple[str, bytes]] = set()
         self.works: frozenset[str] = frozenset()
         self.refused_claims = False  # it waits for a row that another one works on
@@ -71,7 +71,10 @@ class Sessions:
             # What was drawn for it and never arrived is nobody's.
             self.done(session, session.open.difference(held))
             session.last_heard = now
-            return session, False, session.open.issuperset(held)
+            kept = session.open.issuperset(held)
+            if not kept:
+                self.done(session, list(session.open))  # its client begins anew
+            return session, False, kept
         session = self.all[name] = Session(name, now)
         needed = set(held)
         watermark = self._holds.watermark
@@ -99,9 +102,8 @@ class Sessions:
     def _let_go(self, session: Session) -> None:
         orphans = bool(session.open)
         self.done(session, list(session.open))
-        for number in session.held:
-            self._holds.release(number)
-        session.held.clear()
+        for number in list(session.held):
+            self.release(session, number)
         for claim in list(session.claims):
             self.unclaim(session, claim)
         if orphans:
@@ -134,17 +136,31 @@ class Sessions:
                 self._holds.open.discard(ts)
                 self._fates.end(ts)
 
-    def hold(self, session: Session, ts: int) -> int:
-        """T15: hold a past timestamp; 0: it is too old."""
-        number = self._holds.hold(ts)
-        if number:
-            session.held.add(number)
-        return number
+    def hold(self, session: Session, number: int, ts: int) -> bool:
+        """T15: hold a past timestamp, under the client's number; asked twice, once. False: it is too old."""
+        if number not in session.held:
+            held = self._holds.hold(ts)
+            if not held:
+                return False
+            session.held[number] = held
+        return True
 
     def release(self, session: Session, number: int) -> None:
-        if number in session.held:
-            session.held.discard(number)
-            self._holds.release(number)
+        held = session.held.pop(number, None)
+        if held is not None:
+            self._holds.release(held)
+
+    def holding(
+        self, session: Session, numbers: Iterable[int], claims: Iterable[tuple[tuple[str, bytes], int]]
+    ) -> None:
+        """R7: that is all that its client has; what was said while there was no connection never arrived."""
+        for number in set(session.held).difference(numbers):
+            self.release(session, number)
+        claimed = dict(claims)
+        for where in session.claims.difference(claimed):
+            self.unclaim(session, where)
+        for where, root in claimed.items():
+            self.claim(session, where, root)
 
     def claim(self, session: Session, where: tuple[str, bytes], root: int) -> bool:
         """N8: whether nobody else works on the row."""

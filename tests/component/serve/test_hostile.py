@@ -1,0 +1,209 @@
+"""What breaks at the wrong moment: connections, sessions, servers that are away for long; time is virtual."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+import perco
+from perco.serve.database import RemoteDatabase
+from perco.serve.sessions import Session
+from tests.component.serve.kit import Place
+
+docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
+n = docs.column("n", perco.INT64)
+twice = docs.column("twice", perco.INT64)
+SCHEMA = perco.Schema(docs)
+
+
+@SCHEMA.observe(n, id="double")
+async def double(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+    txn.set(twice, change.key, 2 * (change.value or 0))
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place(SCHEMA)
+
+
+async def put(txn: perco.Transaction, key: str, value: int) -> None:
+    txn.set(n, key, value)
+
+
+def session_of(place: Place) -> Session:
+    assert place.server is not None
+    [session] = place.server.sessions.all.values()
+    return session
+
+
+@asynccontextmanager
+async def away(place: Place) -> AsyncIterator[None]:
+    """While the block lasts nobody serves; the same owner does before and afterwards."""
+    server, place.server = place.server, None
+    await place.break_connections()
+    await trio.testing.wait_all_tasks_blocked()
+    try:
+        yield
+    finally:
+        place.server = server
+
+
+async def back(db: RemoteDatabase) -> None:
+    """Until the client has a connection, and what it has told before is heard."""
+    await db.link.connected.wait()
+    await db.oracle.newest()
+
+
+def cancel_once_sent(db: RemoteDatabase, scope: trio.CancelScope) -> None:
+    """The next call is cancelled when the server has it and its reply has not come."""
+    channel = db.link._channel
+    assert channel is not None
+    send = channel.send
+
+    def sends(message: Any) -> None:
+        channel.send = send  # type: ignore[method-assign]
+        send(message)
+        scope.cancel()
+
+    channel.send = sends  # type: ignore[method-assign]
+
+
+async def test_what_ends_while_there_is_no_connection_is_let_go_of(place: Place) -> None:  # R7 G1
+    async with place.served() as owner, place.client() as db:
+        await db.run(put, "a", 1)
+        begun = await db.snapshot_at()
+        past = await db.snapshot_at(ts=begun.start_ts)
+        async with away(place):
+            begun.end()
+            past.end()
+        await back(db)
+        assert not owner.oracle.holds.open
+        assert not session_of(place).held
+        assert owner.oracle.holds.lowest(owner.oracle.last, 0).kind == "retention"
+
+
+async def test_a_claim_whose_release_was_lost_is_free_again(place: Place) -> None:  # R7 N7 N8
+    async with place.served(), place.client() as db, db.worker():
+        worker = db._worker
+        assert worker is not None
+        assert worker.elsewhere is not None
+        where = ("docs", b"a")
+        assert await worker.elsewhere.take(where, 1)
+        async with away(place):
+            worker.elsewhere.release(where)
+        await back(db)
+        assert not session_of(place).claims
+        await db.wait_idle(timeout=5)
+
+
+async def test_a_claim_that_is_given_up_while_it_is_asked_for_is_free(place: Place) -> None:  # R7 N8
+    async with place.served(), place.client() as db, db.worker():
+        worker = db._worker
+        assert worker is not None
+        assert worker.elsewhere is not None
+        with trio.CancelScope() as scope:
+            cancel_once_sent(db, scope)
+            await worker.elsewhere.take(("docs", b"a"), 1)
+            raise AssertionError
+        await db.oracle.newest()
+        assert not session_of(place).claims
+
+
+async def test_a_past_snapshot_that_is_given_up_while_it_is_asked_for_is_not_held(place: Place) -> None:  # G1 T15
+    async with place.served(), place.client() as db:
+        await db.run(put, "a", 1)
+        with trio.CancelScope() as scope:
+            cancel_once_sent(db, scope)
+            await db.oracle.hold(1)
+            raise AssertionError
+        await db.oracle.newest()
+        assert not session_of(place).held
+
+
+async def test_what_ends_between_the_two_greetings_is_let_go_of(place: Place) -> None:  # R7 G1
+    async with place.served() as owner, place.client() as db:
+        await db.run(put, "a", 1)
+        snap = await db.snapshot_at()
+        welcomed = db.link._welcomed
+
+        def ends(message: Any) -> bool:
+            snap.end()
+            return welcomed(message)
+
+        db.link._welcomed = ends
+        await place.break_connections()
+        await trio.testing.wait_all_tasks_blocked()
+        await back(db)
+        assert not snap._open
+        assert not owner.oracle.holds.open
+
+
+async def test_timestamps_whose_reply_was_lost_are_nobodys(place: Place, monkeypatch: Any) -> None:  # G1
+    async with place.served() as owner, place.client() as db:
+        await db.run(put, "a", 1)
+        extended = trio.Event()
+        draw = owner.oracle.draw
+
+        async def slow() -> int:
+            await extended.wait()
+            return await draw()
+
+        monkeypatch.setattr(owner.oracle, "draw_nowait", lambda: 0)
+        monkeypatch.setattr(owner.oracle, "draw", slow)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(db.begin)
+            await trio.testing.wait_all_tasks_blocked()
+            await place.break_connections()
+            monkeypatch.undo()
+            await trio.testing.wait_all_tasks_blocked()
+            await back(db)
+            extended.set()
+            await trio.testing.wait_all_tasks_blocked()
+            assert owner.oracle.holds.open == set(db.oracle.holds.open)
+            nursery.cancel_scope.cancel()
+
+
+async def test_two_clients_with_one_seed_have_a_session_each(place: Place) -> None:  # R7
+    async with place.served() as owner, place.client(seed=7) as one:
+        txn = await one.begin()
+        async with place.client(seed=7) as two:
+            await two.run(put, "a", 1)
+            assert place.server is not None
+            assert len(place.server.sessions) == 2
+            assert txn.start_ts in owner.oracle.holds.open
+            assert one.link.connections == two.link.connections == 1
+            assert one.lease_token != two.lease_token
+
+
+async def test_more_snapshots_than_fit_in_a_greeting(place: Place) -> None:  # R1 R5
+    async with place.served() as owner, place.client() as db:
+        await db.run(put, "a", 1)
+        snaps = [await db.snapshot_at() for _ in range(2000)]
+        await place.break_connections()
+        assert await snaps[0].get(n, "a") == 1
+        db.oracle.holds.open.update(range(1 << 40, (1 << 40) + 10_000))  # ever so many more
+        await place.break_connections()
+        assert await db.run(read, "a") == 1
+        with pytest.raises(perco.SessionEnded):
+            await snaps[0].get(n, "a")
+        await db.oracle.newest()
+        assert not owner.oracle.holds.open
+
+
+async def read(txn: perco.Transaction, key: str) -> int | None:
+    return await txn.get(n, key)
+
+
+async def test_a_snapshot_that_is_dropped_in_another_thread_is_let_go_of(place: Place) -> None:  # G1
+    async with place.served() as owner, place.client() as db:
+        snaps = [await db.snapshot_at()]
+        assert owner.oracle.holds.open
+        await trio.to_thread.run_sync(snaps.clear)
+        await trio.testing.wait_all_tasks_blocked()
+        await db.oracle.newest()
+        assert not owner.oracle.holds.open
