@@ -13,20 +13,25 @@ run in flight to end lets higher ones look first, a few times in a row at most.
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import trio
 
-from perco.errors import Corruption
+from perco.errors import Corruption, SessionEnded, Unavailable
 from perco.notify.worker import CELLS_PER_ROW, Worker
 from perco.storage import NOTIFY, TS_MAX, ScanCell, ScanPage, ScanQuery, ScanRequest
 from perco.txn.records import observer_of, unpack_cause
 
+log = logging.getLogger("perco.store")
+
+_AWAY_S = 1.0  # between two looks at a store that does not answer
 _FURTHER_DOWN = 0.25  # how often one goes on below a priority that has more to do
 _WAYS_GIVEN_MAX = 3  # how often in a row a lower priority gives way to a higher one
 
@@ -95,6 +100,10 @@ class Scanner:
                         await self._tour(nursery)
                     except Corruption as error:  # a key: what is behind it cannot be told
                         self.worker.client.driver.note_damage(error)
+                    except (Unavailable, SessionEnded) as error:  # R6: of a served store; it comes back
+                        log.warning("%s; looking again", error)
+                        await trio.sleep(_AWAY_S)
+                        continue
                     if self._passed > self.worker.options.page_rows and self._due < math.inf:
                         await trio.sleep(trio.current_time() - began)  # many wait: half of the time for others
                     # What waited when the tour began may be tried again then (N6).
@@ -312,7 +321,8 @@ class Scanner:
         claimed = False
         try:
             if elsewhere is not None:
-                claimed = await elsewhere.take((table, row), root)
+                with suppress(Unavailable, SessionEnded):  # R6: the scanner notices
+                    claimed = await elsewhere.take((table, row), root)
                 if not claimed:
                     return
             for ack in acks:

@@ -142,6 +142,11 @@ class RemoteDatabase(Database):
         claims = tuple(elsewhere.claims.items()) if isinstance(elsewhere, Elsewhere) else ()
         self.link.tell(Method.HOLDING, (tuple(holds.numbers), claims))  # type: ignore[attr-defined]
         self.link.tell(Method.WORKS, self._observers())
+        if self.driver.orphaned.is_set():
+            self.link.tell(Method.ORPHANED, None)
+        if isinstance(elsewhere, Elsewhere):
+            elsewhere.woken()
+        self.driver.notified()  # N8: what was pushed meanwhile has not come
         return kept
 
     def _pushed(self, what: int, value: Any) -> None:

@@ -63,6 +63,7 @@ class Method(IntEnum):
     BACKFILL = 21  # -> what it did, for each observer
     LAST = 22  # -> the last timestamp that was handed out
     HOLDING = 26  # (numbers of holds, claims): all that this client still has of them (R7) -> no answer
+    ORPHANED = 27  # the client left locks behind -> no answer
     BYE = 23  # the client is done
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from perco.errors import CatalogueChanged, SessionEnded, SnapshotTooOld, UsageError
+from perco.errors import CatalogueChanged, SessionEnded, SnapshotTooOld, Unavailable, UsageError
 from perco.rpc.link import Link, LostError
 from perco.serve.messages import (
     MET,
@@ -90,8 +90,8 @@ class RemoteRowStore:
             answer = await self._link.call(_APPLY, mutations, again=False)
         except LostError as error:
             return [NoReply(str(error))] * len(mutations)
-        except SessionEnded as error:
-            return [Failed(error)] * len(mutations)  # R7: it was not made
+        except (SessionEnded, Unavailable) as error:
+            return [Failed(error)] * len(mutations)  # R6, R7: it was not sent, or not made
         return [unpack_verdict(verdict) for verdict in answer]
 
 
@@ -321,12 +321,27 @@ class RemoteFates(Fates):
             await self._link.call(Method.OUTLIVE, start_ts, again=True)
 
 
+class _Orphaned:
+    """In place of the event: locks were left behind, and the server sweeps (T5)."""
+
+    def __init__(self, link: Link) -> None:
+        self._link, self._set = link, False
+
+    def set(self) -> None:
+        self._set = True  # told once more with the next greeting, should this not arrive
+        self._link.tell(Method.ORPHANED, None)
+
+    def is_set(self) -> bool:
+        return self._set
+
+
 class RemoteDriver(Driver):
     """Lets the server make the commits in one step."""
 
     def __init__(self, link: Link, drawn: Callable[[int], None], *args: Any) -> None:
         super().__init__(*args)
         self._link, self._drawn = link, drawn
+        self.orphaned = _Orphaned(link)  # type: ignore[assignment]
 
     async def _in_one_step(self, commit: Commit, version: int) -> None:
         """C1: the server draws, enters and writes; here it is only asked for, once (C6)."""

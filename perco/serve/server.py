@@ -100,6 +100,7 @@ class Server:
             Method.VACUUM: self._later(self._vacuum),
             Method.BACKFILL: self._later(self._backfill),
             Method.LAST: lambda session, peer, id, _: peer.reply(id, db.oracle.last),
+            Method.ORPHANED: lambda session, peer, id, _: self.sessions.orphans(session),
             Method.BYE: self._bye,
         }
         self._handlers = {int(method): handler for method, handler in handlers.items()}

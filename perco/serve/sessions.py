@@ -36,7 +36,19 @@ class Session:
         applying: its mutations that are queued.
     """
 
-    __slots__ = ("applying", "claims", "ended", "held", "last_heard", "name", "open", "peer", "refused_claims", "works")
+    __slots__ = (
+        "applying",
+        "claims",
+        "ended",
+        "held",
+        "last_heard",
+        "name",
+        "open",
+        "orphans",
+        "peer",
+        "refused_claims",
+        "works",
+    )
 
     def __init__(self, name: str, now: float) -> None:
         self.name, self.last_heard = name, now
@@ -47,6 +59,7 @@ class Session:
         self.refused_claims = False  # it waits for a row that another one works on
         self.peer: Peer | None = None
         self.ended = False
+        self.orphans = False  # its client left locks behind
         self.applying = 0
 
 
@@ -69,7 +82,10 @@ class Sessions:
         session = self.all.get(name)
         if session is not None:
             # What was drawn for it and never arrived is nobody's.
-            self.done(session, session.open.difference(held))
+            lost = session.open.difference(held)
+            if lost:
+                self.done(session, lost)
+                self._orphaned()
             session.last_heard = now
             kept = session.open.issuperset(held)
             if not kept:
@@ -135,6 +151,14 @@ class Sessions:
                 session.open.discard(ts)
                 self._holds.open.discard(ts)
                 self._fates.end(ts)
+        if session.orphans:
+            session.orphans = bool(session.open)
+            self._orphaned()
+
+    def orphans(self, session: Session) -> None:
+        """Its client left locks behind: they are swept once their transactions are over."""
+        session.orphans = True
+        self._orphaned()
 
     def hold(self, session: Session, number: int, ts: int) -> bool:
         """T15: hold a past timestamp, under the client's number; asked twice, once. False: it is too old."""

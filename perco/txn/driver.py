@@ -32,7 +32,9 @@ from perco.errors import (
     Corruption,
     PercoError,
     RolledBack,
+    SessionEnded,
     StoreError,
+    Unavailable,
     UsageError,
     WriteConflict,
 )
@@ -484,6 +486,9 @@ class Driver:
             await self._release(commit)
         except Corruption as error:
             self.note_damage(error)
+            self.orphaned.set()
+            fate = None
+        except (Unavailable, SessionEnded):  # R6, R7: of a served store
             self.orphaned.set()
             fate = None
         self._settled(commit.header.start_ts, fate, observed=observed)

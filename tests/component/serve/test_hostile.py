@@ -12,8 +12,9 @@ import trio.testing
 
 import perco
 from perco.serve.database import RemoteDatabase
+from perco.serve.messages import Method
 from perco.serve.sessions import Session
-from tests.component.serve.kit import Place
+from tests.component.serve.kit import WIRE, Place
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
 n = docs.column("n", perco.INT64)
@@ -207,3 +208,69 @@ async def test_a_snapshot_that_is_dropped_in_another_thread_is_let_go_of(place: 
         await trio.testing.wait_all_tasks_blocked()
         await db.oracle.newest()
         assert not owner.oracle.holds.open
+
+
+async def test_a_worker_outlives_a_server_that_is_away_for_long(place: Place) -> None:  # R6 N1
+    async with place.served(), place.client() as db, place.client() as loader:
+        async with db.worker():
+            await loader.run(put, "a", 1)
+            await loader.wait_idle(timeout=5)
+            async with away(place):
+                await trio.sleep(3 * WIRE.patience_s + 3)
+            db.background.check()
+            await loader.link.connected.wait()
+            await loader.run(put, "b", 2)
+            await loader.wait_idle(timeout=60)
+        async with loader.snapshot() as snap:
+            assert await snap.get(twice, "b") == 4
+
+
+async def test_locks_that_could_not_be_let_go_of_are_swept(place: Place) -> None:  # T5 N7 R6
+    async with place.served() as owner, place.client() as db:
+        txn = await db.begin()
+        txn.set(n, "a", 2)
+        txn.set(n, "z", 2)  # in another tablet: it is prewritten first (C7)
+        call = db.link.call
+
+        async def stuck(method: int, *args: Any, **more: bool) -> Any:
+            if method == Method.COMMIT:
+                await trio.sleep_forever()
+            return await call(method, *args, **more)
+
+        db.link.call = stuck  # type: ignore[method-assign, assignment]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(txn.commit)
+            await trio.testing.wait_all_tasks_blocked()
+            assert place.machine.locks() == 1
+            async with away(place):
+                nursery.cancel_scope.cancel()
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(3 * WIRE.patience_s)
+                db.background.check()
+        db.link.call = call  # type: ignore[method-assign]
+        await trio.sleep(5)
+        assert place.machine.locks() == 0
+        assert not owner.oracle.holds.open
+        await db.run(put, "z", 3)
+
+
+async def test_a_worker_that_cannot_begin_can_begin_later(place: Place) -> None:  # R6
+    async with place.served(), place.client() as db:
+        async with away(place):
+            with pytest.raises(perco.Unavailable):
+                await db.worker().__aenter__()
+        await db.link.connected.wait()
+        async with db.worker():
+            await db.run(put, "a", 1)
+            await db.wait_idle(timeout=30)
+
+
+async def test_changes_of_while_it_was_away_are_observed(place: Place) -> None:  # N8 R7
+    async with place.served() as owner, place.client() as db, db.worker():
+        await db.wait_idle(timeout=5)
+        await trio.testing.wait_all_tasks_blocked()
+        async with away(place):
+            await owner.run(put, "a", 3)
+        await db.link.connected.wait()
+        await trio.sleep(1)
+        assert owner.pending() == 0
