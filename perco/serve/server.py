@@ -280,21 +280,24 @@ class Server:
 
     def _read(self, session: Session, peer: Peer, id: int, requests: Any) -> None:
         db = self._db
-        if db.driver.entered.cells and (entries := self._entered(requests)):
+        if db.driver.entered.cells and (entries := self._entered(session, requests)):
             self._after(entries, peer, id, lambda: self._read(session, peer, id, requests))
             return
         store = db.local.store
         peer.reply(id, [store.tablet(table, row).read(row, queries) for table, row, queries in requests])
 
-    def _entered(self, requests: Any) -> list[Entry]:
-        """C4: entries for what is to be read, at or below what it is read at."""
-        cells = self._db.driver.entered.cells
+    def _entered(self, session: Session, requests: Any) -> list[Entry]:
+        """C4: entries for what is to be read, at or below what it is read at. Not those of which the client itself asks
+        how its commit went (T4): nobody else would tell it."""
+        cells, left = self._db.driver.entered.cells, self._db.driver.entered.left
         found = []
         for table, row, queries in requests:
             for group, column, _, to_ts, _ in queries:
                 if group == WRITE:
                     entry = cells.get((table, row, column))
-                    if entry is not None and entry.commit_ts <= to_ts:
+                    if entry is None or entry.commit_ts > to_ts:
+                        continue
+                    if entry.start_ts not in left or entry.start_ts not in session.open:
                         found.append(entry)
         return list(dict.fromkeys(found))
 
@@ -371,6 +374,9 @@ class Server:
 
     def _in_one_step(self, session: Session, peer: Peer, id: int, commit: Commit, version: int) -> None:
         driver, oracle = self._db.driver, self._db.oracle
+        if session.ended:  # R7: while it waited
+            peer.fail(id, SessionEnded("the server has let go of what this client held"))
+            return
         met = driver.entered.in_the_way(commit)
         if met is not None:
             self._meet(session, peer, id, commit, version, met)
@@ -385,6 +391,7 @@ class Server:
             return
         commit.drawn(commit_ts)
         driver.entered.enter(commit)
+        driver.writing[commit_ts] = trio.Event()
 
         def told(verdicts: Sequence[Verdict]) -> None:
             [verdict] = verdicts
@@ -394,12 +401,16 @@ class Server:
                 driver.leave_orphans()
             else:
                 driver.entered.leave(commit)
+            if commit.state is State.COMMITTED and self._db.fates.known(commit.header.start_ts) is None:
+                self._db.fates.settle(commit.header.start_ts, commit_ts)
+            driver.writing.pop(commit_ts).set()
             peer.reply(id, (TOLD, pack_verdict(verdict), commit_ts))
 
         try:
             self._submit(session, (commit.primary_commit(),), told)
         except BaseException:
             driver.entered.leave(commit)  # C3: it was never queued
+            driver.writing.pop(commit_ts).set()
             raise
 
     def _meet(

@@ -122,6 +122,7 @@ class Driver:
         self.counters = Counters()
         self.inflight: dict[int, Commit] = {}  # what the refresher of locks looks after (L1)
         self.entered = Entered()  # C2
+        self.writing: dict[int, trio.Event] = {}  # what others commit in one step, by commit_ts: set when that is made
         self.damaged: dict[str, Corruption] = {}  # what the background has met, by place
         self.name: Callable[[Cellref], tuple[str, Any, str]] = lambda cell: (cell.table, cell.row, f"#{cell.column}")
         self.orphaned = trio.Event()  # set when locks were left behind: the sweeper has work
@@ -251,7 +252,8 @@ class Driver:
             self.fates.settle(start_ts, 0)
             await self.past(entry)
         else:
-            await self.fates.wait(entry.start_ts)
+            if entry.commit_ts not in self.writing:
+                await self.fates.wait(entry.start_ts)
             if await self.past(entry) < start_ts:
                 return  # it did not commit, or before this transaction began
         self.counters.conflicts += 1
@@ -260,6 +262,12 @@ class Driver:
     async def past(self, entry: Entry) -> int:
         """C4: until the records of an entry are visible, or surely never will be; returns its commit_ts, or 0."""
         start_ts = entry.start_ts
+        writing = self.writing.get(entry.commit_ts)
+        if writing is not None:  # whoever asked for it may be silent for long
+            self.counters.lock_waits += 1
+            await writing.wait()
+        if not self.entered.stands(entry):  # C3
+            return self.fates.known(start_ts) or 0
         if self.fates.alive(start_ts):
             self.counters.lock_waits += 1
             await self.fates.wait(start_ts)

@@ -68,6 +68,12 @@ class Entered:
             entry = cells.pop(where)
             assert entry.commit_ts == commit.commit_ts, "C3: an entry is its own transaction's"
 
+    def stands(self, entry: Entry) -> bool:
+        """Whether it has not left."""
+        table, row, column = entry.primary
+        cells = self.cells
+        return cells.get((table, row, column)) is entry or cells.get((table, row, -entry.start_ts)) is entry
+
     def leave_behind(self, commit: Commit) -> None:
         """Nobody knows whether the write transaction has ended: the entries stay until `settled`."""
         where = commit.cells

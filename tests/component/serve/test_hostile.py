@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,10 +11,13 @@ import trio
 import trio.testing
 
 import perco
+from perco.notify.database import Database
 from perco.serve.database import RemoteDatabase
 from perco.serve.messages import Method
 from perco.serve.sessions import Session
-from tests.component.serve.kit import WIRE, Place
+from perco.storage import Mutation
+from perco.storage.call import Call
+from tests.component.serve.kit import WIRE, Place, vanish
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
 n = docs.column("n", perco.INT64)
@@ -274,3 +277,83 @@ async def test_changes_of_while_it_was_away_are_observed(place: Place) -> None: 
         await db.link.connected.wait()
         await trio.sleep(1)
         assert owner.pending() == 0
+
+
+@asynccontextmanager
+async def slow_disk(owner: Database, monkeypatch: Any) -> AsyncIterator[trio.Event]:
+    """What clients write is not made before the event is set."""
+    written = trio.Event()
+    store = owner.local.store
+    submit = store.submit
+
+    def later(mutations: Sequence[Mutation], call: Call) -> None:
+        async def make() -> None:
+            await written.wait()
+            submit(mutations, call)
+            call.goes_on()
+
+        if call.task is None and not written.is_set():
+            owner.background.spawn(make)
+        else:
+            submit(mutations, call)
+
+    monkeypatch.setattr(store, "submit", later)
+    yield written
+    assert written.is_set()
+
+
+async def test_a_commit_whose_reply_is_lost_while_it_is_being_written(place: Place, monkeypatch: Any) -> None:  # C6 T4
+    async with place.served() as owner, place.client() as db, slow_disk(owner, monkeypatch) as written:
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(db.run, put, "a", 1)
+            await trio.testing.wait_all_tasks_blocked()
+            assert owner.driver.entered.cells
+            await place.break_connections()
+            await trio.sleep(1)  # it is back, and asks
+            assert db.link.connections == 2
+            written.set()
+        assert trio.current_time() < began + 5
+        assert not owner.driver.entered.cells
+        async with owner.snapshot() as snap:
+            assert await snap.get(n, "a") == 1
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_who_has_committed_and_falls_silent_holds_nobody_up(
+    place: Place, monkeypatch: Any, refused: bool
+) -> None:  # C3 C4
+    async with place.served() as owner, place.client() as db, place.client() as other:
+        txn = await db.begin()
+        if refused:
+            await other.run(put, "a", 7)
+        txn.set(n, "a", 1)
+        read: list[int | None] = []
+        done = trio.Event()
+
+        async def commits() -> None:
+            with pytest.raises(perco.CommitUnknown):
+                await txn.commit()
+
+        async def reads(reader: Database) -> None:
+            async with reader.snapshot() as snap:
+                read.append(await snap.get(n, "a"))
+                read.extend([row[n] async for row in snap.scan(docs)])
+            if len(read) == 4:
+                done.set()
+
+        async with slow_disk(owner, monkeypatch) as written, trio.open_nursery() as nursery:
+            nursery.start_soon(commits)
+            await trio.testing.wait_all_tasks_blocked()
+            assert owner.driver.entered.cells
+            nursery.start_soon(reads, other)
+            nursery.start_soon(reads, owner)
+            nursery.start_soon(other.run, put, "a", 9)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not read
+            await vanish(db)
+            written.set()
+            with trio.move_on_after(1):  # less than it takes to be taken for gone
+                await done.wait()
+            assert read == [7 if refused else 1] * 4
+            nursery.cancel_scope.cancel()
