@@ -11,6 +11,7 @@ import os
 import socket
 import ssl
 import stat
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -89,12 +90,27 @@ async def connect(address: Address, trust: ssl.SSLContext | None = None) -> trio
     return secured
 
 
+_listening: weakref.WeakSet[trio.SocketListener] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a child: nobody is to reach it at its parent's address."""
+    for listener in list(_listening):
+        with contextlib.suppress(OSError):
+            os.close(listener.socket.fileno())
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 @asynccontextmanager
-async def listening(address: Address) -> AsyncIterator[tuple[Address, list[trio.SocketListener]]]:
+async def listening(
+    address: Address, *, ours: bool = False
+) -> AsyncIterator[tuple[Address, list[trio.SocketListener]]]:
     """Listen there while the block lasts; yields the address as it is, with the port that was found for port 0.
 
-    A socket file that a dead server left is put away; that of a living one is not. For the owner of the socket only
-    (0600).
+    `ours`: nobody else can serve at that path, so whatever is there is put away. Else a socket file that a dead server
+    left is put away; that of a living one is not. For the owner of the socket only (0600).
 
     Raises: StoreError where somebody listens already, or the address is not ours; UsageError.
     """
@@ -105,13 +121,15 @@ async def listening(address: Address) -> AsyncIterator[tuple[Address, list[trio.
             raise _not_ours(address, error) from error
         bound = address._replace(port=listeners[0].socket.getsockname()[1])
         try:
+            _listening.update(listeners)
             yield bound, listeners
         finally:
             for listener in listeners:
                 await listener.aclose()
         return
-    listener = _unix_listener(address, address.path)
+    listener = _unix_listener(address, address.path, ours=ours)
     try:
+        _listening.add(listener)
         yield address, [listener]
     finally:
         with contextlib.suppress(OSError):
@@ -119,10 +137,13 @@ async def listening(address: Address) -> AsyncIterator[tuple[Address, list[trio.
         await listener.aclose()
 
 
-def _unix_listener(address: Address, path: Path) -> trio.SocketListener:
+def _unix_listener(address: Address, path: Path, *, ours: bool) -> trio.SocketListener:
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _put_away_stale(address, path)
+        if ours:
+            path.unlink(missing_ok=True)
+        else:
+            _put_away_stale(address, path)
         with _short(path) as name:
             before = os.umask(0o177)  # 0600 from its first moment on
             try:

@@ -170,7 +170,7 @@ class open:
         self.server = Server(db, self._options.wire)
         await self._serving.enter_async_context(self.server.keeping())
         socket = Address(_absolute(path) / SOCKET)
-        await self._serving.enter_async_context(self.server.listening(socket))
+        await self._serving.enter_async_context(self.server.listening(socket, ours=True))  # the folder is
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -109,7 +109,12 @@ class Server:
 
     @asynccontextmanager
     async def listening(
-        self, address: Address, token: bytes | None = None, tls: ssl.SSLContext | None = None
+        self,
+        address: Address,
+        token: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
+        *,
+        ours: bool = False,
     ) -> AsyncIterator[Address]:
         """Serve who comes there, while the block lasts; at its end what was asked for is answered first. Yields the
         address as it is.
@@ -117,6 +122,7 @@ class Server:
         Args:
             token: what clients have to say; None: whoever reaches the socket may come in.
             tls: with which certificate, for an address with TLS.
+            ours: nobody else may serve at that path.
 
         Raises: StoreError where it cannot listen.
         """
@@ -127,7 +133,7 @@ class Server:
                 f"{address} can be reached from elsewhere: give a certificate and its key (--tls-cert, --tls-key), or "
                 "listen on localhost, or on a Unix socket"
             )
-        async with addresses.listening(address) as (bound, listeners):
+        async with addresses.listening(address, ours=ours) as (bound, listeners):
 
             async def handle(stream: trio.abc.Stream) -> None:
                 if tls is not None:

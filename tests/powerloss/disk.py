@@ -223,7 +223,8 @@ class Disk:
     _renameat = _renameat2 = _rename
 
     def _unlink(self, call: Call) -> None:
-        if (where := self._where(call.strings[0])) is not None:
+        where = self._where(call.strings[0])
+        if where is not None and where[1] != "socket":  # nothing of it is on the disk, nor is its making followed
             del self._folders[where[0]][where[1]]
             self._change(call, where[0], entries={where[1]: None})
 

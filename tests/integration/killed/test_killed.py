@@ -71,7 +71,7 @@ class Store:
         copy = self.path.with_name("copy")
         shutil.rmtree(copy, ignore_errors=True)
         copy.with_suffix(".notes").unlink(missing_ok=True)
-        shutil.copytree(self.path, copy)
+        shutil.copytree(self.path, copy, ignore=shutil.ignore_patterns("socket"))
         if self.path.with_suffix(".notes").exists():
             shutil.copy(self.path.with_suffix(".notes"), copy.with_suffix(".notes"))
         return Store(copy, self._make)
