@@ -32,9 +32,9 @@ _WEB = ("w3lib", "warcio")
 
 _HELP = """Look into a perco store, write single cells; a search index over web pages.
 
-A store is a folder. status, scan, get, wait, check, pins, backfill, trace, observers, failed list and show only read,
-and work beside the process that has the store open. What writes needs the store for itself: set, delete, signal,
-vacuum, pause, resume, failed replay and drop, check --repair, check --accept, pins --drop, backfill --run.
+A store is a folder, or where it is served: tcp://HOST:PORT, tls://HOST:PORT, unix:PATH. If another process has the
+folder open, what only reads looks at the files beside it, up to a second behind, and what writes goes through it.
+check --repair and --accept need the folder for themselves; status and check look at files, so they take a folder.
 
 \b
 Keys and values are written as their column wants them:
@@ -187,7 +187,7 @@ def set_(
 ) -> None:
     """Write one cell, in a transaction of its own.
 
-    No other process may have the store open. Observers of the column are notified: the store itself knows them, and
+    Observers of the column are notified: the store itself knows them, and
     they run when a program that has them opens it.
 
     \b
@@ -211,7 +211,7 @@ def delete(
 ) -> None:
     """Delete cells of one row, in a transaction of its own.
 
-    No other process may have the store open. Observers are notified, as by set; older versions stay readable for as
+    Observers are notified, as by set; older versions stay readable for as
     long as the table keeps them. Exits with 1 if there is no value.
 
     \b
@@ -232,7 +232,7 @@ def signal(
 ) -> None:
     """Raise a signal, in a transaction of its own.
 
-    No other process may have the store open. Its observers run when a program that has them opens it. Exits with 1 if
+    Its observers run where a program that has them has it open. Exits with 1 if
     nobody observes it: then it would be nothing.
 
     \b
@@ -384,9 +384,7 @@ def vacuum(store: Store, json: Json = False) -> None:
 @app.command()
 def backfill(
     store: Store,
-    run: Annotated[
-        bool, typer.Option("--run", help="Tell them of the rest; no other process may have it open.")
-    ] = False,
+    run: Annotated[bool, typer.Option("--run", help="Tell them of the rest.")] = False,
     json: Json = False,
 ) -> None:
     """How far observers have been told of what was there before them.
@@ -410,9 +408,7 @@ def backfill(
 @app.command()
 def pins(
     store: Store,
-    drop: Annotated[
-        str | None, typer.Option("--drop", metavar="NAME", help="End this pin; no other process may have it open.")
-    ] = None,
+    drop: Annotated[str | None, typer.Option("--drop", metavar="NAME", help="End this pin.")] = None,
     json: Json = False,
 ) -> None:
     """Named snapshots that keep old versions readable.

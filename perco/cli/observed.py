@@ -78,7 +78,7 @@ def _replay(
 ) -> None:
     """Let failed changes wait for their observer again, as before their first attempt.
 
-    No other process may have the store open; one that has uses db.replay_failed(). Exits with 1 if there are none.
+    Exits with 1 if there are none.
 
     \b
     Examples:
@@ -99,7 +99,7 @@ def _drop(
 ) -> None:
     """Take failed changes for acknowledged: their observer never runs for them.
 
-    No other process may have the store open; one that has uses db.drop_failed(). Exits with 1 if there are none.
+    Exits with 1 if there are none.
 
     \b
     Examples:
@@ -112,12 +112,12 @@ def _drop(
 def pause(store: Store, observer: Observer, json: Json = False) -> None:
     """Let an observer run no more, until it is resumed.
 
-    In the store itself: no program runs it, now or later. Changes go on to wait for it. No other process may have the
-    store open; one that has uses db.pause().
+        In the store itself: no program runs it, now or later. Changes go on to wait for it.
+    pause().
 
-    \b
-    Example:
-      perco pause web/ parse
+        \b
+        Example:
+          perco pause web/ parse
     """
     perform(observing.pause, store, observer, paused=True, json=json)
 
@@ -125,8 +125,7 @@ def pause(store: Store, observer: Observer, json: Json = False) -> None:
 def resume(store: Store, observer: Observer, json: Json = False) -> None:
     """Let a paused observer run again.
 
-    What has waited for it runs when a program that has it opens the store. No other process may have the store open;
-    one that has uses db.resume().
+    What has waited for it runs where a program that has it has the store open.
 
     \b
     Example:
