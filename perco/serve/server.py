@@ -376,6 +376,8 @@ class Server:
     def _commit(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
         header, part, version = packed
         commit = Commit(read_header(header), [read_part(part)], one_step=True)
+        if len(set(commit.cells)) != len(commit.cells):
+            raise ValueError("a cell twice")  # it would be entered once, and leave twice (C3)
         self._in_one_step(session, peer, id, commit, version)
 
     def _in_one_step(self, session: Session, peer: Peer, id: int, commit: Commit, version: int) -> None:

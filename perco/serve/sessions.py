@@ -4,6 +4,8 @@ R7  A session begins with a greeting and outlives its connection: who comes back
     It ends once: with BYE, or when its client has not been heard of for so long. Until then every start timestamp that
     was given to it holds the watermark (G1) and lives (L1), and its claims hold (N8). From then on nothing that it asks
     for is done: its mutations that are queued by then are still made, and no others.
+    Who comes back says what it still has: its open timestamps in the greeting, then its holds and claims. All else that
+    the session had is let go of, for what was said while there was no connection never arrived.
 R8  When a server has begun anew, the timestamps that a client greets with are held again, if they still can be (L3):
     nothing is collected for `lease_s`.
 """

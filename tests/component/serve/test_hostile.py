@@ -12,6 +12,7 @@ import trio.testing
 
 import perco
 from perco.notify.database import Database
+from perco.rpc.link import LostError
 from perco.serve.database import RemoteDatabase
 from perco.serve.messages import Method
 from perco.serve.sessions import Session
@@ -357,3 +358,16 @@ async def test_who_has_committed_and_falls_silent_holds_nobody_up(
                 await done.wait()
             assert read == [7 if refused else 1] * 4
             nursery.cancel_scope.cancel()
+
+
+async def test_a_commit_of_a_cell_twice_is_not_taken(place: Place) -> None:  # R1 C3
+    async with place.served() as owner, place.client() as db, place.client() as other:
+        txn = await db.begin()
+        intent = "docs", b"a", 1 << 16, 0, b"x", ()
+        header = txn.start_ts, intent[:3], 0, 0, "t", 0, ()
+        with pytest.raises(LostError):
+            await db.link.call(Method.COMMIT, (header, (intent, intent), 99), again=False)
+        assert not owner.driver.entered.cells
+        assert not owner.driver.writing
+        await other.run(put, "a", 1)
+        txn.discard()
