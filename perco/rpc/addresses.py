@@ -170,8 +170,11 @@ def _put_away_stale(address: Address, path: Path) -> None:
     if not stat.S_ISSOCK(kind):
         raise UsageError(f"{path} is there and is no socket; choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, _short(path) as name:
+        probe.setblocking(False)
         try:
             probe.connect(name)
+        except BlockingIOError:
+            pass  # somebody is busy there
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
             return

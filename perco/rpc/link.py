@@ -225,7 +225,11 @@ class Link:
                     raise StoreError(f"what listens at {self.name} is no perco server: {error}") from error
             if scope.cancelled_caught:
                 raise Silent("no greeting")
-            self._begun(channel, self._welcomed(welcome))
+            try:
+                kept = self._welcomed(welcome)
+            except (KeyError, ValueError, TypeError) as error:
+                raise StoreError(f"what listens at {self.name} is no perco server: {error!r}") from error
+            self._begun(channel, kept)
             await channel.run(self._received, lambda: None)
         finally:
             self._channel = self._told = None

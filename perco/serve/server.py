@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import hmac
 import logging
+import math
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import astuple
 from typing import Any, Final
 
@@ -72,6 +73,8 @@ class Server:
         driver = db.driver
         self.sessions = Sessions(db.oracle.holds, db.fates, options.lease_s, driver.leave_orphans)
         self._connections = 0
+        self._waits: set[trio.CancelScope] = set()
+        self._draining = False
         self.served = 0  # calls, in all
         self._serving: dict[Peer, Session] = {}
         handlers: dict[Method, Callable[[Session, Peer, int, Any], None]] = {
@@ -91,7 +94,7 @@ class Server:
             Method.OLDEST: lambda session, peer, id, _: peer.reply(id, db.oracle.holds.oldest()),
             Method.PIN: self._later(lambda session, pin: db.oracle.pins.put(*pin)),
             Method.DROP_PIN: self._later(lambda session, name: db.oracle.pins.drop(name)),
-            Method.CLAIM: lambda session, peer, id, where: peer.reply(id, self.sessions.claim(session, *where)),
+            Method.CLAIM: self._claim,
             Method.UNCLAIM: self._unclaim,
             Method.HOLDING: self._holding,
             Method.WORKS: self._works,
@@ -152,12 +155,31 @@ class Server:
                     await self._drain()
                 stop()
 
+    @contextmanager
+    def _waiting(self, seconds: float) -> Iterator[None]:
+        """A client waits for something, for so long at most; whoever waits is answered when serving ends."""
+        with trio.CancelScope(deadline=-math.inf if self._draining else trio.current_time() + seconds) as scope:
+            self._waits.add(scope)
+            try:
+                yield
+            finally:
+                self._waits.discard(scope)
+
     async def _drain(self) -> None:
         """What has been asked for is answered."""
-        for peer in list(self._serving):
-            await peer.answered()
-            peer.channel.close_soon()
-            await peer.channel.closed.wait()
+        self._draining = True
+        try:
+            self._end_waits()
+            for peer in list(self._serving):
+                await peer.answered()
+                peer.channel.close_soon()
+                await peer.channel.closed.wait()
+        finally:
+            self._draining = False
+
+    def _end_waits(self) -> None:
+        for scope in list(self._waits):
+            scope.cancel()
 
     @asynccontextmanager
     async def keeping(self) -> AsyncIterator[None]:
@@ -172,6 +194,7 @@ class Server:
             yield
         finally:
             stop()
+            self._end_waits()
             db.driver.on_notified.remove(self._notified)
             db.oracle.on_announced.remove(self._announced)
             db.watch_elsewhere = db.busy_elsewhere = None
@@ -490,7 +513,7 @@ class Server:
 
     async def _outlive(self, session: Session, start_ts: int) -> None:
         """When a transaction has ended, or after a while."""
-        with trio.move_on_after(_OUTLIVE_S):
+        with self._waiting(_OUTLIVE_S):
             await self._db.fates.wait(start_ts)
 
     # ------------------------------------------------------------ the catalogue, the past
@@ -527,6 +550,12 @@ class Server:
         session.works = frozenset(ids)
         peer.reply(id, None)
 
+    def _claim(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
+        (table, row), root = asked
+        if type(table) is not str or type(row) is not bytes or type(root) is not int:
+            raise TypeError("a table, a row and a timestamp")
+        peer.reply(id, self.sessions.claim(session, (table, row), root))
+
     def _unclaim(self, session: Session, peer: Peer, id: int, where: Any) -> None:
         self.sessions.unclaim(session, where)
         self._db.driver.quiet()  # N7: whoever waits shall look
@@ -540,14 +569,14 @@ class Server:
         """(whether the store is idle, changes on the failed list, who runs which observers), as soon as it is, or after
         a while (N7)."""
         db = self._db
-        with trio.move_on_after(_IDLE_S):
+        with self._waiting(_IDLE_S):
             while not self.is_idle():
                 await db.changed()
         return self.is_idle(), db.failed_count(), self._workers()
 
     async def _up_to(self, session: Session, ts: int) -> tuple[bool, int, dict[str, int]]:
         done = False
-        with trio.move_on_after(_IDLE_S):
+        with self._waiting(_IDLE_S):
             while not (done := self.is_idle() or await self._db.none_up_to(ts)):
                 with trio.move_on_after(_LOOKS_APART_S):
                     await self._db.changed()

@@ -338,3 +338,15 @@ async def test_an_observer_that_a_client_declares_is_known_to_all_at_once(place:
             async with third.worker(), one.worker():
                 await two.wait_idle(timeout=60)
         assert seen == ["a"]
+
+
+async def test_an_owner_that_ends_keeps_nobody_waiting(place: Place) -> None:
+    async with trio.open_nursery() as nursery:
+        async with place.served():
+            db = await nursery.start(_opened, place)
+            await db.run(put, "a", 1)  # which nobody observes
+            nursery.start_soon(lambda: db.link.call(Method.IDLE, None, again=True))
+            await trio.testing.wait_all_tasks_blocked()
+            began = trio.current_time()
+        assert trio.current_time() == began
+        nursery.cancel_scope.cancel()
