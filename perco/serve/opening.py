@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -17,7 +18,7 @@ from types import TracebackType
 
 import trio
 
-from perco.errors import SchemaMismatch, StoreLocked, Unavailable, UsageError
+from perco.errors import PercoWarning, SchemaMismatch, StoreError, StoreLocked, Unavailable, UsageError
 from perco.notify.database import Database
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
@@ -170,7 +171,15 @@ class open:
         self.server = Server(db, self._options.wire)
         await self._serving.enter_async_context(self.server.keeping())
         socket = Address(_absolute(path) / SOCKET)
-        await self._serving.enter_async_context(self.server.listening(socket, ours=True))  # the folder is
+        try:
+            await self._serving.enter_async_context(self.server.listening(socket, ours=True))  # the folder is
+        except StoreError as error:  # a file system without sockets, or without space: the store itself works
+            warnings.warn(
+                f"{error}: other processes cannot use the store beside this one. perco.Options(shared=False) says that "
+                "none shall",
+                PercoWarning,
+                stacklevel=5,
+            )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -166,6 +166,17 @@ async def test_a_folder_with_a_path_longer_than_a_socket_may_have(tmp_path: Path
         await on(f"unix:{folder / 'socket'}", writes)
 
 
+async def test_where_no_socket_can_be_made_the_store_works_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: object, *_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(socket.socket, "listen", fails)
+    with pytest.warns(perco.PercoWarning, match="Operation not supported"):
+        await on(tmp_path / "store", writes)
+
+
 @pytest.mark.parametrize("url", ["tcp://127.0.0.1:1", "unix:/nowhere/at/all", "tcp://name.invalid:1"])
 async def test_where_nobody_listens_is_told_at_once(url: str) -> None:
     with pytest.raises(perco.Unavailable, match="no server answers at"):
