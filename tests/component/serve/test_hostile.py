@@ -299,14 +299,17 @@ async def slow_disk(owner: Database, monkeypatch: Any) -> AsyncIterator[trio.Eve
             submit(mutations, call)
 
     monkeypatch.setattr(store, "submit", later)
-    yield written
-    assert written.is_set()
+    try:
+        yield written
+        assert written.is_set()
+    finally:
+        written.set()  # a test that fails is not to keep the owner waiting
 
 
 async def test_a_commit_whose_reply_is_lost_while_it_is_being_written(place: Place, monkeypatch: Any) -> None:  # C6 T4
-    async with place.served() as owner, place.client() as db, slow_disk(owner, monkeypatch) as written:
+    async with place.served() as owner, place.client() as db:
         began = trio.current_time()
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery, slow_disk(owner, monkeypatch) as written:
             nursery.start_soon(db.run, put, "a", 1)
             await trio.testing.wait_all_tasks_blocked()
             assert owner.driver.entered.cells
@@ -343,7 +346,7 @@ async def test_who_has_committed_and_falls_silent_holds_nobody_up(
             if len(read) == 4:
                 done.set()
 
-        async with slow_disk(owner, monkeypatch) as written, trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery, slow_disk(owner, monkeypatch) as written:
             nursery.start_soon(commits)
             await trio.testing.wait_all_tasks_blocked()
             assert owner.driver.entered.cells
@@ -358,6 +361,31 @@ async def test_who_has_committed_and_falls_silent_holds_nobody_up(
                 await done.wait()
             assert read == [7 if refused else 1] * 4
             nursery.cancel_scope.cancel()
+
+
+async def test_a_commit_that_waited_past_its_sessions_end_is_not_made(place: Place, monkeypatch: Any) -> None:  # R7
+    async with place.served() as owner, place.client() as db:
+        async with place.client() as other, trio.open_nursery() as nursery, slow_disk(owner, monkeypatch) as written:
+            assert place.server is not None
+            sessions = list(place.server.sessions.all.values())
+            nursery.start_soon(db.run, put, "a", 1)
+            await trio.testing.wait_all_tasks_blocked()
+            [entry] = owner.driver.entered.cells.values()
+            txn = await other.begin()
+            assert txn.start_ts > entry.commit_ts
+            txn.set(n, "a", 2)
+
+            async def commits() -> None:
+                with pytest.raises(perco.SessionEnded):
+                    await txn.commit()
+
+            nursery.start_soon(commits)
+            await trio.testing.wait_all_tasks_blocked()
+            place.server.sessions.end(sessions[1])
+            written.set()
+        async with db.snapshot() as snap:
+            assert await snap.get(n, "a") == 1
+        assert not owner.driver.entered.cells
 
 
 async def test_a_commit_of_a_cell_twice_is_not_taken(place: Place) -> None:  # R1 C3
