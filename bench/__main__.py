@@ -14,6 +14,8 @@ BENCHES = {
     "observers": "latency and throughput of a chain of three observers",
     "fronts": "what a call costs from trio, from asyncio, from threads",
     "contention": "what conflicts cost, and what signals save",
+    "engine": "an event loop or a thread per request, against one served store",
+    "window": "what a client gains by waiting a little before it asks",
     "peers": "the same work on SQLite, ZODB, PostgreSQL and procrastinate",
     "space": "what overwritten cells take, with a vacuum, beside a fresh store",
     "webindex": "what a page costs in the web index, while it grows to 100 000 pages",

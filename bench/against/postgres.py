@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -80,6 +81,21 @@ class Server:
         given = [part for command in commands for part in ("-c", command)]
         quietly = ["-X", "-q", "-v", "ON_ERROR_STOP=1"]
         _run([self.bin / "psql", *quietly, "-h", self.socket, "-U", "bench", "-d", "postgres", *given])
+
+    def pgbench(self, folder: Path, statements: str, connections: int, seconds: float) -> float:
+        """Transactions per second of a script of statements, by a client in C."""
+        script = folder / "script.pgbench"
+        script.write_text(statements)
+        command: list[object] = [
+            *(self.bin / "pgbench", "-n", "-M", "prepared", "-c", connections, "-j", min(2, connections)),
+            *("-T", max(1, round(seconds)), "--max-tries", 1000, "-f", script),
+            *("-h", self.socket, "-U", "bench", "postgres"),
+        ]
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+        found = re.search(r"tps = ([\d.]+)", done.stdout)
+        if done.returncode or found is None:
+            raise RuntimeError(f"pgbench: {(done.stderr or done.stdout).strip()[:500]}")
+        return float(found[1])
 
 
 def binaries() -> Path:

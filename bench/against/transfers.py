@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
-import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -79,7 +77,7 @@ async def _perco_load(path: Path, seconds: float) -> Load:
 # ------------------------------------------------------------------ PostgreSQL
 
 _SELECT = "SELECT id, balance FROM accounts WHERE id IN ($1, $2) ORDER BY id FOR UPDATE"
-_BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
+BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 _UPDATE = "UPDATE accounts SET balance = CASE id WHEN $1 THEN $3::bigint ELSE $4::bigint END WHERE id IN ($1, $2)"
 _FUNCTION = """
 CREATE FUNCTION transfer(source int, target int, amount bigint) RETURNS void LANGUAGE plpgsql AS $$
@@ -137,7 +135,7 @@ def postgres_load(server: Server, seconds: float, *, function: bool) -> Load:
 
 async def _postgres_load(server: Server, seconds: float, *, function: bool) -> Load:
     load = Load()
-    async with _connections(server, CONNECTIONS) as connections:
+    async with connected(server, CONNECTIONS) as connections:
         make = _by_function if function else _in_four_trips
         idle: asyncio.Queue[Call] = asyncio.Queue()
         for connection in connections:
@@ -164,7 +162,7 @@ async def _postgres_load(server: Server, seconds: float, *, function: bool) -> L
 
 
 @asynccontextmanager
-async def _connections(server: Server, count: int) -> AsyncIterator[list[Any]]:
+async def connected(server: Server, count: int) -> AsyncIterator[list[Any]]:
     import asyncpg
 
     made: list[Any] = []
@@ -191,7 +189,7 @@ async def _in_four_trips(connection: Any, load: Load) -> Call:
     select, update = await connection.prepare(_SELECT), await connection.prepare(_UPDATE)
 
     async def call(source: int, target: int) -> None:
-        await connection.execute(_BEGIN)
+        await connection.execute(BEGIN)
         while True:
             try:
                 found = dict(await select.fetch(source, target))
@@ -199,7 +197,7 @@ async def _in_four_trips(connection: Any, load: Load) -> Call:
                 await connection.execute("COMMIT")
                 return
             except (asyncpg.SerializationError, asyncpg.DeadlockDetectedError):
-                await connection.execute(f"ROLLBACK; {_BEGIN}")
+                await connection.execute(f"ROLLBACK; {BEGIN}")
                 load.retries += 1
 
     return call
@@ -223,14 +221,4 @@ async def _by_function(connection: Any, load: Load) -> Call:
 
 def pgbench_rate(server: Server, folder: Path, seconds: float) -> float:
     """Transactions per second of the four statements, by pgbench: what a client in C gets."""
-    script = folder / "transfer.pgbench"
-    script.write_text(_PGBENCH.replace("accounts", "pgbench_copy"))
-    command = [
-        *(server.bin / "pgbench", "-n", "-M", "prepared", "-c", CONNECTIONS, "-j", 2, "-T", max(1, round(seconds))),
-        *("--max-tries", 1000, "-f", script, "-h", server.socket, "-U", "bench", "postgres"),
-    ]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-    found = re.search(r"tps = ([\d.]+)", done.stdout)
-    if done.returncode or found is None:
-        raise RuntimeError(f"pgbench: {(done.stderr or done.stdout).strip()[:500]}")
-    return float(found[1])
+    return server.pgbench(folder, _PGBENCH.replace("accounts", "pgbench_copy"), CONNECTIONS, seconds)

@@ -30,6 +30,7 @@ from perco.rpc.framing import (
     WireError,
     frame,
     packed,
+    packer,
 )
 
 _RECEIVE_BYTES = 256 * 1024
@@ -41,6 +42,10 @@ class WireOptions:
     """Attributes:
     message_bytes_max: of one call or reply: a value of 8 MiB fits with what goes with it.
     frame_bytes: a frame is sent as soon as it holds so much; what is longer than a message comes in several.
+    frame_messages: ... or so many messages. The other side works at them while the next are on their way; in one great
+        frame all would go to and fro between two processes of which one always waits.
+    window_s: how long a client's reads and mutations wait for others to go with, in seconds: fewer, fuller frames, and
+        every transaction takes longer, by twice that (the paper's section 2.5). 0: what is there goes.
     heartbeat_s: how long a side is silent at most; silence_s: after that the other takes it for gone.
     calls_max: calls of one connection that a server works at; then it stops reading, until some are answered.
     waiting_bytes_max: of replies that one connection has not taken yet; then its server stops reading, too.
@@ -53,6 +58,8 @@ class WireOptions:
 
     message_bytes_max: int = 24 << 20
     frame_bytes: int = 1 << 20
+    frame_messages: int = 32
+    window_s: float = 0.0
     heartbeat_s: float = 2.0
     silence_s: float = 10.0
     calls_max: int = 4096
@@ -76,12 +83,15 @@ class Channel:
 
     def __init__(self, stream: trio.abc.Stream, options: WireOptions) -> None:
         self._stream, self._options = stream, options
+        self.leaving: Callable[[], None] | None = None  # asked for what goes first, before a frame leaves
         self._waiting: list[bytes] = []
         self._bytes = 0  # waiting, or on their way
         self._wake = trio.Event()
+        self._hurry = trio.Event()  # what waits for the window to end waits no longer
         self._closing = False
         self._drained: trio.Event | None = None
         self._decoder = FrameDecoder(_GREETING_BYTES_MAX)
+        self._pack = packer()
         self.heard = trio.current_time()
         self.closed = trio.Event()  # nothing is sent or received any more
 
@@ -108,13 +118,29 @@ class Channel:
 
     # ------------------------------------------------------------ both directions
 
-    def send(self, message: Message) -> None:
-        """Put a message among those that wait. Raises: TooLarge."""
-        data = packed(message)
+    def send(self, message: Message, *, waits: bool = False) -> None:
+        """Put a message among those that wait; `waits`: for others to go with, as long as the window is open.
+
+        Raises: TooLarge.
+        """
+        data = self._pack(message)
         if len(data) > self._options.message_bytes_max:
             raise TooLarge("a call or its reply", len(data), self._options.message_bytes_max, "Ask for less at a time.")
         self._waiting.append(data)
         self._bytes += len(data)
+        self._wake.set()
+        if not waits or len(self._waiting) >= self._options.frame_messages:
+            self._hurry.set()
+
+    def send_first(self, message: Message) -> None:
+        """A small one, before those that wait."""
+        data = self._pack(message)
+        self._waiting.insert(0, data)
+        self._bytes += len(data)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """There is something that `leaving` knows of."""
         self._wake.set()
 
     @property
@@ -131,6 +157,7 @@ class Channel:
         """Send what waits, then end."""
         self._closing = True
         self._wake.set()
+        self._hurry.set()
 
     async def run(self, received: Callable[[list[Message]], None], pause: Callable[[], trio.Event | None]) -> None:
         """Exchange messages until the stream ends.
@@ -175,6 +202,7 @@ class Channel:
             for messages in self._decoder.feed(data):
                 if messages:
                     received(messages)
+                    await trio.lowlevel.checkpoint()  # what is answered leaves before the next frame is worked at
 
     async def _write(self) -> None:
         stream, options = self._stream, self._options
@@ -184,9 +212,15 @@ class Channel:
                     return
                 with trio.move_on_after(options.heartbeat_s):
                     await self._wake.wait()
-            self._wake = trio.Event()
-            taken = self._take()
-            data = frame(taken)
+            if options.window_s and self._waiting and not self._hurry.is_set():
+                with trio.move_on_after(options.window_s):
+                    await self._hurry.wait()
+            self._wake, self._hurry = trio.Event(), trio.Event()
+            if self.leaving is not None:
+                self.leaving()
+            data = frame(self._take())
+            if self._waiting:
+                self._hurry.set()
             with trio.move_on_after(options.silence_s) as scope:
                 await stream.send_all(data)
             if scope.cancelled_caught:
@@ -199,12 +233,13 @@ class Channel:
     def _take(self) -> list[bytes]:
         """As many of the waiting messages as make a frame."""
         waiting, frame_bytes = self._waiting, self._options.frame_bytes
-        if self._bytes <= frame_bytes and len(waiting) <= MESSAGES_MAX:
+        messages_max = min(self._options.frame_messages, MESSAGES_MAX)
+        if self._bytes <= frame_bytes and len(waiting) <= messages_max:
             self._waiting = []
             return waiting
         size = count = 0
         for message in waiting:
-            if count and (size + len(message) > frame_bytes or count == MESSAGES_MAX):
+            if count and (size + len(message) > frame_bytes or count == messages_max):
                 break
             size += len(message)
             count += 1

@@ -95,6 +95,7 @@ class Link:
         self._calls: dict[int, _Call] = {}
         self._next = 0
         self._told: list[Message] | None = None  # since the greeting, which says all that was so before
+        self._merged: dict[int, list[Any]] = {}  # told, and not yet sent
         self._away_since = trio.current_time()
         self._refused: PercoError | None = None  # it was asked, and does not want us
         self._last = "no connection yet"  # why there is none
@@ -106,8 +107,9 @@ class Link:
 
     # ------------------------------------------------------------ calls
 
-    async def call(self, method: int, arguments: Any, *, again: bool, held: bool = False) -> Any:
-        """Ask the server. `again`: it may be asked twice; `held`: only as long as the server holds what this needs.
+    async def call(self, method: int, arguments: Any, *, again: bool, held: bool = False, waits: bool = False) -> Any:
+        """Ask the server. `again`: it may be asked twice; `held`: only as long as the server holds what this needs;
+        `waits`: for others to go with (`WireOptions.window_s`).
 
         Raises: what the server answers; LostError, if not `again`; Unavailable, SessionEnded.
         """
@@ -117,7 +119,7 @@ class Link:
         call = _Call(self, id, method, arguments, again, held)
         channel = self._channel
         if channel is not None:
-            channel.send((id, method, arguments))
+            channel.send((id, method, arguments), waits=waits)
             call.sent = True
         else:
             losses = self._losses
@@ -134,12 +136,34 @@ class Link:
         """Say something that needs no answer; any thread. Lost if there is no connection: then `hello` and `welcomed`
         of the next one say what is so."""
         if threading.get_ident() != self._thread:  # of what was dropped without an end
-            with suppress(trio.RunFinishedError):
-                self._loop.run_sync_soon(self.tell, method, arguments)
+            self._from_elsewhere(self.tell, method, arguments)
         elif self._channel is not None:
             self._channel.send((0, method, arguments))
         elif self._told is not None:
             self._told.append((0, method, arguments))
+
+    def tell_merged(self, method: int, item: Any) -> None:
+        """The same, of one of many things: those of which that is said before a frame leaves go in one message."""
+        if threading.get_ident() != self._thread:
+            self._from_elsewhere(self.tell_merged, method, item)
+        elif self._channel is None:
+            self.tell(method, (item,))
+        elif (items := self._merged.get(method)) is not None:
+            items.append(item)
+        else:
+            self._merged[method] = [item]
+            self._channel.wake()
+
+    def _from_elsewhere(self, tell: Callable[[int, Any], None], method: int, arguments: Any) -> None:
+        with suppress(trio.RunFinishedError):
+            self._loop.run_sync_soon(tell, method, arguments)
+
+    def _leaving(self) -> None:
+        """A frame leaves: what was told goes before calls that were made after it."""
+        merged, self._merged = self._merged, {}
+        assert self._channel is not None
+        for method, items in merged.items():
+            self._channel.send_first((0, method, items))
 
     async def _wait_for_server(self) -> None:
         if self._refused is not None:
@@ -233,6 +257,7 @@ class Link:
             await channel.run(self._received, lambda: None)
         finally:
             self._channel = self._told = None
+            self._merged.clear()
             await trio.aclose_forcefully(stream)
 
     def _begun(self, channel: Channel, kept: bool) -> None:
@@ -240,6 +265,7 @@ class Link:
         self.connections += 1
         self._losses += not kept
         told, self._told = self._told, None
+        channel.leaving = self._leaving
         for message in told or ():
             channel.send(message)
         calls, self._calls = self._calls, {}

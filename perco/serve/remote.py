@@ -79,7 +79,7 @@ class RemoteRowStore:
         return self._of(table)
 
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
-        found: list[RowCells] = await self._link.call(_READ, requests, again=True, held=True)
+        found: list[RowCells] = await self._link.call(_READ, requests, again=True, held=True, waits=True)
         return found
 
     async def scan(self, request: ScanRequest) -> ScanPage:
@@ -87,7 +87,7 @@ class RemoteRowStore:
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
         try:
-            answer = await self._link.call(_APPLY, mutations, again=False)
+            answer = await self._link.call(_APPLY, mutations, again=False, waits=True)
         except LostError as error:
             return [NoReply(str(error))] * len(mutations)
         except (SessionEnded, Unavailable) as error:
@@ -127,7 +127,7 @@ class RemoteHolds(Holds):
         super().__init__()
         self._link = link
         self.numbers: set[int] = set()  # of holds on past timestamps
-        self.open = _Open(lambda start_ts: link.tell(Method.DONE, (start_ts,)))
+        self.open = _Open(lambda start_ts: link.tell_merged(Method.DONE, start_ts))
 
     def number(self) -> int:
         """For another hold."""
@@ -347,7 +347,7 @@ class RemoteDriver(Driver):
         """C1: the server draws, enters and writes; here it is only asked for, once (C6)."""
         arguments = commit.header, commit.primary_part, version
         try:
-            answer = await self._link.call(Method.COMMIT, arguments, again=False)
+            answer = await self._link.call(Method.COMMIT, arguments, again=False, waits=True)
         except LostError as error:
             commit.sent_in_one_step(0)
             commit.primary_told(NoReply(str(error)))

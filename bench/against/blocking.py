@@ -1,0 +1,83 @@
+"""A client of a served store without an event loop: a thread and a connection per request, as the paper had it.
+
+It speaks perco's wire and takes perco's steps - timestamp, read, commit in one step - each a `sendall` and `recv`s in
+the caller's own thread. No portal, no queue, no second thread: nothing that a thread-per-request program would not do.
+It knows one kind of transaction, a read-modify-write of a cell of a table with one tablet.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from perco.rpc.crossing import unpack_error
+from perco.rpc.framing import FrameDecoder, frame, packer
+from perco.rpc.link import OK, PUSH
+from perco.serve.messages import TOLD, Method, hello, read_welcome
+from perco.storage import LOCK, WRITE
+from perco.txn.mutations import Header, Intent
+from perco.txn.records import PUT, RECORD_HEAD, Cellref
+
+_FRAME_BYTES_MAX = 1 << 24
+
+
+class BlockingClient:
+    """One thread's. `close` it."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._decoder = FrameDecoder(_FRAME_BYTES_MAX)
+        self._pack = packer()
+        session = secrets.token_hex(16)
+        self._token = session[:16]
+        self._next = 0
+        self._socket.sendall(frame([self._pack(hello(b"", session, ()))]))
+        _, _, self._info = read_welcome(self._receive())
+        self._version = self._info["version"]
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _receive(self) -> Any:
+        while True:
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise ConnectionError("the server has closed the connection")
+            for messages in self._decoder.feed(data):
+                for message in messages:
+                    if len(message) < 3 or message[1] != PUSH:
+                        return message
+
+    def call(self, method: int, arguments: Any) -> Any:
+        """Raises: what the server answers."""
+        self._next += 1
+        self._socket.sendall(frame([self._pack((self._next, method, arguments))]))
+        id, status, value = self._receive()
+        assert id == self._next
+        if status != OK:
+            raise unpack_error(value)
+        return value
+
+    def _over(self, start_ts: int) -> None:
+        self._socket.sendall(frame([self._pack((0, int(Method.DONE), (start_ts,)))]))
+
+    def modify(self, table: str, row: bytes, column: int, change: Callable[[bytes | None], bytes]) -> int:
+        """One durable read-modify-write; how many attempts it took."""
+        attempts = 0
+        while True:
+            attempts += 1
+            (start_ts,), self._version, _, _ = self.call(Method.DRAW, (1, 0))
+            queries = (LOCK, column, 0, start_ts, 1), (WRITE, column, 0, start_ts, 1)
+            [[locks, writes]] = self.call(Method.READ, ((table, row, queries),))
+            if not locks:
+                old = writes[0][-1][RECORD_HEAD:] if writes else None
+                header = Header(start_ts, Cellref(table, row, column), 0, 0, self._token, 0)
+                intents = (Intent(table, row, column, PUT, change(old)),)
+                what, *told = self.call(Method.COMMIT, (header, intents, self._version))
+                if what == TOLD and told[0] == 0:
+                    self._over(start_ts)
+                    return attempts
+            self._over(start_ts)
