@@ -14,6 +14,7 @@ R3  A side that does not read holds up its own connection only, and that ends af
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,7 +34,8 @@ from perco.rpc.framing import (
     packer,
 )
 
-_RECEIVE_BYTES = 256 * 1024
+_RECEIVE_BYTES = 64 * 1024
+_NO_SOCKET = -1
 _GREETING_BYTES_MAX = GREETING_BYTES_MAX + HEAD_BYTES
 
 
@@ -74,25 +76,63 @@ class WireOptions:
         check_options(self)
 
 
+class Flusher:
+    """Sends for many channels what comes to wait on them, once all that happens at the same time has happened: what a
+    commit of LMDB answers leaves in a frame for each connection. `run` is a task of its own."""
+
+    def __init__(self) -> None:
+        self._due: list[Channel] = []
+        self._wake = trio.Event()
+
+    def soon(self, channel: Channel) -> None:
+        self._due.append(channel)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            due, self._due = self._due, []
+            for channel in due:
+                channel.flush()
+
+
 class Silent(Exception):
     """Nothing was heard from the other side for too long, or it has not taken what was sent."""
 
 
 class Channel:
-    """Loop thread only. `send` at any time; `run` until the other side closes, breaks, or is silent."""
+    """Loop thread only. `send` at any time; `run` until the other side closes, breaks, or is silent.
 
-    def __init__(self, stream: trio.abc.Stream, options: WireOptions) -> None:
-        self._stream, self._options = stream, options
+    A socket is read and written here directly, as soon as it can be: a stream's own way of waiting would cost more than
+    what is said. What a socket does not take at once, and other streams, are left to a task that waits.
+
+    Args:
+        flush_soon: told that something waits; who tells calls `flush`. None: the channel sees to it.
+    """
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        options: WireOptions,
+        flush_soon: Callable[[Channel], None] | None = None,
+    ) -> None:
+        self._stream, self._options, self._flush_soon = stream, options, flush_soon
+        self._socket = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else _NO_SOCKET
         self.leaving: Callable[[], None] | None = None  # asked for what goes first, before a frame leaves
         self._waiting: list[bytes] = []
+        self._rest = b""  # of a frame, that the socket has not taken
         self._bytes = 0  # waiting, or on their way
         self._wake = trio.Event()
         self._hurry = trio.Event()  # what waits for the window to end waits no longer
+        self._running = self._receiving = self._flushing = False
         self._closing = False
+        self._failed: OSError | None = None
         self._drained: trio.Event | None = None
         self._decoder = FrameDecoder(_GREETING_BYTES_MAX)
         self._pack = packer()
-        self.heard = trio.current_time()
+        self.heard = self._said = trio.current_time()
         self.closed = trio.Event()  # nothing is sent or received any more
 
     # ------------------------------------------------------------ the greeting
@@ -128,20 +168,28 @@ class Channel:
             raise TooLarge("a call or its reply", len(data), self._options.message_bytes_max, "Ask for less at a time.")
         self._waiting.append(data)
         self._bytes += len(data)
+        if self._receiving:
+            self._flushing = True  # when all of the frame has been worked at
+            return
+        if self._flush_soon is not None:
+            if not self._flushing:
+                self._flushing = True
+                self._flush_soon(self)
+            return
         self._wake.set()
         if not waits or len(self._waiting) >= self._options.frame_messages:
             self._hurry.set()
 
     def send_first(self, message: Message) -> None:
-        """A small one, before those that wait."""
+        """A small one, before those that wait; from `leaving`."""
         data = self._pack(message)
         self._waiting.insert(0, data)
         self._bytes += len(data)
-        self._wake.set()
 
     def wake(self) -> None:
         """There is something that `leaving` knows of."""
         self._wake.set()
+        self._hurry.set()
 
     @property
     def waiting_bytes(self) -> int:
@@ -169,6 +217,7 @@ class Channel:
         Raises: WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError.
         """
         self._decoder = FrameDecoder(self._options.message_bytes_max + HEAD_BYTES)
+        self._running = True
         failure: list[BaseException] = []
 
         async def guarded(work: Callable[[], object], scope: trio.CancelScope) -> None:
@@ -181,54 +230,135 @@ class Channel:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(guarded, self._write, nursery.cancel_scope)
+                nursery.start_soon(guarded, self._watch, nursery.cancel_scope)
                 await guarded(lambda: self._read(received, pause), nursery.cancel_scope)
         finally:
+            self._running = False
             self.closed.set()
         if failure:
             raise failure[0]
 
     async def _read(self, received: Callable[[list[Message]], None], pause: Callable[[], trio.Event | None]) -> None:
-        stream, silence_s = self._stream, self._options.silence_s
         while True:
             while (wait := pause()) is not None:
                 await wait.wait()
-            with trio.move_on_after(silence_s) as scope:
-                data = await stream.receive_some(_RECEIVE_BYTES)
-            if scope.cancelled_caught:
-                raise Silent(f"nothing heard for {silence_s:g} s")
+                self.heard = trio.current_time()  # who was not listened to was not silent
+            data = await self._receive()
             if not data:
                 return
             self.heard = trio.current_time()
             for messages in self._decoder.feed(data):
                 if messages:
-                    received(messages)
-                    await trio.lowlevel.checkpoint()  # what is answered leaves before the next frame is worked at
+                    self._receiving = True
+                    try:
+                        received(messages)
+                    finally:
+                        self._receiving = False
+                    if self._flushing:
+                        self.flush()
+                    await trio.lowlevel.checkpoint()  # so that nobody waits while many frames are worked at
+
+    async def _receive(self) -> bytes | bytearray:
+        if self._socket == _NO_SOCKET:
+            return await self._stream.receive_some(_RECEIVE_BYTES)
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                return os.read(self._socket, _RECEIVE_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise trio.BrokenResourceError(f"the connection broke: {error}") from error
+
+    async def _watch(self) -> None:
+        """R2. It looks twice: after a while in which this process did not run, it is behind in its reading."""
+        options, silent = self._options, False
+        while True:
+            await trio.sleep(min(options.heartbeat_s, options.silence_s) / 4)
+            now = trio.current_time()
+            if now - self._said >= options.heartbeat_s and not self._waiting:
+                self._wake.set()
+            if now - self.heard <= options.silence_s:
+                silent = False
+            elif silent:
+                raise Silent(f"nothing heard for {options.silence_s:g} s")
+            else:
+                silent = True
+
+    def flush(self) -> None:
+        """Send what waits, as far as that is possible at once."""
+        self._flushing = False
+        if self._socket == _NO_SOCKET or self._rest or not self._running:
+            self._wake.set()
+            self._hurry.set()
+            return
+        if self.leaving is not None:
+            self.leaving()
+        while self._waiting:
+            data = self._frame()
+            self._rest = self._send_now(data)
+            self._sent(len(data) - len(self._rest))
+            if self._rest:
+                self._wake.set()
+                return
+
+    def _frame(self) -> bytes:
+        self._bytes += HEAD_BYTES
+        return frame(self._take())
+
+    def _send_now(self, data: bytes) -> bytes:
+        """What is left of it."""
+        try:
+            return data[os.write(self._socket, data) :]
+        except BlockingIOError:
+            return data
+        except OSError as error:
+            self._failed = error  # for the task that writes
+            return data
+
+    def _sent(self, size: int) -> None:
+        self._said = trio.current_time()
+        self._bytes -= size
+        if self._drained is not None and self._bytes <= self._options.waiting_bytes_max // 2:
+            self._drained.set()
+            self._drained = None
 
     async def _write(self) -> None:
-        stream, options = self._stream, self._options
+        options = self._options
         while True:
-            if not self._waiting:
+            if not self._waiting and not self._rest:
                 if self._closing:
                     return
-                with trio.move_on_after(options.heartbeat_s):
-                    await self._wake.wait()
+                await self._wake.wait()
             if options.window_s and self._waiting and not self._hurry.is_set():
                 with trio.move_on_after(options.window_s):
                     await self._hurry.wait()
             self._wake, self._hurry = trio.Event(), trio.Event()
             if self.leaving is not None:
                 self.leaving()
-            data = frame(self._take())
+            data = self._rest or self._frame()
+            self._rest = data  # nobody else sends meanwhile
             if self._waiting:
                 self._hurry.set()
             with trio.move_on_after(options.silence_s) as scope:
-                await stream.send_all(data)
+                await self._send(data)
             if scope.cancelled_caught:
                 raise Silent(f"what was sent is not taken for {options.silence_s:g} s")
-            self._bytes -= len(data) - HEAD_BYTES
-            if self._drained is not None and self._bytes <= options.waiting_bytes_max // 2:
-                self._drained.set()
-                self._drained = None
+            self._rest = b""
+            self._sent(len(data))
+
+    async def _send(self, data: bytes) -> None:
+        if self._socket == _NO_SOCKET:
+            await self._stream.send_all(data)
+            return
+        while True:
+            data = self._send_now(data)
+            if self._failed is not None:
+                raise trio.BrokenResourceError(f"the connection broke: {self._failed}") from self._failed
+            if not data:
+                await trio.lowlevel.checkpoint()
+                return
+            await trio.lowlevel.wait_writable(self._socket)
 
     def _take(self) -> list[bytes]:
         """As many of the waiting messages as make a frame."""

@@ -27,7 +27,7 @@ from perco.errors import PercoError, SessionEnded, UsageError, VersionMismatch
 from perco.notify.database import Database
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
-from perco.rpc.channel import Channel, Silent, WireOptions
+from perco.rpc.channel import Channel, Flusher, Silent, WireOptions
 from perco.rpc.framing import WireError
 from perco.rpc.peer import Peer
 from perco.serve.messages import (
@@ -73,6 +73,7 @@ class Server:
         driver = db.driver
         self.sessions = Sessions(db.oracle.holds, db.fates, options.lease_s, driver.leave_orphans)
         self._connections = 0
+        self._flusher = Flusher()
         self._waits: set[trio.CancelScope] = set()
         self._draining = False
         self.served = 0  # calls, in all
@@ -189,11 +190,12 @@ class Server:
         db.oracle.on_announced.append(self._announced)
         db.watch_elsewhere = self.sessions.watch
         db.busy_elsewhere = lambda: bool(self.sessions.claims)
-        stop = db.background.start(self._expire, "sessions")
+        stops = [db.background.start(self._expire, "sessions"), db.background.start(self._flusher.run, "flusher")]
         try:
             yield
         finally:
-            stop()
+            for stop in stops:
+                stop()
             self._end_waits()
             db.driver.on_notified.remove(self._notified)
             db.oracle.on_announced.remove(self._announced)
@@ -206,7 +208,7 @@ class Server:
         self._connections += 1
         try:
             async with stream:
-                await self._talk(Channel(stream, self._options), token)
+                await self._talk(Channel(stream, self._options, self._flusher.soon), token)
         except (OSError, WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             level = logging.WARNING if isinstance(error, WireError) else logging.INFO
             log.log(level, "a connection ended: %s", error or type(error).__name__)

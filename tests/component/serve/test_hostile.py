@@ -70,9 +70,9 @@ def cancel_once_sent(db: RemoteDatabase, scope: trio.CancelScope) -> None:
     assert channel is not None
     send = channel.send
 
-    def sends(message: Any) -> None:
+    def sends(message: Any, **more: Any) -> None:
         channel.send = send  # type: ignore[method-assign]
-        send(message)
+        send(message, **more)
         scope.cancel()
 
     channel.send = sends  # type: ignore[method-assign]
