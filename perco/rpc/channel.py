@@ -189,7 +189,6 @@ class Channel:
     def wake(self) -> None:
         """There is something that `leaving` knows of."""
         self._wake.set()
-        self._hurry.set()
 
     @property
     def waiting_bytes(self) -> int:
@@ -272,18 +271,16 @@ class Channel:
 
     async def _watch(self) -> None:
         """R2. It looks twice: after a while in which this process did not run, it is behind in its reading."""
-        options, silent = self._options, False
+        options, before = self._options, -1.0
         while True:
             await trio.sleep(min(options.heartbeat_s, options.silence_s) / 4)
             now = trio.current_time()
             if now - self._said >= options.heartbeat_s and not self._waiting:
                 self._wake.set()
-            if now - self.heard <= options.silence_s:
-                silent = False
-            elif silent:
-                raise Silent(f"nothing heard for {options.silence_s:g} s")
-            else:
-                silent = True
+            if now - self.heard > options.silence_s:
+                if self.heard == before:
+                    raise Silent(f"nothing heard for {options.silence_s:g} s")
+                before = self.heard
 
     def flush(self) -> None:
         """Send what waits, as far as that is possible at once."""
@@ -292,8 +289,6 @@ class Channel:
             self._wake.set()
             self._hurry.set()
             return
-        if self.leaving is not None:
-            self.leaving()
         while self._waiting:
             data = self._frame()
             self._rest = self._send_now(data)

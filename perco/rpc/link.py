@@ -15,6 +15,7 @@ R6  A server that is away is tried again at growing, random intervals, by one ta
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 from collections.abc import Awaitable, Callable
@@ -34,6 +35,7 @@ PUSH: Final = 2  # from the server, of its own accord: (PUSH, what, value)
 log = logging.getLogger("perco.serve")
 
 _PAUSE_S, _PAUSE_MAX_S = 0.02, 1.0
+BACK_S: Final = 2 * _PAUSE_MAX_S  # by then all who tried to reach a server that was away have found it again
 
 
 class LostError(Exception):
@@ -102,6 +104,7 @@ class Link:
         self._asked = trio.Event()
         self.connected = trio.Event()
         self.connections = 0
+        self.back_since = -math.inf  # when it was last reached again
         self._losses = 0  # how often the server had let go of what was held
         self.closed = False
 
@@ -263,6 +266,8 @@ class Link:
     def _begun(self, channel: Channel, kept: bool) -> None:
         self._channel, self._refused = channel, None
         self.connections += 1
+        if self.connections > 1:
+            self.back_since = trio.current_time()
         self._losses += not kept
         told, self._told = self._told, None
         channel.leaving = self._leaving

@@ -25,7 +25,7 @@ from perco.errors import ReadOnly, SchemaMismatch, UsageError, UsedAfterFork
 from perco.notify.database import Database
 from perco.rpc.channel import WireOptions
 from perco.rpc.framing import GREETING_BYTES_MAX, Message, packed
-from perco.rpc.link import Link
+from perco.rpc.link import BACK_S, Link
 from perco.serve.messages import ANNOUNCED, NOTIFIED, Method, hello, read_vacuum, read_welcome
 from perco.serve.remote import Elsewhere, LostRowStore, RemoteDriver, RemoteFates, RemoteOracle, RemoteRowStore
 from perco.txn import catalogue as catalogues
@@ -229,7 +229,10 @@ class RemoteDatabase(Database):
                 await self._check_workers(workers)
 
     async def _check_workers(self, workers: dict[str, int]) -> None:
-        """Waiting without anybody who works would never end."""
+        """Waiting without anybody who works would never end. After a server was away, its workers are given the time to
+        find it again."""
+        if trio.current_time() < self.link.back_since + BACK_S:
+            return
         waiting = {id for id, count in (await self.waiting(readable=True)).items() if count}
         left = waiting - set(workers) - self.paused()
         if waiting and not workers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -227,6 +228,31 @@ async def test_a_worker_outlives_a_server_that_is_away_for_long(place: Place) ->
             await loader.wait_idle(timeout=60)
         async with loader.snapshot() as snap:
             assert await snap.get(twice, "b") == 4
+
+
+async def test_who_waits_is_not_told_that_nobody_works_before_the_workers_can_be_back(
+    place: Place, monkeypatch: Any
+) -> None:  # R6 N7
+    async with place.served(), place.client() as db, place.client() as loader:
+        async with db.worker():
+            await loader.wait_idle(timeout=5)
+            async with away(place):
+                await trio.sleep(WIRE.lease_s + WIRE.silence_s)  # the server does not know the worker any more
+                connect, db.link._connect = db.link._connect, _nobody
+                monkeypatch.setattr(db.link._rng, "uniform", lambda least, most: least)
+            await loader.link.connected.wait()
+            await loader.run(put, "a", 1)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(loader.wait_idle, timeout=60))
+                await trio.sleep(1.2)  # it has looked once
+                db.link._connect = connect
+        async with loader.snapshot() as snap:
+            assert await snap.get(twice, "a") == 2
+
+
+async def _nobody() -> trio.abc.Stream:
+    await trio.lowlevel.checkpoint()
+    raise ConnectionRefusedError("nobody serves")
 
 
 async def test_locks_that_could_not_be_let_go_of_are_swept(place: Place) -> None:  # T5 N7 R6

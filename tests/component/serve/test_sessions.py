@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import trio
 import trio.testing
@@ -350,3 +352,16 @@ async def test_an_owner_that_ends_keeps_nobody_waiting(place: Place) -> None:
             began = trio.current_time()
         assert trio.current_time() == began
         nursery.cancel_scope.cancel()
+
+
+async def test_reads_and_commits_wait_for_others_to_go_with_and_timestamps_do_not() -> None:
+    place = Place(SCHEMA, wire=replace(WIRE, window_s=0.25))
+    async with place.served(), place.client() as db:
+        began = trio.current_time()
+        await db.run(add, "a")
+        assert trio.current_time() - began == pytest.approx(0.5)
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for key in "bcde":
+                nursery.start_soon(db.run, add, key)
+        assert trio.current_time() - began == pytest.approx(0.5)
