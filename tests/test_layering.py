@@ -34,7 +34,7 @@ COMMANDS = {Path("webindex/cli.py"), Path("webindex/demo.py")}
 # Within a package a module may import those before it.
 ORDER = {
     "rpc": ["framing", "channel", "crossing", "link", "peer", "addresses"],
-    "serve": ["messages", "sessions", "tokens", "server", "remote", "database", "opening"],
+    "serve": ["messages", "tasks", "sessions", "tokens", "server", "remote", "database", "opening"],
     "storage": ["cells", "keys", "engine", "row", "call", "lmdb_engine", "handover", "tablet", "rowstore", "folder"],
     "txn": [
         *(

@@ -51,15 +51,27 @@ class BlockingClient:
                     if len(message) < 3 or message[1] != PUSH:
                         return message
 
-    def call(self, method: int, arguments: Any) -> Any:
-        """Raises: what the server answers."""
+    def fileno(self) -> int:
+        """Of its socket."""
+        return self._socket.fileno()
+
+    def say(self, method: int, arguments: Any) -> None:
+        """Ask, and do not wait."""
         self._next += 1
         self._socket.sendall(frame([self._pack((self._next, method, arguments))]))
+
+    def heard(self) -> Any:
+        """The answer to what was asked. Raises: what the server answers."""
         id, status, value = self._receive()
         assert id == self._next
         if status != OK:
             raise unpack_error(value)
         return value
+
+    def call(self, method: int, arguments: Any) -> Any:
+        """Ask and wait."""
+        self.say(method, arguments)
+        return self.heard()
 
     def _over(self, start_ts: int) -> None:
         self._socket.sendall(frame([self._pack((0, int(Method.DONE), (start_ts,)))]))

@@ -21,6 +21,7 @@ import gc
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -51,11 +52,25 @@ _ATTEMPTS = 1_000_000  # what is measured is how long it takes, not when one wou
 
 
 class Server:
-    """`perco serve`, in a process of its own, over a folder with all rows in it."""
+    """`perco serve`, in a process of its own, over a folder."""
 
-    def __init__(self, folder: Path, process: subprocess.Popen[str]) -> None:
-        self.folder, self._process = folder, process
+    def __init__(self, folder: Path, durability: str) -> None:
+        self.folder, self._durability = folder, durability
         self.calls = 0  # that were answered, by all clients
+        self.start()
+
+    def start(self) -> None:
+        """Returns when it serves."""
+        command = [sys.executable, "-m", "perco", "serve", str(self.folder), "--durability", self._durability]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        if not self._process.stdout.readline().startswith("serving"):
+            raise RuntimeError("the server did not start")
+
+    def send_signal(self, number: int) -> None:
+        """Returns when it has ended."""
+        self._process.send_signal(number)
+        self._process.wait()
 
     def cpu_s(self) -> float:
         """Its processor time so far."""
@@ -83,18 +98,14 @@ class Server:
 
 @contextmanager
 def server(folder: Path, *, durable: bool) -> Iterator[Server]:
+    """With all rows in it."""
     path = folder / f"served-{random.getrandbits(32):x}"
-    durability = "power" if durable else "process"
     trio.run(_fill, path)
-    command = [sys.executable, "-m", "perco", "serve", str(path), "--durability", durability]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            if not process.stdout.readline().startswith("serving"):
-                raise RuntimeError("the server did not start")
-            yield Server(path, process)
-        finally:
-            process.terminate()
+    served = Server(path, "power" if durable else "process")
+    try:
+        yield served
+    finally:
+        served.send_signal(signal.SIGTERM)
 
 
 async def _fill(path: Path) -> None:

@@ -101,6 +101,7 @@ def _main(
 def status(
     store: Store,
     groups: Annotated[bool, typer.Option("--groups", help="How many cells of each group a tablet holds, too.")] = False,
+    tasks: Annotated[bool, typer.Option("--tasks", help="Instead: what each task of its processes waits for.")] = False,
     json: Json = False,
 ) -> None:
     """Who has a store open, what is in it, and what waits.
@@ -109,11 +110,17 @@ def status(
     back (as of the last vacuum's look: while a process has the store open, at most 30 s ago), locks, and the changes
     that wait for each observer. --json tells all.
 
+    --tasks asks the owner and its clients for the tasks of their event loops: for each the line of code where it began,
+    the one where it waits, and what for; tasks that look alike are one line.
+
     \b
     Examples:
       perco status web/
       perco status web/ --json | jq .waiting
+      perco status web/ --tasks
     """
+    if tasks:
+        perform(statuses.tasks, store, json=json)
     perform(statuses.status, store, json=json, groups=groups)
 
 

@@ -15,6 +15,8 @@ from perco.cli.history import age_of, history_of, kept, show_pins, watermark_lin
 from perco.cli.looks import Look, look, observed_by, some
 from perco.cli.screen import FINE, ago, counted, must_be_folder, show_fields, show_json, show_table, size
 from perco.cli.values import shown
+from perco.serve.opening import visiting
+from perco.serve.tasks import lines
 from perco.storage import DATA, LOCK, NOTIFY, PENDING, PROTOCOL_GROUPS, SHARED, WRITE, owner
 from perco.storage.folder import FORMAT, unsynced
 from perco.txn.catalogue import SYSTEM_TABLE
@@ -38,6 +40,22 @@ async def status(store: str, *, json: bool, groups: bool) -> int:
         show_json(found)
     else:
         _render(found, groups=groups)
+    return FINE
+
+
+async def tasks(store: str, *, json: bool) -> int:
+    """Of all processes that have the store open."""
+    async with visiting(store) as db:
+        found = await db.tasks()
+    if json:
+        show_json([{**each._asdict(), "tasks": [task._asdict() for task in each.tasks]} for each in found])
+        return FINE
+    for i, process in enumerate(found):
+        count = sum(task.alike for task in process.tasks) + process.more
+        print(f"{'' if i == 0 else chr(10)}{process.role}, process {process.pid}: {counted(count, 'task')}")
+        show_table(("task", "at", "waits for"), lines(process.tasks), whole=("task",))
+        if process.more:
+            print(f"and {counted(process.more, 'more task')}")
     return FINE
 
 

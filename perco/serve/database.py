@@ -26,8 +26,10 @@ from perco.notify.database import Database
 from perco.rpc.channel import WireOptions
 from perco.rpc.framing import GREETING_BYTES_MAX, Message, packed
 from perco.rpc.link import BACK_S, Link
-from perco.serve.messages import ANNOUNCED, NOTIFIED, Method, hello, read_vacuum, read_welcome
+from perco.serve import tasks
+from perco.serve.messages import ANNOUNCED, NOTIFIED, TASKS_ASKED, Method, hello, read_vacuum, read_welcome
 from perco.serve.remote import Elsewhere, LostRowStore, RemoteDriver, RemoteFates, RemoteOracle, RemoteRowStore
+from perco.serve.tasks import ProcessTasks
 from perco.txn import catalogue as catalogues
 from perco.txn.backfill import BackfillProgress
 from perco.txn.background import Background
@@ -157,8 +159,14 @@ class RemoteDatabase(Database):
         elif what == ANNOUNCED:
             self.oracle.catalogue_version = max(self.oracle.catalogue_version, value)
             self.driver.notified()  # N10: a scanner looks at the catalogue when it begins a tour
+        elif what == TASKS_ASKED:
+            self.link.tell(Method.TASKS_ARE, (value, tasks.here("client")))
 
     # ------------------------------------------------------------ what the server does
+
+    async def tasks(self) -> list[ProcessTasks]:
+        """What the tasks of the owner, and of its other clients, wait for."""
+        return [tasks.read(each) for each in await self.link.call(Method.TASKS, None, again=True)]
 
     async def snapshot_at(self, *, ts: int | None = None, at: Any = None) -> Snapshot:
         """As `Client.snapshot_at`."""

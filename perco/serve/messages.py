@@ -64,6 +64,8 @@ class Method(IntEnum):
     LAST = 22  # -> the last timestamp that was handed out
     HOLDING = 26  # (numbers of holds, claims): all that this client still has of them (R7) -> no answer
     ORPHANED = 27  # the client left locks behind -> no answer
+    TASKS = 28  # -> what the tasks of all processes wait for
+    TASKS_ARE = 29  # (the number of what was asked, what the client's tasks wait for) -> no answer
     BYE = 23  # the client is done
 
 
@@ -72,6 +74,7 @@ AGAIN: Final = frozenset(Method) - {Method.APPLY, Method.COMMIT}
 # What a server says of its own accord.
 NOTIFIED: Final = 1  # there may be work for observers (N8)
 ANNOUNCED: Final = 2  # a newer version of the catalogue, that writers have to know (N10)
+TASKS_ASKED: Final = 3  # somebody wants to know what the client's tasks wait for; to be told with this number
 
 # How a commit in one step went.
 TOLD: Final = 0  # (verdict, commit_ts)

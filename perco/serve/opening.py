@@ -23,7 +23,7 @@ from perco.notify.database import Database
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.serve import tokens
-from perco.serve.database import open_served
+from perco.serve.database import RemoteDatabase, open_served
 from perco.serve.server import Server
 from perco.storage.folder import shared_by_owner
 from perco.txn import catalogue as catalogues
@@ -132,7 +132,22 @@ class open:
                     await local.aclose()
             raise
 
-    async def _connect(self, address: Address) -> Database:
+    async def visit(self) -> RemoteDatabase:
+        """Never as the owner."""
+        text = os.fspath(self._url)
+        if addresses.is_address(text):
+            address = addresses.parse(text)
+            self._token = self._token or tokens.find(address)
+        elif not _absolute(text).is_dir():
+            raise UsageError(f"there is no store at {text}")
+        else:
+            address = Address(_absolute(text) / SOCKET)
+        try:
+            return await self._connect(address)
+        except OSError as error:
+            raise Unavailable(f"no process has {text} open, or it is open to one process alone") from error
+
+    async def _connect(self, address: Address) -> RemoteDatabase:
         trust = _trust(self._options.wire.ca_file) if address.tls else None
         with trio.move_on_after(self._options.wire.connect_s) as scope:  # who is away altogether is told at once
             stream = await addresses.connect(address, trust)
@@ -211,6 +226,21 @@ def _trust(ca_file: str) -> ssl.SSLContext:
 
 def _absolute(path: str | Path) -> Path:
     return Path(path).expanduser().absolute()
+
+
+@asynccontextmanager
+async def visiting(url: str | os.PathLike[str], *, token: str | None = None) -> AsyncIterator[RemoteDatabase]:
+    """A client of whoever has a folder open, or serves at an address; never its owner.
+
+    Raises: Unavailable, where nobody does; as `open`.
+    """
+    opened = open(url, readonly=True, token=token)
+    db = await opened.visit()
+    try:
+        yield db
+    finally:
+        with trio.CancelScope(shield=True):
+            await db.aclose()
 
 
 @asynccontextmanager

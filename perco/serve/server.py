@@ -30,11 +30,13 @@ from perco.rpc.addresses import Address
 from perco.rpc.channel import Channel, Flusher, Silent, WireOptions
 from perco.rpc.framing import WireError
 from perco.rpc.peer import Peer
+from perco.serve import tasks
 from perco.serve.messages import (
     ANNOUNCED,
     MET,
     NOTIFIED,
     STALE,
+    TASKS_ASKED,
     TOLD,
     Method,
     check_version,
@@ -50,6 +52,7 @@ from perco.serve.messages import (
     wrong_token,
 )
 from perco.serve.sessions import Session, Sessions
+from perco.serve.tasks import ProcessTasks
 from perco.storage import NOTIFY, WRITE, Mutation, Verdict
 from perco.storage.call import Call
 from perco.txn.commit import Commit, State
@@ -62,6 +65,7 @@ _IDLE_S: Final = 1.0
 _LOOKS_APART_S: Final = 0.02
 _EXPIRE_EVERY: Final = 4  # looks for dead sessions within a lease
 _DRAIN_S: Final = 10.0
+_TASKS_S: Final = 1.0  # how long clients may take to say what their tasks wait for
 _DRAWS_MAX: Final = 1 << 16  # timestamps in one call
 
 
@@ -78,6 +82,8 @@ class Server:
         self._draining = False
         self.served = 0  # calls, in all
         self._serving: dict[Peer, Session] = {}
+        self._told_tasks: dict[int, _ToldTasks] = {}  # by the number of what was asked
+        self._asked_tasks = 0
         handlers: dict[Method, Callable[[Session, Peer, int, Any], None]] = {
             Method.READ: self._read,
             Method.SCAN: self._scan,
@@ -105,6 +111,8 @@ class Server:
             Method.BACKFILL: self._later(self._backfill),
             Method.LAST: lambda session, peer, id, _: peer.reply(id, db.oracle.last),
             Method.ORPHANED: lambda session, peer, id, _: self.sessions.orphans(session),
+            Method.TASKS: self._later(self._tasks),
+            Method.TASKS_ARE: self._tasks_are,
             Method.BYE: self._bye,
         }
         self._handlers = {int(method): handler for method, handler in handlers.items()}
@@ -480,14 +488,11 @@ class Server:
         starts, others = wanted
         if not (type(starts) is int and type(others) is int and 0 < starts + others <= _DRAWS_MAX):
             raise ValueError("a number of timestamps")
-        oracle = self._db.oracle
-        drawn: list[int] = []
-        for _ in range(starts + others):
-            ts = oracle.draw_nowait()
-            if not ts:
-                self._draw_rest(session, peer, id, starts, others, drawn)
-                return
-            drawn.append(ts)
+        draw = self._db.oracle.draw_nowait
+        drawn = [draw() for _ in range(starts + others)]
+        if not drawn[-1]:  # and so all from some point on
+            self._draw_rest(session, peer, id, starts, others, [ts for ts in drawn if ts])
+            return
         self._drawn(session, peer, id, starts, drawn)
 
     def _draw_rest(self, session: Session, peer: Peer, id: int, starts: int, others: int, drawn: list[int]) -> None:
@@ -604,12 +609,45 @@ class Server:
     async def _backfill(self, session: Session, _: Any) -> list[Any]:
         return [astuple(each) for each in await self._db.backfill()]
 
+    # ------------------------------------------------------------ what everybody waits for
+
+    async def _tasks(self, session: Session, _: Any) -> list[ProcessTasks]:
+        """Of this process, and of its clients but the one that asks; who does not answer soon is left out."""
+        self._asked_tasks = number = self._asked_tasks + 1
+        asked = [peer for peer, other in self._serving.items() if other is not session]
+        told = self._told_tasks[number] = _ToldTasks(len(asked))
+        try:
+            for peer in asked:
+                peer.push(TASKS_ASKED, number)
+            if asked:
+                with self._waiting(_TASKS_S):
+                    await told.all.wait()
+        finally:
+            del self._told_tasks[number]
+        return [tasks.here("owner"), *told.answers.values()]
+
+    def _tasks_are(self, session: Session, peer: Peer, id: int, answer: Any) -> None:
+        number, packed = answer
+        if (told := self._told_tasks.get(number)) is not None:
+            told.answers[session.name] = tasks.read(packed)
+            if len(told.answers) == told.asked:
+                told.all.set()
+
     # ------------------------------------------------------------ the end
 
     def _bye(self, session: Session, peer: Peer, id: int, _: Any) -> None:
         self.sessions.end(session)
         peer.reply(id, None)
         peer.channel.close_soon()
+
+
+class _ToldTasks:
+    """What clients answer, by session."""
+
+    def __init__(self, asked: int) -> None:
+        self.asked = asked
+        self.answers: dict[str, ProcessTasks] = {}
+        self.all = trio.Event()
 
 
 class _Every:

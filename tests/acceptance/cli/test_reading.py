@@ -319,3 +319,27 @@ async def test_status_breaks_no_head_and_no_number(store: Path, columns: int) ->
     [groups] = [line.split() for line in lines if line.startswith("table ") and "write" in line]
     assert groups == ["table", "tablet", "data", "write", "data:raw"]
     assert "lock" not in groups, "none is there"
+
+
+async def test_status_tells_what_every_task_of_the_stores_processes_waits_for(tmp_path: Path) -> None:
+    await make(tmp_path / "s")
+    async with owned(tmp_path / "s"):
+        done = await run("status", tmp_path / "s", "--tasks")
+        assert done.code == 0
+        head, *rest = done.out.splitlines()
+        assert re.fullmatch(r"owner, process \d+: \d+ tasks", head)
+        assert rest[0].split() == ["task", "at", "waits", "for"]
+        [sweeper] = [line for line in rest if "perco-sweeper" in line]
+        assert "perco.txn.sweeper:" in sweeper
+        [found] = json.loads((await run("status", tmp_path / "s", "--tasks", "--json")).out)
+        assert found["role"] == "owner"
+        assert "perco-sweeper" in {task["name"] for task in found["tasks"]}
+
+
+async def test_status_tells_that_there_are_no_processes(tmp_path: Path, store: Path) -> None:
+    done = await run("status", store, "--tasks")
+    assert (done.code, done.out) == (2, "")
+    assert "no process has" in done.err
+    done = await run("status", tmp_path / "nothing", "--tasks")
+    assert (done.code, done.out) == (2, "")
+    assert "there is no store at" in done.err

@@ -1,0 +1,129 @@
+"""What every task of this process waits for: `perco status --tasks`.
+
+An event loop has one stack, that of whoever runs now; a thread dump shows that, and none of those that wait. Each task
+keeps its own, from the function that it began with to the line where it waits, and this is where it is told.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from perco.rpc.framing import WireError
+
+_GROUPS_MAX: Final = 500  # of a process; what is beyond is counted
+_TEXT_MAX: Final = 200
+_LINES: Final = 3
+_CHILDREN: Final = "its children"
+
+
+class Waiting(NamedTuple):
+    """Tasks that look alike: siblings of one name that wait at the same line for the same.
+
+    `depth`: in the tree of nurseries; `at`: the innermost lines of the program's own code, and that of perco's where it
+    waits; `wants`: what it waits for.
+    """
+
+    depth: int
+    alike: int
+    name: str
+    at: str
+    wants: str
+
+
+class ProcessTasks(NamedTuple):
+    """`role`: "owner" or "client"."""
+
+    role: str
+    pid: int
+    tasks: list[Waiting]
+    more: int  # that are not listed
+
+
+def here(role: str) -> ProcessTasks:
+    """Of this process's loop."""
+    found: list[Waiting] = []
+    more = 0
+    root = trio.lowlevel.current_root_task()
+    for depth, task in _tree(root) if root is not None else ():
+        at, wants = _where(task)
+        if not wants:
+            continue
+        seen = Waiting(depth, 1, task.name[:_TEXT_MAX], at, wants)
+        if found and found[-1][2:] == seen[2:] and found[-1].depth == depth:
+            found[-1] = found[-1]._replace(alike=found[-1].alike + 1)
+        elif len(found) < _GROUPS_MAX:
+            found.append(seen)
+        else:
+            more += 1
+    return ProcessTasks(role, os.getpid(), found, more)
+
+
+def read(packed: Any) -> ProcessTasks:
+    """As it came over the wire. Raises: WireError."""
+    try:
+        role, pid, tasks, more = packed
+        return ProcessTasks(str(role), int(pid), [Waiting(*task) for task in tasks], int(more))
+    except (TypeError, ValueError) as error:
+        raise WireError(f"tasks that do not read: {error}") from error
+
+
+def _tree(task: trio.lowlevel.Task) -> Iterator[tuple[int, trio.lowlevel.Task]]:
+    """Parents before their children; those alike beside each other."""
+    waiting = [(0, task)]
+    while waiting:
+        depth, task = waiting.pop()
+        yield depth, task
+        children = [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+        waiting += ((depth + 1, child) for child in sorted(children, key=lambda child: child.name, reverse=True))
+
+
+def _where(task: trio.lowlevel.Task) -> tuple[str, str]:
+    """(at, wants) of a task; ("", ""): it is trio's own."""
+    frames = list(task.iter_await_frames())
+    if not frames:
+        return "", "its turn"  # it has not begun, or is the one that asks
+    ours = [pair for pair in frames if not _of(pair[0], "trio")]
+    if not ours:
+        return "", ""
+    theirs = frames[frames.index(ours[-1]) + 1 :]
+    shown = [pair for pair in ours if not _of(pair[0], "perco")][-_LINES:]
+    if not shown or shown[-1] != ours[-1]:
+        shown.append(ours[-1])
+    return " > ".join(map(_line, shown))[:_TEXT_MAX], _wanted(theirs[0][0] if theirs else None)
+
+
+def _of(frame: FrameType, package: str) -> bool:
+    name = frame.f_globals.get("__name__", "")
+    return bool(name == package or name.startswith(f"{package}."))
+
+
+def _line(pair: tuple[FrameType, int]) -> str:
+    frame, line = pair
+    return f"{frame.f_globals.get('__name__', '?')}:{line} {frame.f_code.co_name}"
+
+
+def _wanted(frame: FrameType | None) -> str:
+    """What trio's function is for."""
+    if frame is None:
+        return "an answer"
+    name = frame.f_code.co_name
+    if name in ("_nested_child_finished", "__aexit__"):
+        return _CHILDREN
+    if name == "wait_task_rescheduled":
+        return "an answer"
+    owner = frame.f_locals.get("self")
+    return f"{type(owner).__name__}.{name}" if owner is not None else name
+
+
+def lines(tasks: Sequence[Waiting]) -> list[tuple[str, str, str]]:
+    """For a table: the name, indented, with how many; where; what for."""
+    least = min((task.depth for task in tasks), default=0)
+    return [
+        ("  " * (task.depth - least) + task.name + (f"  x {task.alike}" if task.alike > 1 else ""), task.at, task.wants)
+        for task in tasks
+    ]

@@ -1,0 +1,76 @@
+"""What the tasks of all processes of a store wait for; time is virtual."""
+
+from __future__ import annotations
+
+import trio
+import trio.testing
+
+import perco
+from perco.serve import tasks
+from perco.serve.tasks import ProcessTasks, Waiting
+from tests.component.serve.kit import Place, vanish
+
+docs = perco.Table("docs", key=perco.TEXT)
+n = docs.column("n", perco.INT64)
+SCHEMA = perco.Schema(docs)
+
+
+async def slow(txn: perco.Transaction, gate: trio.Event) -> None:
+    await txn.get(n, "a")
+    await gate.wait()
+
+
+def named(process: ProcessTasks, name: str) -> list[Waiting]:
+    return [task for task in process.tasks if name in task.name]
+
+
+async def test_each_task_says_where_it_waits_and_what_for() -> None:
+    place, gate = Place(SCHEMA), trio.Event()
+    async with place.served(), place.client() as db, place.client() as asking, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(db.run, slow, gate)
+        await trio.testing.wait_all_tasks_blocked()
+        owner, client = await asking.tasks()  # it asks itself for nothing
+        gate.set()
+    assert (owner.role, client.role) == ("owner", "client")
+    [runs] = named(client, "Client.run")
+    assert runs.alike == 3
+    assert runs.wants == "Event.wait"
+    assert runs.at.startswith("tests.component.serve.test_tasks:")
+    assert runs.at.endswith(" slow")
+    [sweeper] = named(owner, "perco-sweeper")
+    assert sweeper.at.startswith("perco.txn.sweeper:")
+    assert not named(owner, "<init>")  # trio's own are left out
+
+
+async def test_who_does_not_answer_is_left_out() -> None:
+    place = Place(SCHEMA)
+    async with place.served(), place.client() as db, place.client() as asking:
+        channel = db.link._channel
+        assert channel is not None
+        channel.send = lambda message, **more: None  # type: ignore[method-assign]
+        began = trio.current_time()
+        assert [each.role for each in await asking.tasks()] == ["owner"]
+        assert trio.current_time() - began <= 2
+        assert not place.server._told_tasks  # type: ignore[union-attr]
+
+
+async def test_who_is_gone_is_not_waited_for() -> None:
+    place = Place(SCHEMA)
+    async with place.served(), place.client() as db, place.client() as asking:
+        await vanish(db)
+        assert [each.role for each in await asking.tasks()] == ["owner"]
+
+
+async def test_more_than_are_listed_are_counted() -> None:
+    async def wait(number: int) -> None:
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(2000):
+            nursery.start_soon(wait, number, name=f"task {number}")
+        await trio.testing.wait_all_tasks_blocked()
+        found = tasks.here("owner")
+        nursery.cancel_scope.cancel()
+    assert found.more > 1000
+    assert found.more + sum(task.alike for task in found.tasks) >= 2000
