@@ -48,6 +48,16 @@ def test_the_tests_of_the_guide_pass_when_copied(tmp_path: Path) -> None:
     assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
+def test_both_styles_of_an_observer_fail_with_a_whole_traceback(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "threads-or-events.md").read_text()
+    program = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    events, threads = done.stdout.splitlines()
+    assert events == "3 frames, the last two in ['count', 'measure']"
+    assert re.fullmatch(r"\d+ frames, the last two in \['count_blocking', 'measure'\]", threads)
+    assert events in page
+
+
 def test_every_link_to_a_file_leads_to_one() -> None:
     for name in ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]:
         page = ROOT / name

@@ -45,6 +45,7 @@ THREADS, THREADS_BATCHING = "threads", "threads, batching"
 SIDES = (TASKS, TASKS_ALONE, THREADS, THREADS_BATCHING)
 _STACK_BYTES = 256 * 1024  # of a thread: what is not touched takes no memory
 _WARM = 32
+_CONNECTIONS = 4096  # a server takes; a thread has one of its own
 _ATTEMPTS = 1_000_000  # what is measured is how long it takes, not when one would give up
 
 
@@ -61,7 +62,8 @@ class Server:
 
     def start(self) -> None:
         """Returns when it serves."""
-        command = [sys.executable, "-m", "perco", "serve", str(self.folder), "--durability", self._durability]
+        more = ("--durability", self._durability, "--connections", str(_CONNECTIONS))
+        command = [sys.executable, "-m", "perco", "serve", str(self.folder), *more]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         if not self._process.stdout.readline().startswith("serving"):
@@ -170,36 +172,46 @@ def _in_threads(in_flight: int, seconds: float, caller: Callable[[], Callable[[b
     load = Load()
     started, gate = threading.Barrier(in_flight + 1), threading.Event()
     lock = threading.Lock()
+    failed: list[BaseException] = []
     until = 0.0
 
     def run(number: int) -> None:
-        call = caller()
-        if number < _warm(in_flight):
-            call(random.Random(-number).choice(KEYS))
-        rng, times, retries = random.Random(number), [], 0
-        started.wait()
-        gate.wait()
-        now = time.perf_counter()
-        while True:
-            began = now
-            retries += call(rng.choice(KEYS)) - 1
+        try:
+            call = caller()
+            if number < _warm(in_flight):
+                call(random.Random(-number).choice(KEYS))
+            rng, times, retries = random.Random(number), [], 0
+            started.wait()
+            gate.wait()
             now = time.perf_counter()
-            times.append(now - began)
-            if now >= until:
-                break
-        with lock:
-            load.times += times
-            load.retries += retries
+            while True:
+                began = now
+                retries += call(rng.choice(KEYS)) - 1
+                now = time.perf_counter()
+                times.append(now - began)
+                if now >= until:
+                    break
+            with lock:
+                load.times += times
+                load.retries += retries
+        except BaseException as error:
+            failed.append(error)
+            started.abort()
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(in_flight)]
     for thread in threads:
         thread.start()
-    started.wait()
+    try:
+        started.wait()
+    except threading.BrokenBarrierError:
+        raise failed[0] from None
     with Measured(load):
         until = time.perf_counter() + seconds
         gate.set()
         for thread in threads:
             thread.join()
+    if failed:
+        raise failed[0]
     return load
 
 

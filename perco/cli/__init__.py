@@ -259,6 +259,7 @@ def serve(
     durability: Annotated[
         str, typer.Option(help='"power": answers are on disk; "process": they survive the death of the process only.')
     ] = "power",
+    connections: Annotated[int, typer.Option(min=1, help="Clients that are served at a time.")] = 1024,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="A certificate, for tls://.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its key, if that is another file.")] = None,
 ) -> None:
@@ -278,7 +279,7 @@ def serve(
       perco serve web/ --listen tls://0.0.0.0:7420 --tls-cert cert.pem --tls-key key.pem
       perco scan tcp://localhost:7420 docs
     """
-    perform_alone(serving.serve, store, listen or [], durability, tls_cert, tls_key)
+    perform_alone(serving.serve, store, listen or [], durability, connections, tls_cert, tls_key)
 
 
 @app.command()

@@ -20,7 +20,9 @@ from perco.serve.opening import SOCKET
 from perco.storage import owner
 
 
-async def serve(store: str, listen: list[str], durability: str, certificate: Path | None, key: Path | None) -> int:
+async def serve(
+    store: str, listen: list[str], durability: str, connections: int, certificate: Path | None, key: Path | None
+) -> int:
     """Until SIGTERM or SIGINT; then what was asked for is answered."""
     if addresses.is_address(store) or store == "memory:":
         raise UsageError(
@@ -28,7 +30,8 @@ async def serve(store: str, listen: list[str], durability: str, certificate: Pat
         )
     wanted = [addresses.parse(text) for text in listen]
     tls = _certificate(certificate, key)
-    opening = perco.open(store, perco.Schema(), options=perco.Options(durability=durability))
+    wire = perco.WireOptions(connections_max=connections)
+    opening = perco.open(store, perco.Schema(), options=perco.Options(durability=durability, wire=wire))
     async with opening as db, AsyncExitStack() as stack:
         path = _absolute(store)
         server = opening.server

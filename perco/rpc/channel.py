@@ -3,8 +3,9 @@
     send(message)  ->  waiting  ->  one frame  ->  stream
     stream  ->  frames  ->  `run`'s `received(messages)`
 
-Nothing here waits for more to come: what is sent while a frame is on its way goes with the next. Under load frames
-grow, without load a message leaves at once.
+What is sent while a frame is on its way goes with the next: without load a message leaves at once, under load frames
+grow, up to `frame_messages`. Then both ends work at the same time: one at this frame, the other at the next. Nothing
+waits for more to come, unless a window is asked for (`window_s`).
 
 R2  Both sides send an empty frame when they have had nothing else to send for `heartbeat_s`. Who hears nothing for
     `silence_s` takes the connection for dead: half-open ones end so.
