@@ -276,13 +276,20 @@ def test_serve_says_where_and_ends_in_order(tmp_path: Path) -> None:
     import subprocess
 
     command = [sys.executable, "-m", "perco", "serve", str(tmp_path / "store"), "--durability", "process"]
-    process = subprocess.Popen([*command, "--listen", "tcp://localhost:0"], stdout=subprocess.PIPE, text=True)
+    more = ("--listen", "tcp://localhost:0", "--connections", "1")
+    process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         ready = process.stdout.readline()
         assert f"unix:{tmp_path / 'store' / 'socket'}, tcp://localhost:" in ready
         port = ready.split("tcp://localhost:")[1].split()[0]
         trio.run(on, f"tcp://localhost:{port}", writes)
+        with socket.socket(socket.AF_UNIX) as idle:
+            idle.connect(str(tmp_path / "store" / "socket"))
+            idle.sendall(frame([packed(hello(b"", "idle", ()))]))
+            assert idle.recv(1 << 16)
+            with pytest.raises(perco.UsageError, match="1 connections already"):
+                trio.run(on, f"tcp://localhost:{port}", writes)
         process.send_signal(signal.SIGTERM)
         told, _ = process.communicate()
         assert process.returncode == 0
