@@ -16,12 +16,13 @@ R3  A side that does not read holds up its own connection only, and that ends af
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import trio
 
-from perco.errors import TooLarge
+from perco.errors import TooLarge, UsageError
 from perco.options import check_options
 from perco.rpc.framing import (
     GREETING_BYTES_MAX,
@@ -37,6 +38,7 @@ from perco.rpc.framing import (
 
 _RECEIVE_BYTES = 64 * 1024
 _NO_SOCKET = -1
+_PACKED_BYTES = 64 * 1024
 _GREETING_BYTES_MAX = GREETING_BYTES_MAX + HEAD_BYTES
 
 
@@ -75,6 +77,10 @@ class WireOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.window_s >= self.heartbeat_s:
+            raise UsageError(
+                f"WireOptions: window_s is {self.window_s:g}; it must be less than heartbeat_s ({self.heartbeat_s:g})"
+            )
 
 
 class Flusher:
@@ -122,12 +128,14 @@ class Channel:
         self._stream, self._options, self._flush_soon = stream, options, flush_soon
         self._socket = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else _NO_SOCKET
         self.leaving: Callable[[], None] | None = None  # asked for what goes first, before a frame leaves
-        self._waiting: list[bytes] = []
-        self._rest = b""  # of a frame, that the socket has not taken
+        self._waiting: deque[bytes] = deque()
+        self._rest: bytes | memoryview = b""  # of a frame, that the socket has not taken
         self._bytes = 0  # waiting, or on their way
         self._wake = trio.Event()
         self._hurry = trio.Event()  # what waits for the window to end waits no longer
         self._running = self._receiving = self._flushing = False
+        self._listening = False  # to what may come; else it waits in the socket
+        self._early: list[list[Message]] = []  # came right behind the greeting
         self._closing = False
         self._failed: OSError | None = None
         self._drained: trio.Event | None = None
@@ -142,8 +150,9 @@ class Channel:
         """Send one message, before `run`."""
         await self._stream.send_all(frame([packed(message)]))
 
-    async def greeting(self) -> Message:
-        """The other side's first message; small, for nobody knows yet who it is.
+    async def greeting(self, *, alone: bool) -> Message:
+        """The other side's first message; small, for nobody knows yet who it is. `alone`: it says nothing more before
+        it is answered.
 
         Raises: WireError; trio.BrokenResourceError at the end of the stream.
         """
@@ -153,8 +162,9 @@ class Channel:
                 raise trio.BrokenResourceError("the connection ended before a greeting")
             frames = list(self._decoder.feed(data))
             if frames:
-                if len(frames) != 1 or len(frames[0]) != 1 or self._decoder.inside:
+                if len(frames[0]) != 1 or (alone and (len(frames) != 1 or self._decoder.inside)):
                     raise WireError("more than a greeting")
+                self._early = frames[1:]
                 return frames[0][0]
 
     # ------------------------------------------------------------ both directions
@@ -167,6 +177,8 @@ class Channel:
         data = self._pack(message)
         if len(data) > self._options.message_bytes_max:
             raise TooLarge("a call or its reply", len(data), self._options.message_bytes_max, "Ask for less at a time.")
+        if len(data) > _PACKED_BYTES:
+            self._pack = packer()  # it keeps the room that its largest message took
         self._waiting.append(data)
         self._bytes += len(data)
         if self._receiving:
@@ -184,7 +196,7 @@ class Channel:
     def send_first(self, message: Message) -> None:
         """A small one, before those that wait; from `leaving`."""
         data = self._pack(message)
-        self._waiting.insert(0, data)
+        self._waiting.appendleft(data)
         self._bytes += len(data)
 
     def wake(self) -> None:
@@ -216,7 +228,7 @@ class Channel:
 
         Raises: WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError.
         """
-        self._decoder = FrameDecoder(self._options.message_bytes_max + HEAD_BYTES)
+        self._decoder.max = self._options.message_bytes_max + HEAD_BYTES
         self._running = True
         failure: list[BaseException] = []
 
@@ -239,24 +251,32 @@ class Channel:
             raise failure[0]
 
     async def _read(self, received: Callable[[list[Message]], None], pause: Callable[[], trio.Event | None]) -> None:
+        early, self._early = self._early, []
+        await self._work(early, received)
         while True:
             while (wait := pause()) is not None:
                 await wait.wait()
-                self.heard = trio.current_time()  # who was not listened to was not silent
+            self.heard = trio.current_time()  # who was not listened to was not silent
+            self._listening = True
             data = await self._receive()
+            self._listening = False
             if not data:
                 return
             self.heard = trio.current_time()
-            for messages in self._decoder.feed(data):
-                if messages:
-                    self._receiving = True
-                    try:
-                        received(messages)
-                    finally:
-                        self._receiving = False
-                    if self._flushing:
-                        self.flush()
-                    await trio.lowlevel.checkpoint()  # so that nobody waits while many frames are worked at
+            await self._work(self._decoder.feed(data), received)
+
+    async def _work(self, frames: Iterable[list[Message]], received: Callable[[list[Message]], None]) -> None:
+        for messages in frames:
+            if not messages:
+                continue
+            self._receiving = True
+            try:
+                received(messages)
+            finally:
+                self._receiving = False
+            if self._flushing:
+                self.flush()
+            await trio.lowlevel.checkpoint()  # so that nobody waits while many frames are worked at
 
     async def _receive(self) -> bytes | bytearray:
         if self._socket == _NO_SOCKET:
@@ -278,7 +298,7 @@ class Channel:
             now = trio.current_time()
             if now - self._said >= options.heartbeat_s and not self._waiting:
                 self._wake.set()
-            if now - self.heard > options.silence_s:
+            if self._listening and now - self.heard > options.silence_s:
                 if self.heard == before:
                     raise Silent(f"nothing heard for {options.silence_s:g} s")
                 before = self.heard
@@ -290,6 +310,8 @@ class Channel:
             self._wake.set()
             self._hurry.set()
             return
+        if self.leaving is not None:
+            self.leaving()
         while self._waiting:
             data = self._frame()
             self._rest = self._send_now(data)
@@ -302,15 +324,16 @@ class Channel:
         self._bytes += HEAD_BYTES
         return frame(self._take())
 
-    def _send_now(self, data: bytes) -> bytes:
+    def _send_now(self, data: bytes | memoryview) -> bytes | memoryview:
         """What is left of it."""
         try:
-            return data[os.write(self._socket, data) :]
+            sent = os.write(self._socket, data)
         except BlockingIOError:
             return data
         except OSError as error:
             self._failed = error  # for the task that writes
             return data
+        return b"" if sent == len(data) else memoryview(data)[sent:]
 
     def _sent(self, size: int) -> None:
         self._said = trio.current_time()
@@ -326,7 +349,7 @@ class Channel:
                 if self._closing:
                     return
                 await self._wake.wait()
-            if options.window_s and self._waiting and not self._hurry.is_set():
+            if options.window_s and not self._rest and self._waiting and not self._hurry.is_set():
                 with trio.move_on_after(options.window_s):
                     await self._hurry.wait()
             self._wake, self._hurry = trio.Event(), trio.Event()
@@ -336,38 +359,41 @@ class Channel:
             self._rest = data  # nobody else sends meanwhile
             if self._waiting:
                 self._hurry.set()
-            with trio.move_on_after(options.silence_s) as scope:
-                await self._send(data)
-            if scope.cancelled_caught:
-                raise Silent(f"what was sent is not taken for {options.silence_s:g} s")
+            await self._send(data)
             self._rest = b""
             self._sent(len(data))
 
-    async def _send(self, data: bytes) -> None:
+    async def _send(self, data: bytes | memoryview) -> None:
+        """Raises: Silent, when nothing of it is taken for too long."""
+        silence_s = self._options.silence_s
         if self._socket == _NO_SOCKET:
-            await self._stream.send_all(data)
+            with trio.move_on_after(silence_s) as scope:
+                await self._stream.send_all(data)
+            if scope.cancelled_caught:
+                raise Silent(f"what was sent is not taken for {silence_s:g} s")
             return
+        silent = False
         while True:
-            data = self._send_now(data)
+            left = self._send_now(data)
             if self._failed is not None:
                 raise trio.BrokenResourceError(f"the connection broke: {self._failed}") from self._failed
-            if not data:
+            if not left:
                 await trio.lowlevel.checkpoint()
                 return
-            await trio.lowlevel.wait_writable(self._socket)
+            if silent and len(left) == len(data):  # looked at once more: this process may have stood still
+                raise Silent(f"what was sent is not taken for {silence_s:g} s")
+            data = left
+            with trio.move_on_after(silence_s) as scope:
+                await trio.lowlevel.wait_writable(self._socket)
+            silent = scope.cancelled_caught
 
     def _take(self) -> list[bytes]:
         """As many of the waiting messages as make a frame."""
         waiting, frame_bytes = self._waiting, self._options.frame_bytes
         messages_max = min(self._options.frame_messages, MESSAGES_MAX)
-        if self._bytes <= frame_bytes and len(waiting) <= messages_max:
-            self._waiting = []
-            return waiting
-        size = count = 0
-        for message in waiting:
-            if count and (size + len(message) > frame_bytes or count == messages_max):
-                break
-            size += len(message)
-            count += 1
-        self._waiting = waiting[count:]
-        return waiting[:count]
+        taken: list[bytes] = []
+        size = 0
+        while waiting and len(taken) < messages_max and (not taken or size + len(waiting[0]) <= frame_bytes):
+            taken.append(waiting.popleft())
+            size += len(taken[-1])
+        return taken

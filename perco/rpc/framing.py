@@ -53,7 +53,7 @@ class FrameDecoder:
     """Feed it what was received; it yields the messages of each whole frame."""
 
     def __init__(self, frame_bytes_max: int) -> None:
-        self._max = frame_bytes_max
+        self.max = frame_bytes_max
         self._received = bytearray()
         self._wanted = -1  # of the frame that has begun
 
@@ -68,8 +68,8 @@ class FrameDecoder:
                     if len(received) - at < _LENGTH.size:
                         return
                     (self._wanted,) = _LENGTH.unpack_from(received, at)
-                    if self._wanted > self._max:
-                        raise WireError(f"a frame of {self._wanted} bytes; at most {self._max} are taken")
+                    if self._wanted > self.max:
+                        raise WireError(f"a frame of {self._wanted} bytes; at most {self.max} are taken")
                     at += _LENGTH.size
                 if len(received) - at < self._wanted:
                     return

@@ -151,10 +151,9 @@ class Link:
             self._from_elsewhere(self.tell_merged, method, item)
         elif self._channel is None:
             self.tell(method, (item,))
-        elif (items := self._merged.get(method)) is not None:
-            items.append(item)
         else:
-            self._merged[method] = [item]
+            # In one step: what is dropped may be told of in the middle of any other.
+            self._merged.setdefault(method, []).append(item)
             self._channel.wake()
 
     def _from_elsewhere(self, tell: Callable[[int, Any], None], method: int, arguments: Any) -> None:
@@ -247,7 +246,7 @@ class Link:
                 self._told = []
                 await channel.greet(self._hello())
                 try:
-                    welcome = await channel.greeting()
+                    welcome = await channel.greeting(alone=False)
                 except WireError as error:
                     raise StoreError(f"what listens at {self.name} is no perco server: {error}") from error
             if scope.cancelled_caught:

@@ -50,7 +50,7 @@ class Peer:
         """The same, an error."""
         if not isinstance(error, PercoError):
             log.error("a call of %s failed", self.name, exc_info=error)
-            error = BackgroundFailure(f"the server failed, which is a bug in perco: {type(error).__name__}: {error}")
+            error = _bug(error)
         self._answer(id, ERROR, pack_error(error))
 
     def push(self, what: int, value: Any) -> None:
@@ -77,6 +77,9 @@ class Peer:
             self.channel.send((id, status, value))
         except TooLarge as error:
             self.channel.send((id, ERROR, pack_error(error)))
+        except (TypeError, ValueError, OverflowError) as error:
+            log.error("an answer to %s cannot be sent", self.name, exc_info=error)
+            self.channel.send((id, ERROR, pack_error(_bug(error))))
         if self._backlog:
             self._go_on()
 
@@ -134,3 +137,8 @@ class Peer:
         if self.channel.waiting_bytes > self._options.waiting_bytes_max:
             return self.channel.drain()
         return None
+
+
+def _bug(error: Exception) -> BackgroundFailure:
+    text = str(error).encode("utf-8", "backslashreplace").decode()
+    return BackgroundFailure(f"the server failed, which is a bug in perco: {type(error).__name__}: {text}")

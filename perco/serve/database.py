@@ -10,6 +10,7 @@ N7  Whether all is idle, the server knows: it sees every lock and notify cell, a
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import secrets
@@ -38,6 +39,8 @@ from perco.txn.client import Options
 from perco.txn.schema import Schema
 from perco.txn.transaction import Snapshot
 from perco.txn.vacuum import VacuumResult
+
+log = logging.getLogger("perco.serve")
 
 _ELSEWHERE_S = 0.05
 _BYE_S = 1.0
@@ -160,7 +163,10 @@ class RemoteDatabase(Database):
             self.oracle.catalogue_version = max(self.oracle.catalogue_version, value)
             self.driver.notified()  # N10: a scanner looks at the catalogue when it begins a tour
         elif what == TASKS_ASKED:
-            self.link.tell(Method.TASKS_ARE, (value, tasks.here("client")))
+            try:
+                self.link.tell(Method.TASKS_ARE, (value, tasks.here("client")))
+            except Exception:  # somebody's curiosity is not to end this client's connection
+                log.exception("what the tasks wait for cannot be told")
 
     # ------------------------------------------------------------ what the server does
 

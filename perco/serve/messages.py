@@ -31,7 +31,7 @@ from perco.txn.records import Cellref
 from perco.txn.retention import Removed
 from perco.txn.vacuum import VacuumResult
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 _MAGIC: Final = "perco"
 
 
@@ -97,7 +97,8 @@ def read_hello(message: Message) -> tuple[int, bytes, str, tuple[int, ...]]:
     except ValueError as error:
         raise WireError("no greeting of perco's") from error
     right = magic == _MAGIC and type(version) is int and type(token) is bytes and type(session) is str
-    if not right or not 0 < len(session) <= 64 or any(type(ts) is not int for ts in held):
+    right = right and 0 < len(session) <= 64 and type(held) is tuple
+    if not right or any(type(ts) is not int for ts in held):
         raise WireError("no greeting of perco's")
     return version, token, session, held
 

@@ -132,7 +132,7 @@ class open:
                     await local.aclose()
             raise
 
-    async def visit(self) -> RemoteDatabase:
+    async def _visit(self) -> RemoteDatabase:
         """Never as the owner."""
         text = os.fspath(self._url)
         if addresses.is_address(text):
@@ -235,7 +235,7 @@ async def visiting(url: str | os.PathLike[str], *, token: str | None = None) -> 
     Raises: Unavailable, where nobody does; as `open`.
     """
     opened = open(url, readonly=True, token=token)
-    db = await opened.visit()
+    db = await opened._visit()
     try:
         yield db
     finally:

@@ -82,7 +82,7 @@ class Server:
         self._draining = False
         self.served = 0  # calls, in all
         self._serving: dict[Peer, Session] = {}
-        self._told_tasks: dict[int, _ToldTasks] = {}  # by the number of what was asked
+        self._told_tasks: _ToldTasks | None = None  # while they are asked for
         self._asked_tasks = 0
         handlers: dict[Method, Callable[[Session, Peer, int, Any], None]] = {
             Method.READ: self._read,
@@ -90,29 +90,29 @@ class Server:
             Method.APPLY: self._apply,
             Method.COMMIT: self._commit,
             Method.DRAW: self._draw,
-            Method.DONE: self._done,
+            Method.DONE: self._untold(self._done),
             Method.ALIVE: lambda session, peer, id, start_ts: peer.reply(id, db.fates.alive(start_ts)),
             Method.OUTLIVE: self._later(self._outlive),
             Method.TABLETS: self._tablets,
             Method.ADOPT: self._later(self._adopt),
             Method.HOLD: self._hold,
-            Method.RELEASE: lambda session, peer, id, number: self.sessions.release(session, number),
+            Method.RELEASE: self._untold(lambda session, number: self.sessions.release(session, number)),
             Method.AT: self._later(lambda session, wall_s: db.oracle.at(wall_s)),
             Method.OLDEST: lambda session, peer, id, _: peer.reply(id, db.oracle.holds.oldest()),
             Method.PIN: self._later(lambda session, pin: db.oracle.pins.put(*pin)),
             Method.DROP_PIN: self._later(lambda session, name: db.oracle.pins.drop(name)),
             Method.CLAIM: self._claim,
-            Method.UNCLAIM: self._unclaim,
-            Method.HOLDING: self._holding,
+            Method.UNCLAIM: self._untold(self._unclaim),
+            Method.HOLDING: self._untold(self._holding),
             Method.WORKS: self._works,
             Method.IDLE: self._later(self._idle),
             Method.UP_TO: self._later(self._up_to),
             Method.VACUUM: self._later(self._vacuum),
             Method.BACKFILL: self._later(self._backfill),
             Method.LAST: lambda session, peer, id, _: peer.reply(id, db.oracle.last),
-            Method.ORPHANED: lambda session, peer, id, _: self.sessions.orphans(session),
+            Method.ORPHANED: self._untold(lambda session, _: self.sessions.orphans(session)),
             Method.TASKS: self._later(self._tasks),
-            Method.TASKS_ARE: self._tasks_are,
+            Method.TASKS_ARE: self._untold(self._tasks_are),
             Method.BYE: self._bye,
         }
         self._handlers = {int(method): handler for method, handler in handlers.items()}
@@ -220,12 +220,14 @@ class Server:
         except (OSError, WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             level = logging.WARNING if isinstance(error, WireError) else logging.INFO
             log.log(level, "a connection ended: %s", error or type(error).__name__)
+        except Exception:
+            log.exception("a connection ended: this is a bug in perco")  # others do not notice
         finally:
             self._connections -= 1
 
     async def _talk(self, channel: Channel, wanted: bytes | None) -> None:
         with trio.move_on_after(self._options.connect_s) as scope:
-            version, token, name, held = read_hello(await channel.greeting())
+            version, token, name, held = read_hello(await channel.greeting(alone=True))
             error = self._why_not(version, token, wanted)
             if error is not None:
                 log.warning("a client was turned away: %s", error)
@@ -241,7 +243,7 @@ class Server:
         try:
             await peer.run()
         finally:
-            del self._serving[peer]
+            self._serving.pop(peer, None)  # unless its session has another connection already
             if session.peer is peer:
                 session.peer = None
                 session.last_heard = trio.current_time()
@@ -314,6 +316,16 @@ class Server:
                     peer.fail(id, error)
 
             self._db.background.spawn(run)
+
+        return handle
+
+    @staticmethod
+    def _untold(hear: Callable[[Session, Any], None]) -> Callable[[Session, Peer, int, Any], None]:
+        """A handler of what wants no answer; who asks for one all the same gets one."""
+
+        def handle(session: Session, peer: Peer, id: int, told: Any) -> None:
+            hear(session, told)
+            peer.reply(id, None)
 
         return handle
 
@@ -515,7 +527,7 @@ class Server:
         oracle = self._db.oracle
         peer.reply(id, (drawn, oracle.catalogue_version, oracle.wall_ms(), oracle.last))
 
-    def _done(self, session: Session, peer: Peer, id: int, start_ts: Any) -> None:
+    def _done(self, session: Session, start_ts: Any) -> None:
         self.sessions.done(session, start_ts)
 
     async def _outlive(self, session: Session, start_ts: int) -> None:
@@ -563,11 +575,11 @@ class Server:
             raise TypeError("a table, a row and a timestamp")
         peer.reply(id, self.sessions.claim(session, (table, row), root))
 
-    def _unclaim(self, session: Session, peer: Peer, id: int, where: Any) -> None:
+    def _unclaim(self, session: Session, where: Any) -> None:
         self.sessions.unclaim(session, where)
         self._db.driver.quiet()  # N7: whoever waits shall look
 
-    def _holding(self, session: Session, peer: Peer, id: int, all_of_it: Any) -> None:
+    def _holding(self, session: Session, all_of_it: Any) -> None:
         numbers, claims = all_of_it
         self.sessions.holding(session, numbers, claims)
         self._db.driver.quiet()
@@ -612,23 +624,29 @@ class Server:
     # ------------------------------------------------------------ what everybody waits for
 
     async def _tasks(self, session: Session, _: Any) -> list[ProcessTasks]:
-        """Of this process, and of its clients but the one that asks; who does not answer soon is left out."""
-        self._asked_tasks = number = self._asked_tasks + 1
+        """Of this process, and of its clients but the one that asks; who does not answer soon is left out. Whoever asks
+        while others are being asked shares what they get."""
+        if self._told_tasks is not None:
+            return await self._told_tasks.shared()
+        self._asked_tasks += 1
         asked = [peer for peer, other in self._serving.items() if other is not session]
-        told = self._told_tasks[number] = _ToldTasks(len(asked))
+        told = self._told_tasks = _ToldTasks(self._asked_tasks, len(asked))
         try:
             for peer in asked:
-                peer.push(TASKS_ASKED, number)
+                peer.push(TASKS_ASKED, told.number)
             if asked:
                 with self._waiting(_TASKS_S):
                     await told.all.wait()
         finally:
-            del self._told_tasks[number]
-        return [tasks.here("owner"), *told.answers.values()]
+            self._told_tasks = None
+            told.found = [tasks.here("owner"), *told.answers.values()]
+            told.over.set()
+        return told.found
 
-    def _tasks_are(self, session: Session, peer: Peer, id: int, answer: Any) -> None:
+    def _tasks_are(self, session: Session, answer: Any) -> None:
         number, packed = answer
-        if (told := self._told_tasks.get(number)) is not None:
+        told = self._told_tasks
+        if told is not None and told.number == number:
             told.answers[session.name] = tasks.read(packed)
             if len(told.answers) == told.asked:
                 told.all.set()
@@ -644,10 +662,15 @@ class Server:
 class _ToldTasks:
     """What clients answer, by session."""
 
-    def __init__(self, asked: int) -> None:
-        self.asked = asked
+    def __init__(self, number: int, asked: int) -> None:
+        self.number, self.asked = number, asked
         self.answers: dict[str, ProcessTasks] = {}
-        self.all = trio.Event()
+        self.all, self.over = trio.Event(), trio.Event()
+        self.found: list[ProcessTasks] = []
+
+    async def shared(self) -> list[ProcessTasks]:
+        await self.over.wait()
+        return self.found
 
 
 class _Every:

@@ -18,6 +18,8 @@ from perco.rpc.framing import WireError
 _GROUPS_MAX: Final = 500  # of a process; what is beyond is counted
 _TEXT_MAX: Final = 200
 _LINES: Final = 3
+_NUMBER_MAX: Final = 1 << 31
+_DEPTH_MAX: Final = 50  # as it is shown
 _CHILDREN: Final = "its children"
 
 
@@ -53,7 +55,7 @@ def here(role: str) -> ProcessTasks:
         at, wants = _where(task)
         if not wants:
             continue
-        seen = Waiting(depth, 1, task.name[:_TEXT_MAX], at, wants)
+        seen = Waiting(depth, 1, _text(task.name), _text(at), _text(wants))
         if found and found[-1][2:] == seen[2:] and found[-1].depth == depth:
             found[-1] = found[-1]._replace(alike=found[-1].alike + 1)
         elif len(found) < _GROUPS_MAX:
@@ -64,12 +66,27 @@ def here(role: str) -> ProcessTasks:
 
 
 def read(packed: Any) -> ProcessTasks:
-    """As it came over the wire. Raises: WireError."""
+    """As it came over the wire, from somebody who may say anything. Raises: WireError."""
     try:
-        role, pid, tasks, more = packed
-        return ProcessTasks(str(role), int(pid), [Waiting(*task) for task in tasks], int(more))
+        role, pid, listed, more = packed
+        told = [Waiting(*task) for task in listed]
+        found = [
+            Waiting(min(depth, _DEPTH_MAX), alike, _text(name), _text(at), _text(wants))
+            for depth, alike, name, at, wants in told
+        ]
+        numbers = [pid, more, *(task.depth for task in told), *(task.alike for task in told)]
+        if len(found) > _GROUPS_MAX or not all(type(each) is int and 0 <= each < _NUMBER_MAX for each in numbers):
+            raise ValueError("a number, or too many tasks")
+        return ProcessTasks(_text(role), pid, found, more)
     except (TypeError, ValueError) as error:
         raise WireError(f"tasks that do not read: {error}") from error
+
+
+def _text(value: Any) -> str:
+    """What can be sent, and shown on a terminal. Raises: TypeError."""
+    if type(value) is not str:
+        raise TypeError(f"a {type(value).__name__} in place of a text")
+    return "".join(c if c.isprintable() else "?" for c in value[:_TEXT_MAX])
 
 
 def _tree(task: trio.lowlevel.Task) -> Iterator[tuple[int, trio.lowlevel.Task]]:
@@ -94,7 +111,7 @@ def _where(task: trio.lowlevel.Task) -> tuple[str, str]:
     shown = [pair for pair in ours if not _of(pair[0], "perco")][-_LINES:]
     if not shown or shown[-1] != ours[-1]:
         shown.append(ours[-1])
-    return " > ".join(map(_line, shown))[:_TEXT_MAX], _wanted(theirs[0][0] if theirs else None)
+    return " > ".join(map(_line, shown)), _wanted(theirs[0][0] if theirs else None)
 
 
 def _of(frame: FrameType, package: str) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from perco.errors import UsageError
 from perco.rpc.channel import Channel, Flusher, Silent, WireOptions
 from perco.rpc.framing import FrameDecoder, Message, frame, packed
 from tests.component.rpc.test_link import ECHO, HOLD, OPTIONS, Service, quiet
@@ -208,11 +209,34 @@ async def test_who_is_not_listened_to_is_not_silent(autojump_clock: trio.testing
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run, lambda messages: None, lambda: None if wait.is_set() else wait)
         nursery.start_soon(other.run)
-        await trio.sleep(OPTIONS.silence_s - 1)
+        await trio.sleep(3 * OPTIONS.silence_s)
         wait.set()
         await trio.sleep(OPTIONS.silence_s - 1)
         assert not channel.closed.is_set()
         nursery.cancel_scope.cancel()
+
+
+async def test_who_has_much_to_work_at_does_not_take_the_other_for_silent(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:  # R2
+    """Each turn takes its time, for others have theirs."""
+    worked: list[Message] = []
+    async with between(OPTIONS, worked.extend) as (channel, other):
+        await other.stream.send_all(b"".join(frame([packed(message(number))]) for number in range(30)))
+        monkeypatch.setattr(trio.lowlevel, "checkpoint", _slow_turn)
+        await trio.sleep(30.5)
+        monkeypatch.undo()
+        assert len(worked) == 30
+        assert not channel.closed.is_set()
+
+
+async def _slow_turn() -> None:
+    await trio.sleep(1)
+
+
+async def test_a_window_is_shorter_than_a_heartbeat() -> None:  # R2
+    with pytest.raises(UsageError, match="window_s is 2; it must be less than heartbeat_s"):
+        WireOptions(window_s=2, heartbeat_s=2)
 
 
 # ------------------------------------------------------------------ sockets
@@ -262,6 +286,62 @@ async def test_what_a_socket_does_not_take_at_once_follows_in_order(flushed: boo
             (i, b"x" * size) for i, size in enumerate(sizes)
         ]
         assert other.messages.count(("answer",)) == 1
+
+
+async def test_what_is_told_goes_before_what_is_said_meanwhile() -> None:  # R4
+    async with sockets(WireOptions(), flushed=False) as (channel, theirs, _), trio.open_nursery() as nursery:
+        other, told = Other(theirs), [("told",)]
+        channel.leaving = lambda: channel.send_first(told.pop()) if told else None
+        nursery.start_soon(channel.run, lambda messages: channel.send(("answer",)), NEVER)
+        nursery.start_soon(other.run)
+        await theirs.send_all(frame([packed(("ask",))]))
+        with trio.fail_after(30):
+            while len(other.messages) < 2:
+                await trio.lowlevel.checkpoint()
+        assert other.messages == [("told",), ("answer",)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_rest_of_an_answer_does_not_wait_for_the_window() -> None:
+    options = WireOptions(window_s=1e6, heartbeat_s=1e7, silence_s=1e8)
+    async with sockets(options) as (channel, theirs, _), trio.open_nursery() as nursery:
+        other = Other(theirs)
+        nursery.start_soon(channel.run, lambda messages: None, NEVER)
+        await quiet()
+        for _ in range(3):
+            channel.send((b"x" * 900_000,))
+        await quiet()  # some of it has left
+        nursery.start_soon(other.run)
+        with trio.fail_after(30):
+            while len(other.messages) < 3:
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_comes_right_behind_a_greeting_is_kept(autojump_clock: trio.testing.MockClock) -> None:  # R4
+    ours, theirs = trio.testing.memory_stream_pair()
+    heard: list[Message] = []
+    news = frame([packed(message(1))]) + frame([packed(message(2))])
+    await theirs.send_all(frame([packed(("welcome",))]) + news[:-3])
+    channel = Channel(ours, OPTIONS)
+    assert await channel.greeting(alone=False) == ("welcome",)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(channel.run, heard.extend, NEVER)
+        await quiet()
+        assert heard == [message(1)]
+        await theirs.send_all(news[-3:])
+        await quiet()
+        assert heard == [message(1), message(2)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_large_message_took_is_given_back(autojump_clock: trio.testing.MockClock) -> None:  # R3
+    async with between(WireOptions()) as (channel, _):
+        pack = channel._pack
+        channel.send(message(1))
+        assert channel._pack is pack
+        channel.send((1, b"x" * (1 << 20)))
+        assert channel._pack is not pack
 
 
 async def test_what_is_said_at_the_same_time_leaves_in_one_frame() -> None:

@@ -71,7 +71,7 @@ class Service:
         peer = Peer(channel, self.options, self.handle, "a client")
         self.peers.append(peer)
         try:
-            await channel.greeting()
+            await channel.greeting(alone=True)
             await channel.greet(("hello", self.kept))
             await peer.run()
         except (trio.BrokenResourceError, trio.ClosedResourceError, Silent, WireError):

@@ -13,9 +13,11 @@ import trio.testing
 
 import perco
 from perco.notify.database import Database
+from perco.rpc.channel import Channel
+from perco.rpc.framing import Message
 from perco.rpc.link import LostError
 from perco.serve.database import RemoteDatabase
-from perco.serve.messages import Method
+from perco.serve.messages import WIRE_VERSION, Method, hello
 from perco.serve.sessions import Session
 from perco.storage import Mutation
 from perco.storage.call import Call
@@ -425,3 +427,76 @@ async def test_a_commit_of_a_cell_twice_is_not_taken(place: Place) -> None:  # R
         assert not owner.driver.writing
         await other.run(put, "a", 1)
         txn.discard()
+
+
+# ------------------------------------------------------------------ what one client can do to the owner
+
+
+@asynccontextmanager
+async def raw(place: Place, greeting: Message) -> AsyncIterator[Channel]:
+    """A connection that says what it likes."""
+    stream = await place._connect()
+    channel = Channel(stream, WIRE)
+    await channel.greet(greeting)
+    await channel.greeting(alone=False)
+    async with stream, trio.open_nursery() as nursery:
+        nursery.start_soon(channel.run, lambda messages: None, lambda: None)
+        yield channel
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_session_may_have_another_connection_before_its_old_one_has_ended(place: Place) -> None:  # R4
+    async with place.served() as owner:
+        async with raw(place, hello(b"", "abc", ())) as old, raw(place, hello(b"", "abc", ())) as new:
+            await old.closed.wait()
+            assert not new.closed.is_set()
+        await trio.testing.wait_all_tasks_blocked()
+        owner.background.check()
+        assert not place.server._serving  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("held", [None, {"a": 1}, "xy", (None,)])
+async def test_a_greeting_that_does_not_read_ends_its_connection_alone(place: Place, held: Any) -> None:  # R1
+    async with place.served() as owner, place.client() as db:
+        channel = Channel(await place._connect(), WIRE)
+        await channel.greet(("perco", WIRE_VERSION, b"", "abc", held))
+        with pytest.raises(trio.BrokenResourceError):
+            await channel.greeting(alone=False)
+        owner.background.check()
+        await db.run(put, "a", 1)
+
+
+async def test_a_mistake_in_the_server_ends_one_connection(place: Place, monkeypatch: Any) -> None:  # R3
+    async with place.served() as owner, place.client() as db:
+        with monkeypatch.context() as patched:
+            patched.setattr(place.server, "_info", lambda: 1 / 0)
+            channel = Channel(await place._connect(), WIRE)
+            await channel.greet(hello(b"", "abc", ()))
+            with pytest.raises(trio.BrokenResourceError):
+                await channel.greeting(alone=False)
+        owner.background.check()
+        await db.run(put, "a", 1)
+
+
+SILENT = [Method.DONE, Method.RELEASE, Method.UNCLAIM, Method.HOLDING, Method.ORPHANED, Method.TASKS_ARE]
+TOLD = [(), 7, ("docs", b"a"), ((), ()), None, (0, None)]
+
+
+@pytest.mark.parametrize(("method", "told"), list(zip(SILENT, TOLD, strict=True)))
+async def test_who_asks_for_an_answer_where_there_is_none_holds_nobody_up(
+    place: Place, method: Method, told: Any
+) -> None:  # R3
+    async with place.served(), place.client() as db:
+        await db.link.call(method, told, again=True)
+        [peer] = place.server._serving  # type: ignore[union-attr]
+        assert not peer.calls
+
+
+async def test_an_answer_that_cannot_be_sent_is_told_and_counted_once(place: Place, monkeypatch: Any) -> None:  # R3
+    async with place.served(), place.client() as db:
+        handlers = place.server._handlers  # type: ignore[union-attr]
+        monkeypatch.setitem(handlers, int(Method.LAST), lambda session, peer, id, _: peer.reply(id, object()))
+        with pytest.raises(perco.BackgroundFailure, match="a bug in perco: TypeError"):
+            await db.link.call(Method.LAST, None, again=True)
+        [peer] = place.server._serving  # type: ignore[union-attr]
+        assert not peer.calls
