@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -342,6 +343,56 @@ async def test_what_a_large_message_took_is_given_back(autojump_clock: trio.test
         assert channel._pack is pack
         channel.send((1, b"x" * (1 << 20)))
         assert channel._pack is not pack
+
+
+async def test_a_socket_of_which_nothing_is_taken_is_given_up(autojump_clock: trio.testing.MockClock) -> None:  # R3
+    async with sockets(OPTIONS) as (channel, theirs, _), trio.open_nursery() as nursery:
+        nursery.start_soon(_chatter, theirs)
+        channel.send((b"x" * 1_000_000,))
+        began = trio.current_time()
+        with trio.fail_after(10 * OPTIONS.silence_s), pytest.raises(Silent, match="not taken"):
+            await channel.run(lambda messages: None, NEVER)
+        assert OPTIONS.silence_s <= trio.current_time() - began <= 2 * OPTIONS.silence_s
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_stood_still_looks_once_more(mock_clock: trio.testing.MockClock) -> None:  # R2 R3
+    """The other side has taken all of it meanwhile."""
+    async with sockets(OPTIONS) as (channel, theirs, _), trio.open_nursery() as nursery:
+        nursery.start_soon(channel.run, lambda messages: None, NEVER)
+        await quiet()
+        channel.send((b"x" * 100_000,))
+        await quiet()
+        taken = 0
+        while taken < 100_000:
+            mock_clock.jump(2 * OPTIONS.silence_s)
+            taken += len(os.read(theirs.socket.fileno(), 1 << 20))  # at the same time
+            os.write(theirs.socket.fileno(), frame([]))
+            await quiet()
+        assert not channel.closed.is_set()
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_taken_at_the_last_moment_is_taken(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:  # R3
+    async with sockets(OPTIONS) as (channel, theirs, _), trio.open_nursery() as nursery:
+        taken = 0
+
+        async def late(fd: int) -> None:
+            nonlocal taken
+            try:
+                await trio.sleep_forever()
+            finally:
+                taken += len(os.read(theirs.socket.fileno(), 1 << 20))
+
+        monkeypatch.setattr(trio.lowlevel, "wait_writable", late)
+        nursery.start_soon(_chatter, theirs)
+        nursery.start_soon(channel.run, lambda messages: None, NEVER)
+        channel.send((b"x" * 30_000,))
+        await channel.drain().wait()
+        assert taken
+        nursery.cancel_scope.cancel()
 
 
 async def test_what_is_said_at_the_same_time_leaves_in_one_frame() -> None:

@@ -445,7 +445,9 @@ async def raw(place: Place, greeting: Message) -> AsyncIterator[Channel]:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_session_may_have_another_connection_before_its_old_one_has_ended(place: Place) -> None:  # R4
+async def test_a_session_may_have_another_connection_before_its_old_one_has_ended(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:  # R4
     async with place.served() as owner:
         async with raw(place, hello(b"", "abc", ())) as old, raw(place, hello(b"", "abc", ())) as new:
             await old.closed.wait()
@@ -453,17 +455,22 @@ async def test_a_session_may_have_another_connection_before_its_old_one_has_ende
         await trio.testing.wait_all_tasks_blocked()
         owner.background.check()
         assert not place.server._serving  # type: ignore[union-attr]
+    assert "a bug in perco" not in caplog.text
 
 
 @pytest.mark.parametrize("held", [None, {"a": 1}, "xy", (None,)])
-async def test_a_greeting_that_does_not_read_ends_its_connection_alone(place: Place, held: Any) -> None:  # R1
+async def test_a_greeting_that_does_not_read_ends_its_connection_alone(
+    place: Place, held: Any, caplog: pytest.LogCaptureFixture
+) -> None:  # R1
     async with place.served() as owner, place.client() as db:
         channel = Channel(await place._connect(), WIRE)
         await channel.greet(("perco", WIRE_VERSION, b"", "abc", held))
         with pytest.raises(trio.BrokenResourceError):
             await channel.greeting(alone=False)
+        await trio.testing.wait_all_tasks_blocked()
         owner.background.check()
         await db.run(put, "a", 1)
+    assert "a bug in perco" not in caplog.text
 
 
 async def test_a_mistake_in_the_server_ends_one_connection(place: Place, monkeypatch: Any) -> None:  # R3
@@ -474,6 +481,7 @@ async def test_a_mistake_in_the_server_ends_one_connection(place: Place, monkeyp
             await channel.greet(hello(b"", "abc", ()))
             with pytest.raises(trio.BrokenResourceError):
                 await channel.greeting(alone=False)
+        await trio.testing.wait_all_tasks_blocked()
         owner.background.check()
         await db.run(put, "a", 1)
 
@@ -487,7 +495,8 @@ async def test_who_asks_for_an_answer_where_there_is_none_holds_nobody_up(
     place: Place, method: Method, told: Any
 ) -> None:  # R3
     async with place.served(), place.client() as db:
-        await db.link.call(method, told, again=True)
+        with trio.fail_after(5):
+            await db.link.call(method, told, again=True)
         [peer] = place.server._serving  # type: ignore[union-attr]
         assert not peer.calls
 
@@ -496,7 +505,7 @@ async def test_an_answer_that_cannot_be_sent_is_told_and_counted_once(place: Pla
     async with place.served(), place.client() as db:
         handlers = place.server._handlers  # type: ignore[union-attr]
         monkeypatch.setitem(handlers, int(Method.LAST), lambda session, peer, id, _: peer.reply(id, object()))
-        with pytest.raises(perco.BackgroundFailure, match="a bug in perco: TypeError"):
+        with trio.fail_after(5), pytest.raises(perco.BackgroundFailure, match="a bug in perco: TypeError"):
             await db.link.call(Method.LAST, None, again=True)
         [peer] = place.server._serving  # type: ignore[union-attr]
         assert not peer.calls
