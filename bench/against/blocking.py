@@ -30,6 +30,7 @@ class BlockingClient:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._decoder = FrameDecoder(_FRAME_BYTES_MAX)
+        self._heard: list[Any] = []
         self._pack = packer()
         session = secrets.token_hex(16)
         self._token = session[:16]
@@ -42,14 +43,14 @@ class BlockingClient:
         self._socket.close()
 
     def _receive(self) -> Any:
-        while True:
+        """The next message."""
+        while not self._heard:
             data = self._socket.recv(1 << 16)
             if not data:
                 raise ConnectionError("the server has closed the connection")
             for messages in self._decoder.feed(data):
-                for message in messages:
-                    if len(message) < 3 or message[1] != PUSH:
-                        return message
+                self._heard += messages
+        return self._heard.pop(0)
 
     def fileno(self) -> int:
         """Of its socket."""
@@ -63,6 +64,8 @@ class BlockingClient:
     def heard(self) -> Any:
         """The answer to what was asked. Raises: what the server answers."""
         id, status, value = self._receive()
+        while status == PUSH:
+            id, status, value = self._receive()
         assert id == self._next
         if status != OK:
             raise unpack_error(value)
