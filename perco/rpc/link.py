@@ -8,8 +8,8 @@ R4  A call is answered once, by the connection that it was sent on. When that br
 R5  ... if the server still holds what this client needs (R7). Else what was to be read of that (`held=True`) is
     answered with SessionEnded.
 R6  A server that is away is tried again at growing, random intervals, by one task, however many wait. What waits longer
-    than `patience_s` ends as Unavailable. A server that refuses (a wrong token, another version) is not tried again
-    before somebody asks.
+    than `patience_s` ends as Unavailable. So is one that has no room for another connection. A server that refuses for good
+    (a wrong token, another version) is not tried again before somebody asks.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Link:
         name: of the server, for people.
         connect: makes a stream. Raises: OSError.
         hello: what to greet with.
-        welcomed: told the server's greeting; returns whether all is held still. Raises: PercoError for one that
-            refuses.
+        welcomed: told the server's greeting; returns whether all is held still. Raises: Unavailable for one that has
+            no room now, another PercoError for one that refuses.
         pushed: told what the server says of its own accord.
     """
 
@@ -181,7 +181,7 @@ class Link:
 
     def _unavailable(self) -> Unavailable:
         away_s = trio.current_time() - self._away_since
-        return Unavailable(f"the server at {self.name} has not answered for {away_s:.0f} s ({self._last})")
+        return Unavailable(f"the server at {self.name} was not reached for {away_s:.0f} s ({self._last})")
 
     def _gone(self) -> SessionEnded:
         return SessionEnded(f"the server at {self.name} has let go of what this client held")
@@ -210,6 +210,9 @@ class Link:
                 try:
                     await self._once()
                     pause_s = _PAUSE_S
+                except Unavailable as error:
+                    self._last = str(error)
+                    log.info("no connection to %s: %s", self.name, self._last)
                 except PercoError as error:
                     self._refused = error
                 except (OSError, WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError) as error:

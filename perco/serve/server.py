@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import trio
 
-from perco.errors import PercoError, SessionEnded, UsageError, VersionMismatch
+from perco.errors import PercoError, SessionEnded, Unavailable, UsageError, VersionMismatch
 from perco.notify.database import Database
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
@@ -228,7 +228,7 @@ class Server:
     async def _talk(self, channel: Channel, wanted: bytes | None) -> None:
         with trio.move_on_after(self._options.connect_s) as scope:
             version, token, name, held = read_hello(await channel.greeting(alone=True))
-            error = self._why_not(version, token, wanted)
+            error = self._why_not(version, token, wanted, name)
             if error is not None:
                 log.warning("a client was turned away: %s", error)
                 await channel.greet(turned_away(error))
@@ -248,14 +248,16 @@ class Server:
                 session.peer = None
                 session.last_heard = trio.current_time()
 
-    def _why_not(self, version: int, token: bytes, wanted: bytes | None) -> PercoError | None:
+    def _why_not(self, version: int, token: bytes, wanted: bytes | None, name: str) -> PercoError | None:
         mismatch: VersionMismatch | None = check_version(version)
         if mismatch is not None:
             return mismatch
         if wanted is not None and not hmac.compare_digest(token, wanted):
             return wrong_token(bool(token))
-        if self._connections > self._options.connections_max:
-            return UsageError(
+        before = self.sessions.all.get(name)
+        replaces = before is not None and before.peer is not None
+        if self._connections - replaces > self._options.connections_max:
+            return Unavailable(
                 f"this server has {self._options.connections_max} connections already; close some, or allow more "
                 "(WireOptions.connections_max)"
             )

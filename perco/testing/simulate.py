@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import signal
 import sys
 import time
 import traceback
-from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 
 from perco.testing.shrink import ShrinkOptions, shrink
 from perco.testing.simulation import CRASHES, FAULTS, PAUSE, STEPS, Outcome, faults_of, simulate
 
 _SEEDS = 200  # with fewer, many a pair of step and fault does not come up
 _SEEDS_WHOLE = 2000  # with so many, each has to
+_PART = 4  # seeds that a process takes at a time
+_PARTS_AHEAD = 8  # for each process
 
 COMMAND = "python -m perco.testing.simulate --seed"
 
@@ -27,6 +31,10 @@ def _one(seed: int) -> Outcome:
         return simulate(seed)
     except Exception as error:  # a run that cannot go on is a finding like any other
         return Outcome(seed, problems=["".join(traceback.format_exception(error)).strip()])
+
+
+def _some(seeds: range) -> list[Outcome]:
+    return [_one(seed) for seed in seeds]
 
 
 def table(fired: Counter[tuple[str, str]]) -> tuple[str, list[str]]:
@@ -99,13 +107,34 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def _end_interrupted(signum: int, frame: object) -> None:
+    """At once. A KeyboardInterrupt might hit the locks of the pool, which turn it into a failure of their own."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    os.write(sys.stderr.fileno(), b"interrupted\n")
+    os._exit(130)
+
+
+def _outcomes(pool: ProcessPoolExecutor, seeds: range, processes: int) -> Iterator[Outcome]:
+    """In the order of the seeds, a few of which are given out ahead."""
+    parts = (seeds[start : start + _PART] for start in range(0, len(seeds), _PART))
+    ahead: deque[Future[list[Outcome]]] = deque()
+    for part in parts:
+        ahead.append(pool.submit(_some, part))
+        if len(ahead) > _PARTS_AHEAD * processes:
+            yield from ahead.popleft().result()
+    while ahead:
+        yield from ahead.popleft().result()
+
+
 def _many(seeds: range, processes: int | None) -> int:
     fired: Counter[tuple[str, str]] = Counter()
     total = Outcome(0)
     bad = 0
+    processes = processes or os.cpu_count() or 1
     began = time.perf_counter()
     with ProcessPoolExecutor(processes, initializer=_ignore_interrupts) as pool:
-        for n, outcome in enumerate(pool.map(_one, seeds, chunksize=4), 1):
+        for n, outcome in enumerate(_outcomes(pool, seeds, processes), 1):
             fired += outcome.fired
             for name in _COUNTED:
                 setattr(total, name, getattr(total, name) + getattr(outcome, name))
@@ -114,7 +143,7 @@ def _many(seeds: range, processes: int | None) -> int:
                 again = f"{COMMAND} {outcome.seed}"
                 text = outcome.problems[0]
                 print(f"seed {outcome.seed}: {text}\n    again: {again}\n    short: {again} --shrink", flush=True)
-            if n % 4 == 0 and sys.stderr.isatty():
+            if n % _PART == 0 and sys.stderr.isatty():
                 print(f"\r{n} of {len(seeds)}", end="", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - began
     print(
@@ -139,8 +168,5 @@ def _many(seeds: range, processes: int | None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    signal.signal(signal.SIGINT, _end_interrupted)
+    sys.exit(main())

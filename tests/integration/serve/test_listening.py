@@ -8,6 +8,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -258,17 +259,42 @@ async def test_who_drips_is_sent_away(tmp_path: Path) -> None:  # R2
         assert not owner.server.sessions.all
 
 
-async def test_more_connections_than_it_takes(tmp_path: Path) -> None:
+async def test_a_client_of_a_full_server_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = replace(OPTIONS, wire=replace(WIRE, connections_max=2))
     opening = perco.open(tmp_path / "store", SCHEMA, options=options)
     async with opening:
+        turned_away = trio.Event()
+        why_not = opening.server._why_not
+
+        def noticed(*greeting: object) -> PercoError | None:
+            error = why_not(*greeting)
+            if isinstance(error, perco.Unavailable):
+                assert "2 connections already" in str(error)
+                turned_away.set()
+            return error
+
+        monkeypatch.setattr(opening.server, "_why_not", noticed)
         url = f"unix:{tmp_path / 'store' / 'socket'}"
         async with perco.open(url, SCHEMA, options=OPTIONS) as one:
             idle = await trio.open_unix_socket(str(tmp_path / "store" / "socket"))
-            with pytest.raises(perco.UsageError, match="2 connections already"):
-                await on(url, writes)
-            await writes(one)
-            await idle.aclose()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(on, url, writes)
+                await turned_away.wait()
+                await writes(one)
+                await idle.aclose()
+
+
+async def test_a_client_that_comes_back_finds_room_though_its_former_connection_still_counts(tmp_path: Path) -> None:
+    options = replace(OPTIONS, wire=replace(WIRE, connections_max=1))
+    async with perco.open(tmp_path / "store", SCHEMA, options=options):
+        former = await trio.open_unix_socket(str(tmp_path / "store" / "socket"))
+        await former.send_all(hellos())
+        assert await former.receive_some()
+        again = await trio.open_unix_socket(str(tmp_path / "store" / "socket"))
+        await again.send_all(hellos())
+        assert b"Unavailable" not in await again.receive_some()
+        await former.aclose()
+        await again.aclose()
 
 
 def test_serve_says_where_and_ends_in_order(tmp_path: Path) -> None:
@@ -277,9 +303,10 @@ def test_serve_says_where_and_ends_in_order(tmp_path: Path) -> None:
 
     command = [sys.executable, "-m", "perco", "serve", str(tmp_path / "store"), "--durability", "process"]
     more = ("--listen", "tcp://localhost:0", "--connections", "1")
-    process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
+        assert process.stderr is not None
         ready = process.stdout.readline()
         assert f"unix:{tmp_path / 'store' / 'socket'}, tcp://localhost:" in ready
         port = ready.split("tcp://localhost:")[1].split()[0]
@@ -288,8 +315,11 @@ def test_serve_says_where_and_ends_in_order(tmp_path: Path) -> None:
             idle.connect(str(tmp_path / "store" / "socket"))
             idle.sendall(frame([packed(hello(b"", "idle", ()))]))
             assert idle.recv(1 << 16)
-            with pytest.raises(perco.UsageError, match="1 connections already"):
-                trio.run(on, f"tcp://localhost:{port}", writes)
+            with ThreadPoolExecutor() as pool:
+                waiting = pool.submit(trio.run, on, f"tcp://localhost:{port}", writes)
+                assert "this server has 1 connections already" in process.stderr.readline()
+                idle.close()
+                waiting.result()
         process.send_signal(signal.SIGTERM)
         told, _ = process.communicate()
         assert process.returncode == 0
