@@ -81,6 +81,7 @@ from perco.txn.heartbeat import HeartbeatOptions as HeartbeatOptions
 from perco.txn.holds import Holder as Holder, Pin as Pin
 from perco.txn.oracle import OracleOptions as OracleOptions
 from perco.txn.past import PinnedSnapshot as PinnedSnapshot
+from perco.txn.prefetch import PrefetchCounters as PrefetchCounters, PrefetchOptions as PrefetchOptions
 from perco.txn.reads import Isolation as Isolation
 from perco.txn.retention import Keep as Keep, Removed as Removed
 from perco.txn.scan import Scan as Scan

@@ -43,6 +43,7 @@ ORDER = {
             "retention",
             "snapshot",
             "reads",
+            "prefetch",
             "mutations",
             "failed",
             "commit",

@@ -108,7 +108,7 @@ class Retrying:
     ) -> T:
         """As `Database.run`."""
         must_give(function, "an `async def` function")
-        tries = Tries(self._client, self._retry, self._serializable)
+        tries = Tries(self._client, self._retry, self._serializable, function)
         try:
             return await self._run(tries, function, args, kwargs)
         except BaseException:

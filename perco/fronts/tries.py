@@ -16,14 +16,17 @@ import trio
 from perco.errors import UsageError
 from perco.txn.attempts import Attempt, Attempts, RetryOptions, late
 from perco.txn.client import Client
+from perco.txn.prefetch import name_of
 from perco.txn.transaction import Transaction
 
 
 class Tries:
     """Attempts of one transaction. `began`: whether the one under way has a transaction; `done`: there is no other."""
 
-    def __init__(self, client: Client, retry: RetryOptions, serializable: bool) -> None:
-        self.client, self.retry, self.serializable = client, retry, serializable
+    def __init__(
+        self, client: Client, retry: RetryOptions, serializable: bool, function: Callable[..., Any] | None = None
+    ) -> None:
+        self.client, self.retry, self.serializable, self._function = client, retry, serializable, function
         self._made_at = perf_counter()
         self._attempts: Attempts | None = None
         self._attempt: Attempt | None = None
@@ -45,6 +48,7 @@ class Tries:
             self._attempts = Attempts(self.client, self.retry, self.serializable)
             self._attempt = Attempt(self._attempts)
             self._attempt._txn = txn
+            self._named(txn)
         return txn
 
     async def begin(self) -> Transaction:
@@ -56,7 +60,14 @@ class Tries:
         attempt = await anext(self._attempts)
         txn = await attempt.__aenter__()
         self._attempt = attempt
+        self._named(txn)
         return txn
+
+    def _named(self, txn: Transaction) -> None:
+        """What is read ahead goes by the function, as in `Client.run`."""
+        prefetch = self.client.prefetch
+        if prefetch.on and self._function is not None:
+            txn._ahead = prefetch.begin(name_of(self._function))
 
     async def finish(self, error: BaseException | None) -> bool:
         """On the loop: commit, or discard for an error; whether there is to be another attempt.

@@ -38,12 +38,13 @@ from perco.notify.failing import FailureLog, ObserverFailedError, note_failure, 
 from perco.notify.outputs import Outputs
 from perco.notify.rowlocks import Elsewhere, RowLocks
 from perco.options import check_options
-from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, Failed, Mutation, Query, ScanCell
+from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, Failed, Mutation, Query, RowCells, ScanCell
 from perco.txn.catalogue import Bound
 from perco.txn.client import Client
 from perco.txn.codecs import decoded, decoded_key
 from perco.txn.mutations import Intent
 from perco.txn.oracle import note_from
+from perco.txn.prefetch import Ahead, Raw
 from perco.txn.records import (
     ACK,
     SIGNAL,
@@ -422,6 +423,8 @@ class Worker:
         if self.observers.get(number) is not observer:
             return True  # N10: it is another's by now
         txn._version = self._binds
+        if client.prefetch.on:
+            txn._ahead = client.prefetch.begin(observer.id)
         claim = self._claim_signal if isinstance(observer.column, Signal) else self._claim
         claimed = await claim(txn, observer, table, row, ack)
         if isinstance(claimed, bool):
@@ -484,12 +487,13 @@ class Worker:
         driver, start_ts, column = self.client.driver, txn.start_ts, observed_column(ack)
         if driver.entered.cells:
             await driver.past_cells(((table, row, ack), (table, row, column)), start_ts)  # C4
-        [cells] = await driver.store.read([(table, row, claim_queries(column, ack, start_ts))])
+        ahead = txn._ahead
+        cells, read = await self._read_claim(ahead, table, row, column, claim_queries(column, ack, start_ts), start_ts)
         try:
             cell = Cellref(table, row, ack)
             verdict = decide(cells, start_ts, observer.version)
             cell = Cellref(table, row, column)
-            there = look(cells[3], cells[4])
+            there = look(cells[3], cells[4]) if ahead is None or read is None else ahead.look(table, column, read)
         except Corruption as error:
             raise driver.at(cell, error) from error
         match verdict:
@@ -507,6 +511,8 @@ class Worker:
         if len(verdict.covers) == COVERS_MAX:
             verdict = await self._with_older(verdict, Cellref(table, row, ack))
         seen = await driver.finish(table, row, column, start_ts, there)
+        if ahead is not None:
+            ahead.keep(table, row, column, seen)
         del cells  # a run may wait long
         txn._ack = Intent(table, row, ack, ACK, self._marks[observer_of(ack)][0] + verdict.cause, (), verdict.removes)
         txn._known = ((table, row, column), seen)  # the function will want it: it is not read twice
@@ -520,7 +526,7 @@ class Worker:
         """The same for a signal: there is nothing to see but that it was raised, and when (N5)."""
         driver, start_ts = self.client.driver, txn.start_ts
         cell = Cellref(table, row, ack)
-        [cells] = await driver.store.read([(table, row, signal_queries(ack, start_ts))])
+        cells, _ = await self._read_claim(txn._ahead, table, row, ack, signal_queries(ack, start_ts), start_ts)
         try:
             verdict = decide_signal(cells, start_ts)
         except Corruption as error:
@@ -537,6 +543,22 @@ class Worker:
             verdict = await self._with_older(verdict, cell)
         txn._signals = {(table, row, ack): Intent(table, row, ack, SIGNAL, b"", (), verdict.removes)}
         return verdict, Missing(verdict.covers[0])
+
+    async def _read_claim(
+        self, ahead: Ahead | None, table: str, row: bytes, column: int, queries: list[Query], ts: int
+    ) -> tuple[RowCells, Raw | None]:
+        """What a claim asks of its row, and with it what the observer is likely to read of that; then also what is
+        observed, as `ahead` takes it."""
+        driver = self.client.driver
+        if ahead is None:
+            [cells] = await driver.store.read([(table, row, queries)])
+            return cells, None
+        plan = driver.not_entered(table, ahead.plan(table, row, (column,)), ts)
+        # The lock and the record of what is observed are in a claim already; of a signal there is none.
+        [found] = await driver.store.read([(table, row, [*queries, *plan.queries(ts)[2:]])])
+        cells, more = found[: len(queries)], found[len(queries) :]
+        [(_, read)] = ahead.took(table, plan, [*(cells[3:5] if len(cells) > 4 else ([], [])), *more])
+        return cells, read
 
     async def _commit(self, txn: Transaction, table: str, row: bytes, ack: int, run: Run) -> None:
         """A run's transaction; N5: one that writes, raises and locks nothing leaves nothing, not even that it was."""

@@ -8,8 +8,8 @@ R4  A call is answered once, by the connection that it was sent on. When that br
 R5  ... if the server still holds what this client needs (R7). Else what was to be read of that (`held=True`) is
     answered with SessionEnded.
 R6  A server that is away is tried again at growing, random intervals, by one task, however many wait. What waits longer
-    than `patience_s` ends as Unavailable. So is one that has no room for another connection. A server that refuses for good
-    (a wrong token, another version) is not tried again before somebody asks.
+    than `patience_s` ends as Unavailable. So is one that has no room for another connection. A server that refuses for
+    good (a wrong token, another version) is not tried again before somebody asks.
 """
 
 from __future__ import annotations

@@ -83,6 +83,8 @@ class RemoteLocal:
 class RemoteDatabase(Database):
     """A served store, opened. Made by `perco.open`."""
 
+    served = True
+
     def __init__(
         self,
         schema: Schema,

@@ -107,7 +107,7 @@ class Retrying:
     def run(self, function: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """As `Database.run`."""
         must_give(function, "a function")
-        tries = Tries(self._client, self._retry, self._serializable)
+        tries = Tries(self._client, self._retry, self._serializable, function)
         while True:
             txn = Transaction(self._port, self._client, None, tries)
             ending = False

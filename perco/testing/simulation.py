@@ -53,7 +53,7 @@ from perco.testing.history import FAIL, OK, UNKNOWN, Ops, record
 from perco.testing.isolation import check as check_history
 from perco.testing.machine import CrashedError, Machine
 from perco.testing.plan import Plan
-from perco.testing.workloads import FAILING_OFTEN, KINDS, OFTEN, SIGNALS_OFTEN, Clients, World
+from perco.testing.workloads import FAILING_OFTEN, KINDS, MIRRORED_OFTEN, OFTEN, SIGNALS_OFTEN, Clients, World
 from perco.txn.backfill import BackfillOptions
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import CheckOptions, check as check_store
@@ -61,6 +61,7 @@ from perco.txn.client import Options
 from perco.txn.driver import CommitOptions, Driver
 from perco.txn.fates import Fates
 from perco.txn.oracle import Oracle, OracleOptions
+from perco.txn.prefetch import PrefetchOptions
 from perco.txn.records import Cellref, Lock
 from perco.txn.retention import Keep
 from perco.txn.transaction import Transaction
@@ -431,6 +432,8 @@ class Simulation:
             self.kinds |= {"signals"}
         if plan.random("failing").random() < FAILING_OFTEN:
             self.kinds |= {"failing", "napping"}  # N6: one gives up while another's run takes its time
+        if plan.random("mirrored").random() < MIRRORED_OFTEN:
+            self.kinds |= {"mirrored"}
         self.growth = Growth(plan)
         if self.growth.active:
             self.kinds |= {"journal"}
@@ -565,11 +568,13 @@ class Simulation:
         self._renewed |= late
         # A vacuum may be the first to meet the locks that others have left (G2).
         sweeps_at = rng.choice((0.0, 0.05, 0.2)) if self._vacuums else 0.0
+        ahead = "mirrored" in self.kinds and rng.random() < 0.8
         options = Options(
             wall=self._wall(process),
             seed=rng.getrandbits(32),
             oracle=OracleOptions(range_size=rng.choice((40, 300, 3000))),
             commit=CommitOptions(one_step=rng.random() < 0.6),
+            prefetch=PrefetchOptions(cache=ahead, predict=ahead),
             backfill=BackfillOptions(share=1.0, page_rows=8),
         )
         fates: list[_Hasty | LeasedFates] = []

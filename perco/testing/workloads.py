@@ -48,6 +48,7 @@ KINDS: Final = (
 OFTEN: Final = {"serializable": 0.2, "locks": 0.2, "vacuum": 0.8}  # else half of the seeds have it
 SIGNALS_OFTEN: Final = 0.22  # of the seeds have signals
 FAILING_OFTEN: Final = 0.3  # of the seeds have observers that fail
+MIRRORED_OFTEN: Final = 0.15  # of the seeds read ahead, and have lists that are there twice in a row
 _FAILS: Final = 0.4  # of their runs
 _ACCOUNTS: Final = [f"a{i}" for i in range(6)]
 _FUNDS: Final = 100  # on an account that nobody has touched
@@ -57,6 +58,7 @@ _PAST_MAX: Final = 16  # snapshots that are looked at again
 _TOKENS_MAX: Final = 40  # transactions that are asked for again
 _NAPS_S: Final = (0.0, 0.0, 0.01, 0.03)  # of an observer
 _WAIT_S: Final = 0.5  # for observers, at most
+_PADDING: Final = "-" * 300  # makes what stands in the mirror too long to ride in its record
 LONG: Final = 1 << 40  # numbers from here on make a list too long to ride in its record
 
 
@@ -102,6 +104,7 @@ class World:
         lists = Table("lists", key=TEXT, splits=[self.keys[keys // 3], self.keys[2 * keys // 3]], keep=keep)
         derived = Table("derived", key=TEXT, splits=[self.keys[keys // 2]], keep=keep)
         self.values: Column[str, Any] = lists.column("values", MSGPACK)
+        self.mirror: Column[str, Any] = lists.column("mirror", MSGPACK)  # the same, if the run is for that
         self.length = derived.column("length", INT64)
         self.twice = derived.column("twice", INT64)
         self.last = lists.column("last", INT64)
@@ -358,10 +361,13 @@ class Clients:
             for row in rows:
                 found[row] = await txn.get(values, row)
                 await trio.sleep(rng.choice((0.0, 0.005, 0.02)))
+                await self._in_the_mirror(txn, world, row, found[row])
         elif rng.random() < 0.5:
             found = {row.key: row[values] async for row in txn.scan(values.table, start=keys[0], columns=[values])}
         else:
             found = await txn.get_many(values, rows)
+            for row in rows:
+                await self._in_the_mirror(txn, world, row, found[row])
         for key in keys:
             ops.read(key, self.one_of(key, found)[1])
 
@@ -369,13 +375,25 @@ class Clients:
         """Returns the rows that it wrote."""
         written = set()
         for key in rng.sample(world.keys, rng.randint(1, 3)):
-            row, seen = self.one_of(key, {row: await txn.get(world.values, row) for row in self._rows(key)})
+            found = {row: await txn.get(world.values, row) for row in self._rows(key)}
+            for row in found:
+                await self._in_the_mirror(txn, world, row, found[row])
+            row, seen = self.one_of(key, found)
             ops.read(key, seen)
             if rng.random() < 0.7:
                 written.add(self._append_to(txn, world, ops, rng, key, row, seen))
             if rng.random() < 0.2:
                 await trio.sleep(rng.choice((0.0, 0.003)))
         return written
+
+    async def _in_the_mirror(self, txn: Transaction, world: World, row: str, seen: list[int] | None) -> None:
+        """What is read of a row later is what was written with what was read of it first, though it may have been read
+        ahead."""
+        if "mirrored" in self.kinds:
+            found = await txn.get(world.mirror, row)
+            mirrored = None if found is None else found[1]
+            if mirrored != seen:
+                self._problem(f"T9: at {txn.start_ts} {row} has {seen}, and in the mirror it has {mirrored}")
 
     def _append_to(
         self, txn: Transaction, world: World, ops: Ops, rng: random.Random, key: str, row: str, seen: list[int]
@@ -384,8 +402,12 @@ class Clients:
         ops.append(key, self._count)
         if "moves" in self.kinds and seen and rng.random() < 0.3:
             txn.delete(world.values, row)
+            if "mirrored" in self.kinds:
+                txn.delete(world.mirror, row)
             row = twin(key) if row == key else key
         txn.set(world.values, row, [*seen, self._count])
+        if "mirrored" in self.kinds:
+            txn.set(world.mirror, row, (_PADDING, [*seen, self._count]))
         if "journal" in self.kinds:
             txn.set(world.entry, self._count, key)
         if "signals" in self.kinds:

@@ -8,13 +8,14 @@ T15 A snapshot at a past timestamp is checked against what was issued and what w
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import random
 import struct
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -48,6 +49,7 @@ from perco.txn.local import LocalStore
 from perco.txn.oracle import Oracle, OracleOptions, oldest_wall
 from perco.txn.past import PastSnapshot, PinnedSnapshot
 from perco.txn.pins import pins_in
+from perco.txn.prefetch import Predictor, PrefetchCounters, PrefetchOptions, name_of
 from perco.txn.reads import Isolation, Reads, is_serializable
 from perco.txn.records import Cellref
 from perco.txn.schema import Column, Schema, Signal
@@ -105,6 +107,7 @@ class Options:
     commit: CommitOptions = field(default_factory=CommitOptions)
     retry: RetryOptions = field(default_factory=RetryOptions)
     transaction: TransactionOptions = field(default_factory=TransactionOptions)
+    prefetch: PrefetchOptions = field(default_factory=PrefetchOptions)
     heartbeat: HeartbeatOptions = field(default_factory=HeartbeatOptions)
     vacuum: VacuumOptions = field(default_factory=VacuumOptions)
     backfill: BackfillOptions = field(default_factory=BackfillOptions)
@@ -122,7 +125,8 @@ class Options:
 class Statistics:
     """What a store did since it was opened.
 
-    Attributes: `damaged`: stored cells that tasks of the store's own could not read and went on without, the first
+    Attributes: `prefetch`: by observer and function that has run; "transaction" and "snapshot" are those opened as
+    blocks. `damaged`: stored cells that tasks of the store's own could not read and went on without, the first
     1000; `perco check` finds them all.
     """
 
@@ -134,11 +138,14 @@ class Statistics:
     loop: LoopStatistics
     vacuum: VacuumStatistics
     turns: TurnCounters
+    prefetch: Mapping[str, PrefetchCounters]
     damaged: tuple[str, ...] = ()
 
 
 class Client:
     """Transactions over one opened store. Loop thread only; made by `perco.open`."""
+
+    served = False  # whether the store is in another process
 
     def __init__(self, local: LocalStore, schema: Schema, options: Options) -> None:
         self.local, self.schema, self.config = local, schema, options
@@ -152,6 +159,7 @@ class Client:
         self.oracle = Oracle(local.store, options.oracle, options.wall)
         self.background = Background()
         self.lines = Lines()  # of those who conflict
+        self.prefetch = Predictor(options.prefetch, served=self.served)
         self._pinned: set[str] = set()  # names of pins whose block has not ended
         self.driver = Driver(local.store, self.oracle, self.fates, options.commit, self.background, options.on_event)
         self.driver.name = self.name_of
@@ -201,6 +209,7 @@ class Client:
         last: list[Transaction] = []
         met: list[TransientError] = []
 
+        @functools.wraps(function)
         def noted(txn: Transaction, *args: Any, **kwargs: Any) -> Awaitable[T]:
             last[:] = [txn]
             return function(txn, *args, **kwargs)
@@ -226,6 +235,8 @@ class Client:
             if background.ended or local.forked or local.readonly:
                 self.usable(writing=True)
             txn = Transaction(self, self.oracle.draw_nowait() or await self.oracle.draw())
+            if self.prefetch.on:
+                txn._ahead = self.prefetch.begin(name_of(function))
             if serializable:
                 txn._reads = Reads(self.config.transaction.reads_max)
             running: Awaitable[T] | None = None
@@ -307,6 +318,8 @@ class Client:
 
     def _begun(self, start_ts: int, serializable: bool) -> Transaction:
         txn = Transaction(self, start_ts)
+        if self.prefetch.on:
+            txn._ahead = self.prefetch.begin("transaction")
         if serializable:
             txn._reads = Reads(self.config.transaction.reads_max)
         return txn
@@ -364,6 +377,8 @@ class Client:
                 raise UsageError(f"there is no snapshot at {ts}: timestamps so far are 1 to {self.oracle.last}")
             return await self._held(ts)
         snap = Snapshot(self, await self.oracle.draw())
+        if self.prefetch.on:
+            snap._ahead = self.prefetch.begin("snapshot")
         self.oracle.holds.open.add(snap.start_ts)
         return snap
 
@@ -603,6 +618,7 @@ class Client:
             self.heartbeat.statistics(),
             self.vacuuming.statistics(),
             self.lines.statistics(),
+            self.prefetch.statistics(),
             damaged=tuple(self.driver.damaged),
         )
 

@@ -61,6 +61,7 @@ from perco.txn.commit import Commit, State
 from perco.txn.entered import Entered, Entry, Where
 from perco.txn.fates import Fates
 from perco.txn.oracle import Oracle
+from perco.txn.prefetch import Plan
 from perco.txn.reads import Stale
 from perco.txn.records import PUT, PUT_DATA, READ, Cellref, Lock, unpack_lock
 from perco.txn.recovery import Recovery, Step, primary_queries
@@ -281,6 +282,15 @@ class Driver:
         """C4: until the entries of these cells at or below `ts` have left; what enters from now on is above it."""
         for entry in self.entered.among(cells, ts):
             await self.past(entry)
+
+    def not_entered(self, table: str, plan: Plan, ts: int) -> Plan:
+        """C4: of what is to be read ahead, what has no entry at or below `ts`: for that nobody waits."""
+        met = set()
+        for column in plan.columns[plan.asked :]:
+            entry = self.entered.cells.get((table, plan.row, column))
+            if entry is not None and entry.commit_ts <= ts:
+                met.add(column)
+        return plan.without(met) if met else plan
 
     async def visible(self, ts: int) -> None:
         """C4: until whatever commits in one step at or below `ts` can be seen by all, in other processes too."""

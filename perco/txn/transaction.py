@@ -33,6 +33,7 @@ from perco.txn.codecs import decoded, encoded
 from perco.txn.commit import Commit
 from perco.txn.driver import ConflictAt, Driver, StaleAt, conflict, make_token
 from perco.txn.mutations import Header, Intent
+from perco.txn.prefetch import Ahead, Plan
 from perco.txn.reads import Isolation, Reads
 from perco.txn.records import BARE, DELETE, PUT, PUT_DATA, READ, SHORT_VALUE_BYTES, SIGNAL, Cellref, bare_column
 from perco.txn.scan import Scan, range_of
@@ -107,13 +108,14 @@ class Snapshot:
     that it stands on, else None.
     """
 
-    __slots__ = ("_bounds", "_client", "_driver", "_known", "_open", "_reads", "_writes", "start_ts", "wall")
+    __slots__ = ("_ahead", "_bounds", "_client", "_driver", "_known", "_open", "_reads", "_writes", "start_ts", "wall")
 
     def __init__(self, client: Client, start_ts: int) -> None:
         self.wall: float | None = None
         self._open = True
         self._known: tuple[_WHERE, Value | Missing] | None = None  # what an observer's run read before its function
         self._reads: Reads | None = None  # of a serializable transaction (T14)
+        self._ahead: Ahead | None = None  # what it keeps, and what is read ahead for it
         self._client = client
         self._driver: Driver = client.driver
         self._bounds = client.bounds
@@ -125,6 +127,8 @@ class Snapshot:
         if self._open:
             self._open = False
             self._let_go()
+            if self._ahead is not None:
+                self._ahead.end()
 
     def _let_go(self) -> None:
         self._client.oracle.holds.open.discard(self.start_ts)
@@ -159,6 +163,8 @@ class Snapshot:
         if self._known is not None and self._known[0] == (bound.table, row, number):
             seen = self._known[1]
             await trio.lowlevel.checkpoint_if_cancelled()
+        elif self._ahead is not None:
+            seen = (await self._see_ahead(self._ahead, bound.table, ((row, (number,)),)))[row, number]
         else:
             driver = self._driver
             if driver.entered.cells:
@@ -280,6 +286,9 @@ class Snapshot:
         out: dict[tuple[bytes, int], Value | Missing] = {}
         for at in range(0, len(wanted), _ROWS_PER_READ):
             chunk = wanted[at : at + _ROWS_PER_READ]
+            if self._ahead is not None:
+                out.update(await self._see_ahead(self._ahead, table, chunk))
+                continue
             requests: list[ReadRequest] = [
                 (table, row, [q for c in columns for q in ((LOCK, c, 0, ts, 1), (WRITE, c, 0, ts, 1))])
                 for row, columns in chunk
@@ -298,6 +307,49 @@ class Snapshot:
         if self._reads is not None:
             for (row, column), found_there in out.items():
                 self._reads.note(table, row, column, found_there.commit_ts)
+        return out
+
+    async def _see_ahead(
+        self, ahead: Ahead, table: str, wanted: Sequence[tuple[bytes, tuple[int, ...]]]
+    ) -> dict[tuple[bytes, int], Value | Missing]:
+        """The same, of what the transaction has; what it has not is read, with what is likely to be read later."""
+        driver, ts = self._driver, self.start_ts
+        out: dict[tuple[bytes, int], Value | Missing] = {}
+        seen: dict[tuple[bytes, int], Seen] = {}
+        plans: list[Plan] = []
+        try:
+            for row, columns in wanted:
+                unknown = []
+                for column in columns:
+                    found = ahead.find(table, row, column)
+                    if found is None:
+                        unknown.append(column)
+                    elif type(found) is InData:
+                        seen[row, column] = found
+                    else:
+                        out[row, column] = found  # type: ignore[assignment]
+                if unknown:
+                    plans.append(ahead.plan(table, row, unknown))
+            if plans:
+                if driver.entered.cells:  # C4
+                    plans = [driver.not_entered(table, plan, ts) for plan in plans]
+                    asked = [(table, plan.row, column) for plan in plans for column in plan.columns[: plan.asked]]
+                    await driver.past_cells(asked, ts)
+                found_there = await driver.reads.read([(table, plan.row, plan.queries(ts)) for plan in plans])
+                for plan, cells in zip(plans, found_there, strict=True):
+                    row = plan.row
+                    for column, raw in ahead.took(table, plan, cells):
+                        seen[row, column] = ahead.look(table, column, raw)
+        except Corruption as error:
+            raise driver.at(Cellref(table, row, column), error) from error
+        if seen:
+            for (row, column), value in (await self._finish(table, seen)).items():
+                ahead.keep(table, row, column, value)
+                out[row, column] = value
+        elif ahead.rests():
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
         return out
 
     async def _finish(
@@ -498,6 +550,8 @@ class Transaction(Snapshot):
                 break
         commit = Commit(header, parts, self._reads, one_step=one_step)
         self._open = False  # from here on the driver says when it is done (G1)
+        if self._ahead is not None:
+            self._ahead.end()
         try:
             self.commit_ts = await driver.commit(
                 commit, observed=observed, version=self._version or client.catalogue.binds

@@ -17,6 +17,7 @@ import pytest
 from perco.testing.plan import Plan
 from perco.testing.shrink import fails
 from tests.testing.mutants import MUTANTS, SLOW
+from tests.testing.mutants_ahead import AHEAD
 from tests.testing.mutants_failing import FAILING
 from tests.testing.mutants_growing import GROWING
 from tests.testing.mutants_one_step import ONE_STEP
@@ -25,7 +26,7 @@ from tests.testing.mutants_signals import SIGNALS, SIGNALS_SLOW
 from tests.testing.serializable_runs import Mode, seeds_to_anomaly
 
 SEEDS_MAX = 200  # within which a mutant has to die
-ALL = {**MUTANTS, **SLOW, **ONE_STEP, **SIGNALS, **SIGNALS_SLOW, **SERIALIZABLE, **LOCKS, **FAILING, **GROWING}
+ALL = {**MUTANTS, **SLOW, **ONE_STEP, **SIGNALS, **SIGNALS_SLOW, **SERIALIZABLE, **LOCKS, **FAILING, **GROWING, **AHEAD}
 
 
 def death(name: str, first: int = 0, seconds: float = float("inf")) -> tuple[int, str]:

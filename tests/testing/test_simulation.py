@@ -14,6 +14,7 @@ from perco.testing.plan import Plan
 from perco.testing.shrink import Shrinker, ShrinkOptions, fails, kind_of_problem, shrink
 from perco.testing.simulation import CRASHES, FAULTS, PAUSE, STEPS, Outcome, SimulationOptions, run_plan, simulate
 from tests.testing.mutants import HARMLESS, MUTANTS, PROTECTED, SLOW, Mutant
+from tests.testing.mutants_ahead import AHEAD
 from tests.testing.mutants_failing import FAILING
 from tests.testing.mutants_growing import GROWING
 from tests.testing.mutants_one_step import ONE_STEP, ONE_STEP_HARMLESS
@@ -24,7 +25,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
 
 SEEDS_MAX = 200  # within which a mutant has to die
 OPTIONS = SimulationOptions()
-ALL_MUTANTS = {**MUTANTS, **ONE_STEP, **SIGNALS, **FAILING, **GROWING}
+ALL_MUTANTS = {**MUTANTS, **ONE_STEP, **SIGNALS, **FAILING, **GROWING, **AHEAD}
 ALL_HARMLESS = {**HARMLESS, **ONE_STEP_HARMLESS, **SIGNALS_HARMLESS}
 
 
@@ -99,7 +100,7 @@ def test_a_mutant_dies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_of_mutants_is_whole() -> None:
-    every = {*MUTANTS, *SLOW, *ONE_STEP, *SIGNALS, *SIGNALS_SLOW, *FAILING, *GROWING, *SERIALIZABLE, *LOCKS}
+    every = {*MUTANTS, *SLOW, *ONE_STEP, *SIGNALS, *SIGNALS_SLOW, *FAILING, *GROWING, *AHEAD, *SERIALIZABLE, *LOCKS}
     assert set(told_seeds()) == every
     assert max(told_seeds().values()) <= SEEDS_MAX
 

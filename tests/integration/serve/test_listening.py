@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -266,7 +267,7 @@ async def test_a_client_of_a_full_server_waits_for_room(tmp_path: Path, monkeypa
         turned_away = trio.Event()
         why_not = opening.server._why_not
 
-        def noticed(*greeting: object) -> PercoError | None:
+        def noticed(*greeting: Any) -> perco.PercoError | None:
             error = why_not(*greeting)
             if isinstance(error, perco.Unavailable):
                 assert "2 connections already" in str(error)

@@ -1,0 +1,380 @@
+"""What a transaction keeps of what it has read, and what is read ahead for it, as in the paper (section 2.5). Pure.
+
+    ahead = predictor.begin("app.index_page")       one for each transaction
+    plan = ahead.plan(table, row, columns)          what else to ask of the row, in the same read
+    ahead.took(table, plan, cells)                  what came
+    ahead.find(table, row, column)                  what is known of a cell, without a read
+
+To read a second cell of a row costs almost nothing once the first is read, while another read costs a round trip. So
+whenever a column is read, the columns of that row that are *likely* to be read later in the transaction are read with
+it. How likely, was seen in the past: of the transactions that began with that column, how many read the other one
+later. There is one such memory for each observer, and for each function that is run; old transactions count less and
+less. A value too long for its record takes a second read: where that is likely, the newest data of the cell is asked
+for as well, and used if it is what the record points at.
+
+T9  What is read ahead is kept as it was found. Only when it is really read is it looked at: what has a lock in its way
+    is then read anew, and damage is told then. What is kept without a lock is what any later read at the same timestamp
+    finds: who commits at or below it had its lock in place, or was entered (C4), before that timestamp was drawn.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
+
+from perco.options import check_options
+from perco.storage import LOCK, WRITE, Cell, Query, RowCells
+from perco.txn.snapshot import InData, Missing, Seen, Value, look
+
+_FADE: Final = 1 - 1 / 16  # what a transaction counts for when one more has come
+_KEPT_PER_CHECKPOINT: Final = 64
+_SEEN_MIN: Final = 1.5  # more than one transaction
+
+_Place: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefetchOptions:
+    """Attributes:
+    cache: a transaction keeps what it has read, and reads no cell twice. None: where the store is served.
+    predict: it is given with a read what it is likely to read of the row later; that takes the cache. None: where the
+        store is served.
+    likely_share: of the transactions seen, how many must have read a column later for it to be read ahead.
+    columns_max: that are read ahead in one row.
+    cells_max, bytes_max: that a transaction keeps; what is more, is read anew.
+    functions_max: observers and functions that are remembered; the one not run for the longest time is forgotten.
+    """
+
+    cache: bool | None = None
+    predict: bool | None = None
+    likely_share: float = 0.75
+    columns_max: int = 64
+    cells_max: int = 10_000
+    bytes_max: int = 16 << 20
+    functions_max: int = 256
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(slots=True)
+class PrefetchCounters:
+    """Of one observer or function, or of all.
+
+    Attributes:
+        reads: rows that were read of the store.
+        sent: cells in them.
+        predicted: of these, read ahead.
+        used, wasted: of the predicted, really read by the end of the transaction, or not.
+        kept: cells that were read from what the transaction had: those used, and those read again.
+    """
+
+    reads: int = 0
+    sent: int = 0
+    predicted: int = 0
+    used: int = 0
+    wasted: int = 0
+    kept: int = 0
+
+    def add(self, other: PrefetchCounters) -> None:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+class Raw(NamedTuple):
+    """Read ahead, and not looked at."""
+
+    locks: Sequence[Cell]
+    writes: Sequence[Cell]
+    data: Cell | None
+
+
+class Plan(NamedTuple):
+    """A read of one row.
+
+    Attributes: `columns`, those asked for, then those read ahead; `groups`, of each the data group that is asked for as
+    well, or ""; `asked`, how many are asked for.
+    """
+
+    row: bytes
+    columns: tuple[int, ...]
+    groups: tuple[str, ...]
+    asked: int
+
+    def queries(self, ts: int) -> list[Query]:
+        """For each column its lock, its record, and its newest data where that is likely to be needed."""
+        out: list[Query] = []
+        for column, group in zip(self.columns, self.groups, strict=True):
+            out += ((LOCK, column, 0, ts, 1), (WRITE, column, 0, ts, 1))
+            if group:
+                out.append((group, column, 0, ts, 1))
+        return out
+
+    def without(self, columns: Container[int]) -> Plan:
+        """The same without some that were to be read ahead."""
+        left = [
+            (column, group)
+            for i, (column, group) in enumerate(zip(self.columns, self.groups, strict=True))
+            if i < self.asked or column not in columns
+        ]
+        return self._replace(columns=tuple(c for c, _ in left), groups=tuple(g for _, g in left))
+
+
+class _Later:
+    """What was read of a row after one column of it: faded counts."""
+
+    __slots__ = ("columns", "likely", "seen")
+
+    def __init__(self) -> None:
+        self.seen = 0.0
+        self.columns: dict[int, float] = {}
+        self.likely: tuple[int, ...] = ()
+
+    def learn(self, read: Iterable[int], options: PrefetchOptions) -> None:
+        columns = self.columns
+        self.seen = self.seen * _FADE + 1
+        for column in columns:
+            columns[column] *= _FADE
+        for column in read:
+            columns[column] = columns.get(column, 0.0) + 1
+        least = self.seen * options.likely_share
+        if self.seen < _SEEN_MIN:
+            return
+        likely = [(count, column) for column, count in columns.items() if count >= least]
+        likely.sort(key=lambda each: (-each[0], each[1]))
+        self.likely = tuple(column for _, column in likely[: options.columns_max])
+        for column in [column for column, count in columns.items() if count < 0.01]:
+            del columns[column]
+
+
+class _Long:
+    """How many values of a column were too long for their records, faded, and the data group of the last."""
+
+    __slots__ = ("group", "long", "seen")
+
+    def __init__(self) -> None:
+        self.seen = self.long = 0.0
+        self.group = ""
+
+
+class _Memory:
+    """Of one observer or function."""
+
+    __slots__ = ("counters", "later", "long")
+
+    def __init__(self) -> None:
+        self.counters = PrefetchCounters()
+        self.later: dict[_Place, _Later] = {}
+        self.long: dict[_Place, _Long] = {}
+
+
+class _RowAhead:
+    """One row in one transaction."""
+
+    __slots__ = ("cells", "order", "triggers", "unused")
+
+    def __init__(self) -> None:
+        self.cells: dict[int, Value | Missing | Raw] = {}
+        self.order: list[int] = []  # columns, as they were first really read
+        self.triggers: list[tuple[int, int]] = []  # the first column of a read, and how many had been read after it
+        self.unused: set[int] = set()  # read ahead
+
+
+class Predictor:
+    """Remembers what observers and functions read. Bounded; loop thread only."""
+
+    def __init__(self, options: PrefetchOptions, *, served: bool) -> None:
+        self.options = options
+        self.predicts = served if options.predict is None else options.predict
+        cache = served if options.cache is None else options.cache
+        self.on = cache or self.predicts
+        self._memories: OrderedDict[str, _Memory] = OrderedDict()
+        self._forgotten = PrefetchCounters()
+
+    def begin(self, function: str) -> Ahead:
+        """For one transaction of an observer or a function, of that name."""
+        memory = self._memories.get(function)
+        if memory is None:
+            memory = self._memories[function] = _Memory()
+            if len(self._memories) > self.options.functions_max:
+                _, oldest = self._memories.popitem(last=False)
+                self._forgotten.add(oldest.counters)
+        else:
+            self._memories.move_to_end(function)
+        return Ahead(memory, self.options, predicts=self.predicts)
+
+    def statistics(self) -> dict[str, PrefetchCounters]:
+        """By observer or function; those that were forgotten together under ""."""
+        out = {}
+        for name, memory in [*self._memories.items()]:
+            out[name] = PrefetchCounters()
+            out[name].add(memory.counters)
+        if self._forgotten.reads:
+            out[""] = PrefetchCounters()
+            out[""].add(self._forgotten)
+        return out
+
+
+def with_data(seen: Seen, data: Cell | None) -> Seen:
+    """What was seen, with the long value that came along if that is what the record points at."""
+    if type(seen) is InData and data is not None and data[0] == seen.start_ts:
+        return Value(seen.commit_ts, data[1])
+    return seen
+
+
+def name_of(function: object) -> str:
+    """By which a function is remembered."""
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', None) or ''}.{name}"
+
+
+class Ahead:
+    """What one transaction has read, and what was read ahead for it."""
+
+    __slots__ = ("_bytes", "_cells", "_memory", "_options", "_predicts", "_rows")
+
+    def __init__(self, memory: _Memory, options: PrefetchOptions, *, predicts: bool) -> None:
+        self._memory, self._options, self._predicts = memory, options, predicts
+        self._rows: dict[tuple[str, bytes], _RowAhead] = {}
+        self._cells = self._bytes = 0
+
+    def find(self, table: str, row: bytes, column: int) -> Value | Missing | InData | None:
+        """What is known of a cell, without a read; None: it has to be read; InData: that is.
+
+        Raises: Corruption.
+        """
+        here = self._rows.get((table, row))
+        if here is None:
+            return None
+        known = here.cells.get(column)
+        if known is None:
+            return None
+        if type(known) is Raw:
+            if known.locks:
+                del here.cells[column]  # T9: it may be gone by now, and if not, it is to be met
+                return None
+            seen = look(known.locks, known.writes)
+            self._read(here, column)
+            self._note_long(table, column, seen)
+            here.unused.discard(column)
+            self._memory.counters.used += 1
+            seen = with_data(seen, known.data)
+            if type(seen) is InData:
+                del here.cells[column]
+                return seen
+            assert type(seen) is Value or type(seen) is Missing
+            here.cells[column] = known = seen
+        assert type(known) is Value or type(known) is Missing
+        self._memory.counters.kept += 1
+        return known
+
+    def plan(self, table: str, row: bytes, columns: Sequence[int]) -> Plan:
+        """A read of cells that are not known; it is made."""
+        where = table, row
+        here = self._rows.get(where)
+        if here is None:
+            here = _RowAhead()
+            if len(self._rows) < self._options.cells_max:
+                self._rows[where] = here
+        for column in columns:
+            self._read(here, column)
+        trigger = columns[0]
+        here.triggers.append((trigger, len(here.order)))
+        more: tuple[int, ...] = ()
+        if self._predicts:
+            later = self._memory.later.get((table, trigger))
+            if later is not None and later.likely and self._cells < self._options.cells_max:
+                more = tuple(c for c in later.likely if c not in here.cells and c not in columns)
+        every = (*columns, *more)
+        return Plan(row, every, tuple(self._group(table, column) for column in every), len(columns))
+
+    def took(self, table: str, plan: Plan, cells: RowCells) -> list[tuple[int, Raw]]:
+        """What came: what was read ahead is kept; returns what was asked for, by column."""
+        here = self._rows.get((table, plan.row))
+        counters = self._memory.counters
+        counters.reads += 1
+        counters.sent += len(plan.columns)
+        asked: list[tuple[int, Raw]] = []
+        at = 0
+        for i, (column, group) in enumerate(zip(plan.columns, plan.groups, strict=True)):
+            data = cells[at + 2] if group else ()
+            raw = Raw(cells[at], cells[at + 1], data[0] if data else None)
+            at += 3 if group else 2
+            if i < plan.asked:
+                asked.append((column, raw))
+                continue
+            counters.predicted += 1
+            size = sum(len(value) for _, value in raw.writes) + (len(raw.data[1]) if raw.data else 0)
+            if here is None or column in here.cells or not self._room(size):
+                counters.wasted += 1
+                continue
+            here.cells[column] = raw
+            here.unused.add(column)
+        return asked
+
+    def look(self, table: str, column: int, raw: Raw) -> Seen:
+        """What is seen of a cell that was asked for. Raises: Corruption."""
+        seen = look(raw.locks, raw.writes)
+        self._note_long(table, column, seen)
+        return with_data(seen, raw.data)
+
+    def keep(self, table: str, row: bytes, column: int, seen: Value | Missing) -> None:
+        """What a cell turned out to be, for whoever reads it again."""
+        here = self._rows.get((table, row))
+        if here is not None and self._room(len(seen.value) if type(seen) is Value else 0):
+            here.cells[column] = seen
+
+    def rests(self) -> bool:
+        """Whether who only ever meets what is kept should give way to others now."""
+        return not self._memory.counters.kept % _KEPT_PER_CHECKPOINT
+
+    def end(self) -> None:
+        """The transaction reads no more: learn from it."""
+        memory, options = self._memory, self._options
+        for (table, _), here in self._rows.items():
+            memory.counters.wasted += len(here.unused)
+            if not self._predicts:
+                continue
+            order = here.order
+            for trigger, after in here.triggers:
+                later = memory.later.get((table, trigger))
+                if later is None:
+                    later = memory.later[table, trigger] = _Later()
+                later.learn(order[after:], options)
+        self._rows.clear()
+
+    def _read(self, here: _RowAhead, column: int) -> None:
+        if column not in here.order:
+            here.order.append(column)
+
+    def _room(self, size: int) -> bool:
+        if self._cells >= self._options.cells_max or self._bytes + size > self._options.bytes_max:
+            return False
+        self._cells += 1
+        self._bytes += size
+        return True
+
+    def _note_long(self, table: str, column: int, seen: object) -> None:
+        if type(seen) is Missing or not self._predicts:
+            return
+        long = self._memory.long.get((table, column))
+        if long is None:
+            if type(seen) is not InData:
+                return  # as most are
+            long = self._memory.long[table, column] = _Long()
+        long.seen = long.seen * _FADE + 1
+        long.long *= _FADE
+        if type(seen) is InData:
+            long.long += 1
+            long.group = seen.group
+
+    def _group(self, table: str, column: int) -> str:
+        long = self._memory.long.get((table, column))
+        if long is None or long.seen < _SEEN_MIN or long.long < long.seen * self._options.likely_share:
+            return ""
+        return long.group

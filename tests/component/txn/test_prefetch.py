@@ -1,0 +1,474 @@
+"""What a transaction keeps of what it has read, and what is read ahead for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+import perco
+from perco.storage import LOCK, WRITE, LocalRowStore, ReadRequest, RowCells
+from perco.txn.entered import Entry
+from perco.txn.prefetch import Predictor, name_of
+from perco.txn.records import Cellref
+from perco.txn.snapshot import Missing
+from tests.support.faults import gated
+
+docs = perco.Table("docs", key=perco.TEXT)
+COLUMNS = [docs.column(f"c{i}", perco.INT64) for i in range(12)]
+a, b, c, d = COLUMNS[:4]
+text = docs.column("text", perco.TEXT)
+done = docs.column("done", perco.INT64)
+poked = docs.signal("poked")
+SCHEMA = perco.Schema(docs)
+ON = perco.PrefetchOptions(cache=True, predict=True)
+CACHE = perco.PrefetchOptions(cache=True, predict=False)
+LONG = "x" * 1000
+
+
+def opened(prefetch: perco.PrefetchOptions, schema: perco.Schema = SCHEMA) -> perco.open:  # type: ignore[valid-type]
+    return perco.open("memory:", schema, options=perco.Options(prefetch=prefetch, seed=1))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each row was read of the store."""
+    counted: Counter[str] = Counter()
+    right = LocalRowStore.read
+
+    async def noted(self: LocalRowStore, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        counted.update(row.decode() for table, row, _ in requests if table == "docs")
+        return await right(self, requests)
+
+    monkeypatch.setattr(LocalRowStore, "read", noted)
+    return counted
+
+
+async def fill(db: perco.Database, *keys: str) -> None:
+    async with db.transaction() as txn:
+        for key in keys:
+            for i, column in enumerate(COLUMNS):
+                txn.set(column, key, i)
+            txn.set(text, key, LONG)
+
+
+def reading(*columns: perco.Column[str, int]) -> Callable[[perco.Transaction, str], Awaitable[list[int | None]]]:
+    async def function(txn: perco.Transaction, key: str) -> list[int | None]:
+        return [await txn.get(column, key) for column in columns]
+
+    return function
+
+
+def counters(db: perco.Database) -> perco.PrefetchCounters:
+    total = perco.PrefetchCounters()
+    for each in db.statistics().prefetch.values():
+        total.add(each)
+    return total
+
+
+async def run_all(
+    db: perco.Database, function: Callable[[perco.Transaction, str], Awaitable[object]], keys: Iterable[str]
+) -> None:
+    for key in keys:
+        await db.run(function, key)
+
+
+async def test_no_cell_is_read_twice_by_one_transaction(read: Counter[str]) -> None:
+    async with opened(CACHE) as db:
+        await fill(db, "x")
+        async with db.transaction() as txn:
+            for _ in range(3):
+                assert await txn.get(a, "x") == 0
+                assert await txn.get(b, "gone") is None
+                assert (await txn.row(docs, "x", [a, b]))[b] == 1
+                assert await txn.get_many(a, ["x", "gone"]) == {"x": 0, "gone": None}
+        assert read == {"x": 2, "gone": 2}  # b of the one and a of the other came later
+        assert counters(db).predicted == 0
+
+
+async def test_what_was_read_later_in_the_past_is_read_with_the_first(read: Counter[str]) -> None:
+    function = reading(a, b, c, d)
+    async with opened(ON) as db:
+        await fill(db, "1", "2", "3")
+        for key in ("1", "2", "3"):
+            assert await db.run(function, key) == [0, 1, 2, 3]
+        assert read == {"1": 4, "2": 4, "3": 1}  # two of them say enough
+        told = db.statistics().prefetch[name_of(function)]
+        assert (told.reads, told.sent) == (9, 12)
+        assert (told.predicted, told.used, told.wasted, told.kept) == (3, 3, 0, 3)
+
+
+async def test_each_function_has_a_memory_of_its_own(read: Counter[str]) -> None:
+    async def one(txn: perco.Transaction, key: str) -> None:
+        await txn.get(a, key), await txn.get(b, key)
+
+    async def other(txn: perco.Transaction, key: str) -> None:
+        await txn.get(a, key), await txn.get(c, key)
+
+    async with opened(ON) as db:
+        await fill(db, "x")
+        for _ in range(10):
+            await db.run(one, "x")
+            await db.run(partial(other), "x")
+        told = counters(db)
+        assert (told.predicted, told.wasted) == (16, 0)
+        assert set(db.statistics().prefetch) == {name_of(one), name_of(other), "transaction"}
+
+
+async def test_what_is_not_read_any_more_is_forgotten(read: Counter[str]) -> None:
+    columns = [b]
+
+    async def function(txn: perco.Transaction, key: str) -> None:
+        await txn.get(a, key)
+        for column in columns:
+            await txn.get(column, key)
+
+    async with opened(ON) as db:
+        await fill(db, "x")
+        await run_all(db, function, ["x"] * 50)
+        columns[:] = [c]
+        before = counters(db)
+        await run_all(db, function, ["x"] * 100)
+        after = counters(db)
+        assert 0 < after.wasted - before.wasted < 8
+        assert after.used - before.used > 60
+
+
+async def test_what_is_seldom_read_is_not_read_ahead() -> None:
+    async def function(txn: perco.Transaction, turn: int) -> None:
+        await txn.get(a, "x")
+        if turn % 2:
+            await txn.get(b, "x")
+
+    async with opened(ON) as db:
+        await fill(db, "x")
+        for turn in range(100):
+            await db.run(function, turn)
+        told = counters(db)
+        assert told.predicted <= 3
+
+
+async def test_it_is_off_where_the_store_is_in_this_process_and_on_where_it_is_served(tmp_path: Path) -> None:
+    async with perco.open(tmp_path / "store", SCHEMA, options=perco.Options(durability="process")) as owner:
+        await fill(owner, "x")
+        await run_all(owner, reading(a, b), ["x"] * 5)
+        assert owner.statistics().prefetch == {}
+        for options, expected in ((perco.PrefetchOptions(), 3), (CACHE, 0)):
+            url = f"unix:{tmp_path / 'store' / 'socket'}"
+            async with perco.open(url, SCHEMA, options=perco.Options(prefetch=options)) as client:
+                await run_all(client, reading(a, b), ["x"] * 5)
+                assert counters(client).used == expected
+
+
+async def test_bounds(read: Counter[str]) -> None:
+    few = perco.PrefetchOptions(cache=True, predict=True, columns_max=3, cells_max=6, bytes_max=1 << 20)
+    async with opened(few) as db:
+        await fill(db, "x", "y")
+        await run_all(db, reading(*COLUMNS), ["x"] * 2)
+        read.clear()
+        assert await db.run(reading(*COLUMNS), "x") == list(range(12))
+        # Six cells are kept: with c0 come three, which leaves room for two; the others are read one by one.
+        assert read["x"] < 12
+        assert await db.run(reading(*COLUMNS, *COLUMNS), "y") == [*range(12), *range(12)]
+        assert counters(db).wasted == counters(db).predicted - counters(db).used
+    small = perco.PrefetchOptions(cache=True, predict=False, bytes_max=1100)
+    async with opened(small) as db:
+        await fill(db, "x", "y", "z")
+        read.clear()
+        async with db.transaction() as txn:
+            for key in ("x", "y", "z", "x", "y", "z"):
+                assert await txn.get(text, key) == LONG
+        assert read == {"x": 2, "y": 4, "z": 4}  # a long value takes two reads, and only the first is kept
+    forgetful = perco.PrefetchOptions(cache=True, predict=True, functions_max=2)
+    predictor = Predictor(forgetful, served=False)
+    for name in ("one", "two", "one", "three"):
+        ahead = predictor.begin(name)
+        ahead.took("docs", ahead.plan("docs", b"x", (1,)), [[], []])
+        ahead.end()
+    told = predictor.statistics()
+    assert {name: each.reads for name, each in told.items()} == {"one": 2, "three": 1, "": 1}
+
+
+async def test_a_value_too_long_for_its_record_comes_with_it(read: Counter[str]) -> None:
+    async def function(txn: perco.Transaction, key: str) -> str | None:
+        await txn.get(a, key)
+        return await txn.get(text, key)
+
+    async with opened(ON) as db:
+        await fill(db, "x")
+        await run_all(db, function, ["x"] * 2)
+        assert read["x"] == 6
+        assert await db.run(function, "x") == LONG
+        assert read["x"] == 7
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["asked for", "read ahead"])
+async def test_of_long_values_only_that_of_the_record_counts(first: bool) -> None:  # T9
+    """Another transaction has begun before the snapshot, and commits after it: its data is newer than what is seen."""
+
+    async def function(txn: perco.Transaction, key: str) -> str | None:
+        if not first:
+            await txn.get(a, key)
+        return await txn.get(text, key)
+
+    async with opened(ON) as db:
+        await fill(db, "x")
+        await run_all(db, function, ["x"] * 3)
+        writer = await db.begin()
+        writer.set(text, "x", "y" * 1000)
+        reader = await db.begin()
+        reader._ahead = db.prefetch.begin(name_of(function))
+        await writer.commit()
+        assert await function(reader, "x") == LONG
+        reader.discard()
+
+
+async def test_what_a_lock_is_in_the_way_of_is_met_when_it_is_really_read() -> None:  # T9
+    function = reading(a, b)
+    async with opened(ON) as db:
+        await fill(db, "x")
+        await run_all(db, function, ["x"] * 3)
+        gate = await gated(db, "commit")
+        writer = await db.begin()
+        writer.set(b, "x", 100)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.commit)
+            await gate.reached()
+            reader = await db.begin()
+            reader._ahead = db.prefetch.begin(name_of(function))
+            assert await reader.get(a, "x") == 0  # and b is read ahead, with its lock
+            assert counters(db).predicted == 2
+            gate.open()
+        assert await reader.get(b, "x") == (100 if writer.commit_ts < reader.start_ts else 1)
+        assert counters(db).wasted == 0  # not yet
+        reader.discard()
+        assert counters(db).wasted == 1
+
+
+async def test_nobody_waits_for_what_is_only_read_ahead() -> None:  # C4
+    function = reading(a, b)
+    async with opened(ON) as db:
+        await fill(db, "x")
+        await run_all(db, function, ["x"] * 3)
+        ahead = db.prefetch.begin(name_of(function))
+        reader = await db.begin()
+        reader._ahead = ahead
+        bound = db.bounds[b]
+        where = ("docs", b"x", bound.column)
+        db.driver.entered.cells[where] = Entry(reader.start_ts, reader.start_ts, Cellref(*where))
+        assert await reader.get(a, "x") == 0
+        assert ahead._rows["docs", b"x"].unused == set(), "what was entered below the snapshot may not be there yet"
+        del db.driver.entered.cells[where]
+        reader.discard()
+
+
+async def test_damage_is_told_when_it_is_really_read() -> None:
+    function = reading(a, b)
+    async with opened(ON) as db:
+        await fill(db, "x", "y")
+        await run_all(db, function, ["x"] * 3)
+        [tablet] = [tablet for tablet in db.local.store.tablets() if tablet.table == "docs"]
+        column = db.bounds[b].column
+        [[[ts, _]]] = tablet.read(b"y", [(WRITE, column, 0, db.oracle.last, 1)])
+        await db.local.store.apply([perco.storage.Mutation("docs", ((b"y", (), ((WRITE, column, ts, b"?"),)),), None)])
+        txn = await db.begin()
+        txn._ahead = db.prefetch.begin(name_of(function))
+        assert await txn.get(a, "y") == 0
+        assert column in txn._ahead._rows["docs", b"y"].unused
+        with pytest.raises(perco.Corruption, match="c1"):
+            await txn.get(b, "y")
+        txn.discard()
+
+
+async def test_what_is_only_read_ahead_is_no_read_of_a_serializable_transaction() -> None:  # T14
+    function = reading(a, b)
+    async with opened(ON) as db:
+        await fill(db, "x")
+        for really in (False, True):
+            await run_all(db, function, ["x"] * 10)
+            txn = await db.begin(isolation="serializable")
+            txn._ahead = db.prefetch.begin(name_of(function))
+            await txn.get(a, "x")
+            assert db.bounds[b].column in txn._ahead._rows["docs", b"x"].unused
+            if really:
+                await txn.get(b, "x")
+            async with db.transaction() as other:
+                other.set(b, "x", 7)
+            txn.set(c, "x", 1)
+            if really:
+                with pytest.raises(perco.ReadConflict):
+                    await txn.commit()
+            else:
+                await txn.commit()
+
+
+async def test_what_is_kept_is_what_was_written_before_and_not_what_is_written_now() -> None:
+    async with opened(ON) as db:
+        await fill(db, "x")
+        async with db.transaction() as txn:
+            assert await txn.get(a, "x") == 0
+            txn.set(a, "x", 5)
+            assert await txn.get(a, "x") == 5
+            async with db.transaction() as other:
+                other.set(b, "x", 9)
+            assert await txn.get(b, "x") == 1
+
+
+@pytest.mark.parametrize("signal", [False, True], ids=["column", "signal"])
+async def test_an_observer_reads_ahead_with_its_claim(signal: bool, read: Counter[str]) -> None:
+    schema = perco.Schema(docs)
+
+    @schema.observe(poked if signal else a, id="sum")
+    async def total(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+        values = [await txn.get(column, change.key) for column in (a, b, c)]
+        assert (await txn.row(docs, change.key, [c, a]))[a] == values[0]
+        long = await txn.get(text, change.key)
+        txn.set(done, change.key, sum(value or 0 for value in values) + len(long or ""))
+
+    async with opened(ON, schema) as db, db.worker():
+        for key in "123456":
+            await fill(db, key)
+            async with db.transaction() as txn:
+                txn.signal(poked, key)
+            await db.wait_idle()
+        before = db.statistics().prefetch["sum"].reads
+        async with db.transaction() as txn:
+            for column in (a, b, c):
+                txn.set(column, "1", 10)
+            txn.signal(poked, "1")
+        await db.wait_idle()
+        async with db.snapshot() as snap:
+            assert await snap.get(done, "1") == 30 + len(LONG)
+        told = db.statistics().prefetch["sum"]
+        assert told.wasted == 0
+        assert told.predicted == told.used
+        assert told.used >= 10
+        assert told.reads - before == 1  # the claim
+
+
+async def test_who_only_meets_what_is_kept_gives_way_and_can_be_cancelled() -> None:
+    async with opened(CACHE) as db:
+        await fill(db, "x")
+        others = 0
+
+        async def other() -> None:
+            nonlocal others
+            while True:
+                others += 1
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            async with db.transaction() as txn:
+                for _ in range(1000):
+                    await txn.get(a, "x")
+                assert others > 10
+                with trio.move_on_after(0) as scope:
+                    await txn.get(a, "x")
+                assert scope.cancelled_caught
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_is_kept_or_asked_for_waits_for_what_was_entered_before_it() -> None:  # C4
+    async with opened(CACHE) as db:
+        await fill(db, "x")
+        gate = await gated(db, "one step")
+        writer = await db.begin()
+        writer.set(a, "x", 100)
+        found = []
+
+        async def reads() -> None:
+            async with db.transaction() as txn:
+                assert txn.start_ts > writer.start_ts
+                found.append(await txn.get(a, "x"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.commit)
+            await gate.reached()
+            nursery.start_soon(reads)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not found
+            gate.open()
+        assert found == [100]
+
+
+async def test_a_value_that_is_long_no_more_is_not_asked_for_twice() -> None:
+    function = reading(a, text)  # type: ignore[arg-type]
+    async with opened(ON) as db:
+        await fill(db, "x")
+        await run_all(db, function, ["x"] * 5)
+        number = db.bounds[text].column
+        memory = db.prefetch.begin(name_of(function))
+        assert memory.plan("docs", b"x", (number,)).groups == (db.bounds[text].group,)
+        async with db.transaction() as txn:
+            txn.set(text, "x", "short")
+        await run_all(db, function, ["x"] * 40)
+        memory = db.prefetch.begin(name_of(function))
+        assert memory.plan("docs", b"x", (number,)).groups == ("",)
+
+
+def learnt(predictor: Predictor, *transactions: Sequence[int]) -> None:
+    """Transactions that read these columns of a row, one by one."""
+    for columns in transactions:
+        ahead = predictor.begin("f")
+        for column in columns:
+            if ahead.find("t", b"r", column) is None:
+                plan = ahead.plan("t", b"r", (column,))
+                ahead.took("t", plan, [[] for _ in plan.queries(9)])
+        ahead.end()
+
+
+def test_no_more_columns_are_read_ahead_than_the_option_says() -> None:
+    predictor = Predictor(perco.PrefetchOptions(cache=True, predict=True, columns_max=3), served=False)
+    learnt(predictor, range(1, 10), range(1, 10))
+    assert predictor.begin("f").plan("t", b"r", (1,)).columns == (1, 2, 3, 4)
+
+
+def test_who_reads_a_column_often_says_it_once() -> None:
+    predictor = Predictor(perco.PrefetchOptions(cache=True, predict=True, cells_max=1), served=False)
+    learnt(predictor, (1,), (1,), (1,), (1, *[2] * 20))
+    assert predictor.begin("f").plan("t", b"r", (1,)).columns == (1,)
+
+
+def test_what_is_known_is_not_read_ahead() -> None:
+    predictor = Predictor(ON, served=False)
+    learnt(predictor, (1, 2), (1, 2))
+    ahead = predictor.begin("f")
+    ahead.took("t", ahead.plan("t", b"r", (2,)), [[], []])
+    ahead.keep("t", b"r", 2, Missing())
+    assert ahead.plan("t", b"r", (1,)).columns == (1,)
+
+
+def test_no_more_rows_are_remembered_than_cells() -> None:
+    ahead = Predictor(perco.PrefetchOptions(cache=True, predict=True, cells_max=5), served=False).begin("f")
+    for i in range(20):
+        ahead.plan("t", b"%d" % i, (1,))
+    assert len(ahead._rows) == 5
+
+
+def test_options_are_looked_at() -> None:
+    with pytest.raises(perco.UsageError, match="likely_share is 2"):
+        perco.PrefetchOptions(likely_share=2)
+    with pytest.raises(perco.UsageError, match="columns_max"):
+        perco.PrefetchOptions(columns_max=0)
+    with pytest.raises(perco.UsageError, match="cache"):
+        perco.PrefetchOptions(cache="yes")  # type: ignore[arg-type]
+
+
+def test_it_asks_for_locks_and_records_of_what_it_reads_ahead() -> None:
+    predictor = Predictor(ON, served=False)
+    for _ in range(3):
+        ahead = predictor.begin("f")
+        plan = ahead.plan("t", b"r", (1, 2))
+        ahead.took("t", plan, [[] for _ in plan.queries(9)])
+        if ahead.find("t", b"r", 3) is None:
+            ahead.took("t", ahead.plan("t", b"r", (3,)), [[], []])
+        ahead.end()
+    plan = predictor.begin("f").plan("t", b"r", (1, 2))
+    assert plan.columns == (1, 2, 3)
+    assert plan.queries(9) == [query for col in (1, 2, 3) for query in ((LOCK, col, 0, 9, 1), (WRITE, col, 0, 9, 1))]

@@ -1,0 +1,41 @@
+"""Faults in what is read ahead, switched on one at a time: the simulation has to find each of them (T9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perco.txn import prefetch
+from perco.txn.snapshot import InData, Value
+from tests.testing.mutants import Mutant
+
+AHEAD: dict[str, Mutant] = {}
+
+
+def mutant(name: str) -> Any:
+    return lambda function: AHEAD.setdefault(name, function)
+
+
+@mutant("T9 what was read ahead is taken though a lock was in its way")
+def past_its_lock(patch: pytest.MonkeyPatch) -> None:
+    right = prefetch.Ahead.took
+
+    def took(self: prefetch.Ahead, table: str, plan: prefetch.Plan, cells: list[list[Any]]) -> Any:
+        asked = right(self, table, plan, cells)
+        here = self._rows.get((table, plan.row))
+        if here is not None:
+            for column, known in here.cells.items():
+                if type(known) is prefetch.Raw:
+                    here.cells[column] = known._replace(locks=())
+        return asked
+
+    patch.setattr(prefetch.Ahead, "took", took)
+
+
+@mutant("T9 the newest data is taken for what the record points at")
+def other_data(patch: pytest.MonkeyPatch) -> None:
+    def with_data(seen: Any, data: Any) -> Any:
+        return Value(seen.commit_ts, data[1]) if type(seen) is InData and data is not None else seen
+
+    patch.setattr(prefetch, "with_data", with_data)
