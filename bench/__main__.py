@@ -16,6 +16,7 @@ BENCHES = {
     "contention": "what conflicts cost, and what signals save",
     "engine": "an event loop or a thread per request, against one served store",
     "oracle": "how many timestamps a served oracle hands out",
+    "prefetch": "how many row reads are saved by reading ahead what is likely to be read later",
     "window": "what a client gains by waiting a little before it asks",
     "peers": "the same work on SQLite, ZODB, PostgreSQL and procrastinate",
     "space": "what overwritten cells take, with a vacuum, beside a fresh store",

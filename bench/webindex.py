@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from pathlib import Path
@@ -159,14 +160,24 @@ async def build(
     seed: int = SEED,
     rank: bool = False,
     told: Callable[[Built], None] = lambda _: None,
+    options: perco.Options | None = None,
+    around: Callable[[perco.Database], AbstractContextManager[object]] = nullcontext,
+    ran: Callable[[str, Any, float], None] = lambda id, key, seconds: None,
 ) -> Built:
-    """Build the index of a web of so many pages; `told` is called after each step. `file`: the search index."""
+    """Build the index of a web of so many pages; `told` is called after each step. `file`: the search index; `around`:
+    all of it happens within; `ran`: told of each run of an observer."""
     exporter, built = Exporter(), Built()
     index = make(exporter)
     web = iter(SyntheticWeb(pages, seed))
-    with SearchIndex(file) as search:
+    with ExitStack() as within:
+        search = within.enter_context(SearchIndex(file))
         exporter.connect(search)
-        async with perco.open(store, index.schema) as db, db.worker(concurrency=64, scanners=4) as worker:
+        async with (
+            perco.open(store, index.schema, options=options) as db,
+            db.worker(concurrency=64, scanners=4) as worker,
+        ):
+            worker.on_run(ran)
+            within.enter_context(around(db))
             while some := list(islice(web, step)):
                 yard_s = yardstick()
                 began, cpu = time.perf_counter(), time.process_time()

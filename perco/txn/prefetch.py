@@ -7,10 +7,11 @@
 
 To read a second cell of a row costs almost nothing once the first is read, while another read costs a round trip. So
 whenever a column is read, the columns of that row that are *likely* to be read later in the transaction are read with
-it. How likely, was seen in the past: of the transactions that began with that column, how many read the other one
-later. There is one such memory for each observer, and for each function that is run; old transactions count less and
-less. A value too long for its record takes a second read: where that is likely, the newest data of the cell is asked
-for as well, and used if it is what the record points at.
+it. How likely, was seen in the past: of the transactions that began a row with that column, or went on to it, how many
+read the other one later. There is one such memory for each observer, and for each function that is run; old
+transactions count less and less; a function that gains nothing by it is only looked at now and then. A value too long
+for its record takes a second read: where that is likely, the newest data of the cell is asked for as well, and used if
+it is what the record points at.
 
 T9  What is read ahead is kept as it was found. Only when it is really read is it looked at: what has a lock in its way
     is then read anew, and damage is told then. What is kept without a lock is what any later read at the same timestamp
@@ -31,9 +32,12 @@ from perco.txn.snapshot import InData, Missing, Seen, Value, look
 
 _FADE: Final = 1 - 1 / 16  # what a transaction counts for when one more has come
 _KEPT_PER_CHECKPOINT: Final = 64
+_FRUITLESS: Final = 32  # transactions without a gain, and it is not kept up for each
+_LOOK_EVERY: Final = 16
 _SEEN_MIN: Final = 1.5  # more than one transaction
 
 _Place: TypeAlias = tuple[str, int]
+_Trigger: TypeAlias = tuple[str, int, bool]  # a column, and whether it is the first that is read of its row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +54,7 @@ class PrefetchOptions:
 
     cache: bool | None = None
     predict: bool | None = None
-    likely_share: float = 0.75
+    likely_share: float = 0.5
     columns_max: int = 64
     cells_max: int = 10_000
     bytes_max: int = 16 << 20
@@ -163,11 +167,13 @@ class _Long:
 class _Memory:
     """Of one observer or function."""
 
-    __slots__ = ("counters", "later", "long")
+    __slots__ = ("counters", "fruitless", "later", "long", "passed_by")
 
     def __init__(self) -> None:
+        self.fruitless = 0  # transactions, one after the other, that read no cell twice and no second cell of a row
+        self.passed_by = 0  # since then
         self.counters = PrefetchCounters()
-        self.later: dict[_Place, _Later] = {}
+        self.later: dict[_Trigger, _Later] = {}
         self.long: dict[_Place, _Long] = {}
 
 
@@ -179,7 +185,7 @@ class _RowAhead:
     def __init__(self) -> None:
         self.cells: dict[int, Value | Missing | Raw] = {}
         self.order: list[int] = []  # columns, as they were first really read
-        self.triggers: list[tuple[int, int]] = []  # the first column of a read, and how many had been read after it
+        self.triggers: list[tuple[int, int]] = []  # of each read its first column, and how many are known after it
         self.unused: set[int] = set()  # read ahead
 
 
@@ -194,8 +200,9 @@ class Predictor:
         self._memories: OrderedDict[str, _Memory] = OrderedDict()
         self._forgotten = PrefetchCounters()
 
-    def begin(self, function: str) -> Ahead:
-        """For one transaction of an observer or a function, of that name."""
+    def begin(self, function: str) -> Ahead | None:
+        """For one transaction of an observer or a function, of that name; None where it has gained nothing for long:
+        then only one in some is looked at, whether it would."""
         memory = self._memories.get(function)
         if memory is None:
             memory = self._memories[function] = _Memory()
@@ -204,6 +211,10 @@ class Predictor:
                 self._forgotten.add(oldest.counters)
         else:
             self._memories.move_to_end(function)
+            if memory.fruitless >= _FRUITLESS:
+                memory.passed_by += 1
+                if memory.passed_by % _LOOK_EVERY:
+                    return None
         return Ahead(memory, self.options, predicts=self.predicts)
 
     def statistics(self) -> dict[str, PrefetchCounters]:
@@ -236,12 +247,13 @@ def name_of(function: object) -> str:
 class Ahead:
     """What one transaction has read, and what was read ahead for it."""
 
-    __slots__ = ("_bytes", "_cells", "_memory", "_options", "_predicts", "_rows")
+    __slots__ = ("_bytes", "_cells", "_gained", "_memory", "_options", "_predicts", "_rows")
 
     def __init__(self, memory: _Memory, options: PrefetchOptions, *, predicts: bool) -> None:
         self._memory, self._options, self._predicts = memory, options, predicts
         self._rows: dict[tuple[str, bytes], _RowAhead] = {}
         self._cells = self._bytes = 0
+        self._gained = False
 
     def find(self, table: str, row: bytes, column: int) -> Value | Missing | InData | None:
         """What is known of a cell, without a read; None: it has to be read; InData: that is.
@@ -271,6 +283,7 @@ class Ahead:
             here.cells[column] = known = seen
         assert type(known) is Value or type(known) is Missing
         self._memory.counters.kept += 1
+        self._gained = True
         return known
 
     def plan(self, table: str, row: bytes, columns: Sequence[int]) -> Plan:
@@ -284,10 +297,12 @@ class Ahead:
         for column in columns:
             self._read(here, column)
         trigger = columns[0]
+        first = not here.triggers
+        self._gained |= not first
         here.triggers.append((trigger, len(here.order)))
         more: tuple[int, ...] = ()
         if self._predicts:
-            later = self._memory.later.get((table, trigger))
+            later = self._memory.later.get((table, trigger, first))
             if later is not None and later.likely and self._cells < self._options.cells_max:
                 more = tuple(c for c in later.likely if c not in here.cells and c not in columns)
         every = (*columns, *more)
@@ -336,16 +351,20 @@ class Ahead:
     def end(self) -> None:
         """The transaction reads no more: learn from it."""
         memory, options = self._memory, self._options
+        memory.fruitless = 0 if self._gained else memory.fruitless + 1
         for (table, _), here in self._rows.items():
             memory.counters.wasted += len(here.unused)
             if not self._predicts:
                 continue
             order = here.order
+            first = True
             for trigger, after in here.triggers:
-                later = memory.later.get((table, trigger))
+                place = table, trigger, first
+                later = memory.later.get(place)
                 if later is None:
-                    later = memory.later[table, trigger] = _Later()
+                    later = memory.later[place] = _Later()
                 later.learn(order[after:], options)
+                first = False
         self._rows.clear()
 
     def _read(self, here: _RowAhead, column: int) -> None:

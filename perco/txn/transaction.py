@@ -164,7 +164,7 @@ class Snapshot:
             seen = self._known[1]
             await trio.lowlevel.checkpoint_if_cancelled()
         elif self._ahead is not None:
-            seen = (await self._see_ahead(self._ahead, bound.table, ((row, (number,)),)))[row, number]
+            seen = await self._get_ahead(self._ahead, bound.table, row, number)
         else:
             driver = self._driver
             if driver.entered.cells:
@@ -308,6 +308,23 @@ class Snapshot:
             for (row, column), found_there in out.items():
                 self._reads.note(table, row, column, found_there.commit_ts)
         return out
+
+    async def _get_ahead(self, ahead: Ahead, table: str, row: bytes, column: int) -> Value | Missing:
+        """One cell, if the transaction has it; else as `_see_ahead`."""
+        try:
+            found = ahead.find(table, row, column)
+        except Corruption as error:
+            raise self._driver.at(Cellref(table, row, column), error) from error
+        if type(found) is InData:
+            found = (await self._finish(table, {(row, column): found}))[row, column]
+            ahead.keep(table, row, column, found)
+        elif found is None:
+            found = (await self._see_ahead(ahead, table, ((row, (column,)),)))[row, column]
+        elif ahead.rests():
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        return found  # type: ignore[return-value]
 
     async def _see_ahead(
         self, ahead: Ahead, table: str, wanted: Sequence[tuple[bytes, tuple[int, ...]]]
