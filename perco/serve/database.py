@@ -83,7 +83,7 @@ class RemoteLocal:
 class RemoteDatabase(Database):
     """A served store, opened. Made by `perco.open`."""
 
-    served = True
+    _served = True
 
     def __init__(
         self,

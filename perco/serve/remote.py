@@ -5,8 +5,8 @@ T10 What was sent is waited for, as everywhere.
 O2  Timestamps are asked for by one call at a time; whoever comes while it is under way shares the next one.
 G1  A start timestamp is held by the server from the moment that it is drawn until this client says that it is over.
 L1  Whether another client's transaction lives is asked of the server, and waited for there.
-R5  When the session has ended, whatever was begun in it reads no more: `lost`. What it was committing is asked for in
-    the next session.
+R5  When the session has ended, whatever was begun in it reads no more of the store: `lost`. What it was committing is
+    asked for in the next session.
 """
 
 from __future__ import annotations

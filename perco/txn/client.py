@@ -145,7 +145,7 @@ class Statistics:
 class Client:
     """Transactions over one opened store. Loop thread only; made by `perco.open`."""
 
-    served = False  # whether the store is in another process
+    _served = False  # whether the store is in another process
 
     def __init__(self, local: LocalStore, schema: Schema, options: Options) -> None:
         self.local, self.schema, self.config = local, schema, options
@@ -159,7 +159,7 @@ class Client:
         self.oracle = Oracle(local.store, options.oracle, options.wall)
         self.background = Background()
         self.lines = Lines()  # of those who conflict
-        self.prefetch = Predictor(options.prefetch, served=self.served)
+        self.prefetch = Predictor(options.prefetch, served=self._served)
         self._pinned: set[str] = set()  # names of pins whose block has not ended
         self.driver = Driver(local.store, self.oracle, self.fates, options.commit, self.background, options.on_event)
         self.driver.name = self.name_of

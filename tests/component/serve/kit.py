@@ -66,7 +66,7 @@ class Place:
         self, schema: perco.Schema | None = None, seed: int | None = None
     ) -> AsyncIterator[RemoteDatabase]:
         """A process that has the store open."""
-        options = perco.Options(wire=self.wire, seed=seed)
+        options = perco.Options(wire=self.wire, seed=seed, prefetch=perco.PrefetchOptions(cache=False, predict=False))
         db = await open_served("the place", self._connect, schema or self.schema, options, self.wire, b"")
         try:
             yield db

@@ -371,6 +371,9 @@ async def test_who_only_meets_what_is_kept_gives_way_and_can_be_cancelled() -> N
                 with trio.move_on_after(0) as scope:
                     await txn.get(a, "x")
                 assert scope.cancelled_caught
+                with trio.move_on_after(0) as scope:
+                    await txn.row(docs, "x", [a])
+                assert scope.cancelled_caught
             nursery.cancel_scope.cancel()
 
 
@@ -449,7 +452,8 @@ def test_who_reads_a_column_often_says_it_once() -> None:
 
 def test_what_is_known_is_not_read_ahead() -> None:
     predictor = Predictor(ON, served=False)
-    learnt(predictor, (1, 2), (1, 2))
+    learnt(predictor, (4, 1, 2), (4, 1, 2))
+    assert predictor.begin("f").plan("t", b"r", (4,)).columns == (4, 1, 2)
     ahead = predictor.begin("f")
     ahead.took("t", ahead.plan("t", b"r", (2,)), [[], []])
     ahead.keep("t", b"r", 2, Missing())

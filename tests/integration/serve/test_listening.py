@@ -322,8 +322,8 @@ def test_serve_says_where_and_ends_in_order(tmp_path: Path) -> None:
                 idle.close()
                 waiting.result()
         process.send_signal(signal.SIGTERM)
-        told, _ = process.communicate()
-        assert process.returncode == 0
+        told = process.stdout.read()
+        assert process.wait() == 0
         assert "token" in told
         assert tokens.token_of(tmp_path / "store").decode() not in ready + told
     finally:
