@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import ssl
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -298,14 +300,21 @@ async def test_a_client_that_comes_back_finds_room_though_its_former_connection_
         await again.aclose()
 
 
-def test_serve_says_where_and_ends_in_order(tmp_path: Path) -> None:
-    import signal
-    import subprocess
+@contextmanager
+def killed_at_last(process: subprocess.Popen[str]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.kill()
 
+
+def test_serve_says_where_and_ends_in_order(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "perco", "serve", str(tmp_path / "store"), "--durability", "process"]
     more = ("--listen", "tcp://localhost:0", "--connections", "1")
-    process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
+    with (
+        subprocess.Popen([*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+        killed_at_last(process),
+    ):
         assert process.stdout is not None
         assert process.stderr is not None
         ready = process.stdout.readline()
@@ -326,8 +335,4 @@ def test_serve_says_where_and_ends_in_order(tmp_path: Path) -> None:
         assert process.wait() == 0
         assert "token" in told
         assert tokens.token_of(tmp_path / "store").decode() not in ready + told
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
     trio.run(on, tmp_path / "store", writes)
