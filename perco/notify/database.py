@@ -10,7 +10,8 @@ N7  *Idle*: at one moment no notify cell, pending signal or lock of an observed 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,7 @@ from perco.txn.schema import Schema
 from perco.txn.sweeper import ANY_COLUMN, Sweeper
 
 _LOOKS_APART_S = 0.02
+_AGAIN_S = 0.2  # between two looks whether those who work elsewhere have come
 _CELLS_PER_ROW = 1 << 12
 # All that is not handled.
 _WAITING = tuple(ScanQuery(group, None, 0, TS_MAX, _CELLS_PER_ROW) for group in (LOCK, PENDING, NOTIFY))
@@ -44,6 +46,8 @@ class Database(Observers):
         self.driver.quiet = self._look_again
         self.watch_elsewhere: Callable[[int], Watch] | None = None  # runs in other processes, where they are told of
         self.busy_elsewhere: Callable[[], bool] | None = None
+        # Observers that other processes run; None: some may be about to come. Where the store is not served: absent.
+        self.works_elsewhere: Callable[[], Collection[str] | None] | None = None
         self.sweeper = Sweeper(local.store, self.driver, self._look_again)
 
     # ------------------------------------------------------------ observers
@@ -193,12 +197,13 @@ class Database(Observers):
                     self._looked = trio.Event()
                 looked = self._looked  # before the look, lest its news be missed
                 await self._check_readable()
-                await self._check_served()
+                again_s = math.inf if await self._check_served() else _AGAIN_S
                 if self.is_idle():
                     break
                 if self._settled() and not self.fates.observed and self._entries(PENDING):
                     self.driver.orphaned.set()  # N5: one that nobody is going to settle, for nobody ever reads a signal
-                await looked.wait()
+                with trio.move_on_after(again_s):
+                    await looked.wait()
                 await trio.sleep(_LOOKS_APART_S)  # waiting shall not cost more than working
         return self.failed_count()
 
@@ -353,20 +358,31 @@ class Database(Observers):
         if last is not None:
             raise last.again()
 
-    async def _check_served(self) -> None:
-        """Waiting without anybody who works would never end."""
+    async def _check_served(self) -> bool:
+        """Waiting without anybody who works would never end. Whether that is settled: else it is to be asked again.
+
+        Raises: UsageError, SchemaMismatch.
+        """
         if self.backfilling.left and not self.config.backfill.on:
             raise UsageError(
                 f"observers wait to be told of what is there: {', '.join(self.catalogue.unready())}. In the background "
                 "that is turned off: call `await db.backfill()`."
             )
         if self.fates.observed or not self._settled():
-            return
-        if self._worker is None:
+            return True
+        elsewhere = () if self.works_elsewhere is None else self.works_elsewhere()
+        if elsewhere is None:
+            return False
+        if self._worker is None and not elsewhere:
             raise UsageError(
                 "changes wait for observers and nothing runs them here; wait inside `async with db.worker():`"
             )
-        unserved, superseded, paused = self.unserved(), self._worker.superseded, self.paused()
+        unserved, superseded, paused = self.unserved(), dict[str, int](), self.paused()
+        if self._worker is None:
+            unserved = set(self.catalogue.observers)
+        else:
+            superseded = self._worker.superseded
+        unserved -= set(elsewhere)
         if unserved or superseded or paused:
             waiting = {id for id, count in (await self.waiting(readable=True)).items() if count}
             if waiting and waiting <= unserved | set(superseded) | paused:
@@ -382,6 +398,7 @@ class Database(Observers):
                     f"changes wait for observers that this program does not have: {', '.join(sorted(waiting))}. "
                     "Add them to the schema."
                 )
+        return True
 
     def unserved(self) -> set[str]:
         """Ids of registered observers that this program's schema lacks (N10)."""

@@ -16,9 +16,10 @@ import hmac
 import logging
 import math
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import astuple
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -29,6 +30,7 @@ from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.rpc.channel import Channel, Flusher, Silent, WireOptions
 from perco.rpc.framing import WireError
+from perco.rpc.link import BACK_S
 from perco.rpc.peer import Peer
 from perco.serve import tasks
 from perco.serve.messages import (
@@ -198,6 +200,7 @@ class Server:
         db.oracle.on_announced.append(self._announced)
         db.watch_elsewhere = self.sessions.watch
         db.busy_elsewhere = lambda: bool(self.sessions.claims)
+        db.works_elsewhere = partial(self._works_elsewhere, trio.current_time())
         stops = [db.background.start(self._expire, "sessions"), db.background.start(self._flusher.run, "flusher")]
         try:
             yield
@@ -207,7 +210,7 @@ class Server:
             self._end_waits()
             db.driver.on_notified.remove(self._notified)
             db.oracle.on_announced.remove(self._announced)
-            db.watch_elsewhere = db.busy_elsewhere = None
+            db.watch_elsewhere = db.busy_elsewhere = db.works_elsewhere = None
             for session in list(self.sessions.all.values()):
                 self.sessions.end(session)
 
@@ -570,6 +573,10 @@ class Server:
     def _works(self, session: Session, peer: Peer, id: int, ids: Any) -> None:
         session.works = frozenset(ids)
         peer.reply(id, None)
+
+    def _works_elsewhere(self, began: float) -> Collection[str] | None:
+        """Observers that clients run; None: those of a former owner may be about to find this one."""
+        return self.sessions.workers() or (None if trio.current_time() < began + BACK_S else ())
 
     def _claim(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
         (table, row), root = asked

@@ -6,10 +6,12 @@ of SQLite is being made durable goes with the next one: group commit again, on a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import trio
 
+import perco
 from perco.webindex.search import ExportRow, SearchIndex
 
 _ROWS_MAX = 500  # in one transaction of SQLite
@@ -33,14 +35,15 @@ class Exporter:
         self._on_export = on_export
         self._open = _Batch()
         self._turn = trio.Lock()
-        self._oldest: Callable[[], int] | None = None
+        self._oldest: Callable[[], Awaitable[int]] | None = None
         self.rows = self.transactions = self.forgotten = 0
 
-    def connect(self, index: SearchIndex, oldest: Callable[[], int] | None = None) -> None:
+    def connect(self, index: SearchIndex, oldest: Callable[[], Awaitable[int]] | None = None) -> None:
         """Where documents go from now on.
 
         Args:
-            oldest: the smallest version that may still be exported; what went before it is forgotten now and then.
+            oldest: the smallest version that may still be exported, by whichever process; what went before it is
+                forgotten now and then.
         """
         self._index, self._oldest = index, oldest
 
@@ -68,7 +71,8 @@ class Exporter:
             try:
                 await trio.to_thread.run_sync(index.export, batch.rows)
                 if self._oldest is not None and self.transactions % _FORGET_EVERY == 0:
-                    self.forgotten += await trio.to_thread.run_sync(index.forget, self._oldest())
+                    with suppress(perco.Unavailable, perco.SessionEnded):  # of a served store: another time
+                        self.forgotten += await trio.to_thread.run_sync(index.forget, await self._oldest())
             except Exception as error:
                 batch.error = error
             batch.done = True

@@ -207,8 +207,8 @@ async def serve(
     exporter = Exporter(on_export)
     index = WebIndex(exporter)
     async with perco.open(store, index.schema, options=options) as db:
-        # Only the owner of the folder writes the search index.
         with SearchIndex(search_path(store)) as writing, SearchIndex(search_path(store)) as reading:
-            exporter.connect(writing, lambda: min(db.oracle.holds.open, default=db.oracle.last))
+            # Others may export as well: the watermark stands below all that is under way anywhere (G1).
+            exporter.connect(writing, db.oracle.watermark)
             async with db.worker(concurrency=concurrency, scanners=4) as worker:
                 yield Service(db, index, reading, worker)

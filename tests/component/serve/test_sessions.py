@@ -285,6 +285,61 @@ async def test_who_waits_where_nobody_works_is_told(place: Place) -> None:
             await db.wait_idle(timeout=5)
 
 
+async def test_an_owner_waits_for_what_others_work_at(place: Place) -> None:  # N7
+    async with place.served() as owner, place.client() as client:
+        await owner.run(put, "a", 1)
+        async with client.worker():
+            await owner.wait_idle(timeout=5)
+            await owner.wait_for(await owner.run(_committed, "quick"), timeout=5)
+            async with owner.snapshot() as snap:
+                assert (await snap.get(twice, "a"), await snap.get(twice, "quick")) == (2, 14)
+        await owner.run(put, "a", 2)
+        await trio.sleep(5)
+        with pytest.raises(perco.UsageError, match="nothing runs them here"):
+            await owner.wait_idle(timeout=5)
+
+
+async def test_an_owner_waits_a_while_for_those_who_worked_for_the_last_one(place: Place) -> None:  # N7
+    async with place.served() as owner:
+        await owner.run(put, "a", 1)
+    async with place.served() as owner:
+        came = trio.current_time()
+
+        async def comes() -> None:
+            await trio.sleep(1.5)
+            async with place.client() as client, client.worker():
+                await trio.sleep(5)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(comes)
+            await owner.wait_idle(timeout=5)
+            assert 1.5 <= trio.current_time() - came < 3
+        await owner.run(put, "a", 2)
+        with pytest.raises(perco.UsageError, match="nothing runs them here"):
+            await owner.wait_idle(timeout=5)
+    async with place.served() as owner:
+        began = trio.current_time()
+        with pytest.raises(perco.UsageError, match="nothing runs them here"):
+            await owner.wait_idle(timeout=5)
+        assert 2 <= trio.current_time() - began < 3
+
+
+async def test_an_owner_is_told_of_observers_that_nobody_runs(place: Place) -> None:  # N7
+    other = perco.Schema(docs)
+
+    @other.observe(n, id="nobody's")
+    async def never(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+        raise AssertionError
+
+    async with place.served() as owner:
+        async with place.client(other):
+            pass
+        await owner.run(put, "a", 1)
+        async with place.client() as client, client.worker():
+            with pytest.raises(perco.UsageError, match="nobody's"):
+                await owner.wait_idle(timeout=5)
+
+
 async def test_a_worker_that_dies_gives_its_rows_to_others(place: Place) -> None:  # R7 N8
     async with place.served(), place.clients(3) as (dies, lives, loader):
         stuck = trio.Event()

@@ -197,8 +197,19 @@ async def test_many_exports_share_a_transaction(tmp_path: Path) -> None:
 async def test_what_went_is_forgotten_now_and_then(tmp_path: Path) -> None:
     with SearchIndex(tmp_path / "search.sqlite") as search:
         exporter = Exporter()
-        exporter.connect(search, lambda: 5)
+        away = True
+
+        async def oldest() -> int:
+            if away:
+                raise perco.Unavailable("the owner is away")
+            return 5
+
+        exporter.connect(search, oldest)
         await exporter.put(ExportRow("gone", 4, None))
+        assert (search.version("gone"), exporter.forgotten) == (4, 0)
+        away = False
+        for number in range(64):
+            await exporter.put(ExportRow(f"another {number}", 4, Document(URLS[0], "", "", (), (), 1.0)))
         await exporter.put(ExportRow("may come back", 5, None))
         assert (search.version("gone"), search.version("may come back")) == (None, 5)
         assert exporter.forgotten == 1

@@ -1,0 +1,95 @@
+"""The web index over a served store, each part of it a process that can be killed.
+
+    python -m tests.acceptance.web.served ROLE STORE EVENTS [CHANGES]
+
+ROLE is owner, worker, loader or searcher. What happens is written to EVENTS, a line each: the role, and what it was.
+CHANGES, for the loader, is as in `child.py`; when all of it is in and observed, it says so and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import msgpack
+import trio
+
+import perco
+from perco.webindex.exporter import Exporter
+from perco.webindex.index import WebIndex
+from perco.webindex.pages import unpack
+from perco.webindex.search import SearchIndex
+from perco.webindex.service import search_path, serve
+from tests.acceptance.web.child import Change, set_rank, url_of
+from tests.acceptance.web.site import WORDS
+
+WIRE = perco.WireOptions(heartbeat_s=0.3, silence_s=2.0, lease_s=2.0, patience_s=30.0)
+OPTIONS = perco.Options(durability="process", wire=WIRE)
+
+
+def say(what: str) -> None:
+    os.write(int(sys.argv[3]), f"{sys.argv[1]} {what}\n".encode())
+
+
+async def own(store: Path) -> None:
+    async with perco.open(store, perco.Schema(), options=OPTIONS):
+        say("ready")
+        await trio.sleep_forever()
+
+
+async def work(store: Path) -> None:
+    async with serve(store, options=OPTIONS, on_export=lambda _: say("export")) as service:
+        service.worker.on_run(lambda id, key, seconds: say(id.replace(" ", "-")))
+        say("ready")
+        await trio.sleep_forever()
+
+
+async def load(store: Path, changes: list[Change]) -> None:
+    index = WebIndex(Exporter())
+    by_url: dict[str, list[Change]] = {}
+    for change in changes:
+        by_url.setdefault(url_of(change), []).append(change)
+
+    async def one_url(ordered: list[Change]) -> None:
+        for change in ordered:
+            if isinstance(change, str):
+                await db.run(index.remove, change)
+            elif isinstance(change, tuple):
+                await db.run(set_rank, index, *change)
+            else:
+                await db.run(index.load, unpack(change))
+            say("loaded")
+
+    async with perco.open(store, index.schema, options=OPTIONS) as db:
+        async with trio.open_nursery() as nursery:
+            for ordered in by_url.values():
+                nursery.start_soon(one_url, ordered)
+        await db.wait_idle()
+    say("done")
+
+
+async def look(store: Path) -> None:
+    index, rng = WebIndex(Exporter()), random.Random(1)
+    with SearchIndex(search_path(store)) as search:
+        async with perco.open(store, index.schema, options=OPTIONS) as db:
+            while True:
+                hits = search.search(rng.choice(WORDS))
+                try:
+                    async with db.snapshot() as snap:
+                        for hit in hits[:3]:
+                            document = await index.document(snap, hit.url)
+                            assert document is None or document.text is not None
+                except perco.SessionEnded:
+                    say("session ended")
+                say("searched")
+                await trio.sleep(0.01)
+
+
+if __name__ == "__main__":
+    role, where = sys.argv[1], Path(sys.argv[2])
+    if role == "loader":
+        trio.run(load, where, msgpack.unpackb(Path(sys.argv[4]).read_bytes(), use_list=False))
+    else:
+        trio.run({"owner": own, "worker": work, "searcher": look}[role], where)

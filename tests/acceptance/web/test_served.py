@@ -1,0 +1,137 @@
+"""The web index over a served store: owner, loader, workers and searcher are killed again and again, at random.
+
+Whoever opens a store that has no owner owns it: so after a while it may be any of them that all the others talk to.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import msgpack
+
+from perco.webindex.batch import build, digest
+from perco.webindex.pages import Page, pack
+from perco.webindex.search import SearchIndex
+from perco.webindex.service import search_path
+from tests.acceptance.web.site import Site
+from tests.acceptance.web.test_killed import checked
+
+KILLS_EACH = 4
+ROLES = ("owner", "worker", "worker", "loader", "searcher")
+SEED = 2011
+
+
+class Cast:
+    """The processes, and what they say."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self.changes = folder / "store", folder / "changes"
+        self.playing: list[subprocess.Popen[bytes]] = []
+        self.said: Counter[str] = Counter()
+        self.killed: Counter[str] = Counter()
+        self._read, self._write = os.pipe()
+        self._lines: list[str] = []
+        self._rest = b""
+        self._complaints = (folder / "complaints").open("w+")
+
+    def start(self, part: int) -> subprocess.Popen[bytes]:
+        """What plays a part, again if it has ended."""
+        more = (str(self.changes),) if ROLES[part] == "loader" else ()
+        command = [sys.executable, "-m", "tests.acceptance.web.served", ROLES[part], str(self.store), str(self._write)]
+        process = subprocess.Popen([*command, *more], pass_fds=(self._write,), stderr=self._complaints)
+        if part < len(self.playing):
+            self.playing[part] = process
+        else:
+            self.playing.append(process)
+        return process
+
+    def hear(self) -> str:
+        """The next that somebody says."""
+        while not self._lines:
+            if select.select([self._read], [], [], 0.5)[0]:
+                *lines, self._rest = (self._rest + os.read(self._read, 1 << 16)).split(b"\n")
+                self._lines = [line.decode() for line in reversed(lines)]
+            elif any(process.poll() for process in self.playing):
+                self._complaints.seek(0)
+                raise AssertionError(f"somebody has died of himself: {self._complaints.read()}")
+        line = self._lines.pop()
+        self.said[line] += 1
+        return line
+
+    def until(self, line: str) -> None:
+        while self.hear() != line:
+            pass
+
+    def kill(self, part: int) -> None:
+        process = self.playing[part]
+        if process.poll() is None:
+            self.killed[ROLES[part]] += 1
+        process.kill()
+        process.wait()
+
+    def end(self) -> None:
+        for process in self.playing:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        self._complaints.close()
+        os.close(self._read)
+        os.close(self._write)
+
+
+def test_whoever_is_killed_it_ends_equal_to_a_batch_build(tmp_path: Path) -> None:
+    rng, site, cast = random.Random(SEED), Site(SEED), Cast(tmp_path)
+    pending: list[bytes | str | tuple[str, float]] = []
+
+    def more() -> None:
+        """What a killed loader may not have loaded goes again, before what is new: loading is idempotent by content."""
+        fresh = [pack(change) if isinstance(change, Page) else change for change in site.change(6)]
+        pending[:] = [*pending, *fresh][-60:]
+        cast.changes.write_bytes(msgpack.packb(pending))
+
+    try:
+        more()
+        cast.start(0)
+        cast.until("owner ready")
+        for part in range(1, len(ROLES)):
+            cast.start(part)
+        while min(cast.killed[role] for role in ROLES) < KILLS_EACH:
+            least = min(cast.killed[role] for role in ROLES)
+            part = rng.choice([part for part, role in enumerate(ROLES) if cast.killed[role] == least])
+            left = rng.randrange(1, 60)
+            while left:
+                if cast.hear() == "loader done" and ROLES[part] == "loader":
+                    break
+                left -= 1
+            if ROLES[part] == "loader" and cast.playing[part].poll() is not None:
+                more()
+                cast.start(part)
+                cast.until("loader loaded")
+            cast.kill(part)
+            more()
+            cast.start(part)
+        cast.kill(3)
+        cast.killed["loader"] -= 1
+        everything = [pack(page) for page in site.pages.values()]
+        gone = [url for n in range(site.size) if (url := f"https://site.invalid/page-{n}") not in site.pages]
+        cast.changes.write_bytes(msgpack.packb([*everything, *gone, *site.ranks.items()]))
+        cast.start(3)
+        before = cast.said["loader done"]
+        while cast.said["loader done"] == before:
+            cast.hear()
+        assert all(cast.said[f"worker {id}"] for id in ("parse", "gather", "elect", "export"))
+        assert cast.said["searcher searched"] > 10
+    finally:
+        cast.end()
+    checked(cast.store)
+    documents = build(site.pages.values(), site.ranks)
+    assert any(document.duplicates for document in documents.values())
+    with SearchIndex(search_path(cast.store)) as search:
+        assert search.digest() == digest(documents)
+        search.check()
