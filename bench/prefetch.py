@@ -93,7 +93,7 @@ class Found:
         """What the client asks the server for, while the block lasts; what was counted before is forgotten."""
         self.rows = self.pages = 0
         self.seconds, self.counters = 0.0, perco.PrefetchCounters()
-        before = db.statistics().prefetch
+        before = db.prefetch.statistics()
         store: Any = db.driver.store
         read, scan = store.read, store.scan
 
@@ -112,7 +112,7 @@ class Found:
         finally:
             self.seconds = time.perf_counter() - began
             del store.read, store.scan
-            self.by_function = dict(db.statistics().prefetch)
+            self.by_function = dict(db.prefetch.statistics())
             for name, each in self.by_function.items():
                 self.by_function[name] = told = replace(each)
                 if name in before:
