@@ -77,9 +77,14 @@ class WireOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.window_s >= self.heartbeat_s:
+        for less, more in (("window_s", "heartbeat_s"), ("heartbeat_s", "silence_s")):
+            if getattr(self, less) >= getattr(self, more):
+                what = f"{less} is {getattr(self, less):g}; it must be less than {more} ({getattr(self, more):g})"
+                raise UsageError(f"WireOptions: {what}")
+        if self.frame_bytes > self.message_bytes_max:
             raise UsageError(
-                f"WireOptions: window_s is {self.window_s:g}; it must be less than heartbeat_s ({self.heartbeat_s:g})"
+                f"WireOptions: frame_bytes is {self.frame_bytes}; a frame is refused that is longer than a message may be "
+                f"(message_bytes_max, {self.message_bytes_max})"
             )
 
 

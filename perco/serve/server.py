@@ -262,7 +262,7 @@ class Server:
         if self._connections - replaces > self._options.connections_max:
             return Unavailable(
                 f"this server has {self._options.connections_max} connections already; close some, or allow more "
-                "(WireOptions.connections_max)"
+                "(WireOptions.connections_max, perco serve --connections)"
             )
         return None
 

@@ -474,6 +474,8 @@ class Client:
         more; ReadOnly: to ask is to settle it.
         """
         self.usable(writing=True)
+        if not isinstance(token, str):
+            raise UsageError(f"{token!r} is not a transaction's token, which is a str: txn.token, CommitUnknown.token")
         try:
             start_ts, primary = read_token(token)
         except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -172,8 +173,10 @@ async def test_every_end_leaves_its_outcome() -> None:  # T10
         assert (txn.outcome, txn.commit_ts, txn.token) == ("committed", 0, "")
 
 
-@pytest.mark.parametrize("token", ["", "nonsense", "5", "5/6/docs", "x/1/docs/61", "5/1/docs/zz", "5/1/else/61"])
-async def test_what_is_no_token_is_an_error(token: str) -> None:
+@pytest.mark.parametrize(
+    "token", ["", "nonsense", "5", "5/6/docs", "x/1/docs/61", "5/1/docs/zz", "5/1/else/61", [], None]
+)
+async def test_what_is_no_token_is_an_error(token: Any) -> None:
     async with perco.open("memory:", SCHEMA) as db:
         with pytest.raises(perco.UsageError):
             await db.outcome(token)

@@ -240,6 +240,16 @@ async def test_a_window_is_shorter_than_a_heartbeat() -> None:  # R2
         WireOptions(window_s=2, heartbeat_s=2)
 
 
+async def test_a_heartbeat_comes_before_one_is_taken_for_silent() -> None:  # R2
+    with pytest.raises(UsageError, match="heartbeat_s is 10; it must be less than silence_s"):
+        WireOptions(heartbeat_s=10, silence_s=10)
+
+
+async def test_no_frame_is_longer_than_a_message_may_be() -> None:  # R1
+    with pytest.raises(UsageError, match="frame_bytes is 1048576; a frame is refused"):
+        WireOptions(message_bytes_max=1000)
+
+
 # ------------------------------------------------------------------ sockets
 
 

@@ -337,7 +337,7 @@ async def test_a_client_that_does_not_take_its_answers_holds_up_itself_alone() -
 
 
 async def test_an_answer_that_is_too_long_is_told(autojump_clock: trio.testing.MockClock) -> None:  # R1
-    service = Service(WireOptions(message_bytes_max=1000))
+    service = Service(WireOptions(message_bytes_max=1000, frame_bytes=1000))
     async with service.linked() as link:
         with pytest.raises(TooLarge, match="reply"):
             await link.call(BIG, 2000, again=True)
