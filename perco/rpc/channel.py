@@ -83,8 +83,8 @@ class WireOptions:
                 raise UsageError(f"WireOptions: {what}")
         if self.frame_bytes > self.message_bytes_max:
             raise UsageError(
-                f"WireOptions: frame_bytes is {self.frame_bytes}; a frame is refused that is longer than a message may be "
-                f"(message_bytes_max, {self.message_bytes_max})"
+                f"WireOptions: frame_bytes is {self.frame_bytes}; a frame is refused that is longer than a message may "
+                f"be (message_bytes_max, {self.message_bytes_max})"
             )
 
 
