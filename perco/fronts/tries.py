@@ -26,7 +26,8 @@ class Tries:
     def __init__(
         self, client: Client, retry: RetryOptions, serializable: bool, function: Callable[..., Any] | None = None
     ) -> None:
-        self.client, self.retry, self.serializable, self._function = client, retry, serializable, function
+        self.client, self.retry, self.serializable = client, retry, serializable
+        self._function = "transaction" if function is None else name_of(function)
         self._made_at = perf_counter()
         self._attempts: Attempts | None = None
         self._attempt: Attempt | None = None
@@ -43,31 +44,23 @@ class Tries:
         """On the loop's thread: the transaction of the first attempt, if there is nothing to wait for."""
         if self._attempts is not None or self.retry.timeout_s is not None:
             return None
-        txn = self.client.begin_nowait(isolation="serializable" if self.serializable else "snapshot")
+        txn = self.client._begin_nowait_as(self._function, "serializable" if self.serializable else "snapshot")
         if txn is not None:
-            self._attempts = Attempts(self.client, self.retry, self.serializable)
+            self._attempts = Attempts(self.client, self.retry, self.serializable, self._function)
             self._attempt = Attempt(self._attempts)
             self._attempt._txn = txn
-            self._named(txn)
         return txn
 
     async def begin(self) -> Transaction:
         """On the loop: the next attempt's transaction, when it is its turn."""
         if self._attempts is None:
-            self._attempts = Attempts(self.client, self.retry, self.serializable)
+            self._attempts = Attempts(self.client, self.retry, self.serializable, self._function)
             if self._attempts._deadline is not None:  # its time runs since it was asked for
                 self._attempts._deadline -= perf_counter() - self._made_at
         attempt = await anext(self._attempts)
         txn = await attempt.__aenter__()
         self._attempt = attempt
-        self._named(txn)
         return txn
-
-    def _named(self, txn: Transaction) -> None:
-        """What is read ahead goes by the function, as in `Client.run`."""
-        prefetch = self.client.prefetch
-        if prefetch.on and self._function is not None:
-            txn._ahead = prefetch.begin(name_of(self._function))
 
     async def finish(self, error: BaseException | None) -> bool:
         """On the loop: commit, or discard for an error; whether there is to be another attempt.

@@ -31,7 +31,7 @@ from perco.txn.schema import Schema
 from perco.txn.sweeper import ANY_COLUMN, Sweeper
 
 _LOOKS_APART_S = 0.02
-_AGAIN_S = 0.2  # between two looks whether those who work elsewhere have come
+_AGAIN_S = 0.5  # between two looks whether those who work elsewhere are still there
 _CELLS_PER_ROW = 1 << 12
 # All that is not handled.
 _WAITING = tuple(ScanQuery(group, None, 0, TS_MAX, _CELLS_PER_ROW) for group in (LOCK, PENDING, NOTIFY))
@@ -197,7 +197,9 @@ class Database(Observers):
                     self._looked = trio.Event()
                 looked = self._looked  # before the look, lest its news be missed
                 await self._check_readable()
-                again_s = math.inf if await self._check_served() else _AGAIN_S
+                await self._check_served()
+                # Those who work elsewhere may come and go without a word.
+                again_s = math.inf if self.works_elsewhere is None else _AGAIN_S
                 if self.is_idle():
                     break
                 if self._settled() and not self.fates.observed and self._entries(PENDING):
@@ -358,21 +360,18 @@ class Database(Observers):
         if last is not None:
             raise last.again()
 
-    async def _check_served(self) -> bool:
-        """Waiting without anybody who works would never end. Whether that is settled: else it is to be asked again.
-
-        Raises: UsageError, SchemaMismatch.
-        """
+    async def _check_served(self) -> None:
+        """Waiting without anybody who works would never end. Raises: UsageError, SchemaMismatch."""
         if self.backfilling.left and not self.config.backfill.on:
             raise UsageError(
                 f"observers wait to be told of what is there: {', '.join(self.catalogue.unready())}. In the background "
                 "that is turned off: call `await db.backfill()`."
             )
         if self.fates.observed or not self._settled():
-            return True
+            return
         elsewhere = () if self.works_elsewhere is None else self.works_elsewhere()
         if elsewhere is None:
-            return False
+            return
         if self._worker is None and not elsewhere:
             raise UsageError(
                 "changes wait for observers and nothing runs them here; wait inside `async with db.worker():`"
@@ -398,7 +397,6 @@ class Database(Observers):
                     f"changes wait for observers that this program does not have: {', '.join(sorted(waiting))}. "
                     "Add them to the schema."
                 )
-        return True
 
     def unserved(self) -> set[str]:
         """Ids of registered observers that this program's schema lacks (N10)."""

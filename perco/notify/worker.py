@@ -42,6 +42,7 @@ from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, Failed, Mutation, Query, 
 from perco.txn.catalogue import Bound
 from perco.txn.client import Client
 from perco.txn.codecs import decoded, decoded_key
+from perco.txn.driver import Driver
 from perco.txn.mutations import Intent
 from perco.txn.oracle import note_from
 from perco.txn.prefetch import Ahead, Raw
@@ -400,7 +401,7 @@ class Worker:
         self, observer: Observer, counters: ObserverCounters, table: str, row: bytes, ack: int, conflicts: int
     ) -> bool | None:
         """One run; whether there is nothing left to do for what was seen. None: it is to be run later."""
-        txn = await self.client.begin(isolation=observer.isolation)
+        txn = await self.client._begin_as(observer.id, observer.isolation)
         try:
             return await self._run_in(txn, observer, counters, table, row, ack, conflicts)
         finally:
@@ -423,8 +424,6 @@ class Worker:
         if self.observers.get(number) is not observer:
             return True  # N10: it is another's by now
         txn._version = self._binds
-        if client.prefetch.on:
-            txn._ahead = client.prefetch.begin(observer.id)
         claim = self._claim_signal if isinstance(observer.column, Signal) else self._claim
         claimed = await claim(txn, observer, table, row, ack)
         if isinstance(claimed, bool):
@@ -488,7 +487,9 @@ class Worker:
         if driver.entered.cells:
             await driver.past_cells(((table, row, ack), (table, row, column)), start_ts)  # C4
         ahead = txn._ahead
-        cells, read = await self._read_claim(ahead, table, row, column, claim_queries(column, ack, start_ts), start_ts)
+        cells, read = await self._read_claim(
+            txn._driver, ahead, table, row, column, claim_queries(column, ack, start_ts), start_ts
+        )
         try:
             cell = Cellref(table, row, ack)
             verdict = decide(cells, start_ts, observer.version)
@@ -496,6 +497,8 @@ class Worker:
             there = look(cells[3], cells[4]) if ahead is None or read is None else ahead.look(table, column, read)
         except Corruption as error:
             raise driver.at(cell, error) from error
+        if ahead is not None and type(verdict) is not Run:
+            ahead.drop()
         match verdict:
             case Gone():
                 return True
@@ -526,11 +529,15 @@ class Worker:
         """The same for a signal: there is nothing to see but that it was raised, and when (N5)."""
         driver, start_ts = self.client.driver, txn.start_ts
         cell = Cellref(table, row, ack)
-        cells, _ = await self._read_claim(txn._ahead, table, row, ack, signal_queries(ack, start_ts), start_ts)
+        cells, _ = await self._read_claim(
+            txn._driver, txn._ahead, table, row, ack, signal_queries(ack, start_ts), start_ts
+        )
         try:
             verdict = decide_signal(cells, start_ts)
         except Corruption as error:
             raise driver.at(cell, error) from error
+        if txn._ahead is not None and type(verdict) is not Run:
+            txn._ahead.drop()
         match verdict:
             case Gone():
                 return True
@@ -545,19 +552,18 @@ class Worker:
         return verdict, Missing(verdict.covers[0])
 
     async def _read_claim(
-        self, ahead: Ahead | None, table: str, row: bytes, column: int, queries: list[Query], ts: int
+        self, driver: Driver, ahead: Ahead | None, table: str, row: bytes, column: int, queries: list[Query], ts: int
     ) -> tuple[RowCells, Raw | None]:
         """What a claim asks of its row, and with it what the observer is likely to read of that; then also what is
         observed, as `ahead` takes it."""
-        driver = self.client.driver
         if ahead is None:
             [cells] = await driver.store.read([(table, row, queries)])
             return cells, None
+        ahead.begin_read()
         plan = driver.not_entered(table, ahead.plan(table, row, (column,)), ts)
-        # The lock and the record of what is observed are in a claim already; of a signal there is none.
-        [found] = await driver.store.read([(table, row, [*queries, *plan.queries(ts)[2:]])])
+        [(plan, found)] = await driver.read_plans(table, [plan], ts, queries)
         cells, more = found[: len(queries)], found[len(queries) :]
-        [(_, read)] = ahead.took(table, plan, [*(cells[3:5] if len(cells) > 4 else ([], [])), *more])
+        [(_, read)] = ahead.took(table, plan, more)
         return cells, read
 
     async def _commit(self, txn: Transaction, table: str, row: bytes, ack: int, run: Run) -> None:

@@ -73,7 +73,8 @@ class Attempts:
     was written.
     """
 
-    def __init__(self, client: Client, retry: RetryOptions, serializable: bool) -> None:
+    def __init__(self, client: Client, retry: RetryOptions, serializable: bool, function: str = "transaction") -> None:
+        self._function = function  # by whose past it is read ahead
         self._owed = False  # the last attempt met another transaction, and nobody has asked for the next one
         self._client, self._retry = client, retry
         self._isolation: Isolation = "serializable" if serializable else "snapshot"
@@ -117,12 +118,12 @@ class Attempts:
         """Takes the turn here, not between two attempts, where the loop may be left: so it always ends (W3)."""
         turn = self._turn
         if turn is None:
-            return await self._client.begin(isolation=self._isolation)
+            return await self._client._begin_as(self._function, self._isolation)
         left_s = math.inf if self._deadline is None else self._deadline - trio.current_time()
         await turn.take(left_s)
         try:
             self._check_time()
-            return await self._client.begin(isolation=self._isolation)
+            return await self._client._begin_as(self._function, self._isolation)
         except BaseException:
             turn.leave()
             raise

@@ -305,21 +305,28 @@ class Client:
 
     async def begin(self, *, isolation: Isolation | None = None) -> Transaction:
         """A transaction that the caller ends with `commit` or `discard`; prefer `transaction()` or `run`."""
+        return await self._begin_as("transaction", isolation)
+
+    async def _begin_as(self, function: str, isolation: Isolation | None) -> Transaction:
+        """`function`: by whose past it is read ahead."""
         self.usable(writing=True)
         serializable = self._is_serializable(isolation)
-        return self._begun(self.oracle.draw_nowait() or await self.oracle.draw(), serializable)
+        return self._begun(self.oracle.draw_nowait() or await self.oracle.draw(), serializable, function)
 
     def begin_nowait(self, *, isolation: Isolation | None = None) -> Transaction | None:
-        """The same where there is nothing to wait for, else None."""
+        """As `begin` where there is nothing to wait for, else None."""
+        return self._begin_nowait_as("transaction", isolation)
+
+    def _begin_nowait_as(self, function: str, isolation: Isolation | None) -> Transaction | None:
         self.usable(writing=True)
         serializable = self._is_serializable(isolation)
         start_ts = self.oracle.draw_nowait()
-        return self._begun(start_ts, serializable) if start_ts else None
+        return self._begun(start_ts, serializable, function) if start_ts else None
 
-    def _begun(self, start_ts: int, serializable: bool) -> Transaction:
+    def _begun(self, start_ts: int, serializable: bool, function: str) -> Transaction:
         txn = Transaction(self, start_ts)
         if self.prefetch.on:
-            txn._ahead = self.prefetch.begin("transaction")
+            txn._ahead = self.prefetch.begin(function)
         if serializable:
             txn._reads = Reads(self.config.transaction.reads_max)
         return txn

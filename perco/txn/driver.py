@@ -34,6 +34,7 @@ from perco.errors import (
     RolledBack,
     SessionEnded,
     StoreError,
+    TooLarge,
     Unavailable,
     UsageError,
     WriteConflict,
@@ -51,6 +52,7 @@ from perco.storage import (
     Mutation,
     Query,
     ReadRequest,
+    RowCells,
     RowStore,
     Verdict,
 )
@@ -284,13 +286,29 @@ class Driver:
             await self.past(entry)
 
     def not_entered(self, table: str, plan: Plan, ts: int) -> Plan:
-        """C4: of what is to be read ahead, what has no entry at or below `ts`: for that nobody waits."""
+        """C4: of what is to be read ahead, what has no entry at or below `ts`: for that nobody waits. (The entries of
+        a served store are with its owner, which waits for whatever is asked for.)"""
         met = set()
         for column in plan.columns[plan.asked :]:
             entry = self.entered.cells.get((table, plan.row, column))
             if entry is not None and entry.commit_ts <= ts:
                 met.add(column)
         return plan.without(met) if met else plan
+
+    async def read_plans(
+        self, table: str, plans: list[Plan], ts: int, before: Sequence[Query] = ()
+    ) -> list[tuple[Plan, RowCells]]:
+        """Rows with what is to be read ahead of them; without, where it is too much, or damaged. `before`: more to ask
+        of each row, first."""
+        try:
+            found = await self.reads.read([(table, plan.row, [*before, *plan.queries(ts)]) for plan in plans])
+        except (TooLarge, Corruption):
+            less = [plan.only_asked() for plan in plans]
+            if less == plans:
+                raise
+            plans = less
+            found = await self.reads.read([(table, plan.row, [*before, *plan.queries(ts)]) for plan in plans])
+        return list(zip(plans, found, strict=True))
 
     async def visible(self, ts: int) -> None:
         """C4: until whatever commits in one step at or below `ts` can be seen by all, in other processes too."""

@@ -13,6 +13,9 @@ transactions count less and less; a function that gains nothing by it is only lo
 for its record takes a second read: where that is likely, the newest data of the cell is asked for as well, and used if
 it is what the record points at.
 
+A long value that is likely to be needed is asked for as long as all that one read brings ahead stays small
+(`ahead_bytes_max`, by what such values were in the past).
+
 T9  What is read ahead is kept as it was found. Only when it is really read is it looked at: what has a lock in its way
     is then read anew, and damage is told then. What is kept without a lock is what any later read at the same timestamp
     finds: who commits at or below it had its lock in place, or was entered (C4), before that timestamp was drawn.
@@ -34,6 +37,8 @@ _FADE: Final = 1 - 1 / 16  # what a transaction counts for when one more has com
 _KEPT_PER_CHECKPOINT: Final = 64
 _FRUITLESS: Final = 32  # transactions without a gain, and it is not kept up for each
 _LOOK_EVERY: Final = 16
+_ROWS_LEARNT: Final = 64  # of one transaction
+_TRIGGERS_MAX: Final = 1024  # that are remembered of one function
 _SEEN_MIN: Final = 1.5  # more than one transaction
 
 _Place: TypeAlias = tuple[str, int]
@@ -48,6 +53,7 @@ class PrefetchOptions:
         store is served.
     likely_share: of the transactions seen, how many must have read a column later for it to be read ahead.
     columns_max: that are read ahead in one row.
+    ahead_bytes_max: of long values that one read brings ahead, as far as that can be foreseen.
     cells_max, bytes_max: that a transaction keeps; what is more, is read anew.
     functions_max: observers and functions that are remembered; the one not run for the longest time is forgotten.
     """
@@ -56,6 +62,7 @@ class PrefetchOptions:
     predict: bool | None = None
     likely_share: float = 0.5
     columns_max: int = 64
+    ahead_bytes_max: int = 1 << 20
     cells_max: int = 10_000
     bytes_max: int = 16 << 20
     functions_max: int = 256
@@ -66,7 +73,7 @@ class PrefetchOptions:
 
 @dataclass(slots=True)
 class PrefetchCounters:
-    """Of one observer or function, or of all.
+    """Of one observer or function, or of all; of the transactions that were looked at.
 
     Attributes:
         reads: rows that were read of the store.
@@ -89,11 +96,12 @@ class PrefetchCounters:
 
 
 class Raw(NamedTuple):
-    """Read ahead, and not looked at."""
+    """As it was found, and not looked at; `data`: of the group that was asked for as well, the newest."""
 
     locks: Sequence[Cell]
     writes: Sequence[Cell]
     data: Cell | None
+    group: str
 
 
 class Plan(NamedTuple):
@@ -126,6 +134,10 @@ class Plan(NamedTuple):
         ]
         return self._replace(columns=tuple(c for c, _ in left), groups=tuple(g for _, g in left))
 
+    def only_asked(self) -> Plan:
+        """The same with nothing that was not asked for."""
+        return self._replace(columns=self.columns[: self.asked], groups=("",) * self.asked)
+
 
 class _Later:
     """What was read of a row after one column of it: faded counts."""
@@ -155,13 +167,15 @@ class _Later:
 
 
 class _Long:
-    """How many values of a column were too long for their records, faded, and the data group of the last."""
+    """How many values of a column were too long for their records, faded; the data group of the last, and how large
+    they are."""
 
-    __slots__ = ("group", "long", "seen")
+    __slots__ = ("group", "long", "seen", "size")
 
     def __init__(self) -> None:
         self.seen = self.long = 0.0
         self.group = ""
+        self.size = 0
 
 
 class _Memory:
@@ -215,7 +229,7 @@ class Predictor:
                 memory.passed_by += 1
                 if memory.passed_by % _LOOK_EVERY:
                     return None
-        return Ahead(memory, self.options, predicts=self.predicts)
+        return Ahead(memory, self)
 
     def statistics(self) -> dict[str, PrefetchCounters]:
         """By observer or function; those that were forgotten together under ""."""
@@ -229,17 +243,18 @@ class Predictor:
         return out
 
 
-def with_data(seen: Seen, data: Cell | None) -> Seen:
+def with_data(seen: Seen, raw: Raw) -> Seen:
     """What was seen, with the long value that came along if that is what the record points at."""
-    if type(seen) is InData and data is not None and data[0] == seen.start_ts:
+    data = raw.data
+    if type(seen) is InData and data is not None and data[0] == seen.start_ts and raw.group == seen.group:
         return Value(seen.commit_ts, data[1])
     return seen
 
 
 def name_of(function: object) -> str:
     """By which a function is remembered."""
-    while isinstance(function, partial):
-        function = function.func
+    while isinstance(function, partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, partial) else function.__wrapped__
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{getattr(function, '__module__', None) or ''}.{name}"
 
@@ -247,10 +262,12 @@ def name_of(function: object) -> str:
 class Ahead:
     """What one transaction has read, and what was read ahead for it."""
 
-    __slots__ = ("_bytes", "_cells", "_gained", "_memory", "_options", "_predicts", "_rows")
+    __slots__ = ("_budget", "_bytes", "_cells", "_gained", "_kept", "_memory", "_options", "_predicts", "_rows")
 
-    def __init__(self, memory: _Memory, options: PrefetchOptions, *, predicts: bool) -> None:
-        self._memory, self._options, self._predicts = memory, options, predicts
+    def __init__(self, memory: _Memory, of: Predictor) -> None:
+        self._memory, self._options, self._predicts = memory, of.options, of.predicts
+        self._kept = 0  # cells that were met since its task gave way to others
+        self._budget = of.options.ahead_bytes_max  # bytes that the read under way may bring ahead
         self._rows: dict[tuple[str, bytes], _RowAhead] = {}
         self._cells = self._bytes = 0
         self._gained = False
@@ -269,13 +286,15 @@ class Ahead:
         if type(known) is Raw:
             if known.locks:
                 del here.cells[column]  # T9: it may be gone by now, and if not, it is to be met
+                here.unused.discard(column)
+                self._memory.counters.wasted += 1
                 return None
             seen = look(known.locks, known.writes)
             self._read(here, column)
             self._note_long(table, column, seen)
             here.unused.discard(column)
             self._memory.counters.used += 1
-            seen = with_data(seen, known.data)
+            seen = with_data(seen, known)
             if type(seen) is InData:
                 del here.cells[column]
                 return seen
@@ -283,8 +302,14 @@ class Ahead:
             here.cells[column] = known = seen
         assert type(known) is Value or type(known) is Missing
         self._memory.counters.kept += 1
+        self._kept += 1
         self._gained = True
         return known
+
+    def begin_read(self) -> None:
+        """Of some rows; `plan` is asked for each."""
+        options = self._options
+        self._budget = min(options.ahead_bytes_max, options.bytes_max - self._bytes)
 
     def plan(self, table: str, row: bytes, columns: Sequence[int]) -> Plan:
         """A read of cells that are not known; it is made."""
@@ -299,11 +324,12 @@ class Ahead:
         trigger = columns[0]
         first = not here.triggers
         self._gained |= not first
-        here.triggers.append((trigger, len(here.order)))
+        if here.triggers[-1:] != [(trigger, len(here.order))]:
+            here.triggers.append((trigger, len(here.order)))
         more: tuple[int, ...] = ()
         if self._predicts:
             later = self._memory.later.get((table, trigger, first))
-            if later is not None and later.likely and self._cells < self._options.cells_max:
+            if later is not None and later.likely and self._cells < self._options.cells_max and self._budget > 0:
                 more = tuple(c for c in later.likely if c not in here.cells and c not in columns)
         every = (*columns, *more)
         return Plan(row, every, tuple(self._group(table, column) for column in every), len(columns))
@@ -318,7 +344,9 @@ class Ahead:
         at = 0
         for i, (column, group) in enumerate(zip(plan.columns, plan.groups, strict=True)):
             data = cells[at + 2] if group else ()
-            raw = Raw(cells[at], cells[at + 1], data[0] if data else None)
+            raw = Raw(cells[at], cells[at + 1], data[0] if data else None, group)
+            if data:
+                self._note_size(table, column, len(data[0][1]))
             at += 3 if group else 2
             if i < plan.asked:
                 asked.append((column, raw))
@@ -336,25 +364,37 @@ class Ahead:
         """What is seen of a cell that was asked for. Raises: Corruption."""
         seen = look(raw.locks, raw.writes)
         self._note_long(table, column, seen)
-        return with_data(seen, raw.data)
+        return with_data(seen, raw)
 
     def keep(self, table: str, row: bytes, column: int, seen: Value | Missing) -> None:
         """What a cell turned out to be, for whoever reads it again."""
         here = self._rows.get((table, row))
-        if here is not None and self._room(len(seen.value) if type(seen) is Value else 0):
+        size = len(seen.value) if type(seen) is Value else 0
+        self._note_size(table, column, size)
+        if here is not None and self._room(size):
             here.cells[column] = seen
 
     def rests(self) -> bool:
-        """Whether who only ever meets what is kept should give way to others now."""
-        return not self._memory.counters.kept % _KEPT_PER_CHECKPOINT
+        """Whether who only ever meets what is kept should give way to others now; then that is done."""
+        if self._kept < _KEPT_PER_CHECKPOINT:
+            return False
+        self._kept = 0
+        return True
+
+    def drop(self) -> None:
+        """There is nothing to be learnt from this transaction: it did not run, or nobody knows to its end."""
+        for here in self._rows.values():
+            self._memory.counters.wasted += len(here.unused)
+        self._rows = {}
+        self._predicts = False
 
     def end(self) -> None:
         """The transaction reads no more: learn from it."""
         memory, options = self._memory, self._options
         memory.fruitless = 0 if self._gained else memory.fruitless + 1
-        for (table, _), here in self._rows.items():
+        for number, ((table, _), here) in enumerate(self._rows.items()):
             memory.counters.wasted += len(here.unused)
-            if not self._predicts:
+            if not self._predicts or number >= _ROWS_LEARNT:
                 continue
             order = here.order
             first = True
@@ -362,6 +402,8 @@ class Ahead:
                 place = table, trigger, first
                 later = memory.later.get(place)
                 if later is None:
+                    if len(memory.later) >= _TRIGGERS_MAX:
+                        break
                     later = memory.later[place] = _Later()
                 later.learn(order[after:], options)
                 first = False
@@ -392,8 +434,17 @@ class Ahead:
             long.long += 1
             long.group = seen.group
 
+    def _note_size(self, table: str, column: int, size: int) -> None:
+        long = self._memory.long.get((table, column))
+        if long is not None and size:
+            long.size = max(size, int(long.size * _FADE))
+
     def _group(self, table: str, column: int) -> str:
         long = self._memory.long.get((table, column))
         if long is None or long.seen < _SEEN_MIN or long.long < long.seen * self._options.likely_share:
             return ""
+        size = max(long.size, 1)
+        if size > self._budget:
+            return ""
+        self._budget -= size
         return long.group

@@ -136,6 +136,8 @@ class Snapshot:
     def __del__(self) -> None:
         if self._open:  # dropped without an end: it shall not hold old versions for ever
             self._let_go()
+            if self._ahead is not None:
+                self._ahead.drop()
 
     # ------------------------------------------------------------ reading
 
@@ -334,31 +336,33 @@ class Snapshot:
         out: dict[tuple[bytes, int], Value | Missing] = {}
         seen: dict[tuple[bytes, int], Seen] = {}
         plans: list[Plan] = []
-        try:
-            for row, columns in wanted:
-                unknown = []
-                for column in columns:
+        ahead.begin_read()
+        for row, columns in wanted:
+            unknown = []
+            for column in columns:
+                try:
                     found = ahead.find(table, row, column)
-                    if found is None:
-                        unknown.append(column)
-                    elif type(found) is InData:
-                        seen[row, column] = found
-                    else:
-                        out[row, column] = found  # type: ignore[assignment]
-                if unknown:
-                    plans.append(ahead.plan(table, row, unknown))
-            if plans:
-                if driver.entered.cells:  # C4
-                    plans = [driver.not_entered(table, plan, ts) for plan in plans]
-                    asked = [(table, plan.row, column) for plan in plans for column in plan.columns[: plan.asked]]
-                    await driver.past_cells(asked, ts)
-                found_there = await driver.reads.read([(table, plan.row, plan.queries(ts)) for plan in plans])
-                for plan, cells in zip(plans, found_there, strict=True):
-                    row = plan.row
-                    for column, raw in ahead.took(table, plan, cells):
-                        seen[row, column] = ahead.look(table, column, raw)
-        except Corruption as error:
-            raise driver.at(Cellref(table, row, column), error) from error
+                except Corruption as error:
+                    raise driver.at(Cellref(table, row, column), error) from error
+                if found is None:
+                    unknown.append(column)
+                elif type(found) is InData:
+                    seen[row, column] = found
+                else:
+                    out[row, column] = found  # type: ignore[assignment]
+            if unknown:
+                plans.append(ahead.plan(table, row, unknown))
+        if plans:
+            if driver.entered.cells:  # C4
+                plans = [driver.not_entered(table, plan, ts) for plan in plans]
+                asked = [(table, plan.row, column) for plan in plans for column in plan.columns[: plan.asked]]
+                await driver.past_cells(asked, ts)
+            for plan, cells in await driver.read_plans(table, plans, ts):
+                for column, raw in ahead.took(table, plan, cells):
+                    try:
+                        seen[plan.row, column] = ahead.look(table, column, raw)
+                    except Corruption as error:
+                        raise driver.at(Cellref(table, plan.row, column), error) from error
         if seen:
             for (row, column), value in (await self._finish(table, seen)).items():
                 ahead.keep(table, row, column, value)

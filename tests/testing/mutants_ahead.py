@@ -35,7 +35,7 @@ def past_its_lock(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("T9 the newest data is taken for what the record points at")
 def other_data(patch: pytest.MonkeyPatch) -> None:
-    def with_data(seen: Any, data: Any) -> Any:
-        return Value(seen.commit_ts, data[1]) if type(seen) is InData and data is not None else seen
+    def with_data(seen: Any, raw: prefetch.Raw) -> Any:
+        return Value(seen.commit_ts, raw.data[1]) if type(seen) is InData and raw.data is not None else seen
 
     patch.setattr(prefetch, "with_data", with_data)

@@ -22,6 +22,7 @@ from perco.webindex.search import SearchIndex
 from perco.webindex.service import search_path
 from tests.acceptance.web.site import Site
 from tests.acceptance.web.test_killed import checked
+from tests.support.guard import hangs_fail as hangs_fail
 
 KILLS_EACH = 4
 ROLES = ("owner", "worker", "worker", "loader", "searcher")
@@ -55,12 +56,12 @@ class Cast:
     def hear(self) -> str:
         """The next that somebody says."""
         while not self._lines:
+            if any(process.poll() for process in self.playing):
+                self._complaints.seek(0)
+                raise AssertionError(f"somebody has died of himself: {self._complaints.read()}")
             if select.select([self._read], [], [], 0.5)[0]:
                 *lines, self._rest = (self._rest + os.read(self._read, 1 << 16)).split(b"\n")
                 self._lines = [line.decode() for line in reversed(lines)]
-            elif any(process.poll() for process in self.playing):
-                self._complaints.seek(0)
-                raise AssertionError(f"somebody has died of himself: {self._complaints.read()}")
         line = self._lines.pop()
         self.said[line] += 1
         return line
@@ -116,6 +117,8 @@ def test_whoever_is_killed_it_ends_equal_to_a_batch_build(tmp_path: Path) -> Non
             cast.kill(part)
             more()
             cast.start(part)
+            if ROLES[part] in ("owner", "worker"):
+                cast.until(f"{ROLES[part]} ready")
         cast.kill(3)
         cast.killed["loader"] -= 1
         everything = [pack(page) for page in site.pages.values()]

@@ -24,6 +24,7 @@ class Place:
 
     def __init__(self, schema: perco.Schema, *, wire: WireOptions = WIRE) -> None:
         self.schema, self.wire = schema, wire
+        self.prefetch = perco.PrefetchOptions()
         self.machine = Machine(schema)
         self.server: Server | None = None
         self.owner: Database | None = None
@@ -66,7 +67,7 @@ class Place:
         self, schema: perco.Schema | None = None, seed: int | None = None
     ) -> AsyncIterator[RemoteDatabase]:
         """A process that has the store open."""
-        options = perco.Options(wire=self.wire, seed=seed, prefetch=perco.PrefetchOptions(cache=False, predict=False))
+        options = perco.Options(wire=self.wire, seed=seed, prefetch=self.prefetch)
         db = await open_served("the place", self._connect, schema or self.schema, options, self.wire, b"")
         try:
             yield db

@@ -189,6 +189,7 @@ async def test_two_clients_with_one_seed_have_a_session_each(place: Place) -> No
 
 
 async def test_more_snapshots_than_fit_in_a_greeting(place: Place) -> None:  # R1 R5
+    place.prefetch = perco.PrefetchOptions(cache=False, predict=False)  # every read is to ask
     async with place.served() as owner, place.client() as db:
         await db.run(put, "a", 1)
         snaps = [await db.snapshot_at() for _ in range(2000)]

@@ -82,6 +82,7 @@ async def test_a_client_that_is_cancelled_while_it_draws_holds_nothing(place: Pl
 
 
 async def test_a_broken_connection_ends_nothing(place: Place) -> None:  # R4 R7
+    place.prefetch = perco.PrefetchOptions(cache=False, predict=False)  # every read is to ask
     async with place.served() as owner, place.client() as db:
         await db.run(put, "a", 1)
         txn = await db.begin()
@@ -157,6 +158,7 @@ async def test_what_a_session_that_has_ended_asks_for_is_not_done(place: Place) 
 
 
 async def test_after_its_session_has_ended_a_client_goes_on_in_another(place: Place) -> None:  # R5
+    place.prefetch = perco.PrefetchOptions(cache=False, predict=False)  # every read is to ask
     async with place.served() as owner, place.client() as db:
         await db.run(put, "a", 1)
         old = await db.begin()
@@ -190,6 +192,7 @@ async def test_after_its_session_has_ended_a_client_goes_on_in_another(place: Pl
 
 
 async def test_another_owner_takes_over_and_nobody_notices(place: Place) -> None:  # R8 O1
+    place.prefetch = perco.PrefetchOptions(cache=False, predict=False)  # every read is to ask
     async with trio.open_nursery() as nursery:
         async with place.served():
             db = await nursery.start(_opened, place)
@@ -297,6 +300,36 @@ async def test_an_owner_waits_for_what_others_work_at(place: Place) -> None:  # 
         await trio.sleep(5)
         with pytest.raises(perco.UsageError, match="nothing runs them here"):
             await owner.wait_idle(timeout=5)
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["leaves", "dies"])
+async def test_an_owner_is_told_when_the_last_who_worked_is_gone(place: Place, dies: bool) -> None:  # N7 R7
+    failing = perco.Schema(docs)
+
+    @failing.observe(n, id="double")
+    async def fails(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+        raise ValueError
+
+    async with place.served() as owner, place.client(failing) as client:
+        await owner.run(put, "a", 1)
+        await trio.sleep(5)
+
+        async def works() -> None:
+            async with client.worker():
+                working.set()
+                await trio.sleep(10)
+                if dies:
+                    await vanish(client)
+                    await trio.sleep_forever()
+
+        working = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(works)
+            await working.wait()
+            with pytest.raises(perco.UsageError, match="nothing runs them here"):
+                await owner.wait_idle(timeout=600)
+            assert trio.current_time() >= 15
+            nursery.cancel_scope.cancel()
 
 
 async def test_an_owner_waits_a_while_for_those_who_worked_for_the_last_one(place: Place) -> None:  # N7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -13,10 +14,11 @@ import trio.testing
 
 import perco
 from perco.storage import LOCK, WRITE, LocalRowStore, ReadRequest, RowCells
+from perco.txn import records
 from perco.txn.entered import Entry
-from perco.txn.prefetch import Predictor, name_of
+from perco.txn.prefetch import Ahead, Predictor, name_of
 from perco.txn.records import Cellref
-from perco.txn.snapshot import Missing
+from perco.txn.snapshot import InData, Missing, Value
 from tests.support.faults import gated
 
 docs = perco.Table("docs", key=perco.TEXT)
@@ -245,9 +247,9 @@ async def test_what_a_lock_is_in_the_way_of_is_met_when_it_is_really_read() -> N
             assert counters(db).predicted == 2
             gate.open()
         assert await reader.get(b, "x") == (100 if writer.commit_ts < reader.start_ts else 1)
-        assert counters(db).wasted == 0  # not yet
         reader.discard()
         assert counters(db).wasted == 1
+        assert counters(db).predicted == counters(db).used + counters(db).wasted
 
 
 async def test_nobody_waits_for_what_is_only_read_ahead() -> None:  # C4
@@ -424,6 +426,180 @@ def learnt(predictor: Predictor, *transactions: Sequence[int]) -> None:
                 plan = ahead.plan("t", b"r", (column,))
                 ahead.took("t", plan, [[] for _ in plan.queries(9)])
         ahead.end()
+
+
+async def test_what_is_too_long_for_one_reply_is_read_without_what_was_to_be_read_ahead(tmp_path: Path) -> None:
+    wide = perco.Table("wide", key=perco.TEXT)
+    title = wide.column("title", perco.INT64)
+    bodies = [wide.column(f"body{i}", perco.BYTES) for i in range(4)]
+    schema = perco.Schema(wide)
+    seen = wide.column("seen", perco.INT64)
+
+    @schema.observe(title, id="reads all")
+    async def reads_all(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+        txn.set(seen, change.key, sum([len(await txn.get(body, change.key) or b"") for body in bodies]))
+
+    wire = perco.WireOptions(message_bytes_max=1 << 20, frame_bytes=1 << 16)
+    options = perco.Options(durability="process", wire=wire, prefetch=perco.PrefetchOptions(ahead_bytes_max=1 << 30))
+    async with perco.open(tmp_path / "store", perco.Schema(wide), options=options):
+        url = f"unix:{tmp_path / 'store' / 'socket'}"
+        async with perco.open(url, schema, options=options) as db, db.worker():
+            for turn in range(4):
+                for i, body in enumerate(bodies):
+                    async with db.transaction() as txn:
+                        txn.set(body, "x", b"x" * (300_000 + i))
+                async with db.transaction() as txn:
+                    txn.set(title, "x", turn)
+                await db.wait_idle(timeout=60)
+                async with db.snapshot() as snap:
+                    assert await snap.get(seen, "x") == 1_200_006
+            assert db.statistics().prefetch["reads all"].used > 0, "at first its size was not known"
+
+
+def test_long_values_are_read_ahead_as_far_as_they_fit() -> None:
+    options = perco.PrefetchOptions(cache=True, predict=True, ahead_bytes_max=2500)
+    predictor = Predictor(options, served=False)
+    for _ in range(2):
+        ahead = predictor.begin("f")
+        for column in (1, 2, 3):
+            plan = ahead.plan("t", b"r", (column,))
+            record = (5, records.pack_record(records.PUT_DATA, 4, b"data"))
+            [(_, raw)] = ahead.took("t", plan, [[], [record]])
+            assert type(ahead.look("t", column, raw)) is InData
+            ahead.keep("t", b"r", column, Value(5, b"x" * 1000))
+        ahead.end()
+    ahead = predictor.begin("f")
+    ahead.begin_read()
+    assert ahead.plan("t", b"r", (1,)).groups == ("data", "data", "")
+    ahead.begin_read()
+    assert ahead.plan("t", b"s", (1,)).groups == ("data", "data", "")
+
+
+async def test_a_damaged_record_is_told_of_its_cell_and_of_no_other(tmp_path: Path) -> None:
+    async def function(txn: perco.Transaction, key: str) -> str | None:
+        return await txn.get(text, key)
+
+    async with perco.open(tmp_path / "store", SCHEMA, options=perco.Options(durability="process", prefetch=ON)) as db:
+        await fill(db, *"12345")
+        await run_all(db, function, "12345")
+        [tablet] = [tablet for tablet in db.local.store.tablets() if tablet.table == "docs"]
+        column = db.bounds[text].column
+        [[[ts, record]]] = tablet.read(b"1", [(WRITE, column, 0, db.oracle.last, 1)])
+        damaged = record.replace(b"data", b"data:zz")
+        assert damaged != record
+        writes = ((WRITE, column, ts, damaged),)
+        await db.local.store.apply([perco.storage.Mutation("docs", ((b"1", (), writes),), None)])
+        for _ in range(3):
+            with pytest.raises(perco.Corruption, match="'1'"):
+                await db.run(function, "1")
+            assert await db.run(function, "2") == LONG
+
+
+async def test_who_reads_many_that_are_kept_gives_way() -> None:
+    async with opened(CACHE) as db:
+        keys = [str(i) for i in range(64)]
+        await fill(db, *keys)
+        others = 0
+
+        async def other() -> None:
+            nonlocal others
+            while True:
+                others += 1
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            async with db.transaction() as txn:
+                await txn.get(a, "0")
+                await txn.get(a, "0")
+                for _ in range(100):
+                    await txn.get_many(a, keys)
+            assert others > 50
+            nursery.cancel_scope.cancel()
+
+
+async def test_all_that_was_read_ahead_is_used_or_wasted_in_the_end() -> None:
+    function = reading(a, b, c)
+    async with opened(ON) as db:
+        await fill(db, "x")
+        await run_all(db, function, ["x"] * 5)
+        dropped = await db.begin()
+        dropped._ahead = db.prefetch.begin(name_of(function))
+        await dropped.get(a, "x")
+        del dropped
+        gc.collect()
+        told = counters(db)
+        assert told.wasted == 2
+        assert told.predicted == told.used + told.wasted
+
+
+async def test_who_begins_a_transaction_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: Counter[str] = Counter()
+    right = Predictor.begin
+
+    def begin(self: Predictor, function: str) -> Ahead | None:
+        begun[function] += 1
+        return right(self, function)
+
+    monkeypatch.setattr(Predictor, "begin", begin)
+    schema = perco.Schema(docs)
+
+    @schema.observe(a, id="copy")
+    async def copy(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+        txn.set(done, change.key, change.value or 0)
+
+    async def one(txn: perco.Transaction) -> None:
+        txn.set(a, "x", 1)
+
+    async with opened(ON, schema) as db, db.worker():
+        await db.run(one)
+        await db.options(timeout=5).run(partial(one))
+        async for attempt in db.attempts():
+            async with attempt as txn:
+                txn.set(a, "x", 2)
+        await db.wait_idle()
+        assert begun[name_of(one)] == 2
+        assert begun["transaction"] == 1
+        assert set(begun) == {name_of(one), "transaction", "copy"}
+
+
+def test_what_had_a_lock_in_its_way_may_be_read_ahead_again_and_counts_twice() -> None:
+    predictor = Predictor(ON, served=False)
+    learnt(predictor, (7, 4, 2), (7, 4, 2))
+    ahead = predictor.begin("f")
+    lock = [(3, b"a lock")]
+    ahead.took("t", ahead.plan("t", b"r", (7,)), [[], [], lock, [], lock, []])
+    assert ahead.find("t", b"r", 2) is None
+    assert ahead.find("t", b"r", 4) is None
+    plan = ahead.plan("t", b"r", (4,))
+    assert plan.columns == (4, 2)
+    ahead.took("t", plan, [[], [], [], []])
+    ahead.end()
+    told = predictor.statistics()["f"]
+    assert (told.predicted - told.used, told.wasted) == (3, 3)
+
+
+def test_nothing_is_read_ahead_that_there_is_no_room_for() -> None:
+    predictor = Predictor(perco.PrefetchOptions(cache=True, predict=True, bytes_max=10), served=False)
+    learnt(predictor, (1, 2), (1, 2))
+    ahead = predictor.begin("f")
+    ahead.begin_read()
+    assert ahead.plan("t", b"r", (1,)).columns == (1, 2)
+    ahead.keep("t", b"r", 1, Value(5, b"x" * 10))
+    ahead.begin_read()
+    assert ahead.plan("t", b"s", (1,)).columns == (1,)
+
+
+def test_what_is_learnt_has_bounds() -> None:
+    predictor = Predictor(ON, served=False)
+    for start in range(0, 3000, 60):
+        learnt(predictor, range(start, start + 60))
+    assert len(predictor._memories["f"].later) == 1024
+    tiny = Predictor(perco.PrefetchOptions(cache=True, predict=True, bytes_max=10, cells_max=1), served=False)
+    ahead = tiny.begin("f")
+    for _ in range(1000):
+        ahead.took("t", ahead.plan("t", b"r", (1,)), [[], []])
+    assert len(ahead._rows["t", b"r"].triggers) == 1
 
 
 def test_who_gains_nothing_is_looked_at_now_and_then() -> None:
