@@ -211,7 +211,7 @@ class Link:
                     await self._once()
                     pause_s = _PAUSE_S
                 except Unavailable as error:
-                    self._last = str(error)
+                    self._last = error.what
                     log.info("no connection to %s: %s", self.name, self._last)
                 except PercoError as error:
                     self._refused = error
