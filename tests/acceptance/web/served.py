@@ -2,8 +2,9 @@
 
     python -m tests.acceptance.web.served ROLE STORE EVENTS [CHANGES]
 
-ROLE is owner, worker, loader or searcher. What happens is written to EVENTS, a line each: the role, and what it was.
-CHANGES, for the loader, is as in `child.py`; when all of it is in and observed, it says so and ends.
+ROLE is owner, worker, loader or searcher; the last two only ever ask whoever owns the store, lest they end as such.
+What happens is written to EVENTS, a line each: the role, and what it was. CHANGES, for the loader, is as in `child.py`;
+when all of it is in and observed, it says so and ends.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgpack
@@ -46,6 +49,20 @@ async def work(store: Path) -> None:
         await trio.sleep_forever()
 
 
+@asynccontextmanager
+async def reached(store: Path, schema: perco.Schema) -> AsyncIterator[perco.Database]:
+    """Whoever owns the store, as soon as somebody does: to open one that nobody serves fails at once."""
+    async with AsyncExitStack() as stack:
+        while True:
+            try:
+                url = f"unix:{store / 'socket'}"
+                db = await stack.enter_async_context(perco.open(url, schema, options=OPTIONS))
+                break
+            except perco.Unavailable:
+                await trio.sleep(0.1)
+        yield db
+
+
 async def load(store: Path, changes: list[Change]) -> None:
     index = WebIndex(Exporter())
     by_url: dict[str, list[Change]] = {}
@@ -62,7 +79,7 @@ async def load(store: Path, changes: list[Change]) -> None:
                 await db.run(index.load, unpack(change))
             say("loaded")
 
-    async with perco.open(store, index.schema, options=OPTIONS) as db:
+    async with reached(store, index.schema) as db:
         async with trio.open_nursery() as nursery:
             for ordered in by_url.values():
                 nursery.start_soon(one_url, ordered)
@@ -73,7 +90,7 @@ async def load(store: Path, changes: list[Change]) -> None:
 async def look(store: Path) -> None:
     index, rng = WebIndex(Exporter()), random.Random(1)
     with SearchIndex(search_path(store)) as search:
-        async with perco.open(store, index.schema, options=OPTIONS) as db:
+        async with reached(store, index.schema) as db:
             while True:
                 hits = search.search(rng.choice(WORDS))
                 try:

@@ -1,6 +1,6 @@
 """The web index over a served store: owner, loader, workers and searcher are killed again and again, at random.
 
-Whoever opens a store that has no owner owns it: so after a while it may be any of them that all the others talk to.
+A worker that opens a store without an owner owns it: so after a while it may be a worker that all the others talk to.
 """
 
 from __future__ import annotations
