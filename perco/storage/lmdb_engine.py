@@ -151,6 +151,7 @@ class LmdbEngine:
         self.map_bytes = int(self._env.info()["map_size"])  # LMDB takes more if more is used
         self._dbs = _Groups()
         self._shared: tuple[Any, _LmdbView] | None = None
+        self.busy = False  # the writer's thread is at work with it
         self._data = -1
         try:
             self._open_groups(groups)
@@ -449,10 +450,12 @@ class LmdbEngine:
 
     def forget(self) -> None:
         """In a forked child: let go of it, without a touch to what the parent has open (S5)."""
-        if self._shared is None:
+        if self._shared is None and not self.busy:
             self.close()  # or LMDB would not open it again in this process
         else:
-            _parents.append(self)  # to end the view would free the parent's reader slot, and the pages that it reads
+            # To end the view would free the parent's reader slot, and the pages that it reads. And where the writer's
+            # thread was at work, it holds locks of LMDB that nobody in this process will ever let go of.
+            _parents.append(self)
 
     def close(self) -> None:
         self.end_shared()

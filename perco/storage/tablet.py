@@ -486,6 +486,7 @@ class LmdbTablet:
     def _write(self) -> None:
         while (work := self._work.get()) is not None:
             mutations, room, done, written, empty = work
+            self.engine.busy = True
             verdicts: Sequence[Verdict]
             try:
                 verdicts = self._commit(mutations, room, written, empty)
@@ -494,6 +495,7 @@ class LmdbTablet:
             if written is not None:
                 written.tell()
             done(verdicts)
+            self.engine.busy = False
             self._handover.handed_in()
 
     def _commit(
