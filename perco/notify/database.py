@@ -376,12 +376,8 @@ class Database(Observers):
             raise UsageError(
                 "changes wait for observers and nothing runs them here; wait inside `async with db.worker():`"
             )
-        unserved, superseded, paused = self.unserved(), dict[str, int](), self.paused()
-        if self._worker is None:
-            unserved = set(self.catalogue.observers)
-        else:
-            superseded = self._worker.superseded
-        unserved -= set(elsewhere)
+        here, superseded = (self.schema.observers, self._worker.superseded) if self._worker is not None else ((), {})
+        unserved, paused = set(self.catalogue.observers) - set(here) - set(elsewhere), self.paused()
         if unserved or superseded or paused:
             waiting = {id for id, count in (await self.waiting(readable=True)).items() if count}
             if waiting and waiting <= unserved | set(superseded) | paused:

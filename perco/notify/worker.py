@@ -563,7 +563,8 @@ class Worker:
         plan = driver.not_entered(table, ahead.plan(table, row, (column,)), ts)
         [(plan, found)] = await driver.read_plans(table, [plan], ts, queries)
         cells, more = found[: len(queries)], found[len(queries) :]
-        [(_, read)] = ahead.took(table, plan, more)
+        first = cells[3:5] if len(cells) > 4 else ([], [])  # of a signal there is no lock and no record to look at
+        [(_, read)] = ahead.took(table, plan, [*first, *more])
         return cells, read
 
     async def _commit(self, txn: Transaction, table: str, row: bytes, ack: int, run: Run) -> None:

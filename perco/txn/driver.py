@@ -298,16 +298,17 @@ class Driver:
     async def read_plans(
         self, table: str, plans: list[Plan], ts: int, before: Sequence[Query] = ()
     ) -> list[tuple[Plan, RowCells]]:
-        """Rows with what is to be read ahead of them; without, where it is too much, or damaged. `before`: more to ask
-        of each row, first."""
+        """Rows with what is to be read ahead of them; without, where it is too much, or damaged. `before`: what a claim
+        asks of its row, instead of the lock and the record of the first column."""
+        skip = 2 if before else 0
         try:
-            found = await self.reads.read([(table, plan.row, [*before, *plan.queries(ts)]) for plan in plans])
+            found = await self.reads.read([(table, plan.row, [*before, *plan.queries(ts)[skip:]]) for plan in plans])
         except (TooLarge, Corruption):
             less = [plan.only_asked() for plan in plans]
             if less == plans:
                 raise
             plans = less
-            found = await self.reads.read([(table, plan.row, [*before, *plan.queries(ts)]) for plan in plans])
+            found = await self.reads.read([(table, plan.row, [*before, *plan.queries(ts)[skip:]]) for plan in plans])
         return list(zip(plans, found, strict=True))
 
     async def visible(self, ts: int) -> None:

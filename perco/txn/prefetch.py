@@ -39,6 +39,7 @@ _FRUITLESS: Final = 32  # transactions without a gain, and it is not kept up for
 _LOOK_EVERY: Final = 16
 _ROWS_LEARNT: Final = 64  # of one transaction
 _TRIGGERS_MAX: Final = 1024  # that are remembered of one function
+_WRAPPED_MAX: Final = 16  # functions around a function
 _SEEN_MIN: Final = 1.5  # more than one transaction
 
 _Place: TypeAlias = tuple[str, int]
@@ -253,8 +254,11 @@ def with_data(seen: Seen, raw: Raw) -> Seen:
 
 def name_of(function: object) -> str:
     """By which a function is remembered."""
-    while isinstance(function, partial) or hasattr(function, "__wrapped__"):
-        function = function.func if isinstance(function, partial) else function.__wrapped__
+    for _ in range(_WRAPPED_MAX):  # there are objects that have every attribute
+        if isinstance(function, partial):
+            function = function.func
+        else:
+            function = getattr(function, "__wrapped__", function)
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{getattr(function, '__module__', None) or ''}.{name}"
 

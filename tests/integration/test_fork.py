@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import trio
 
 import perco
-from perco.storage import LmdbTablet
+from perco.storage import LmdbEngine, LmdbTablet
 
 table = perco.Table("t")
 value = table.column("v", perco.INT64)
@@ -131,3 +133,42 @@ def fork_and_end() -> None:
 async def put(db: perco.Database, key: bytes, number: int) -> None:
     async with db.transaction() as txn:
         txn.set(value, key, number)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+async def test_a_child_lets_go_of_what_its_parent_is_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S5. What LMDB locks for a batch stays locked in the child: to close the environment there might wait for ever."""
+    inside, go_on = threading.Event(), threading.Event()
+    right = LmdbEngine.commit
+
+    def commit(self: LmdbEngine, mutations: Sequence[Any], *rest: Any) -> Any:
+        if any(mutation.table == "t" for mutation in mutations):
+            inside.set()
+            assert go_on.wait(60)
+        return right(self, mutations, *rest)
+
+    async with perco.open(tmp_path / "store", schema, options=perco.Options(durability="process")) as db:
+        async with db.transaction() as txn:
+            txn.set(value, b"a", 1)
+        monkeypatch.setattr(LmdbEngine, "commit", commit)
+        engines = [tablet.engine for tablet in db.local.store.tablets() if tablet.table == "t"]  # type: ignore[attr-defined]
+        commit_it = await db.begin()
+        commit_it.set(value, b"a", 2)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(commit_it.commit)
+            await trio.to_thread.run_sync(inside.wait)
+            assert engines[0].busy
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(20)
+                try:
+                    engines[0]._env.info()  # it is still open: nobody closed it
+                    os._exit(7)
+                except BaseException:
+                    os._exit(1)
+            _, status = os.waitpid(pid, 0)  # noqa: ASYNC222
+            go_on.set()
+        assert os.waitstatus_to_exitcode(status) == 7
+        async with db.snapshot() as snap:
+            assert await snap.get(value, b"a") == 2
+        assert not engines[0].busy

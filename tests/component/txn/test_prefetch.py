@@ -353,23 +353,23 @@ async def test_an_observer_reads_ahead_with_its_claim(signal: bool, read: Counte
         assert told.reads - before == 1  # the claim
 
 
+async def takes_turns(turns: Counter[str]) -> None:
+    """Another task of the loop."""
+    while True:
+        turns["other"] += 1
+        await trio.lowlevel.checkpoint()
+
+
 async def test_who_only_meets_what_is_kept_gives_way_and_can_be_cancelled() -> None:
     async with opened(CACHE) as db:
         await fill(db, "x")
-        others = 0
-
-        async def other() -> None:
-            nonlocal others
-            while True:
-                others += 1
-                await trio.lowlevel.checkpoint()
-
+        turns: Counter[str] = Counter()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(other)
+            nursery.start_soon(takes_turns, turns)
             async with db.transaction() as txn:
                 for _ in range(1000):
                     await txn.get(a, "x")
-                assert others > 10
+                assert turns["other"] > 10
                 with trio.move_on_after(0) as scope:
                     await txn.get(a, "x")
                 assert scope.cancelled_caught
@@ -499,22 +499,15 @@ async def test_who_reads_many_that_are_kept_gives_way() -> None:
     async with opened(CACHE) as db:
         keys = [str(i) for i in range(64)]
         await fill(db, *keys)
-        others = 0
-
-        async def other() -> None:
-            nonlocal others
-            while True:
-                others += 1
-                await trio.lowlevel.checkpoint()
-
+        turns: Counter[str] = Counter()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(other)
+            nursery.start_soon(takes_turns, turns)
             async with db.transaction() as txn:
                 await txn.get(a, "0")
                 await txn.get(a, "0")
                 for _ in range(100):
                     await txn.get_many(a, keys)
-            assert others > 50
+            assert turns["other"] > 50
             nursery.cancel_scope.cancel()
 
 
@@ -588,6 +581,14 @@ def test_nothing_is_read_ahead_that_there_is_no_room_for() -> None:
     ahead.keep("t", b"r", 1, Value(5, b"x" * 10))
     ahead.begin_read()
     assert ahead.plan("t", b"s", (1,)).columns == (1,)
+
+
+def test_an_object_with_every_attribute_has_a_name_too() -> None:
+    class Proxy:
+        def __getattr__(self, name: str) -> Proxy:
+            return Proxy()
+
+    assert name_of(Proxy())
 
 
 def test_what_is_learnt_has_bounds() -> None:
