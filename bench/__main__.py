@@ -17,6 +17,8 @@ BENCHES = {
     "engine": "an event loop or a thread per request, against one served store",
     "oracle": "how many timestamps a served oracle hands out",
     "prefetch": "how many row reads are saved by reading ahead what is likely to be read later",
+    "failover": "what clients notice when processes of a served store die (the paper's figure 10)",
+    "scaling": "what a transaction costs with one tablet server and with two, and what a thousand might do",
     "window": "what a client gains by waiting a little before it asks",
     "peers": "the same work on SQLite, ZODB, PostgreSQL and procrastinate",
     "space": "what overwritten cells take, with a vacuum, beside a fresh store",

@@ -33,8 +33,11 @@ COMMANDS = {Path("webindex/cli.py"), Path("webindex/demo.py")}
 
 # Within a package a module may import those before it.
 ORDER = {
-    "rpc": ["framing", "channel", "crossing", "link", "peer", "addresses"],
-    "serve": ["messages", "tasks", "sessions", "tokens", "server", "remote", "database", "opening"],
+    "rpc": ["framing", "channel", "crossing", "link", "addresses", "peer"],
+    "serve": [
+        *("messages", "tasks", "sessions", "tokens", "children", "door", "tablets", "processes", "server", "remote"),
+        *("database", "opening"),
+    ],
     "storage": ["cells", "keys", "engine", "row", "call", "lmdb_engine", "handover", "tablet", "rowstore", "folder"],
     "txn": [
         *(

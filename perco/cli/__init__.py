@@ -259,6 +259,7 @@ def serve(
     durability: Annotated[
         str, typer.Option(help='"power": answers are on disk; "process": they survive the death of the process only.')
     ] = "power",
+    processes: Annotated[int, typer.Option(min=1, max=64, help="Tablet servers; 1: everything in one process.")] = 1,
     connections: Annotated[int, typer.Option(min=1, help="Clients that are served at a time.")] = 1024,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="A certificate, for tls://.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its key, if that is another file.")] = None,
@@ -272,14 +273,20 @@ def serve(
     the same user on the same machine find it by themselves; others give perco.open(..., token=...), or PERCO_TOKEN in
     the environment. What can be reached from other hosts takes TLS.
 
+    With --processes N the tablets of all tables are spread over N tablet servers, which clients ask directly; one that
+    dies is replaced, and what it had is taken over by the others. One process alone commits in one step what lies in
+    one tablet: more pay where it has no CPU left. A table has more than one tablet if it is declared with splits.
+
     \b
     Examples:
       perco serve web/
       perco serve web/ --listen tcp://localhost:7420
+      perco serve web/ --processes 4
       perco serve web/ --listen tls://0.0.0.0:7420 --tls-cert cert.pem --tls-key key.pem
       perco scan tcp://localhost:7420 docs
     """
-    perform_alone(serving.serve, store, listen or [], durability, connections, tls_cert, tls_key)
+    mould = serving.mould() if processes > 1 and serving.is_kept() else None
+    perform_alone(serving.serve, store, listen or [], durability, connections, tls_cert, tls_key, processes, mould)
 
 
 @app.command()
@@ -430,6 +437,21 @@ def pins(
       perco pins web/ --drop nightly-export
     """
     perform(history.pins, store, drop, json=json)
+
+
+@app.command()
+def tablets(store: Store, json: Json = False) -> None:
+    """Which process has which tablets open, for a store that is open.
+
+    A tablet is a range of a table's rows with files and a writer of its own. With `perco serve --processes N` tablet
+    servers have them. TAKEN OVER: how often another server has.
+
+    \b
+    Examples:
+      perco tablets web/
+      perco tablets tcp://localhost:7420 --json
+    """
+    perform(statuses.tablets, store, json=json)
 
 
 def _register_others() -> None:

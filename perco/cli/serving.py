@@ -4,24 +4,52 @@ from __future__ import annotations
 
 import os
 import signal
-import ssl
-from contextlib import AsyncExitStack
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from typing import Final
 
 import trio
 
 import perco
-from perco.cli.screen import FINE
+from perco.cli.keeping import keep
+from perco.cli.screen import FINE, complain
 from perco.errors import StoreLocked, UsageError
 from perco.rpc import addresses
-from perco.serve import tokens
+from perco.serve import tablets, tokens
+from perco.serve.children import Mould, die_with
 from perco.serve.database import RemoteDatabase
 from perco.serve.opening import SOCKET
+from perco.serve.processes import ProcessOptions
 from perco.storage import owner
+
+_KEEPER: Final = "PERCO_KEEPER"  # in the environment of an owner: the process that starts it again
+_READY: Final = "PERCO_READY"  # ... and a descriptor to tell it that the store is served
+_AGAIN_S: Final = 0.1
+_START_S: Final = 30.0
+
+
+def is_kept() -> bool:
+    """Whether this process is an owner that another one starts again."""
+    return os.environ.get(_KEEPER) == str(os.getppid())
+
+
+def mould() -> Mould | None:
+    """What makes tablet servers; before there is a loop."""
+    die_with(int(os.environ[_KEEPER]))
+    return Mould(tablets.run) if Mould.possible else None
 
 
 async def serve(
-    store: str, listen: list[str], durability: str, connections: int, certificate: Path | None, key: Path | None
+    store: str,
+    listen: list[str],
+    durability: str,
+    connections: int,
+    certificate: Path | None,
+    key: Path | None,
+    processes: int,
+    mould: Mould | None,
 ) -> int:
     """Until SIGTERM or SIGINT; then what was asked for is answered."""
     if addresses.is_address(store) or store == "memory:":
@@ -29,10 +57,20 @@ async def serve(
             f"perco serve takes the folder of a store, not {store!r}; where it listens is said by --listen"
         )
     wanted = [addresses.parse(text) for text in listen]
-    tls = _certificate(certificate, key)
+    if processes > 1 and not is_kept():
+        command = [sys.executable, "-m", "perco", *sys.argv[1:]]
+        environment = {**os.environ, _KEEPER: str(os.getpid())}
+        return await keep([command], "the store's owner", again_s=_AGAIN_S, ready=_READY, environment=environment)
+    if certificate is None and key is not None:
+        raise UsageError("--tls-key goes with --tls-cert")
+    tls = (str(certificate), str(key or "")) if certificate is not None else None
     wire = perco.WireOptions(connections_max=connections)
     opening = perco.open(store, perco.Schema(), options=perco.Options(durability=durability, wire=wire))
-    async with opening as db, AsyncExitStack() as stack:
+    if processes > 1:
+        opening.processes = ProcessOptions(servers=processes, mould=mould)
+    async with AsyncExitStack() as stack:
+        signals = stack.enter_context(_asked_to_end())
+        db = await stack.enter_async_context(opening)
         path = _absolute(store)
         server = opening.server
         if isinstance(db, RemoteDatabase) or server is None:
@@ -41,32 +79,44 @@ async def serve(
         at = [f"unix:{path / SOCKET}"]
         for address in wanted:
             word = None if address.path is not None else token
-            bound = await stack.enter_async_context(server.listening(address, word, tls if address.tls else None))
+            bound = await stack.enter_async_context(server.listening(address, word, tls))
             if word is not None and bound.on_this_host:
                 stack.enter_context(tokens.told(bound, token))
             at.append(str(bound))
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            print(f"serving {store} at {', '.join(at)} (process {os.getpid()})", flush=True)
-            if any(address.path is None for address in wanted):
-                print(f"clients on TCP say the token in {path / tokens.TOKEN_FILE}", flush=True)
-            async for _ in signals:
-                break
+        if opening.tablet_servers is not None:
+            with trio.move_on_after(_START_S) as waiting:
+                await opening.tablet_servers.ready.wait()
+            if waiting.cancelled_caught:
+                complain(f"not all tablet servers have come within {_START_S:g} s; they are tried again")
+        helped = f", {processes} tablet servers" if processes > 1 else ""
+        print(f"serving {store} at {', '.join(at)} (process {os.getpid()}{helped})", flush=True)
+        if any(address.path is None for address in wanted):
+            print(f"clients on TCP say the token in {path / tokens.TOKEN_FILE}", flush=True)
+        if is_kept() and (told := os.environ.pop(_READY, "")):
+            os.write(int(told), b"1")
+            os.close(int(told))
+        await signals.wait()
         print("ending: what was asked for is answered first", flush=True)
     return FINE
 
 
+@contextmanager
+def _asked_to_end() -> Iterator[trio.Event]:
+    """Set at SIGTERM or SIGINT. A second one ends the process at once; where another one keeps it, that decides so."""
+    asked = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def act(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN if is_kept() else signal.SIG_DFL)
+        token.run_sync_soon(asked.set, idempotent=True)
+
+    before = {number: signal.signal(number, act) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if is_kept() else handler)
+
+
 def _absolute(store: str) -> Path:
     return Path(store).expanduser().absolute()
-
-
-def _certificate(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    if certificate is None and key is None:
-        return None
-    if certificate is None:
-        raise UsageError("--tls-key goes with --tls-cert")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as error:
-        raise UsageError(f"the certificate {certificate} cannot be used: {error}") from error
-    return context

@@ -43,6 +43,29 @@ async def status(store: str, *, json: bool, groups: bool) -> int:
     return FINE
 
 
+async def tablets(store: str, *, json: bool) -> int:
+    """Of whoever has the store open."""
+    async with visiting(store) as db:
+        servers = await db.servers()
+    if json:
+        show_json([{**each._asdict(), "tablets": [tablet._asdict() for tablet in each.tablets]} for each in servers])
+        return FINE
+    rows: list[tuple[object, ...]] = []
+    for server in servers:
+        name = f"{server.number or 'owner'}, process {server.process}"
+        rows += [
+            (
+                *(tablet.table, tablet.number, shown(tablet.start, 24) if tablet.start else ""),
+                *(name, max(tablet.epoch - 1, 0), tablet.mutations, tablet.batches, size(tablet.used_bytes)),
+            )
+            for tablet in server.tablets
+        ] or [("none", "", "", name, 0, 0, 0, "")]
+    head = ("table", "tablet", "from", "server", "taken over", "mutations", "batches", "size")
+    numbers = ("tablet", "taken over", "mutations", "batches", "size")
+    _show_told(head, sorted(rows, key=lambda row: tuple(map(str, row[:2]))), keep=("table", "server"), numbers=numbers)
+    return FINE
+
+
 async def tasks(store: str, *, json: bool) -> int:
     """Of all processes that have the store open."""
     async with visiting(store) as db:

@@ -12,12 +12,11 @@ from typing import Any, Final
 import trio
 
 import perco
+from perco.cli.keeping import keep
 from perco.cli.screen import FINE, FOUND, complain, show_json, show_table
 from perco.errors import UsageError
 
 _AGAIN_S: Final = 1.0  # before a process that died is started again
-_AGAIN_MAX_S: Final = 30.0
-_LIVED_S: Final = 60.0  # one that lived for so long begins with the short pause again
 
 
 async def work(
@@ -26,7 +25,8 @@ async def work(
     """Run observers until SIGTERM or SIGINT, or until nothing waits any more."""
     schema = _schema(what)
     if processes > 1:
-        return await _many(processes)
+        done = (FINE, FOUND) if until_idle else (FINE,)
+        return await keep([_alone(sys.argv)] * processes, "the worker", again_s=_AGAIN_S, done=done)
     async with perco.open(store, schema) as db, db.worker(options=options) as handle:
         names = ", ".join(schema.observers)
         print(f"running {names} on {store} (process {os.getpid()})", file=sys.stderr, flush=True)
@@ -85,56 +85,6 @@ def _show(statistics: dict[str, perco.ObserverCounters], *, json: bool) -> None:
 
 
 # ------------------------------------------------------------------ several
-
-
-async def _many(processes: int) -> int:
-    """So many processes like this one, each started again when it dies; they end with this one."""
-    worst = FINE
-    stopping = False
-
-    async def keep(command: Sequence[str]) -> None:
-        nonlocal worst
-        pause_s = _AGAIN_S
-        while not stopping:
-            began = trio.current_time()
-            process = await trio.lowlevel.open_process(command)
-            running.add(process)
-            code = await process.wait()
-            running.discard(process)
-            if stopping or code in (FINE, FOUND):
-                worst = max(worst, code if code in (FINE, FOUND) else FINE)
-                return
-            if code == 2:  # it said why, and will say so again
-                worst = code
-                stop()
-                return
-            complain(f"process {process.pid} of the worker ended with {code}; another one follows in {pause_s:g} s")
-            with trio.move_on_after(pause_s):
-                await stopped.wait()
-            pause_s = _AGAIN_S if trio.current_time() - began > _LIVED_S else min(2 * pause_s, _AGAIN_MAX_S)
-
-    def stop() -> None:
-        nonlocal stopping
-        stopping = True
-        stopped.set()
-        for process in running:
-            process.terminate()
-
-    running: set[trio.Process] = set()
-    stopped = trio.Event()
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with trio.open_nursery() as outer:
-
-            async def listen() -> None:
-                async for _ in signals:
-                    stop()
-
-            outer.start_soon(listen)
-            async with trio.open_nursery() as nursery:
-                for _ in range(processes):
-                    nursery.start_soon(keep, _alone(sys.argv))
-            outer.cancel_scope.cancel()
-    return worst
 
 
 def _alone(arguments: Sequence[str]) -> list[str]:

@@ -124,7 +124,7 @@ class Database(Observers):
 
     def pending(self) -> int:
         """How many notify cells stand now, and pending signals (N5)."""
-        return self._entries(NOTIFY) + self._entries(PENDING)
+        return self._entries(PENDING) + self._entries(NOTIFY)  # in this order: these become those
 
     def _entries(self, group: str) -> int:
         tables = set(self._observed_tables())

@@ -46,6 +46,16 @@ class Address(NamedTuple):
             return True
         return self.host == "::1" or (self.host.startswith("127.") and self.host.count(".") == 3)
 
+    def beside(self, number: int, port: int = 0) -> Address:
+        """Where a tablet server of that number listens, whose owner listens here: at a path that ends in the number, or
+        at a port of its own."""
+        if self.path is None:
+            return self._replace(port=port)
+        return self._replace(path=self.path.with_name(f"{self.path.name}-{number}"))
+
+
+NOWHERE: Final = Address(None)
+
 
 def is_address(text: str) -> bool:
     """Whether it says where a server listens, and not where a folder lies."""

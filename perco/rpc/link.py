@@ -34,8 +34,8 @@ ERROR: Final = 1
 PUSH: Final = 2  # from the server, of its own accord: (PUSH, what, value)
 log = logging.getLogger("perco.serve")
 
-_PAUSE_S, _PAUSE_MAX_S = 0.02, 1.0
-BACK_S: Final = 2 * _PAUSE_MAX_S  # by then all who tried to reach a server that was away have found it again
+_PAUSE_S, _PAUSE_MAX_S = 0.02, 0.5
+BACK_S: Final = 4 * _PAUSE_MAX_S  # by then all who tried to reach a server that was away have found it again
 
 
 class LostError(Exception):
@@ -45,11 +45,11 @@ class LostError(Exception):
 class _Call:
     """One that waits for its reply; its own `outcome.Outcome`, as `perco.storage.call.Call`."""
 
-    __slots__ = ("again", "arguments", "error", "held", "id", "link", "method", "sent", "task", "value")
+    __slots__ = ("again", "arguments", "error", "held", "here", "id", "link", "method", "sent", "task", "value")
 
-    def __init__(self, link: Link, id: int, method: int, arguments: Any, again: bool, held: bool) -> None:
+    def __init__(self, link: Link, id: int, method: int, arguments: Any, again: bool, held: bool, here: bool) -> None:
         self.link, self.id, self.method, self.arguments, self.again = link, id, method, arguments, again
-        self.held = held
+        self.held, self.here = held, here
         self.task: trio.lowlevel.Task = trio.lowlevel.current_task()
         self.sent = False
         self.value: Any = None
@@ -106,20 +106,30 @@ class Link:
         self.connections = 0
         self.back_since = -math.inf  # when it was last reached again
         self._losses = 0  # how often the server had let go of what was held
-        self.closed = False
+        self.closed = self._once_only = False
+        self.end: Callable[[], None] = lambda: None  # ends `run`, where somebody has it run
 
     # ------------------------------------------------------------ calls
 
-    async def call(self, method: int, arguments: Any, *, again: bool, held: bool = False, waits: bool = False) -> Any:
+    async def call(
+        self,
+        method: int,
+        arguments: Any,
+        *,
+        again: bool,
+        held: bool = False,
+        waits: bool = False,
+        here: bool = False,
+    ) -> Any:
         """Ask the server. `again`: it may be asked twice; `held`: only as long as the server holds what this needs;
-        `waits`: for others to go with (`WireOptions.window_s`).
+        `waits`: for others to go with (`WireOptions.window_s`); `here`: over this connection only, for another server
+        can be asked.
 
-        Raises: what the server answers; LostError, if not `again`; Unavailable, SessionEnded.
+        Raises: what the server answers; LostError, if not `again`, or `here`; Unavailable, SessionEnded.
         """
-        if self.closed:
-            raise TransactionClosed("this store has been closed; use it inside `async with perco.open(...)` only")
+        self._must_be_open()
         self._next = id = self._next + 1
-        call = _Call(self, id, method, arguments, again, held)
+        call = _Call(self, id, method, arguments, again, held, here)
         channel = self._channel
         if channel is not None:
             channel.send((id, method, arguments), waits=waits)
@@ -127,6 +137,7 @@ class Link:
         else:
             losses = self._losses
             await self._wait_for_server()
+            self._must_be_open()
             if held and losses != self._losses:
                 raise self._gone()
         self._calls[id] = call
@@ -134,6 +145,11 @@ class Link:
             self._channel.send((id, method, arguments))
             call.sent = True
         return await trio.lowlevel.wait_task_rescheduled(call.abort)
+
+    @property
+    def refused(self) -> PercoError | None:
+        """Why the server does not want this client, if it has said so for good."""
+        return self._refused
 
     def tell(self, method: int, arguments: Any) -> None:
         """Say something that needs no answer; any thread. Lost if there is no connection: then `hello` and `welcomed`
@@ -166,6 +182,13 @@ class Link:
         assert self._channel is not None
         for method, items in merged.items():
             self._channel.send_first((0, method, items))
+
+    def _must_be_open(self) -> None:
+        if not self.closed:
+            return
+        if self._once_only:
+            raise LostError(f"the connection to {self.name} broke")
+        raise TransactionClosed("this store has been closed; use it inside `async with perco.open(...)` only")
 
     async def _wait_for_server(self) -> None:
         if self._refused is not None:
@@ -237,6 +260,19 @@ class Link:
             self.closed = True
             self.fail_all(lambda: LostError("the store was closed"))
 
+    async def once(self) -> None:
+        """One connection, from its beginning to its end; whoever waits for an answer then is told LostError.
+
+        Raises: as `Channel.run`; what the server refuses with.
+        """
+        self._once_only = True
+        try:
+            await self._once()
+        finally:
+            self.closed = True
+            self.connected.set()  # whoever waits for it finds that it is closed
+            self.fail_all(lambda: LostError(f"the connection to {self.name} broke"))
+
     async def _once(self) -> None:
         """One connection, from its beginning to its end."""
         with trio.move_on_after(self._options.connect_s) as scope:
@@ -263,6 +299,7 @@ class Link:
         finally:
             self._channel = self._told = None
             self._merged.clear()
+            self._broken()  # at once: nobody is to take it for connected while it is closed
             await trio.aclose_forcefully(stream)
 
     def _begun(self, channel: Channel, kept: bool) -> None:
@@ -289,7 +326,7 @@ class Link:
         if self.connected.is_set():
             self.connected = trio.Event()
             self._away_since = trio.current_time()
-        for call in [call for call in self._calls.values() if call.sent and not call.again]:
+        for call in [call for call in self._calls.values() if call.sent and (call.here or not call.again)]:
             del self._calls[call.id]
             self._end(call, LostError(f"the connection to {self.name} broke"))
 

@@ -14,6 +14,7 @@ from typing import Any
 import trio
 
 from perco.errors import BackgroundFailure, PercoError, TooLarge
+from perco.rpc.addresses import NOWHERE
 from perco.rpc.channel import Channel, WireOptions
 from perco.rpc.crossing import pack_error
 from perco.rpc.framing import Message, WireError
@@ -34,6 +35,7 @@ class Peer:
         self, channel: Channel, options: WireOptions, handle: Callable[[Peer, int, int, Any], None], name: str
     ) -> None:
         self.channel, self.name = channel, name
+        self.at = NOWHERE  # where it came in
         self._options, self._handle = options, handle
         self.calls = 0  # under way
         self.ended = False

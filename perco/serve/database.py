@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,18 @@ from perco.rpc.channel import WireOptions
 from perco.rpc.framing import GREETING_BYTES_MAX, Message, packed
 from perco.rpc.link import BACK_S, Link
 from perco.serve import tasks
-from perco.serve.messages import ANNOUNCED, NOTIFIED, TASKS_ASKED, Method, hello, read_vacuum, read_welcome
+from perco.serve.messages import (
+    ANNOUNCED,
+    MOVED,
+    NOTIFIED,
+    TASKS_ASKED,
+    Method,
+    TabletsOf,
+    hello,
+    read_servers,
+    read_vacuum,
+    read_welcome,
+)
 from perco.serve.remote import Elsewhere, LostRowStore, RemoteDriver, RemoteFates, RemoteOracle, RemoteRowStore
 from perco.serve.tasks import ProcessTasks
 from perco.txn import catalogue as catalogues
@@ -55,9 +67,8 @@ class RemoteLocal:
     term = b""
     path: Path | None = None
 
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self.store = RemoteRowStore(link)
+    def __init__(self, link: Link, store: RemoteRowStore) -> None:
+        self.link, self.store = link, store
         self.version = -1  # of the catalogue that the server has taken over
         self._pid = os.getpid()
 
@@ -91,7 +102,7 @@ class RemoteDatabase(Database):
         options: Options,
         wire: WireOptions,
         name: str,
-        connect: Callable[[], Any],
+        connect: Callable[[int, int], Any],
         token: bytes,
     ) -> None:
         options = replace(options, backfill=replace(options.backfill, on=False))  # the server's affair
@@ -100,13 +111,15 @@ class RemoteDatabase(Database):
         self._only_reads = False
         self._connections = Background()  # ended last: what is under way still asks the server
         self._session = secrets.token_hex(16)  # not of the seed: others may have the same
+        self._ticket = ""  # for tablet servers
         self._too_much = False  # is held for a greeting
-        self.link = Link(name, connect, self._hello, self._welcomed, self._pushed, wire, rng)
-        local = RemoteLocal(self.link)
+        self._wire, self._connect, self._rng = wire, connect, rng
+        self.link = Link(name, partial(connect, 0, 0), self._hello, self._welcomed, self._pushed, wire, rng)
+        local = RemoteLocal(self.link, RemoteRowStore(self.link, self._reach, wire.patience_s, rng))
         super().__init__(local, schema, options)  # type: ignore[arg-type]
         self._store = local.store
         self.lease_token = self._session[:16]
-        self.fates = RemoteFates(self.link, self.lease_token)
+        self.fates = RemoteFates(self.link, local.store, self.lease_token)
         self.oracle = RemoteOracle(local.store, self.link, self.background.spawn)
         self._begin_session()
 
@@ -134,14 +147,32 @@ class RemoteDatabase(Database):
         self._too_much = len(packed(greeting)) > GREETING_BYTES_MAX
         return hello(self._token, self._session, ()) if self._too_much else greeting
 
+    def _reach(self, number: int, port: int) -> Link:
+        """A link to a tablet server, as long as there is one. Whoever comes back is no other than before: what the
+        client holds, the owner knows (F3)."""
+
+        def welcomed(message: Message) -> bool:
+            read_welcome(message)
+            return True
+
+        def hello_again() -> Message:
+            return hello(self._token, self._ticket, ())
+
+        name, connect = f"{self.link.name} ({number})", partial(self._connect, number, port)
+        link = Link(name, connect, hello_again, welcomed, lambda what, value: None, self._wire, self._rng)
+        link.end = self._connections.start(link.run, f"link-{number}")
+        return link
+
     def _welcomed(self, message: Message) -> bool:
         new, kept, info = read_welcome(message)
         self.oracle.told(info["version"], info["wall_ms"], info["last"])  # type: ignore[attr-defined]
         holds = self.oracle.holds
         kept = kept and not self._too_much and not (new and holds.numbers)  # type: ignore[attr-defined]
+        self._store.spread, self._ticket = info["spread"], info["ticket"]
         if not kept:
+            self._store.losses += 1
             # R5: whoever reads through the former driver reads nothing any more.
-            self.driver.reads = LostRowStore(self.link)
+            self.driver.reads = LostRowStore()
             set.clear(holds.open)
             holds.numbers.clear()  # type: ignore[attr-defined]
             self._begin_session()
@@ -164,6 +195,8 @@ class RemoteDatabase(Database):
         elif what == ANNOUNCED:
             self.oracle.catalogue_version = max(self.oracle.catalogue_version, value)
             self.driver.notified()  # N10: a scanner looks at the catalogue when it begins a tour
+        elif what == MOVED:
+            self._store.moved()
         elif what == TASKS_ASKED:
             try:
                 self.link.tell(Method.TASKS_ARE, (value, tasks.here("client")))
@@ -175,6 +208,10 @@ class RemoteDatabase(Database):
     async def tasks(self) -> list[ProcessTasks]:
         """What the tasks of the owner, and of its other clients, wait for."""
         return [tasks.read(each) for each in await self.link.call(Method.TASKS, None, again=True)]
+
+    async def servers(self) -> list[TabletsOf]:
+        """Who has which tablets open."""
+        return read_servers(await self.link.call(Method.SERVERS, None, again=True))
 
     async def snapshot_at(self, *, ts: int | None = None, at: Any = None) -> Snapshot:
         """As `Client.snapshot_at`."""
@@ -305,7 +342,7 @@ class RemoteDatabase(Database):
 
 async def open_served(
     name: str,
-    connect: Callable[[], Any],
+    connect: Callable[[int, int], Any],
     schema: Schema | None,
     options: Options,
     wire: WireOptions,
@@ -313,7 +350,11 @@ async def open_served(
     *,
     readonly: bool = False,
 ) -> RemoteDatabase:
-    """A database on whoever answers. Raises: as `RemoteDatabase.begin_link`."""
+    """A database on whoever answers. Raises: as `RemoteDatabase.begin_link`.
+
+    Args:
+        connect: makes a stream to the tablet server of a number and a port; 0 and 0: to the owner.
+    """
     db = RemoteDatabase(schema or Schema(), options, wire, name, connect, token)
     try:
         await db.begin_link(known=schema is None, readonly=readonly)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from perco.errors import PercoError, StoreError, VersionMismatch, WrongToken
 from perco.rpc.crossing import pack_error, unpack_error
@@ -25,13 +25,14 @@ from perco.storage import (
     ScanRequest,
     Verdict,
 )
+from perco.storage.lmdb_engine import Fenced
 from perco.txn.holds import Holder
 from perco.txn.mutations import Header, Intent
 from perco.txn.records import Cellref
 from perco.txn.retention import Removed
 from perco.txn.vacuum import VacuumResult
 
-WIRE_VERSION: Final = 2
+WIRE_VERSION: Final = 3
 _MAGIC: Final = "perco"
 
 
@@ -46,7 +47,7 @@ class Method(IntEnum):
     DONE = 6  # start timestamps that are over -> no answer
     ALIVE = 24  # a start timestamp -> whether it lives
     OUTLIVE = 7  # a start timestamp -> nothing, when that has ended, or after a while
-    TABLETS = 8  # -> the first rows of all tablets, by table
+    TABLETS = 8  # -> (the first row, and the number of the server, of all tablets, by table; where servers listen)
     ADOPT = 9  # the catalogue has changed -> its version
     HOLD = 10  # (a number of the client's, a past timestamp) -> whether it is held, and the oldest there is
     RELEASE = 11  # that number -> no answer
@@ -66,7 +67,22 @@ class Method(IntEnum):
     ORPHANED = 27  # the client left locks behind -> no answer
     TASKS = 28  # -> what the tasks of all processes wait for
     TASKS_ARE = 29  # (the number of what was asked, what the client's tasks wait for) -> no answer
+    SERVERS = 30  # -> who has which tablets
     BYE = 23  # the client is done
+
+
+class Order(IntEnum):
+    """What a store's owner tells a tablet server."""
+
+    OPEN = 64  # (table, number, start, stop, groups, floor) -> the tablet's epoch (F1)
+    CLOSE = 65  # (table, number): when all that is queued has been written
+    GROUPS = 66  # (table, number, groups): to be made
+    FLOOR = 67  # (table, number, a timestamp) (T13)
+    REPACK = 68  # (table, number, group, start, skip) -> (where to go on, whether it was worth it)
+    LISTEN = 69  # (path or host, port, token, certificate, key) -> the port
+    SESSIONS = 70  # (tickets of sessions that began, and of those that ended) -> no answer (F3)
+    STATISTICS = 71  # -> of all tablets
+    STOP = 72  # answer what was asked for, and end
 
 
 AGAIN: Final = frozenset(Method) - {Method.APPLY, Method.COMMIT}
@@ -74,12 +90,22 @@ AGAIN: Final = frozenset(Method) - {Method.APPLY, Method.COMMIT}
 # What a server says of its own accord.
 NOTIFIED: Final = 1  # there may be work for observers (N8)
 ANNOUNCED: Final = 2  # a newer version of the catalogue, that writers have to know (N10)
+MOVED: Final = 4  # tablets have
+QUIET: Final = 5  # of a tablet server: notify cells have gone (N7)
+DROPPED: Final = 6  # of a tablet server: it has lost a tablet to another process (F1)
 TASKS_ASKED: Final = 3  # somebody wants to know what the client's tasks wait for; to be told with this number
 
 # How a commit in one step went.
 TOLD: Final = 0  # (verdict, commit_ts)
 MET: Final = 1  # another's commit of a cell came first: (table, row, column), its commit_ts, its start_ts
 STALE: Final = 2  # the catalogue is newer: its version
+
+
+# A tablet server's answer in place of cells, a page or verdicts: it does not have the tablet, and has done nothing. In
+# place of a verdict: it has lost it, and this mutation was not made (F1).
+NOT_HERE: Final = None
+LOST: Final = 1
+NOBODY: Final = -1  # in place of a tablet server's number: none has the tablet now
 
 
 # ------------------------------------------------------------------ the greeting
@@ -148,6 +174,40 @@ def wrong_token(given: bool) -> WrongToken:
     )
 
 
+# ------------------------------------------------------------------ who has which tablets
+
+
+class TabletIs(NamedTuple):
+    """A tablet: rows from `start` to before `stop` (None: to the end). `epoch`: how often it was taken over (F1).
+    Batches and mutations: since its server opened it; `queued`: now."""
+
+    table: str
+    number: int
+    start: bytes
+    stop: bytes | None
+    epoch: int
+    batches: int
+    mutations: int
+    queued: int
+    used_bytes: int
+
+
+class TabletsOf(NamedTuple):
+    """A process, and what it has open. `number`: of a tablet server; 0: the store's owner."""
+
+    number: int
+    process: int
+    addresses: list[str]
+    tablets: list[TabletIs]
+
+
+def read_servers(packed: Any) -> list[TabletsOf]:
+    return [
+        TabletsOf(number, process, list(addresses), [TabletIs(*tablet) for tablet in tablets])
+        for number, process, addresses, tablets in packed
+    ]
+
+
 # ------------------------------------------------------------------ verdicts, requests
 
 
@@ -155,6 +215,8 @@ def pack_verdict(verdict: Verdict) -> Any:
     """0, or a tuple."""
     if verdict is APPLIED:
         return 0
+    if isinstance(verdict, Failed) and isinstance(verdict.error, Fenced):
+        return LOST
     if isinstance(verdict, Refused):
         return verdict.row, verdict.check
     if isinstance(verdict, Failed):

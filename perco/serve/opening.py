@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import ssl
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -24,6 +24,7 @@ from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.serve import tokens
 from perco.serve.database import RemoteDatabase, open_served
+from perco.serve.processes import ProcessOptions, TabletServers
 from perco.serve.server import Server
 from perco.storage.folder import shared_by_owner
 from perco.txn import catalogue as catalogues
@@ -81,6 +82,8 @@ class open:
         self._scope = trio.CancelScope()
         self._serving = AsyncExitStack()
         self.server: Server | None = None  # of the owner of a folder
+        self.processes: ProcessOptions | None = None  # set before: its tablets are open in others
+        self.tablet_servers: TabletServers | None = None  # which these are
 
     async def __aenter__(self) -> Database:
         if not trio.lowlevel.in_trio_task():  # another loop may have a trio run for its guest
@@ -100,6 +103,8 @@ class open:
             except OSError as error:
                 raise Unavailable(f"no server answers at {address}: {error.strerror or error}") from error
         options = self._options
+        if self.processes is not None:
+            self.tablet_servers = self._servers()
         deadline = trio.current_time() + options.wire.connect_s
         while True:
             try:
@@ -111,6 +116,7 @@ class open:
                     lmdb=options.lmdb,
                     batch=options.batch,
                     shared=options.shared,
+                    elsewhere=self.tablet_servers,
                 )
                 break
             except StoreLocked as locked:
@@ -131,6 +137,19 @@ class open:
                 else:
                     await local.aclose()
             raise
+
+    def _servers(self) -> TabletServers:
+        options = self._options
+        assert self.processes is not None
+        return TabletServers(
+            _absolute(os.fspath(self._url)),
+            self.processes,
+            wire=options.wire,
+            lmdb=replace(options.lmdb, sync=options.durability == "power"),
+            batch=options.batch,
+            commit_timeout_s=options.commit.commit_timeout_s,
+            seed=options.seed,
+        )
 
     async def _visit(self) -> RemoteDatabase:
         """Never as the owner."""
@@ -154,7 +173,10 @@ class open:
             await trio.aclose_forcefully(stream)
         if scope.cancelled_caught:
             raise OSError(f"not within {self._options.wire.connect_s:g} s")
-        connect = partial(addresses.connect, address, trust)
+
+        def connect(number: int, port: int) -> Awaitable[trio.abc.Stream]:
+            return addresses.connect(address.beside(number, port) if number else address, trust)
+
         return await open_served(
             str(address), connect, self._schema, self._options, self._options.wire, self._token, readonly=self._readonly
         )
@@ -164,6 +186,10 @@ class open:
             return await _beside(local, self._schema, options)
         assert self._schema is not None
         db = self._db = Database(local, self._schema, options)
+        if self.tablet_servers is not None:
+            db.fates.not_alone()
+            self.tablet_servers.background.on_failure.append(self._scope.cancel)
+            self.tablet_servers.start(local.lock_file())
         await db.oracle.start()
         await db.declare()
         # O3: all that was ever committed, for those who read beside nobody and now read beside us. Not before every
@@ -183,7 +209,7 @@ class open:
 
     async def _share(self, db: Database, path: Path) -> None:
         """Let other processes of this user in, over a socket in the folder."""
-        self.server = Server(db, self._options.wire)
+        self.server = Server(db, self._options.wire, self.tablet_servers)
         await self._serving.enter_async_context(self.server.keeping())
         socket = Address(_absolute(path) / SOCKET)
         try:
@@ -212,6 +238,8 @@ class open:
         if stopped is not None and (error is None or swallowed):
             raise stopped
         failure = db.background.failure()
+        if failure is None and self.tablet_servers is not None:
+            failure = self.tablet_servers.background.failure()
         if failure is not None and (error is None or swallowed):
             raise failure
         assert not swallowed, "only a failure cancels the block"

@@ -11,16 +11,19 @@ R5  When the session has ended, whatever was begun in it reads no more of the st
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from typing import Any
+import random
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
 
 import trio
 
 from perco.errors import CatalogueChanged, SessionEnded, SnapshotTooOld, Unavailable, UsageError
 from perco.rpc.link import Link, LostError
 from perco.serve.messages import (
+    LOST,
     MET,
+    NOT_HERE,
     STALE,
     Method,
     read_page,
@@ -35,28 +38,59 @@ from perco.txn.oracle import Oracle, OracleOptions, published
 from perco.txn.pins import pins_in
 from perco.txn.records import Cellref, Lock
 
+_REACHED_S: Final = 0.2  # how long a tablet server is waited for before it is asked where the tablet is by now
+_LOOK_S, _LOOK_MAX_S = 0.01, 0.25  # between two looks where tablets are
+_AWAY: Final = "the connection to the server was away for too long: what was begun before it has ended"
 _READ, _SCAN, _APPLY = int(Method.READ), int(Method.SCAN), int(Method.APPLY)
 
 
 class RemoteRowStore:
-    """The seam, over a link."""
+    """The seam, over links: to the owner, and to the tablet servers that have tablets open, if there are any.
+
+    Args:
+        link: to the owner.
+        reach: makes a link to a tablet server, of a number and a port.
+        patience_s: how long a tablet is looked for that no server has.
+    """
 
     groups = True
     queues = False
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, link: Link, reach: Callable[[int, int], Link], patience_s: float, rng: random.Random) -> None:
+        self._link, self._reach, self._patience_s, self._rng = link, reach, patience_s, rng
         self._starts: dict[str, list[bytes]] = {}
+        self._servers: dict[str, list[int]] = {}  # of each tablet; 0: the owner answers; NOBODY
         self._numbers: dict[str, int] = {}
+        self._ports: dict[int, int] = {}
+        self._links: dict[int, Link] = {0: link}
+        self._version = 0  # how often it was asked where tablets are
+        self._refreshing = trio.Lock()
+        self._moved = trio.Event()
+        self.spread = False  # rows are with tablet servers: the owner says so in its greeting
+        self.losses = 0  # how often the owner had let go of what was held (R5)
 
     async def refresh(self) -> None:
-        """Ask which tablets there are."""
-        found = await self._link.call(Method.TABLETS, None, again=True)
-        self._starts = {table: list(starts) for table, starts in found.items()}
+        """Ask which tablets there are, and where."""
+        placed, ports = await self._link.call(Method.TABLETS, None, again=True)
+        self._starts = {table: [start for start, _ in tablets] for table, tablets in placed.items()}
+        self._servers = {table: [server for _, server in tablets] for table, tablets in placed.items()}
         number = 0
         for table, starts in self._starts.items():
             self._numbers[table] = number
             number += len(starts)
+        for server in [server for server, port in self._ports.items() if ports.get(server) != port]:
+            if (gone := self._links.pop(server, None)) is not None:
+                gone.end()
+        self._ports = dict(ports)
+        for server, port in ports.items():
+            if server not in self._links:
+                self._links[server] = self._reach(server, port)
+        self._version += 1
+
+    def moved(self) -> None:
+        """Tablets have: whoever looks for one looks again."""
+        self._moved.set()
+        self._moved = trio.Event()
 
     def tables(self) -> list[str]:
         return list(self._starts)
@@ -78,14 +112,26 @@ class RemoteRowStore:
     def bounds(self, table: str) -> list[bytes]:
         return self._of(table)
 
+    def _server(self, table: str, row: bytes) -> int:
+        starts = self._of(table)
+        return self._servers[table][bisect_right(starts, row) - 1]
+
+    # ------------------------------------------------------------ from the owner alone
+
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        if self.spread:
+            return await self._read_spread(requests)
         found: list[RowCells] = await self._link.call(_READ, requests, again=True, held=True, waits=True)
         return found
 
     async def scan(self, request: ScanRequest) -> ScanPage:
+        if self.spread:
+            return await self._scan_spread(request)
         return read_page(await self._link.call(_SCAN, request, again=True, held=True))
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        if self.spread:
+            return await self._apply_spread(mutations)
         try:
             answer = await self._link.call(_APPLY, mutations, again=False, waits=True)
         except LostError as error:
@@ -94,15 +140,167 @@ class RemoteRowStore:
             return [Failed(error)] * len(mutations)  # R6, R7: it was not sent, or not made
         return [unpack_verdict(verdict) for verdict in answer]
 
+    # ------------------------------------------------------------ from tablet servers
 
-class LostRowStore(RemoteRowStore):
+    async def _read_spread(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        found: list[RowCells | None] = [None] * len(requests)
+
+        async def ask(server: int, which: Sequence[int]) -> None:
+            answer = await self._ask(server, _READ, [requests[i] for i in which])
+            if answer is not NOT_HERE:
+                for i, cells in zip(which, answer, strict=True):
+                    found[i] = cells
+
+        search = _Search(self)
+        while left := [i for i, cells in enumerate(found) if cells is None]:
+            await search.next()
+            await _each(self._by_server(left, lambda i: requests[i][:2]), ask)
+            search.must_be_held()
+        return found  # type: ignore[return-value]
+
+    async def _scan_spread(self, request: ScanRequest) -> ScanPage:
+        search = _Search(self)
+        while True:
+            await search.next()
+            starts = self._of(request.table)
+            at = bisect_right(starts, request.start) - 1
+            if request.reverse:
+                at = len(starts) - 1 if request.stop is None else max(bisect_left(starts, request.stop) - 1, 0)
+            answer = await self._ask(self._servers[request.table][at], _SCAN, request)
+            search.must_be_held()
+            if answer is not NOT_HERE:
+                return read_page(answer)
+
+    async def _ask(self, server: int, method: int, arguments: Any) -> Any:
+        """What a server answers; NOT_HERE from one that is not there."""
+        link = await self._link_to(server)
+        if link is None:
+            return NOT_HERE
+        try:
+            return await link.call(method, arguments, again=True, held=True, waits=True, here=server > 0)
+        except LostError:
+            return NOT_HERE
+
+    async def _link_to(self, server: int) -> Link | None:
+        link = self._links.get(server)
+        if link is None or not server or link.connected.is_set():
+            return link
+        if link.refused is not None:
+            raise link.refused
+        with trio.move_on_after(_REACHED_S):
+            await link.connected.wait()
+        return link if link.connected.is_set() and not link.closed else None
+
+    @trio.lowlevel.enable_ki_protection
+    async def _apply_spread(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        verdicts: list[Verdict | None] = [None] * len(mutations)
+
+        async def ask(server: int, which: Sequence[int]) -> None:
+            link = await self._link_to(server)
+            if link is None:
+                return
+            try:
+                answer = await link.call(_APPLY, [mutations[i] for i in which], again=False, waits=True)
+            except LostError as error:
+                answer = [str(error)] * len(which)  # T4
+            except (SessionEnded, Unavailable) as error:
+                for i in which:
+                    verdicts[i] = Failed(error)  # R6, R7, F3: it was not sent, or not made
+                return
+            for i, packed in zip(which, answer or (), strict=answer is not NOT_HERE):
+                if packed != LOST:
+                    verdicts[i] = unpack_verdict(packed)
+
+        search = _Search(self)
+        with trio.CancelScope() as scope:
+            while left := [i for i, verdict in enumerate(verdicts) if verdict is None]:
+                try:
+                    await search.next()
+                except (Unavailable, SessionEnded) as error:
+                    return [Failed(error) if verdict is None else verdict for verdict in verdicts]
+                await _each(self._by_server(left, lambda i: (mutations[i].table, mutations[i].rows[0][0])), ask)
+                scope.shield = any(verdict is not None for verdict in verdicts)  # T10: all or nothing is waited for
+        return verdicts  # type: ignore[return-value]
+
+    def _by_server(self, which: Sequence[int], row: Callable[[int], tuple[str, bytes]]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for i in which:
+            found.setdefault(self._server(*row(i)), []).append(i)
+        return found
+
+
+class _Search:
+    """For tablets that are not where they were: asks the owner again, a while apart, until patience ends."""
+
+    def __init__(self, store: RemoteRowStore) -> None:
+        self._store = store
+        self._version = -1
+        self._pause_s = _LOOK_S
+        self._losses = store.losses
+
+    def must_be_held(self) -> None:
+        """R5, F3: in a newer session nothing is read for one that has ended. Raises: SessionEnded."""
+        if self._losses != self._store.losses:
+            raise SessionEnded(_AWAY)
+
+    async def next(self) -> None:
+        """At first nothing. Then until the map of tablets is a newer one. Raises: Unavailable, SessionEnded."""
+        store = self._store
+        if self._version < 0:
+            self._version, self._until = store._version, trio.current_time() + store._patience_s
+            return
+        if trio.current_time() > self._until:
+            raise Unavailable(f"no tablet server has had the row for {store._patience_s:g} s")
+        with trio.move_on_after(self._pause_s * store._rng.uniform(0.5, 1.5)):
+            await store._moved.wait()
+        self._pause_s = min(2 * self._pause_s, _LOOK_MAX_S)
+        async with store._refreshing:
+            if store._version == self._version:
+                await store.refresh()
+        self._version = store._version
+        self.must_be_held()
+
+
+async def _each(by_server: dict[int, list[int]], ask: Callable[[int, Sequence[int]], Awaitable[None]]) -> None:
+    """All at once; the first error comes out as it is, when all have ended."""
+    if len(by_server) == 1:
+        [(server, which)] = by_server.items()
+        await ask(server, which)
+        return
+    errors: list[Exception] = []
+
+    async def one(server: int, which: Sequence[int]) -> None:
+        try:
+            await ask(server, which)
+        except Exception as error:
+            errors.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for server, which in by_server.items():
+            nursery.start_soon(one, server, which)
+    if errors:
+        raise errors[0]
+
+
+class LostRowStore:
     """What a snapshot of an ended session reads from (R5)."""
 
+    groups = True
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        raise SessionEnded(_AWAY)
+
+    def locate(self, table: str, row: bytes) -> int:
+        raise SessionEnded(_AWAY)
+
+    def bounds(self, table: str) -> list[bytes]:
+        raise SessionEnded(_AWAY)
+
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
-        raise SessionEnded("the connection to the server was away for too long: what was begun before it has ended")
+        raise SessionEnded(_AWAY)
 
     async def scan(self, request: ScanRequest) -> ScanPage:
-        raise SessionEnded("the connection to the server was away for too long: what was begun before it has ended")
+        raise SessionEnded(_AWAY)
 
 
 class _Open(set[int]):
@@ -300,14 +498,19 @@ class RemoteOracle(Oracle):
 class RemoteFates(Fates):
     """Others' transactions live as long as the server says so."""
 
-    __slots__ = ("_link", "_mine")
+    __slots__ = ("_link", "_mine", "_store")
 
     exact = False
-    alone = True  # what commits in one step does so in the server, whose memory is asked by all
 
-    def __init__(self, link: Link, mine: str) -> None:
+    def __init__(self, link: Link, store: RemoteRowStore, mine: str) -> None:
         super().__init__()
-        self._link, self._mine = link, mine
+        self._link, self._store, self._mine = link, store, mine
+
+    @property
+    def alone(self) -> bool:
+        """What commits in one step does so in the owner, whose memory is asked by all (C4); but not where rows are read
+        elsewhere."""
+        return not self._store.spread
 
     async def lives_elsewhere(self, start_ts: int, lock: Lock) -> bool:
         if lock.token == self._mine:

@@ -12,10 +12,9 @@ N10 Every drawn timestamp tells the catalogue's version; a newer one is also ann
 
 from __future__ import annotations
 
-import hmac
 import logging
 import math
-import ssl
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import astuple
@@ -24,35 +23,35 @@ from typing import Any, Final
 
 import trio
 
-from perco.errors import PercoError, SessionEnded, Unavailable, UsageError, VersionMismatch
+from perco.errors import SessionEnded
 from perco.notify.database import Database
-from perco.rpc import addresses
 from perco.rpc.addresses import Address
-from perco.rpc.channel import Channel, Flusher, Silent, WireOptions
-from perco.rpc.framing import WireError
+from perco.rpc.channel import WireOptions
+from perco.rpc.framing import Message, WireError
 from perco.rpc.link import BACK_S
 from perco.rpc.peer import Peer
 from perco.serve import tasks
+from perco.serve.door import Door
 from perco.serve.messages import (
     ANNOUNCED,
     MET,
+    MOVED,
     NOTIFIED,
     STALE,
     TASKS_ASKED,
     TOLD,
     Method,
-    check_version,
+    TabletIs,
+    TabletsOf,
     pack_vacuum,
     pack_verdict,
     read_header,
-    read_hello,
     read_mutations,
     read_part,
     read_scan,
-    turned_away,
     welcome,
-    wrong_token,
 )
+from perco.serve.processes import TabletServers, on_news
 from perco.serve.sessions import Session, Sessions
 from perco.serve.tasks import ProcessTasks
 from perco.storage import NOTIFY, WRITE, Mutation, Verdict
@@ -66,24 +65,24 @@ _OUTLIVE_S: Final = 5.0  # how long somebody waits for another's transaction, be
 _IDLE_S: Final = 1.0
 _LOOKS_APART_S: Final = 0.02
 _EXPIRE_EVERY: Final = 4  # looks for dead sessions within a lease
-_DRAIN_S: Final = 10.0
 _TASKS_S: Final = 1.0  # how long clients may take to say what their tasks wait for
 _DRAWS_MAX: Final = 1 << 16  # timestamps in one call
 
 
-class Server:
+class Server(Door[Session]):
     """Serves one opened store. Loop thread only."""
 
-    def __init__(self, db: Database, options: WireOptions) -> None:
-        self._db, self._options = db, options
+    def __init__(self, db: Database, options: WireOptions, servers: TabletServers | None = None) -> None:
+        super().__init__(db.background, options)
+        self._db, self._servers = db, servers
         driver = db.driver
         self.sessions = Sessions(db.oracle.holds, db.fates, options.lease_s, driver.leave_orphans)
-        self._connections = 0
-        self._flusher = Flusher()
+        if servers is not None:
+            self.sessions.on_begin, self.sessions.on_end = servers.session_began, servers.session_ended
+            servers.told = on_news(driver.notified, driver.quiet)
+            servers.on_moved = self._moved
         self._waits: set[trio.CancelScope] = set()
-        self._draining = False
         self.served = 0  # calls, in all
-        self._serving: dict[Peer, Session] = {}
         self._told_tasks: _ToldTasks | None = None  # while they are asked for
         self._asked_tasks = 0
         handlers: dict[Method, Callable[[Session, Peer, int, Any], None]] = {
@@ -115,6 +114,7 @@ class Server:
             Method.ORPHANED: self._untold(lambda session, _: self.sessions.orphans(session)),
             Method.TASKS: self._later(self._tasks),
             Method.TASKS_ARE: self._untold(self._tasks_are),
+            Method.SERVERS: self._later(self._servers_are),
             Method.BYE: self._bye,
         }
         self._handlers = {int(method): handler for method, handler in handlers.items()}
@@ -126,45 +126,15 @@ class Server:
         self,
         address: Address,
         token: bytes | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: tuple[str, str] | None = None,
         *,
         ours: bool = False,
     ) -> AsyncIterator[Address]:
-        """Serve who comes there, while the block lasts; at its end what was asked for is answered first. Yields the
-        address as it is.
-
-        Args:
-            token: what clients have to say; None: whoever reaches the socket may come in.
-            tls: with which certificate, for an address with TLS.
-            ours: nobody else may serve at that path.
-
-        Raises: StoreError where it cannot listen.
-        """
-        if token is None and address.path is None:
-            raise UsageError(f"{address}: whoever can reach a port is asked for the store's token")
-        if tls is None and (address.tls or not address.on_this_host):
-            raise UsageError(
-                f"{address} can be reached from elsewhere: give a certificate and its key (--tls-cert, --tls-key), or "
-                "listen on localhost, or on a Unix socket"
-            )
-        async with addresses.listening(address, ours=ours) as (bound, listeners):
-
-            async def handle(stream: trio.abc.Stream) -> None:
-                if tls is not None:
-                    stream = trio.SSLStream(stream, tls, server_side=True)
-                await self.connection(stream, token)
-
-            async def serve() -> None:
-                async with trio.open_nursery() as nursery:
-                    await trio.serve_listeners(handle, list(listeners), handler_nursery=nursery)
-
-            stop = self._db.background.start(serve, f"server-{bound}")
-            try:
-                yield bound
-            finally:
-                with trio.move_on_after(_DRAIN_S, shield=True):
-                    await self._drain()
-                stop()
+        """As `Door.listening`; tablet servers listen beside it."""
+        async with super().listening(address, token, tls, ours=ours) as bound:
+            if self._servers is not None:
+                await self._servers.listen(bound, token, *(tls or ("", "")))
+            yield bound
 
     @contextmanager
     def _waiting(self, seconds: float) -> Iterator[None]:
@@ -175,18 +145,6 @@ class Server:
                 yield
             finally:
                 self._waits.discard(scope)
-
-    async def _drain(self) -> None:
-        """What has been asked for is answered."""
-        self._draining = True
-        try:
-            self._end_waits()
-            for peer in list(self._serving):
-                await peer.answered()
-                peer.channel.close_soon()
-                await peer.channel.closed.wait()
-        finally:
-            self._draining = False
 
     def _end_waits(self) -> None:
         for scope in list(self._waits):
@@ -214,59 +172,7 @@ class Server:
             for session in list(self.sessions.all.values()):
                 self.sessions.end(session)
 
-    async def connection(self, stream: trio.abc.Stream, token: bytes | None) -> None:
-        """One connection, from its beginning to its end. Raises nothing."""
-        self._connections += 1
-        try:
-            async with stream:
-                await self._talk(Channel(stream, self._options, self._flusher.soon), token)
-        except (OSError, WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            level = logging.WARNING if isinstance(error, WireError) else logging.INFO
-            log.log(level, "a connection ended: %s", error or type(error).__name__)
-        except Exception:
-            log.exception("a connection ended: this is a bug in perco")  # others do not notice
-        finally:
-            self._connections -= 1
-
-    async def _talk(self, channel: Channel, wanted: bytes | None) -> None:
-        with trio.move_on_after(self._options.connect_s) as scope:
-            version, token, name, held = read_hello(await channel.greeting(alone=True))
-            error = self._why_not(version, token, wanted, name)
-            if error is not None:
-                log.warning("a client was turned away: %s", error)
-                await channel.greet(turned_away(error))
-                return
-            session, new, kept = self._greet(name, held)
-            await channel.greet(welcome(new, kept, self._info()))
-        if scope.cancelled_caught:
-            return
-        peer = Peer(channel, self._options, self._handle, name)
-        session.peer = peer
-        self._serving[peer] = session
-        try:
-            await peer.run()
-        finally:
-            self._serving.pop(peer, None)  # unless its session has another connection already
-            if session.peer is peer:
-                session.peer = None
-                session.last_heard = trio.current_time()
-
-    def _why_not(self, version: int, token: bytes, wanted: bytes | None, name: str) -> PercoError | None:
-        mismatch: VersionMismatch | None = check_version(version)
-        if mismatch is not None:
-            return mismatch
-        if wanted is not None and not hmac.compare_digest(token, wanted):
-            return wrong_token(bool(token))
-        before = self.sessions.all.get(name)
-        replaces = before is not None and before.peer is not None
-        if self._connections - replaces > self._options.connections_max:
-            return Unavailable(
-                f"this server has {self._options.connections_max} connections already; close some, or allow more "
-                "(WireOptions.connections_max, perco serve --connections)"
-            )
-        return None
-
-    def _greet(self, name: str, held: Sequence[int]) -> tuple[Session, bool, bool]:
+    def _let_in(self, name: str, held: Sequence[int]) -> tuple[Session, Message]:
         before = self.sessions.all.get(name)
         if before is not None and before.peer is not None:
             # R4: what its former connection still brings is not read any more.
@@ -274,7 +180,20 @@ class Server:
             before.peer.channel.close_soon()
             before.peer.ended = True
             before.peer = None
-        return self.sessions.greet(name, held, trio.current_time())
+        session, new, kept = self.sessions.greet(name, held, trio.current_time())
+        return session, welcome(new, kept, {**self._info(), "ticket": session.ticket})
+
+    def _begun(self, peer: Peer, session: Session) -> None:
+        session.peer = peer
+
+    def _ended(self, peer: Peer, session: Session) -> None:
+        if session.peer is peer:
+            session.peer = None
+            session.last_heard = trio.current_time()
+
+    def _replaces(self, name: str) -> bool:
+        before = self.sessions.all.get(name)
+        return before is not None and before.peer is not None
 
     def _info(self) -> dict[str, Any]:
         db = self._db
@@ -284,6 +203,7 @@ class Server:
             "last": db.oracle.last,
             "groups": db.local.store.groups,
             "lease_s": self._options.lease_s,
+            "spread": self._servers is not None,
         }
 
     async def _expire(self) -> None:
@@ -432,6 +352,9 @@ class Server:
 
     def _in_one_step(self, session: Session, peer: Peer, id: int, commit: Commit, version: int) -> None:
         driver, oracle = self._db.driver, self._db.oracle
+        if self._servers is not None:  # who reads elsewhere does not ask this memory (C4)
+            peer.fail(id, SessionEnded("the store's rows are with tablet servers now"))
+            return
         if session.ended:  # R7: while it waited
             peer.fail(id, SessionEnded("the server has let go of what this client held"))
             return
@@ -543,14 +466,40 @@ class Server:
     # ------------------------------------------------------------ the catalogue, the past
 
     def _tablets(self, session: Session, peer: Peer, id: int, _: Any) -> None:
+        store, servers = self._db.local.store, self._servers
+        placed: dict[str, list[tuple[bytes, int]]] = {
+            table: [(start, 0) for start in store.bounds(table)] for table in store.tables()
+        }
+        ports: dict[int, int] = {}
+        if servers is not None:
+            placed.update(servers.placement())
+            ports = servers.ports(peer.at)
+        peer.reply(id, (placed, ports))
+
+    async def _servers_are(self, session: Session, _: Any) -> list[TabletsOf]:
+        if self._servers is not None:
+            return await self._servers.servers()
         store = self._db.local.store
-        peer.reply(id, {table: list(store.bounds(table)) for table in store.tables()})
+        tablets = []
+        for table in store.tables():
+            starts = store.bounds(table)
+            for number, (start, stop) in enumerate(zip(starts, [*starts[1:], None], strict=True)):
+                told = store.tablet(table, start).statistics()
+                numbers = told.batches, told.mutations, told.queued, told.used_bytes
+                tablets.append(TabletIs(table, number, start, stop, 0, *numbers))
+        return [TabletsOf(0, os.getpid(), [], tablets)]
+
+    def _moved(self) -> None:
+        for peer in self._serving:
+            peer.push(MOVED, None)
 
     async def _adopt(self, session: Session, _: Any) -> int:
         """N10: a client has changed the catalogue."""
         db = self._db
+        before = db.catalogue.version
         await db.reload()
-        await db.local.raise_floor(db.oracle.holds.watermark)
+        if db.catalogue.version != before:  # T13: of new tables
+            await db.local.raise_floor(db.oracle.holds.watermark)
         await db.oracle.announce(db.catalogue.binds)
         return db.catalogue.version
 
@@ -618,9 +567,13 @@ class Server:
         return counts
 
     def is_idle(self) -> bool:
-        """N7: here nobody works, nothing waits, and no client is at a row, or is committing."""
+        """N7: here nobody works, nothing waits, and no client is at a row, or is committing.
+
+        Locks are looked for first: they become notify cells, while other threads and processes write, and never the
+        other way.
+        """
         db = self._db
-        return db.is_idle() and not db.driver.entered.cells and not db.locked_observed()
+        return not db.driver.entered.cells and not db.locked_observed() and db.is_idle()
 
     # ------------------------------------------------------------ upkeep
 

@@ -12,6 +12,7 @@ R8  When a server has begun anew, the timestamps that a client greets with are h
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ class Session:
         claims: rows on which it runs observers.
         works: ids of the observers that it runs.
         peer: its connection, if it has one.
+        ticket: what its client shows to tablet servers; a new one as soon as it holds no more what it held (F3).
         last_heard: when it had one last.
         applying: its mutations that are queued.
     """
@@ -49,11 +51,13 @@ class Session:
         "orphans",
         "peer",
         "refused_claims",
+        "ticket",
         "works",
     )
 
     def __init__(self, name: str, now: float) -> None:
         self.name, self.last_heard = name, now
+        self.ticket = secrets.token_hex(16)
         self.open: set[int] = set()
         self.held: dict[int, int] = {}
         self.claims: set[tuple[str, bytes]] = set()
@@ -71,6 +75,9 @@ class Sessions:
     def __init__(self, holds: Holds, fates: Fates, lease_s: float, orphaned: Callable[[], None]) -> None:
         self._holds, self._fates, self._lease_s, self._orphaned = holds, fates, lease_s, orphaned
         self.all: dict[str, Session] = {}
+        # F3: called with a ticket, before what its session holds is let go of.
+        self.on_begin: Callable[[str], None] = lambda ticket: None
+        self.on_end: Callable[[str], None] = lambda ticket: None
         self.claims: dict[tuple[str, bytes], tuple[Session, int]] = {}  # and the oldest cause of what waits there
         self._watches: set[Watch] = set()
 
@@ -86,14 +93,17 @@ class Sessions:
             # What was drawn for it and never arrived is nobody's.
             lost = session.open.difference(held)
             if lost:
+                self._new_ticket(session)
                 self.done(session, lost)
                 self._orphaned()
             session.last_heard = now
             kept = session.open.issuperset(held)
             if not kept:
+                self._new_ticket(session)
                 self.done(session, list(session.open))  # its client begins anew
             return session, False, kept
         session = self.all[name] = Session(name, now)
+        self.on_begin(session.ticket)
         needed = set(held)
         watermark = self._holds.watermark
         if needed and min(needed) < watermark:
@@ -102,12 +112,19 @@ class Sessions:
             self.begin(session, start_ts)
         return session, True, True
 
+    def _new_ticket(self, session: Session) -> None:
+        """F3: before something is let go of that may have been read with the former one."""
+        self.on_end(session.ticket)
+        session.ticket = secrets.token_hex(16)
+        self.on_begin(session.ticket)
+
     def end(self, session: Session) -> None:
         """R7: as soon as what is queued has been made."""
         if session.ended:
             return
         session.ended = True
         del self.all[session.name]
+        self.on_end(session.ticket)
         if not session.applying:
             self._let_go(session)
 

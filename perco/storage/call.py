@@ -40,6 +40,28 @@ class Call:
         self.verdicts[index] = verdict
         self.waiting -= 1
 
+    def arrived(self, index: int, verdict: Verdict, resubmit: Callable[[Sequence[Mutation], Call], None]) -> None:
+        """A mutation's verdict, for a task that waits: when all are in, the call goes on, or its task is woken. Loop
+        thread only."""
+        self.answer(index, verdict)
+        if self.waiting:
+            return
+        if self.then is not None and self.resubmitted(resubmit):
+            return
+        if self.task is not None:
+            trio.lowlevel.reschedule(self.task, self)  # type: ignore[arg-type]
+
+    def resubmitted(self, resubmit: Callable[[Sequence[Mutation], Call], None]) -> bool:
+        """All verdicts are in: whether the call waits for what it has sent next."""
+        try:
+            while (more := self.goes_on()) is not None:
+                resubmit(more, self)
+                if self.waiting:
+                    return True
+        except Exception as error:  # in a continuation: its task's, not the loop's
+            self.error = error
+        return False
+
     def goes_on(self) -> Sequence[Mutation] | None:
         """All verdicts are in: what to send next for the same task, or None: wake it."""
         if self.then is None or self.cancelled:  # T10

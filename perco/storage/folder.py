@@ -191,15 +191,15 @@ class Folder:
             marker.unlink()
             _sync_folder(self.path)
 
-    def tablet_path(self, table: str, number: int) -> Path:
-        """Where a tablet lies; a table's name may hold any character."""
-        return self.path / _TABLETS / f"{urllib.parse.quote(table, safe='')}-{number}"
+    def lock_file(self) -> int:
+        """The descriptor of the owner's lock. A process that inherits it keeps the folder owned while it lives."""
+        return self._lock
 
     def make_tablet_folder(self, table: str, number: int, fill: Callable[[Path], None] = lambda path: None) -> Path:
         """Where a tablet lies. One that is not there is made and filled under another name, and put in its place when
         all of it is on disk: a power loss leaves it whole or not at all (S2). `fill` syncs the files that it makes.
         """
-        path = self.tablet_path(table, number)
+        path = tablet_path(self.path, table, number)
         if not self.readonly:
             try:
                 if not path.exists():
@@ -231,6 +231,11 @@ class Folder:
         os.close(self._lock)
         self._lock = -1
         _open_here.discard(_identity(self.path))
+
+
+def tablet_path(folder: Path, table: str, number: int) -> Path:
+    """Where a tablet lies; a table's name may hold any character."""
+    return folder / _TABLETS / f"{urllib.parse.quote(table, safe='')}-{number}"
 
 
 def owner(path: Path) -> tuple[int | None, str]:

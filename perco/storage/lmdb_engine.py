@@ -8,6 +8,8 @@ S4  Room is made before a batch is written: the file is allocated ahead, with a 
     written, fails the ordinary mutations of that batch, and leaves room for those that let others go on.
 S5  Write transactions begin and end on one thread (the tablet's writer).
 S6  The map grows between transactions, on the thread that reads (`grow`).
+F1  Whoever takes over an environment raises its epoch; every batch compares it, in the same write transaction. So a
+    process that was given up for dead writes nothing any more.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ _META_PAGES = 2
 _NODE_BYTES = 10  # of a page, for a cell besides its key and value
 _WORTH = 0.5  # pages saved for each page that is written again
 _MAP_BYTES_MIN = 256 << 10  # the named databases of every group, made one by one
+_EPOCH = b"\0epoch"  # a key beside the names of the groups
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
@@ -76,6 +79,10 @@ def _is_full(error: lmdb.Error) -> bool:
 
 
 _parents: list[LmdbEngine] = []  # of forked children, kept for good: see `forget`
+
+
+class Fenced(Unavailable):
+    """Another process has taken over the tablet; nothing was written (F1)."""
 
 
 class MapTooSmall(Exception):
@@ -152,6 +159,7 @@ class LmdbEngine:
         self._dbs = _Groups()
         self._shared: tuple[Any, _LmdbView] | None = None
         self.busy = False  # the writer's thread is at work with it
+        self._epoch = b""  # F1; empty: the whole folder is this process's
         self._data = -1
         try:
             self._open_groups(groups)
@@ -281,7 +289,8 @@ class LmdbEngine:
         """The names of all groups in the file, whoever made them."""
         try:
             with self._begin() as txn:
-                return [bytes(name).decode(errors="replace") for name in txn.cursor().iternext(values=False)]
+                names = [bytes(name) for name in txn.cursor().iternext(values=False)]
+                return [name.decode(errors="replace") for name in names if name != _EPOCH]
         except lmdb.Error as error:
             raise self._unreadable(error) from error
 
@@ -298,6 +307,29 @@ class LmdbEngine:
 
     # ------------------------------------------------------------ writing (the writer's thread)
 
+    def take_over(self) -> int:
+        """From now on whoever had it open for writing before is fenced off (F1); returns the new epoch. Before the
+        writer's thread begins. Raises: StoreFull."""
+        try:
+            with self._env.begin(write=True) as txn:
+                epoch = int.from_bytes(txn.get(_EPOCH, b""), "big") + 1
+                self._epoch = epoch.to_bytes(8, "big")
+                txn.put(_EPOCH, self._epoch)
+        except lmdb.Error as error:
+            if _is_full(error) or isinstance(error, lmdb.MapFullError):
+                raise StoreFull(str(self.path), str(error)) from error
+            raise self._disk_failed(error) from error
+        return epoch
+
+    def epoch(self) -> int:
+        """How often it has been taken over."""
+        with self._begin() as txn:
+            return int.from_bytes(txn.get(_EPOCH, b""), "big")
+
+    def _check_epoch(self, txn: Any) -> None:
+        if self._epoch and txn.get(_EPOCH) != self._epoch:
+            raise Fenced(f"{self.path}: another process has taken the tablet over")
+
     def commit(
         self,
         mutations: Sequence[Mutation],
@@ -313,6 +345,7 @@ class LmdbEngine:
         committing = 0
         try:
             with self._env.begin(write=True) as txn:
+                self._check_epoch(txn)
                 batch = _LmdbView(txn, self._dbs)
                 verdicts: list[Verdict] = [check_and_write(batch, mutation, floor, empty) for mutation in mutations]
                 committing = txn.id()
@@ -360,6 +393,7 @@ class LmdbEngine:
         """
         try:
             with self._env.begin(write=True) as txn:
+                self._check_epoch(txn)
                 after, packed = self._repack(txn, self._dbs[group], start, cells, skip)
                 if not packed:
                     txn.abort()

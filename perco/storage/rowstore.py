@@ -48,6 +48,18 @@ class RowStore(Protocol):
         ...
 
 
+def scan_within(tablet: Tablet, end: bytes | None, request: ScanRequest) -> ScanPage:
+    """A page of what lies in a tablet, which holds the rows before `end`; the next one begins in its neighbour, if the
+    range goes on there."""
+    if request.reverse:
+        page = tablet.scan(request._replace(start=max(request.start, tablet.start)))
+        ended = page.next is None and tablet.start > request.start
+        return ScanPage(page.rows, tablet.start) if ended else page
+    inside = end is None or (request.stop is not None and request.stop <= end)
+    page = tablet.scan(request if inside else request._replace(stop=end))
+    return ScanPage(page.rows, end) if page.next is None and not inside else page
+
+
 class LocalRowStore:
     """Tablets in this process."""
 
@@ -130,15 +142,9 @@ class LocalRowStore:
                 at = max(bisect_right(starts, request.stop) - 1, 0)
                 if starts[at] == request.stop:  # the stop is not part of the range
                     at -= 1
-            low = max(request.start, starts[at])
-            page = tablets[at].scan(request._replace(start=low))
-            ended = page.next is None and starts[at] > request.start
-            return ScanPage(page.rows, starts[at]) if ended else page
-        at = bisect_right(starts, request.start) - 1
-        end = starts[at + 1] if at + 1 < len(starts) else None
-        inside = end is None or (request.stop is not None and request.stop <= end)
-        page = tablets[at].scan(request if inside else request._replace(stop=end))
-        return ScanPage(page.rows, end) if page.next is None and not inside else page
+        else:
+            at = bisect_right(starts, request.start) - 1
+        return scan_within(tablets[at], starts[at + 1] if at + 1 < len(starts) else None, request)
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
         """Verdicts in the order of the mutations. T10: cancelled before it was sent, or not at all."""

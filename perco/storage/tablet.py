@@ -97,6 +97,9 @@ class Tablet(Protocol):
     async def drain(self) -> bool: ...
     def refuse(self) -> None: ...
     async def aclose(self) -> None: ...
+    def submit_from_thread(self, mutations: Sequence[Mutation], done: Callable[[Sequence[Verdict]], None]) -> None: ...
+    def end_views(self) -> None: ...
+    def forget(self) -> None: ...
 
 
 class MemoryTablet:
@@ -104,11 +107,11 @@ class MemoryTablet:
 
     queues = False
 
-    def __init__(self, table: str, start: bytes) -> None:
+    def __init__(self, table: str, start: bytes, engine: MemoryEngine | None = None, floor: int = 0) -> None:
         self.table, self.start = table, start
-        self.engine = MemoryEngine()
+        self.engine = engine or MemoryEngine()
         self._open = True
-        self._floor = 0
+        self._floor = floor
         self._mutations = self._refused = self._failures = 0
 
     def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells:
@@ -169,6 +172,16 @@ class MemoryTablet:
 
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
+
+    def submit_from_thread(self, mutations: Sequence[Mutation], done: Callable[[Sequence[Verdict]], None]) -> None:
+        """There are no threads over memory."""
+        raise NotImplementedError
+
+    def end_views(self) -> None:
+        """There are none."""
+
+    def forget(self) -> None:
+        """A child has its own copy."""
 
 
 Resubmit = Callable[[Sequence[Mutation], Call], None]
@@ -234,6 +247,7 @@ class LmdbTablet:
         batch: BatchOptions,
         resubmit: Resubmit,
         handover: Handover,
+        floor: int = 0,
     ) -> None:
         self.table, self.start, self.engine, self.options = table, start, engine, batch
         self._handover = handover
@@ -254,7 +268,7 @@ class LmdbTablet:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._idle = trio.Event()
-        self._floor = 0
+        self._floor = floor  # T13
         self._chores: set[_Chore] = set()  # upkeep that somebody waits for
         # Groups that hold no cell, and into which none is on its way: there is nothing to look for. A group leaves the
         # set when a put into it is submitted, and comes back when a batch has removed its last cell.
@@ -417,21 +431,10 @@ class LmdbTablet:
             call.waiting -= 1
             if call.waiting:
                 continue
-            if call.then is not None and self._goes_on(call):
+            if call.then is not None and call.resubmitted(self._resubmit):
                 continue
             if call.task is not None:
                 reschedule(call.task, call)  # type: ignore[arg-type]
-
-    def _goes_on(self, call: Call) -> bool:
-        """Whether the call waits for what it has sent next."""
-        try:
-            while (more := call.goes_on()) is not None:
-                self._resubmit(more, call)
-                if call.waiting:
-                    return True
-        except Exception as error:  # in a continuation: its task's, not the loop's
-            call.error = error
-        return False
 
     def expire(self, after_s: float) -> None:
         """Loop thread: where the disk has kept a batch for so long, nobody waits for it any more (T10).
@@ -619,6 +622,14 @@ class LmdbTablet:
             self._chores.discard(chore)
         if chore.error is not None:
             raise chore.error
+
+    def end_views(self) -> None:
+        """Before a fork (S5)."""
+        self.engine.end_shared()
+
+    def forget(self) -> None:
+        """In a forked child: it is its parent's (S5)."""
+        self.engine.forget()
 
     def statistics(self) -> TabletStatistics:
         return TabletStatistics(

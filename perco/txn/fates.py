@@ -22,12 +22,12 @@ _REMEMBERED = 1 << 15  # of the newest; as many of the generation before
 class Fates:
     """Loop thread only."""
 
-    __slots__ = ("_known", "_live", "_older", "doubtful", "observed")
+    __slots__ = ("_alone", "_known", "_live", "_older", "doubtful", "observed")
 
     exact = True  # a transaction that is not alive here will surely not commit any more
-    alone = True  # every client of the store is in this process: so all that commits in one step is known here (C2)
 
     def __init__(self) -> None:
+        self._alone = True
         self._live: dict[int, trio.Event | None] = {}
         self._known: dict[int, int] = {}
         self._older: dict[int, int] = {}
@@ -35,6 +35,15 @@ class Fates:
         # N7: transactions that have written observed cells, or are removing notify cells, and are not yet done with
         # it: while this is 0, no notify cell can appear.
         self.observed = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether all who read the store's rows ask this process: so what commits in one step is known to them (C2)."""
+        return self._alone
+
+    def not_alone(self) -> None:
+        """Others read rows in other processes."""
+        self._alone = False
 
     def begin(self, start_ts: int) -> None:
         self._live[start_ts] = None

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from perco.errors import PercoError, TransactionClosed, UsageError, UsedAfterFork
 from perco.storage import (
@@ -22,7 +23,27 @@ from perco.storage import (
     MemoryTablet,
     Tablet,
 )
+from perco.storage.tablet import Resubmit
 from perco.txn.catalogue import SYSTEM_TABLE, Catalogue
+
+
+class Elsewhere(Protocol):
+    """Other processes, which have the tablets of all tables open but the store's own."""
+
+    def tablet(
+        self,
+        table: str,
+        number: int,
+        start: bytes,
+        stop: bytes | None,
+        groups: Sequence[str],
+        resubmit: Resubmit,
+    ) -> Tablet:
+        """One that is on the disk already. `resubmit`: where what a call sends next goes."""
+        ...
+
+    async def aclose(self) -> None: ...
+
 
 _stores: weakref.WeakSet[LocalStore] = weakref.WeakSet()
 
@@ -43,8 +64,10 @@ class LocalStore:
         lmdb: LmdbOptions,
         batch: BatchOptions,
         shared: bool = False,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self.store = LocalRowStore()
+        self._elsewhere = elsewhere
         self.readonly = readonly
         self._batch = batch
         self._lmdb = replace(lmdb, sync=durable)
@@ -87,21 +110,33 @@ class LocalStore:
 
     def _add(self, table: str, splits: Sequence[bytes], groups: Sequence[str], *, sync: bool | None = None) -> None:
         starts = [b"", *splits]
+        every = [*PROTOCOL_GROUPS, *groups]
+        elsewhere = self._elsewhere if table != SYSTEM_TABLE else None
+
+        def given(number: int) -> Tablet:
+            assert elsewhere is not None
+            stop = starts[number + 1] if number + 1 < len(starts) else None
+            return elsewhere.tablet(table, number, starts[number], stop, every, self.store.submit)
+
         if self._folder is None:
-            self.store.add_table(table, [MemoryTablet(table, start) for start in starts])
+            here = [MemoryTablet(table, start) for start in starts] if elsewhere is None else []
+            self.store.add_table(table, here or [given(number) for number in range(len(starts))])
             self._groups[table] = set(groups)
             return
         tablets: list[Tablet] = []
         options = self._lmdb if sync is None else replace(self._lmdb, sync=sync)
         lock = not self._folder.without_lock
-        every = [*PROTOCOL_GROUPS, *groups]
+        paths = [
+            self._folder.make_tablet_folder(table, number, lambda making: LmdbEngine.make(making, every, options))
+            for number in range(len(starts))
+        ]
+        if self.readonly and not all(path.exists() for path in paths):
+            return  # the owner has declared it and not made it yet
         with ExitStack() as opened:  # LMDB would not open again in this process what a failure leaves open
-            for number, start in enumerate(starts):
-                path = self._folder.make_tablet_folder(
-                    table, number, lambda making: LmdbEngine.make(making, every, options)
-                )
-                if self.readonly and not path.exists():
-                    return  # the owner has declared it and not made it yet
+            for number, (start, path) in enumerate(zip(starts, paths, strict=True)):
+                if elsewhere is not None:
+                    tablets.append(given(number))
+                    continue
                 engine = LmdbEngine(path, every, options, readonly=self.readonly, lock=lock)
                 opened.callback(engine.close)
                 if not self.readonly:
@@ -127,6 +162,10 @@ class LocalStore:
         """T13, in every tablet of every table."""
         await self.store.raise_floor(ts)
 
+    def lock_file(self) -> int:
+        """See `Folder.lock_file`; -1: there is no folder."""
+        return self._folder.lock_file() if self._folder is not None else -1
+
     def check(self) -> None:
         """Raises UsedAfterFork in a child of the process that opened this."""
         if self.forked:
@@ -145,6 +184,8 @@ class LocalStore:
     async def aclose(self) -> None:
         await self.store.aclose()
         self._refuse(TransactionClosed, "the store that this belongs to has been closed")
+        if self._elsewhere is not None:
+            await self._elsewhere.aclose()
         if self._folder is not None:
             self._folder.release(clean=True)
         _stores.discard(self)
@@ -153,8 +194,7 @@ class LocalStore:
         """Before a fork: no view of ours is open, so the child has none to let go of (S5)."""
         if self._folder is not None and threading.get_ident() == self._thread:  # else the loop may be reading
             for tablet in self.store.tablets():
-                assert isinstance(tablet, LmdbTablet)
-                tablet.engine.end_shared()
+                tablet.end_views()
 
     def forget(self) -> None:
         """In a forked child: not ours any more (S5); and the parent's death must free the folder, not the child's."""
@@ -162,8 +202,7 @@ class LocalStore:
             self.forked = True
             self._folder.forget()
             for tablet in self.store.tablets():
-                assert isinstance(tablet, LmdbTablet)
-                tablet.engine.forget()
+                tablet.forget()
             self._refuse(UsedAfterFork, str(self.path))
 
     def abandon(self) -> None:

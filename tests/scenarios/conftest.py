@@ -1,4 +1,5 @@
-"""Most scenarios run twice: over the embedded store, and over the wire, as a client of whoever owns it."""
+"""Most scenarios run three times: over the embedded store; over the wire, as a client of whoever owns it; and as a
+client whose rows are with tablet servers."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import pytest
 
 import perco
 from tests.support.guard import hangs_fail as hangs_fail
-from tests.support.served import ServedOpen
+from tests.support.served import ServedOpen, SpreadOpen
 
 SERVED = {
     *("test_anomalies", "test_hermitage", "test_locks", "test_outcomes", "test_read_locks", "test_reads"),
@@ -29,16 +30,23 @@ EMBEDDED_ONLY = {
     "test_what_is_committing_in_one_step_refuses_at_once",
     "test_writers_that_cross_do_not_wait_for_each_other_for_ever",
 }
+# What opens a folder twice: tablet servers in this process have their tablets in memory.
+NOT_SPREAD = {
+    "test_asked_after_the_folder_was_opened_again",
+    "test_who_opens_a_store_notes_at_once_what_was_committed_before",
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     name = metafunc.module.__name__.rpartition(".")[2]
     if name in SERVED and metafunc.function.__name__ not in EMBEDDED_ONLY:
-        metafunc.parametrize("over", ["embedded", "served"], indirect=True)
+        over = ["embedded", "served", "spread"]
+        metafunc.parametrize("over", over[: 2 + (metafunc.function.__name__ not in NOT_SPREAD)], indirect=True)
 
 
 @pytest.fixture(autouse=True)
 def over(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where transactions run."""
-    if getattr(request, "param", "embedded") == "served":
-        monkeypatch.setattr(perco, "open", ServedOpen)
+    over = getattr(request, "param", "embedded")
+    if over != "embedded":
+        monkeypatch.setattr(perco, "open", {"served": ServedOpen, "spread": SpreadOpen}[over])

@@ -19,11 +19,23 @@ from perco.notify.database import Database
 from perco.rpc.channel import WireOptions
 from perco.serve.database import open_served
 from perco.serve.opening import open as opened
+from perco.serve.processes import ProcessOptions, TabletServers
 from perco.serve.server import Server
+from tests.support.spread import MemoryServers
+
+
+class _Spread(opened):
+    """Its tablets are with tablet servers."""
+
+    def _servers(self) -> TabletServers:
+        assert self.processes is not None
+        return MemoryServers(self.processes, self._options.wire)
 
 
 class ServedOpen:
-    """As `perco.open` of a folder or of memory."""
+    """As `perco.open` of a folder or of memory. `servers`: tablet servers that have its tablets."""
+
+    servers = 0
 
     def __init__(self, url: str | os.PathLike[str], schema: perco.Schema | None = None, **more: Any) -> None:
         self._arguments = url, schema, more
@@ -38,13 +50,19 @@ class ServedOpen:
         assert schema is not None
         options = more.get("options") or perco.Options()
         # The owner knows the schema's tables from the client alone.
-        owner = await self._stack.enter_async_context(
-            opened(url, perco.Schema(), **{**more, "options": replace(options, shared=False, on_event=None)})
+        opening = (_Spread if self.servers else opened)(
+            url, perco.Schema(), **{**more, "options": replace(options, shared=False, on_event=None)}
         )
-        server = Server(owner, options.wire)
+        if self.servers:
+            opening.processes = ProcessOptions(servers=self.servers)
+        owner = await self._stack.enter_async_context(opening)
+        server = Server(owner, options.wire, opening.tablet_servers)
         await self._stack.enter_async_context(server.keeping())
 
-        async def connect() -> trio.abc.Stream:
+        async def connect(number: int, port: int) -> trio.abc.Stream:
+            if number:
+                assert isinstance(opening.tablet_servers, MemoryServers)
+                return await opening.tablet_servers.connect(number)
             ours, theirs = trio.testing.memory_stream_pair()
 
             async def serve() -> None:
@@ -55,7 +73,7 @@ class ServedOpen:
             return ours
 
         self._db = await open_served("memory", connect, schema, options, options.wire, b"")
-        self._db.owner = owner  # type: ignore[attr-defined]
+        self._db.owner, self._db.servers = owner, opening.tablet_servers  # type: ignore[attr-defined]
         return self._db
 
     async def __aexit__(
@@ -72,4 +90,10 @@ class ServedOpen:
         return None
 
 
-__all__ = ["ServedOpen", "WireOptions"]
+class SpreadOpen(ServedOpen):
+    """Over two tablet servers."""
+
+    servers = 2
+
+
+__all__ = ["ServedOpen", "SpreadOpen", "WireOptions"]

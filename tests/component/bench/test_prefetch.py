@@ -21,7 +21,7 @@ def test_a_document_has_the_paper_s_shape() -> None:
 async def test_every_row_that_is_read_is_counted(mode: str, rows: int, tmp_path: Path) -> None:
     await prefetch.fill(tmp_path / "store", 10)
     found = await prefetch.documents(tmp_path / "store", MODES[mode], kinds=False, count=10)
-    assert found.per_document == rows
+    assert rows <= found.per_document < rows + 1  # the last document's lock may be met, and looked after
     assert len(found.times) == 10
     assert found.counters.reads == (0 if mode == NEITHER else 10 * rows)
     assert found.counters.sent == (0 if mode == NEITHER else 10 * 50)

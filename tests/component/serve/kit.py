@@ -43,7 +43,7 @@ class Place:
                     self.server = self.owner = None
                     await self.break_connections()
 
-    async def _connect(self) -> trio.abc.Stream:
+    async def _connect(self, number: int, port: int) -> trio.abc.Stream:
         await trio.lowlevel.checkpoint()
         server, owner = self.server, self.owner
         if server is None or owner is None:

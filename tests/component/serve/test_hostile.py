@@ -436,7 +436,7 @@ async def test_a_commit_of_a_cell_twice_is_not_taken(place: Place) -> None:  # R
 @asynccontextmanager
 async def raw(place: Place, greeting: Message) -> AsyncIterator[Channel]:
     """A connection that says what it likes."""
-    stream = await place._connect()
+    stream = await place._connect(0, 0)
     channel = Channel(stream, WIRE)
     await channel.greet(greeting)
     await channel.greeting(alone=False)
@@ -464,7 +464,7 @@ async def test_a_greeting_that_does_not_read_ends_its_connection_alone(
     place: Place, held: Any, caplog: pytest.LogCaptureFixture
 ) -> None:  # R1
     async with place.served() as owner, place.client() as db:
-        channel = Channel(await place._connect(), WIRE)
+        channel = Channel(await place._connect(0, 0), WIRE)
         await channel.greet(("perco", WIRE_VERSION, b"", "abc", held))
         with pytest.raises(trio.BrokenResourceError):
             await channel.greeting(alone=False)
@@ -478,7 +478,7 @@ async def test_a_mistake_in_the_server_ends_one_connection(place: Place, monkeyp
     async with place.served() as owner, place.client() as db:
         with monkeypatch.context() as patched:
             patched.setattr(place.server, "_info", lambda: 1 / 0)
-            channel = Channel(await place._connect(), WIRE)
+            channel = Channel(await place._connect(0, 0), WIRE)
             await channel.greet(hello(b"", "abc", ()))
             with pytest.raises(trio.BrokenResourceError):
                 await channel.greeting(alone=False)

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -113,13 +112,13 @@ async def test_what_others_can_reach_takes_tls_and_a_port_takes_a_token(tmp_path
 
 async def test_over_tls(tmp_path: Path) -> None:
     authority = trustme.CA()
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("localhost").configure_cert(context)
+    pem = tmp_path / "cert.pem"  # with its key
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(pem))
     ca = tmp_path / "ca.pem"
     authority.cert_pem.write_to_path(str(ca))
     async with Owner(tmp_path / "store") as owner:
         token = tokens.token_of(tmp_path / "store")
-        async with owner.server.listening(addresses.parse("tls://localhost:0"), token, context) as at:
+        async with owner.server.listening(addresses.parse("tls://localhost:0"), token, (str(pem), "")) as at:
             options = replace(OPTIONS, wire=replace(WIRE, ca_file=str(ca)))
             async with perco.open(str(at), SCHEMA, options=options, token=token.decode()) as db:
                 await writes(db)
@@ -267,16 +266,18 @@ async def test_a_client_of_a_full_server_waits_for_room(tmp_path: Path, monkeypa
     opening = perco.open(tmp_path / "store", SCHEMA, options=options)
     async with opening:
         turned_away = trio.Event()
-        why_not = opening.server._why_not
+        said: list[str] = []
+        check = opening.server._check
 
-        def noticed(*greeting: Any) -> perco.PercoError | None:
-            error = why_not(*greeting)
-            if isinstance(error, perco.Unavailable):
-                assert "2 connections already" in str(error)
+        def noticed(*greeting: Any) -> None:
+            try:
+                check(*greeting)
+            except perco.Unavailable as error:
+                said.append(str(error))
                 turned_away.set()
-            return error
+                raise
 
-        monkeypatch.setattr(opening.server, "_why_not", noticed)
+        monkeypatch.setattr(opening.server, "_check", noticed)
         url = f"unix:{tmp_path / 'store' / 'socket'}"
         async with perco.open(url, SCHEMA, options=OPTIONS) as one:
             idle = await trio.open_unix_socket(str(tmp_path / "store" / "socket"))
@@ -285,6 +286,7 @@ async def test_a_client_of_a_full_server_waits_for_room(tmp_path: Path, monkeypa
                 await turned_away.wait()
                 await writes(one)
                 await idle.aclose()
+        assert "2 connections already" in said[0]
 
 
 async def test_a_client_that_comes_back_finds_room_though_its_former_connection_still_counts(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import trio
 
 from perco.errors import StoreError, StoreFull
 from perco.storage import APPLIED, TS_MAX, Failed, Folder, LmdbEngine, LmdbOptions, LocalRowStore, Mutation, NoReply
+from perco.storage.folder import tablet_path
 from tests.component.storage.stores import TABLE, delete, lmdb_engine, newest, open_lmdb, put, put_all, value_of
 
 ROOT = Path(__file__).parents[3]
@@ -137,7 +138,7 @@ def read_without_permission(path: str, row: str) -> None:
         except StoreError as error:
             say(type(error).__name__, error)
             continue
-        tablet = lmdb_engine(folder.tablet_path(TABLE, 0), SMALL_MAP, readonly=True, lock=not folder.without_lock)
+        tablet = lmdb_engine(tablet_path(folder.path, TABLE, 0), SMALL_MAP, readonly=True, lock=not folder.without_lock)
         [cells] = tablet.read(row.encode(), newest(b"")[2])
         say("read", cells[0][1].decode(), "without lock" if folder.without_lock else "with lock")
     until_told()

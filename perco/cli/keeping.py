@@ -1,0 +1,97 @@
+"""Processes that are started again when they die, and end with the one that keeps them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import trio
+
+from perco.cli.screen import FINE, complain
+from perco.serve.children import Command
+
+_AGAIN_MAX_S: Final = 30.0
+_LIVED_S: Final = 60.0  # one that lived for so long begins with the short pause again
+_REFUSED: Final = 2  # it said why, and will say so again
+
+
+async def keep(
+    commands: Sequence[Sequence[str]],
+    what: str,
+    *,
+    again_s: float,
+    done: Collection[int] = (FINE,),
+    ready: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Run commands until all have ended by themselves, or SIGTERM or SIGINT comes, which is handed on to them; at the
+    second they are killed. Returns the worst exit code.
+
+    Args:
+        what: they are, for people.
+        done: exit codes of one that has ended by itself.
+        ready: a variable of the environment, which tells each a descriptor to write to when it has begun its work: once
+            one has, its end is never final. One that says at its beginning that it cannot begin is not tried again.
+        again_s: before one that died is started again; longer each time that it dies soon.
+    """
+    worst = FINE
+    stopping = False
+
+    async def run(command: Sequence[str]) -> None:
+        nonlocal worst
+        pause_s = again_s
+        has_begun = False
+        while not stopping:
+            began = trio.current_time()
+            told, tells = os.pipe()
+            given = {**(environment or os.environ), **({ready: str(tells)} if ready else {})}
+            process = Command(command, environment=given, pass_fds=[tells] if ready else [])
+            os.close(tells)
+            running.add(process)
+            code = await process.wait()
+            running.discard(process)
+            os.set_blocking(told, False)
+            with contextlib.suppress(BlockingIOError):
+                has_begun |= bool(os.read(told, 1))
+            os.close(told)
+            if stopping or code in done:
+                worst = max(worst, code if code in done else FINE)
+                return
+            if code == _REFUSED and not has_begun:
+                worst = code
+                stop()
+                return
+            complain(f"process {process.pid} of {what} ended with {code}; another one follows in {pause_s:g} s")
+            with trio.move_on_after(pause_s):
+                await stopped.wait()
+            pause_s = again_s if trio.current_time() - began > _LIVED_S else min(2 * pause_s, _AGAIN_MAX_S)
+
+    def stop() -> None:
+        nonlocal stopping
+        stopping = True
+        stopped.set()
+        for process in running:
+            process.terminate()
+
+    running: set[Command] = set()
+    stopped = trio.Event()
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as outer:
+
+            async def listen() -> None:
+                async for _ in signals:
+                    if not stopping:
+                        stop()
+                        continue
+                    for process in running:
+                        process.kill()
+
+            outer.start_soon(listen)
+            async with trio.open_nursery() as nursery:
+                for command in commands:
+                    nursery.start_soon(run, command)
+            outer.cancel_scope.cancel()
+    return worst

@@ -1,0 +1,187 @@
+"""Where connections come in: they are greeted, let in or turned away, and heard.
+
+Who lets in whom, and what callers may ask for, is said by the classes on top: `Server`, of a store's owner, and
+`TabletServer`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, Generic, TypeVar
+
+import trio
+
+from perco.errors import PercoError, Unavailable, UsageError
+from perco.rpc import addresses
+from perco.rpc.addresses import NOWHERE, Address
+from perco.rpc.channel import Channel, Flusher, Silent, WireOptions
+from perco.rpc.framing import Message, WireError
+from perco.rpc.peer import Peer
+from perco.serve.messages import check_version, read_hello, turned_away, wrong_token
+from perco.txn.background import Background
+
+log = logging.getLogger("perco.serve")
+
+_DRAIN_S: Final = 10.0
+
+Who = TypeVar("Who")
+
+
+def _certified(certificate: str, key: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key or None)
+    except OSError as error:
+        raise UsageError(f"the certificate {certificate} cannot be used: {error}") from error
+    return context
+
+
+class Door(ABC, Generic[Who]):
+    """Loop thread only. `Who`: what is known of a client."""
+
+    def __init__(self, background: Background, options: WireOptions) -> None:
+        self._background, self._options = background, options
+        self._connections = 0
+        self._flusher = Flusher()
+        self._draining = False
+        self._serving: dict[Peer, Who] = {}
+
+    @abstractmethod
+    def _let_in(self, name: str, held: Sequence[int]) -> tuple[Who, Message]:
+        """Greet a client whose token is right. Raises: PercoError, why it is turned away."""
+
+    @abstractmethod
+    def _begun(self, peer: Peer, who: Who) -> None:
+        """It has been greeted; its calls follow."""
+
+    @abstractmethod
+    def _ended(self, peer: Peer, who: Who) -> None:
+        """Its connection has ended."""
+
+    @abstractmethod
+    def _handle(self, peer: Peer, id: int, method: int, arguments: Any) -> None:
+        """A call; see `Peer`."""
+
+    @abstractmethod
+    def _replaces(self, name: str) -> bool:
+        """Whether that client has a connection already, which this one is to replace."""
+
+    @asynccontextmanager
+    async def listening(
+        self,
+        address: Address,
+        token: bytes | None = None,
+        tls: tuple[str, str] | None = None,
+        *,
+        ours: bool = False,
+    ) -> AsyncIterator[Address]:
+        """Serve who comes there, while the block lasts; at its end what was asked for is answered first. Yields the
+        address as it is.
+
+        Args:
+            token: what clients have to say; None: whoever reaches the socket may come in.
+            tls: files of a certificate and its key, for an address with TLS.
+            ours: nobody else may serve at that path.
+
+        Raises: StoreError where it cannot listen; UsageError for a certificate that cannot be used.
+        """
+        if token is None and address.path is None:
+            raise UsageError(f"{address}: whoever can reach a port is asked for the store's token")
+        if (tls is None) if address.tls else not address.on_this_host:
+            raise UsageError(
+                f"{address} can be reached from elsewhere: give a certificate and its key (--tls-cert, --tls-key), or "
+                "listen on localhost, or on a Unix socket"
+            )
+        secure = _certified(*tls) if tls is not None and address.tls else None
+        async with addresses.listening(address, ours=ours) as (bound, listeners):
+
+            async def handle(stream: trio.abc.Stream) -> None:
+                if secure is not None:
+                    stream = trio.SSLStream(stream, secure, server_side=True)
+                await self.connection(stream, token, bound)
+
+            async def serve() -> None:
+                async with trio.open_nursery() as nursery:
+                    await trio.serve_listeners(handle, list(listeners), handler_nursery=nursery)
+
+            stop = self._background.start(serve, f"server-{bound}")
+            try:
+                yield bound
+            finally:
+                with trio.move_on_after(_DRAIN_S, shield=True):
+                    await self._drain()
+                stop()
+
+    async def _drain(self) -> None:
+        """What has been asked for is answered."""
+        self._draining = True
+        try:
+            self._end_waits()
+            for peer in list(self._serving):
+                await peer.answered()
+                peer.channel.close_soon()
+                await peer.channel.closed.wait()
+        finally:
+            self._draining = False
+
+    def _noticed(self, error: PercoError) -> int:
+        """At which level it is logged that a client is turned away."""
+        return logging.WARNING
+
+    def _end_waits(self) -> None:
+        """Whoever waits for something is answered now."""
+
+    async def connection(self, stream: trio.abc.Stream, token: bytes | None, at: Address = NOWHERE) -> None:
+        """One connection, from its beginning to its end, that came in at an address. Raises nothing."""
+        self._connections += 1
+        try:
+            async with stream:
+                await self._talk(Channel(stream, self._options, self._flusher.soon), token, at)
+        except (OSError, WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            level = logging.WARNING if isinstance(error, WireError) else logging.INFO
+            log.log(level, "a connection ended: %s", error or type(error).__name__)
+        except Exception:
+            log.exception("a connection ended: this is a bug in perco")  # others do not notice
+        finally:
+            self._connections -= 1
+
+    async def _talk(self, channel: Channel, wanted: bytes | None, at: Address) -> None:
+        with trio.move_on_after(self._options.connect_s) as scope:
+            version, token, name, held = read_hello(await channel.greeting(alone=True))
+            try:
+                self._check(version, token, wanted, name)
+                who, welcome = self._let_in(name, held)
+            except PercoError as error:
+                log.log(self._noticed(error), "a client was turned away: %s", error)
+                await channel.greet(turned_away(error))
+                return
+            await channel.greet(welcome)
+        if scope.cancelled_caught:
+            return
+        peer = Peer(channel, self._options, self._handle, name)
+        peer.at = at
+        self._serving[peer] = who
+        self._begun(peer, who)
+        try:
+            await peer.run()
+        finally:
+            self._serving.pop(peer, None)  # unless its client has another connection already
+            self._ended(peer, who)
+
+    def _check(self, version: int, token: bytes, wanted: bytes | None, name: str) -> None:
+        """Raises: VersionMismatch, WrongToken, Unavailable."""
+        mismatch = check_version(version)
+        if mismatch is not None:
+            raise mismatch
+        if wanted is not None and not hmac.compare_digest(token, wanted):
+            raise wrong_token(bool(token))
+        if self._connections - self._replaces(name) > self._options.connections_max:
+            raise Unavailable(
+                f"this server has {self._options.connections_max} connections already; close some, or allow more "
+                "(WireOptions.connections_max, perco serve --connections)"
+            )

@@ -1,0 +1,46 @@
+"""What is judged of an outage, on one that was made up."""
+
+from __future__ import annotations
+
+from bench.failover import AFTER_S, BEFORE_S, TABLETS, Found, Replies, _judged
+
+RATE = 100.0
+
+
+def judged(outage_s: float, surplus: float, tablets: int = TABLETS) -> Found:
+    """Replies come at once; for some seconds those of some tablets do not, and then at `surplus` times the rate."""
+    replies, count = Replies(), int(RATE * (BEFORE_S + AFTER_S))
+    again = BEFORE_S + outage_s
+    for i in range(count):
+        at, tablet = i / RATE, i % TABLETS
+        replies.arrived.append(at)
+        away = tablet < tablets and at > BEFORE_S
+        done = max(at, again + (at - BEFORE_S) / surplus) if away else at
+        replies.answered.append((done + 0.001, (tablet, tablet)))
+    return _judged("made up", RATE, replies, 0.0, BEFORE_S, 0.5)
+
+
+def test_an_outage_that_nobody_notices() -> None:
+    found = judged(0.0, 1000.0)
+    assert found.gap < 0.3
+    assert found.recovered <= 1.1
+    assert found.drained < 0.5
+
+
+def test_a_gap_is_as_long_as_it_was_and_its_backlog_takes_its_time() -> None:
+    found = judged(3.0, 2.0)
+    assert 3.0 <= found.gap < 3.3
+    assert 3.2 <= found.recovered <= 5.0
+    assert 5.0 <= found.drained <= 6.5  # 3 s of arrivals, at twice the rate, while more arrive
+
+
+def test_one_tablet_of_many_is_enough() -> None:
+    found = judged(4.0, 1000.0, tablets=1)
+    assert 4.0 <= found.gap < 4.3
+    assert found.recovered <= 1.1  # replies of the others are above 90 %
+
+
+def test_who_never_comes_back() -> None:
+    found = judged(10 * AFTER_S, 1000.0)
+    assert found.gap == float("inf") or found.gap >= AFTER_S - 0.1
+    assert found.recovered == found.drained == float("inf")

@@ -1,0 +1,135 @@
+"""A store in memory whose tablets are with tablet servers, and clients of both, all in one loop."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import trio
+import trio.testing
+
+import perco
+from perco.notify.database import Database
+from perco.rpc.channel import WireOptions
+from perco.serve.database import RemoteDatabase, open_served
+from perco.serve.opening import open as opened
+from perco.serve.processes import ProcessOptions
+from perco.serve.server import Server
+from tests.component.serve.kit import WIRE
+from tests.support.spread import MemoryServers
+
+
+class Spread:
+    """Its owner, and what clients need to reach it and its tablet servers."""
+
+    def __init__(self, owner: Database, server: Server, servers: MemoryServers, wire: WireOptions) -> None:
+        self.owner, self.server, self.servers, self.wire = owner, server, servers, wire
+        self._streams: list[trio.abc.Stream] = []
+        self.reachable = True  # the owner is
+
+    async def _connect(self, number: int, port: int) -> trio.abc.Stream:
+        if number:
+            return await self.servers.connect(number)
+        await trio.lowlevel.checkpoint()
+        if not self.reachable:
+            raise ConnectionRefusedError("the owner is not reached")
+        ours, theirs = trio.testing.memory_stream_pair()
+        self._streams += [ours, theirs]
+
+        async def serve() -> None:
+            await self.server.connection(theirs, None)
+
+        self.owner.background.start(serve, "connection")
+        return ours
+
+    async def break_connections(self) -> None:
+        """Those with the owner."""
+        streams, self._streams = self._streams, []
+        for stream in streams:
+            await trio.aclose_forcefully(stream)
+
+    @asynccontextmanager
+    async def client(self, schema: perco.Schema, seed: int | None = None) -> AsyncIterator[RemoteDatabase]:
+        options = perco.Options(wire=self.wire, seed=seed)
+        db = await open_served("the place", self._connect, schema, options, self.wire, b"")
+        try:
+            yield db
+        finally:
+            await db.aclose()
+
+    @asynccontextmanager
+    async def clients(self, schema: perco.Schema, count: int) -> AsyncIterator[list[RemoteDatabase]]:
+        async with AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(self.client(schema, seed)) for seed in range(count)]
+
+
+class _Opened(opened):
+    def _servers(self) -> MemoryServers:
+        assert self.processes is not None
+        servers = MemoryServers(self.processes, self._options.wire)
+        servers.slow = True
+        return servers
+
+
+@asynccontextmanager
+async def spread(servers: int, *, wire: WireOptions = WIRE) -> AsyncIterator[Spread]:
+    """While the block lasts."""
+    opening = _Opened("memory:", perco.Schema(), options=perco.Options(wire=wire, shared=False))
+    opening.processes = ProcessOptions(servers=servers)
+    async with opening as owner:
+        assert isinstance(opening.tablet_servers, MemoryServers)
+        server = Server(owner, wire, opening.tablet_servers)
+        async with server.keeping():
+            await opening.tablet_servers.ready.wait()
+            place = Spread(owner, server, opening.tablet_servers, wire)
+            try:
+                yield place
+            finally:
+                place.reachable = False
+                await place.break_connections()
+
+
+class Chaos:
+    """What befalls them, from a seed; counts what it did."""
+
+    def __init__(self, place: Spread, rng: random.Random) -> None:
+        self._place, self._rng = place, rng
+        self.done: dict[str, int] = {"kill": 0, "move": 0, "break": 0, "vacuum": 0}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        acts = {"kill": self._kill, "move": self._move, "break": self._break, "vacuum": self._vacuum}
+        while True:
+            for name in self._rng.sample(list(acts), len(acts)):
+                await trio.sleep(self._rng.uniform(0.0, 0.4))
+                self.done[name] += bool(await acts[name]())
+
+    async def _kill(self) -> bool:
+        servers = self._place.servers
+        alive = sorted(number for number in servers.here if servers.streams[number])
+        if not alive:
+            return False
+        await servers.kill(self._rng.choice(alive))
+        return True
+
+    async def _move(self) -> bool:
+        servers = self._place.servers
+        open = [server for server in servers.all.values() if server.open]
+        tablets = [tablet for tablet in servers.tablets if tablet.placed.is_set()]
+        ways = [(tablet, to) for tablet in tablets for to in open if tablet.server is not to]
+        if not ways:
+            return False
+        tablet, to = self._rng.choice(ways)
+        with trio.CancelScope(shield=True):
+            await servers.move(tablet, to)
+        return True
+
+    async def _break(self) -> bool:
+        await self._place.break_connections()
+        return True
+
+    async def _vacuum(self) -> bool:
+        with trio.CancelScope(shield=True):
+            await self._place.owner.vacuum()
+        return True
