@@ -86,6 +86,7 @@ class MemoryServers(TabletServers):
         self.backgrounds: dict[int, Background] = {}
         self.engines: dict[tuple[str, int], MemoryEngine] = {}
         self.open_by: dict[tuple[str, int], int] = {}
+        self.open_twice: list[tuple[str, int]] = []  # F1: there must be none
         self.unopenable: set[tuple[str, int]] = set()
         self.epochs: dict[tuple[str, int], int] = {}
         self.streams: dict[int, list[trio.abc.Stream]] = {}
@@ -111,7 +112,8 @@ class MemoryServers(TabletServers):
             await trio.sleep(self._slow(0.1))
             if (table, of) in self.unopenable:
                 raise UnsuitableFolder(table, "it is a brick")
-            assert (table, of) not in self.open_by, "F1: one server at a time"
+            if (table, of) in self.open_by:
+                self.open_twice.append((table, of))
             self.open_by[table, of] = number
             self.epochs[table, of] = self.epochs.get((table, of), 0) + 1
             tablet = _Tablet(table, start, self.engines[table, of], floor)

@@ -88,6 +88,7 @@ async def spread(servers: int, *, wire: WireOptions = WIRE) -> AsyncIterator[Spr
             finally:
                 place.reachable = False
                 await place.break_connections()
+            assert not place.servers.open_twice
 
 
 class Chaos:

@@ -292,16 +292,62 @@ async def test_all_tablets_come_back_whenever_all_servers_die(
 async def test_a_change_whose_server_died_before_it_told_is_observed(
     autojump_clock: trio.testing.MockClock,
 ) -> None:  # N8
-    async with spread(1) as place, place.client(COUNTED, 1) as db, db.worker():
-        await db.run(_put, 1)
+    async with spread(1) as place, place.clients(COUNTED, 2) as (db, other), db.worker():
+        await other.run(_put, 1)
         await db.wait_idle(timeout=60)
         await trio.sleep(60)  # its scanners sleep
         place.servers.here[1]._tell = lambda what: None  # type: ignore[method-assign]
-        await db.run(_put, 2)
+        await other.run(_put, 2)
         await place.servers.kill(1)
         await db.wait_idle(timeout=60)
         async with db.snapshot() as snap:
             assert await snap.get(counted, 2) == 1
+
+
+async def test_a_read_that_looks_for_its_tablet_ends_with_its_session(
+    autojump_clock: trio.testing.MockClock,
+) -> None:  # F3 R5
+    async with spread(1) as place, place.client(SCHEMA, 1) as db:
+        await db.run(_append, 2, 1)
+        snap = await db.snapshot_at()
+        place.servers.unopenable.add(("lists", 1))
+        await place.servers.kill(1)
+        ended: list[Exception] = []
+
+        async def read() -> None:
+            try:
+                await snap.get(items, 2)
+            except perco.SessionEnded as error:
+                ended.append(error)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.sleep(1)
+            db._store.losses += 1  # as when a greeting says that nothing was kept
+            place.servers.unopenable.clear()
+        assert ended
+        snap.end()
+
+
+async def test_a_tablet_whose_server_dies_as_it_closes_it_is_opened_when_that_has_ended(
+    autojump_clock: trio.testing.MockClock,
+) -> None:  # F1
+    async with spread(2) as place, place.client(SCHEMA, 1) as db:
+        await db.run(_append, 1, 1)
+        [tablet] = [t for t in place.servers.tablets if t.number == 0]
+        former = tablet.server
+        assert former is not None
+        [to] = [server for server in place.servers.all.values() if server is not former]
+        held = place.servers.here[former.number].tablets.numbered("lists", 0)
+        assert held is not None
+        held.tablet.drain_s = 5.0  # type: ignore[attr-defined]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(place.servers.move, tablet, to)
+            await trio.sleep(1)
+            await place.servers.kill(former.number)
+        assert former.ended.is_set()
+        await tablet.placed.wait()
+        await db.run(_append, 1, 2)
 
 
 async def test_a_tablet_that_cannot_be_opened_holds_up_no_other(
