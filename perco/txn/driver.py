@@ -252,7 +252,7 @@ class Driver:
         if commit.holds_any:
             commit.give_up()
             await self._release(commit)
-            self.fates.settle(start_ts, 0)
+            self._waits_for_others(start_ts)
             await self.past(entry)
         else:
             if entry.commit_ts not in self.writing:
@@ -433,7 +433,7 @@ class Driver:
             # T7: two that wait while they hold would wait for ever.
             commit.give_up()
             await self._release(commit)
-            self.fates.settle(commit.header.start_ts, 0)  # or it would wait for us, if we met its locks and it ours
+            self._waits_for_others(commit.header.start_ts)
             await self._outlive(where, other_ts, packed)
             self.counters.conflicts += 1
             read = self.lock_at(where, other_ts, packed).kind == READ
@@ -579,6 +579,12 @@ class Driver:
             self.oracle.holds.open.discard(start_ts)
         self.fates.settle(start_ts, fate)
         self._observed_done(observed=observed)
+
+    def _waits_for_others(self, start_ts: int) -> None:
+        """T7: whoever has let go of all is waited for by nobody, in no process; else two that met each other's locks
+        would wait for ever."""
+        self.oracle.holds.open.discard(start_ts)
+        self.fates.settle(start_ts, 0)
 
     def _left_settled(self, start_ts: int, fate: int) -> None:
         """A one-step commit whose answer did not come holds the watermark until its fate has been learnt (G1)."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 import perco
-from tests.support.guard import hangs_fail as hangs_fail
 from tests.support.served import ServedOpen, SpreadOpen
 
 SERVED = {

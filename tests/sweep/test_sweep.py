@@ -14,7 +14,6 @@ import pytest
 from perco.testing import sweep
 from perco.testing.machine import Machine
 from perco.testing.sweep import Fault, Kind, Report, Scenario
-from tests.support.guard import hangs_fail as hangs_fail
 from tests.sweep.scenarios import SCENARIOS, Delete, Load, ObserverRun, Read, Swept, TwoTablets
 from tests.testing.mutants import MUTANTS
 

@@ -14,7 +14,6 @@ import pytest
 import trio
 
 import perco
-from tests.support.guard import hangs_fail as hangs_fail
 
 APP = """
 import perco

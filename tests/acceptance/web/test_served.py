@@ -22,7 +22,6 @@ from perco.webindex.search import SearchIndex
 from perco.webindex.service import search_path
 from tests.acceptance.web.site import Site
 from tests.acceptance.web.test_killed import checked
-from tests.support.guard import hangs_fail as hangs_fail
 
 KILLS_EACH = 4
 ROLES = ("owner", "worker", "worker", "loader", "searcher")

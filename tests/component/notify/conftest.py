@@ -12,7 +12,6 @@ import trio
 import trio.testing
 
 from tests.component.notify.kit import Web
-from tests.support.guard import hangs_fail as hangs_fail
 
 
 @pytest.fixture

@@ -11,8 +11,6 @@ import pytest
 import trio
 import trio.testing
 
-from tests.support.guard import hangs_fail as hangs_fail
-
 
 def _in_virtual_time(*args: Any, clock: object = None, instruments: Sequence[Any] = ()) -> Any:
     return trio.run(*args, clock=trio.testing.MockClock(autojump_threshold=0), instruments=instruments)

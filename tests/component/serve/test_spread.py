@@ -12,9 +12,10 @@ import trio.testing
 
 import perco
 from perco.rpc.peer import Peer
+from perco.serve.database import RemoteDatabase
 from perco.serve.messages import NOT_HERE, Method, Order
 from perco.serve.processes import TabletServers
-from perco.storage import APPLIED, NOTIFY, TS_MAX, WRITE, Failed, Mutation, Refused
+from perco.storage import APPLIED, NOTIFY, TS_MAX, WRITE, Failed, Mutation, Refused, Verdict
 from perco.storage.call import Call
 from perco.storage.engine import MemoryBatch
 from perco.storage.lmdb_engine import Fenced
@@ -52,6 +53,19 @@ async def _put(txn: perco.Transaction, key: int) -> None:
 
 async def _append(txn: perco.Transaction, key: int, item: int) -> None:
     txn.set(items, key, (await txn.get(items, key) or b"") + bytes([item]))
+
+
+class Barrier:
+    """Nobody passes before so many have come."""
+
+    def __init__(self, parties: int) -> None:
+        self._missing, self._all = parties, trio.Event()
+
+    async def wait(self) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self._all.set()
+        await self._all.wait()
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -302,6 +316,40 @@ async def test_a_change_whose_server_died_before_it_told_is_observed(
         await db.wait_idle(timeout=60)
         async with db.snapshot() as snap:
             assert await snap.get(counted, 2) == 1
+
+
+async def test_two_clients_that_meet_each_others_locks_do_not_wait_for_each_other(
+    autojump_clock: trio.testing.MockClock,
+) -> None:  # T7
+    async with spread(2) as place, place.clients(SCHEMA, 2) as dbs:
+        both = [Barrier(2), Barrier(2)]  # hold what is not their primary; let go of it
+
+        def step_by_step(db: RemoteDatabase) -> None:
+            apply, barriers = db._store.apply, iter(both)
+
+            async def stepping(mutations: Sequence[Mutation]) -> list[Verdict]:
+                if (barrier := next(barriers, None)) is None:
+                    return await apply(mutations)
+                if barrier is both[1]:
+                    await barrier.wait()
+                    return await apply(mutations)
+                verdicts = await apply(mutations[1:])
+                await barrier.wait()
+                return await apply(mutations[:1]) + verdicts
+
+            db._store.apply = stepping  # type: ignore[method-assign]
+
+        async def write(txn: perco.Transaction, *keys: int) -> None:
+            for key in keys:
+                txn.set(items, key, b"x")
+
+        for db in dbs:
+            step_by_step(db)
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(dbs[0].run, write, 1, 7)
+                nursery.start_soon(dbs[1].run, write, 7, 1)
+        assert all(db.driver.counters.lock_waits for db in dbs)
 
 
 async def test_a_read_that_looks_for_its_tablet_ends_with_its_session(

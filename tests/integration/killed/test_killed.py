@@ -16,7 +16,6 @@ import perco
 from perco.testing.sweep import Scenario, observe
 from perco.txn.check import CheckOptions, check
 from tests.integration.killed.zygote import Zygote, notes, options, zygote
-from tests.support.guard import hangs_fail as hangs_fail
 from tests.sweep.scenarios import (
     Delete,
     GivenUp,

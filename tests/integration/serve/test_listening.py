@@ -24,7 +24,6 @@ from perco.rpc import addresses
 from perco.rpc.framing import frame, packed
 from perco.serve import tokens
 from perco.serve.messages import WIRE_VERSION, Method, hello
-from tests.support.guard import hangs_fail as hangs_fail
 
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)

@@ -16,7 +16,6 @@ import trio
 import perco
 from perco.txn.check import check
 from tests.integration.serve.member import OPTIONS, SCHEMA, TOTAL, found, total
-from tests.support.guard import hangs_fail as hangs_fail
 
 
 class Member:

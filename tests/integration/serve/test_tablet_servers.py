@@ -22,7 +22,6 @@ from perco.serve.opening import visiting
 from perco.txn.check import check
 from tests.integration.serve.member import OPTIONS, SCHEMA, TOTAL, accounts, balance, found, move, total
 from tests.integration.serve.test_members import Member, members as members
-from tests.support.guard import hangs_fail as hangs_fail
 
 _READY = re.compile(r"serving .* \(process (\d+), \d+ tablet servers\)")
 

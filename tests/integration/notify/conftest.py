@@ -1,1 +1,0 @@
-from tests.support.guard import hangs_fail as hangs_fail
