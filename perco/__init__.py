@@ -37,6 +37,7 @@ from perco.errors import (
     StoreError as StoreError,
     StoreFull as StoreFull,
     StoreLocked as StoreLocked,
+    TabletSplit as TabletSplit,
     TooLarge as TooLarge,
     TransactionClosed as TransactionClosed,
     TransientError as TransientError,
@@ -92,6 +93,7 @@ from perco.txn.schema import (
     Signal as Signal,
     Table as Table,
 )
+from perco.txn.splitter import Split as Split, SplitOptions as SplitOptions
 from perco.txn.transaction import (
     Row as Row,
     Snapshot as Snapshot,

@@ -5,6 +5,7 @@
     │   ├── WriteConflict         another transaction committed, or is committing, a cell that this one writes or locks
     │   ├── ReadConflict          ... a cell or range that this one, serializable, has read
     │   ├── RolledBack            somebody took this transaction for dead and rolled it back
+    │   ├── TabletSplit           what was to be written together lies in two tablets by now (P3)
     │   ├── CatalogueChanged      an observer was registered meanwhile (N10)
     │   └── SessionEnded          the server took this client for gone, or has begun anew, and let go of what it held
     ├── CommitUnknown             it may have committed: ask `db.outcome(token)`, never simply run it again
@@ -120,6 +121,14 @@ class RolledBack(TransientError):
         super().__init__(
             f"transaction {start_ts} was taken for dead and rolled back by another one; nothing was written"
         )
+
+
+class TabletSplit(TransientError):
+    """Rows that lay in one tablet, and were to be written together, lie in two by now; nothing was written."""
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+        super().__init__(f"a tablet of {table!r} was split; nothing was written")
 
 
 class CatalogueChanged(TransientError):

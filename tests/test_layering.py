@@ -38,7 +38,10 @@ ORDER = {
         *("messages", "tasks", "sessions", "tokens", "children", "door", "tablets", "processes", "server", "remote"),
         *("database", "opening"),
     ],
-    "storage": ["cells", "keys", "engine", "row", "call", "lmdb_engine", "handover", "tablet", "rowstore", "folder"],
+    "storage": [
+        *("cells", "keys", "engine", "row", "call", "lmdb_engine", "handover", "splitting", "tablet", "rowstore"),
+        "folder",
+    ],
     "txn": [
         *(
             "records",
@@ -54,7 +57,8 @@ ORDER = {
             "timestamps",
         ),
         *("fates", "schema", "catalogue", "holds", "pins", "oracle", "background", "entered", "chain", "validation"),
-        *("driver", "local", "beside", "sweeper", "heartbeat", "backfill", "vacuum", "image", "repairs", "examine"),
+        *("driver", "local", "splitter", "beside", "sweeper", "heartbeat", "backfill", "vacuum", "image", "repairs"),
+        "examine",
         *("across", "system", "check", "repair", "scan", "transaction", "past", "turns", "attempts", "client"),
     ],
     "testing": [

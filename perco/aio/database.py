@@ -179,6 +179,7 @@ class Database:
     outcome = awaiting(engine.Database.outcome)
     vacuum = awaiting(engine.Database.vacuum)
     backfill = awaiting(engine.Database.backfill)
+    split = awaiting(engine.Database.split)
     wait_idle = awaiting(engine.Database.wait_idle)
     wait_for = awaiting(engine.Database.wait_for)
     waiting = awaiting(engine.Database.waiting)

@@ -20,6 +20,7 @@ from perco.cli import (
     observed,
     reading,
     serving,
+    splitting,
     status as statuses,
     waiting,
     working,
@@ -452,6 +453,29 @@ def tablets(store: Store, json: Json = False) -> None:
       perco tablets tcp://localhost:7420 --json
     """
     perform(statuses.tablets, store, json=json)
+
+
+@app.command()
+def split(
+    store: Store,
+    table: TableName,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="KEY", help="The first key of the new tablet; else in the middle.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Split a tablet, so that some rows of a table have files and a writer of their own.
+
+    Tablets are split by themselves when they have become large (perco.SplitOptions). Reads go on meanwhile, and so do
+    writes; those to rows of the new tablet wait for a moment at the end. The store may be open elsewhere, or served.
+
+    \b
+    Examples:
+      perco split web/ pages
+      perco split web/ pages --at com.example/
+      perco split tcp://localhost:7420 pages --json
+    """
+    perform(splitting.split, store, table, at, json=json)
 
 
 def _register_others() -> None:

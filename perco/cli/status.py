@@ -134,8 +134,10 @@ async def _owner(db: perco.Database, path: Path, *, alive: bool, now: float) -> 
 async def _table(db: perco.Database, name: str, cut: int, now: float) -> dict[str, Any]:
     entry, key = db.catalogue.tables[name], db.schema.tables[name].key if name in db.schema.tables else perco.BYTES
     groups = [*PROTOCOL_GROUPS, *db.catalogue.groups(name)]
+    numbers = {start: number for number, start, _ in entry.tablets()}
     tablets = [
         {
+            "number": numbers.get(tablet.start),
             "start": key.decode(tablet.start) if tablet.start else None,
             "bytes": tablet.statistics().used_bytes,
             "entries": {group: tablet.entries(group) for group in groups},
@@ -239,7 +241,7 @@ def _render_tables(tables: list[dict[str, Any]]) -> None:
             table["key"],
             kept(table["keep"]),
             _since(table["readable_since"]),
-            number,
+            tablet["number"],
             "" if tablet["start"] is None else shown(tablet["start"], 24),
             tablet["entries"][WRITE],
             size(tablet["bytes"]),
@@ -247,7 +249,7 @@ def _render_tables(tables: list[dict[str, Any]]) -> None:
             tablet["entries"][NOTIFY],
         )
         for table in tables
-        for number, tablet in enumerate(table["tablets"])
+        for tablet in table["tablets"]
     ]
     head = ("table", "key", "keeps", "readable since", "tablet", "from", "records", "size", "locks", "waiting")
     numbers = ("tablet", "records", "size", "locks", "waiting")
@@ -258,7 +260,7 @@ def _render_tables(tables: list[dict[str, Any]]) -> None:
 
 def _render_groups(tables: list[dict[str, Any]]) -> None:
     print(_GROUPS)
-    tablets = [(table["name"], number, t) for table in tables for number, t in enumerate(table["tablets"])]
+    tablets = [(table["name"], t["number"], t) for table in tables for t in table["tablets"]]
     groups = list(dict.fromkeys(group for _, _, tablet in tablets for group in tablet["entries"]))
     rows = [(name, number, *(tablet["entries"].get(group, 0) for group in groups)) for name, number, tablet in tablets]
     _show_told(("table", "tablet", *groups), rows, keep=(), numbers=("tablet", *groups))

@@ -51,6 +51,7 @@ _TABLE: Final[dict[type[PercoError], tuple[_Parts, Callable[..., PercoError]]]] 
     ),
     errors.ReadConflict: (_read_conflict, errors.ReadConflict),
     errors.RolledBack: (lambda e: (e.start_ts,), errors.RolledBack),
+    errors.TabletSplit: (lambda e: (e.table,), errors.TabletSplit),
     errors.CatalogueChanged: (lambda e: (e.start_ts, e.version), errors.CatalogueChanged),
     errors.CommitUnknown: (
         lambda e: (e.token, e.reason, e.for_good),

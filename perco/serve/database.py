@@ -23,11 +23,11 @@ from typing import Any
 
 import trio
 
-from perco.errors import ReadOnly, SchemaMismatch, UsageError, UsedAfterFork
+from perco.errors import ReadOnly, SchemaMismatch, Unavailable, UsageError, UsedAfterFork
 from perco.notify.database import Database
 from perco.rpc.channel import WireOptions
 from perco.rpc.framing import GREETING_BYTES_MAX, Message, packed
-from perco.rpc.link import BACK_S, Link
+from perco.rpc.link import BACK_S, Link, LostError
 from perco.serve import tasks
 from perco.serve.messages import (
     ANNOUNCED,
@@ -48,7 +48,8 @@ from perco.txn.backfill import BackfillProgress
 from perco.txn.background import Background
 from perco.txn.catalogue import Catalogue
 from perco.txn.client import Options
-from perco.txn.schema import Schema
+from perco.txn.schema import Schema, Table
+from perco.txn.splitter import Split, where_to_split
 from perco.txn.transaction import Snapshot
 from perco.txn.vacuum import VacuumResult
 
@@ -128,6 +129,7 @@ class RemoteDatabase(Database):
         self.driver = RemoteDriver(
             self.link,
             self.oracle.drawn_elsewhere,  # type: ignore[attr-defined]
+            self._store.catch_up,
             self.local.store,
             self.oracle,
             self.fates,
@@ -197,6 +199,8 @@ class RemoteDatabase(Database):
             self.driver.notified()  # N10: a scanner looks at the catalogue when it begins a tour
         elif what == MOVED:
             self._store.moved()
+            if not self._store.spread:  # else whoever asks where nothing is any more is told
+                self.background.spawn(self._store.catch_up)
         elif what == TASKS_ASKED:
             try:
                 self.link.tell(Method.TASKS_ARE, (value, tasks.here("client")))
@@ -235,6 +239,14 @@ class RemoteDatabase(Database):
             if progress is not None:
                 progress(each)
         return told
+
+    async def split(self, table: Table[Any] | str, key: Any = None) -> Split:
+        """As `Client.split`, in the server. Raises: Unavailable too where the answer is lost: `perco tablets` tells."""
+        self.usable(writing=True)
+        try:
+            return Split(*await self.link.call(Method.SPLIT, where_to_split(table, key), again=False))
+        except LostError as error:
+            raise Unavailable(f"{error}: nobody knows whether the tablet was split") from error
 
     def pending(self) -> int:
         raise UsageError("a served store is asked: await db.waiting()")

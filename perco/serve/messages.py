@@ -25,14 +25,14 @@ from perco.storage import (
     ScanRequest,
     Verdict,
 )
-from perco.storage.lmdb_engine import Fenced
+from perco.storage.lmdb_engine import NotHere
 from perco.txn.holds import Holder
 from perco.txn.mutations import Header, Intent
 from perco.txn.records import Cellref
 from perco.txn.retention import Removed
 from perco.txn.vacuum import VacuumResult
 
-WIRE_VERSION: Final = 3
+WIRE_VERSION: Final = 4
 _MAGIC: Final = "perco"
 
 
@@ -68,6 +68,7 @@ class Method(IntEnum):
     TASKS = 28  # -> what the tasks of all processes wait for
     TASKS_ARE = 29  # (the number of what was asked, what the client's tasks wait for) -> no answer
     SERVERS = 30  # -> who has which tablets
+    SPLIT = 31  # (table, row; None: in the middle of its largest tablet) -> what it did (P4)
     BYE = 23  # the client is done
 
 
@@ -83,9 +84,15 @@ class Order(IntEnum):
     SESSIONS = 70  # (tickets of sessions that began, and of those that ended) -> no answer (F3)
     STATISTICS = 71  # -> of all tablets
     STOP = 72  # answer what was asked for, and end
+    MIDDLE = 73  # (table, number, stop) -> a row at which to split it, or None
+    COPY = 74  # (table, number, split, row, stop, path, groups): copy what lies there -> how many cells (P2)
+    CUT = 75  # (table, number, split, row): nothing is written there any more; when the copy is whole, and on disk
+    UNCUT = 76  # (table, number, split, stop): that split is not to be, whatever comes of it still
+    LET_GO = 77  # (table, number, row): from there on rows are another tablet's (P1)
+    REMOVE = 78  # (table, number, row): some of those -> whether there may be more (P4)
 
 
-AGAIN: Final = frozenset(Method) - {Method.APPLY, Method.COMMIT}
+AGAIN: Final = frozenset(Method) - {Method.APPLY, Method.COMMIT, Method.SPLIT}
 
 # What a server says of its own accord.
 NOTIFIED: Final = 1  # there may be work for observers (N8)
@@ -215,7 +222,7 @@ def pack_verdict(verdict: Verdict) -> Any:
     """0, or a tuple."""
     if verdict is APPLIED:
         return 0
-    if isinstance(verdict, Failed) and isinstance(verdict.error, Fenced):
+    if isinstance(verdict, Failed) and isinstance(verdict.error, NotHere):
         return LOST
     if isinstance(verdict, Refused):
         return verdict.row, verdict.check

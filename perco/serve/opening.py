@@ -199,6 +199,7 @@ class open:
         db.background.start(db.note_time, "clock")
         if options.vacuum.on:
             db.background.start(db.vacuuming.in_background, "vacuum")
+        db.background.start(db.splitting.in_background, "splitter")
         if db.local.store.queues:
             db.background.start(db.watch_disk, "disk")
         if local.threaded:

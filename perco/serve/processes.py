@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from perco.errors import PercoError, TransactionClosed, Unavailable, UsageError
+from perco.errors import PercoError, TabletSplit, TransactionClosed, Unavailable, UsageError
 from perco.options import check_options
 from perco.rpc.addresses import Address
 from perco.rpc.channel import Silent, WireOptions
@@ -110,9 +110,11 @@ class Reader(Protocol):
     def scan(self, request: ScanRequest) -> ScanPage: ...
     def entries(self, group: str) -> int: ...
     def groups(self) -> list[str]: ...
+    def has_from(self, row: bytes) -> bool: ...
     def close(self) -> None: ...
     def forget(self) -> None: ...
     def used_bytes(self) -> int: ...
+    def live_bytes(self) -> int: ...
 
 
 class ServedTablet:
@@ -139,6 +141,12 @@ class ServedTablet:
         self.placed = trio.Event()  # set when that has it open
         self.resting = False  # nobody is to have it yet: one is closing it, or could not open it a moment ago
         self.failures = 0
+        self.begun = False  # servers may have it
+        self.cut_at: bytes | None = None  # its rows from there on are about to be another one's (P1)
+        self._split = 0  # the number of the last split, in all orders that concern it
+        self._copied_by: TabletProcess | None = None  # while it is being split
+        self._gone = trio.Event()  # set while no server answers for rows that are another one's (P1)
+        self._gone.set()
         self._servers, self._reader, self._resubmit = servers, reader, resubmit
         self._token = trio.lowlevel.current_trio_token()
         self.failure: PercoError | None = None  # why it could not be opened last
@@ -188,6 +196,8 @@ class ServedTablet:
     async def _applied(self, mutation: Mutation) -> Verdict:
         with self._patient():
             while True:
+                if self.stop is not None and any(row >= self.stop for row, _, _ in mutation.rows):
+                    return await self._applied_by_another(mutation)
                 server = await self._where()
                 try:
                     answer = await server.link.call(Method.APPLY, (mutation,), again=False)
@@ -199,6 +209,20 @@ class ServedTablet:
                     return unpack_verdict(answer[0])
                 await self._servers.a_moment()
         return Failed(self._nobody())
+
+    async def _applied_by_another(self, mutation: Mutation) -> Verdict:
+        """It was split while this waited."""
+        first = mutation.rows[0][0]
+        for tablet in self._servers.tablets:
+            if tablet.table == self.table and tablet.holds(first):
+                if all(tablet.holds(row) for row, _, _ in mutation.rows):
+                    return await tablet._applied(mutation)
+                break
+        return Failed(TabletSplit(self.table))  # P3
+
+    def holds(self, row: bytes) -> bool:
+        """Whether a row lies in it."""
+        return self.start <= row and (self.stop is None or row < self.stop)
 
     async def _ordered(self, order: Order, *more: Any) -> Any:
         """What its server answers, whichever that is by then. Raises: Unavailable, when none has it for too long."""
@@ -258,7 +282,89 @@ class ServedTablet:
     async def add_groups(self, groups: Sequence[str]) -> None:
         """See `LmdbTablet.add_groups`."""
         self.all_groups += [group for group in groups if group not in self.all_groups]
-        await self._ordered(Order.GROUPS, groups)
+        if self.begun:
+            await self._ordered(Order.GROUPS, groups)
+
+    # ------------------------------------------------------------ splitting
+
+    def live_bytes(self) -> int:
+        """See `LmdbTablet.live_bytes`."""
+        return self._reader.live_bytes()
+
+    def has_from(self, row: bytes) -> bool:
+        """See `LmdbTablet.has_from`."""
+        return self._reader.has_from(row)
+
+    async def middle(self, stop: bytes | None) -> bytes | None:
+        """See `LmdbTablet.middle`."""
+        found: bytes | None = await self._ordered(Order.MIDDLE, stop)
+        return found
+
+    async def remove_from(self, row: bytes) -> bool:
+        """See `LmdbTablet.remove_from`."""
+        await self._gone.wait()
+        return bool(await self._ordered(Order.REMOVE, row))
+
+    async def copy_from(self, row: bytes, stop: bytes | None, path: Path, groups: Sequence[str]) -> int:
+        """See `LmdbTablet.copy_from`; by its server, which keeps it until then."""
+        self._split += 1
+        with self._patient():
+            self._copied_by = await self._where()
+        if self._copied_by is None:
+            raise self._nobody()
+        return int(await self._by_the_same(Order.COPY, self._split, row, stop, str(path), groups))
+
+    async def cut(self, row: bytes) -> None:
+        """See `LmdbTablet.cut`. Whoever opens it now has it up to there only (P1)."""
+        self.cut_at = row
+        await self._by_the_same(Order.CUT, self._split, row)
+
+    async def _by_the_same(self, order: Order, *more: Any) -> Any:
+        """Raises: Unavailable, where its server has died, or lost it, since it began to copy."""
+        server = self._copied_by
+        with suppress(LostError):
+            if server is not None and self.server is server and self.placed.is_set():
+                answer = await server.link.call(order, (self.table, self.number, *more), again=True)
+                if answer is not NOT_HERE:
+                    return answer
+        raise Unavailable(f"the tablet server that was splitting a tablet of {self.table} has died")
+
+    @property
+    def is_splitting(self) -> bool:
+        """It is not moved meanwhile."""
+        return self._copied_by is not None
+
+    @property
+    def end(self) -> bytes | None:
+        """Up to where a server may have it."""
+        return self.stop if self.cut_at is None else self.cut_at
+
+    def let_go(self) -> list[tuple[Mutation, Call, int]]:
+        """Nothing is held here; its server answers what it has held."""
+        self.stop, self.cut_at, self._copied_by = self.cut_at, None, None
+        stop, self._gone = self.stop, trio.Event()
+
+        async def tell() -> None:
+            while not self._servers.ending:
+                with suppress(Unavailable):
+                    await self._ordered(Order.LET_GO, stop)
+                    break
+            self._gone.set()
+
+        self._servers.background.spawn(tell)
+        return []
+
+    async def gone(self) -> None:
+        """Until no server answers for the rows that it has let go of (P1)."""
+        await self._gone.wait()
+
+    async def uncut(self) -> None:
+        """See `LmdbTablet.uncut`."""
+        was_splitting = self.is_splitting
+        self.cut_at, self._copied_by = None, None
+        if was_splitting:
+            with suppress(Unavailable):  # it ends
+                await self._ordered(Order.UNCUT, self._split, self.stop)
 
     def statistics(self) -> TabletStatistics:
         """Of what went through this process."""
@@ -282,6 +388,10 @@ class ServedTablet:
 
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
+        self.close()
+
+    def close(self) -> None:
+        """Nobody reads it any more."""
         self._reader.close()
 
     def end_views(self) -> None:
@@ -528,9 +638,6 @@ class TabletServers:
         resubmit: Resubmit,
     ) -> Tablet:
         """See `Elsewhere`."""
-        for known in self.tablets:
-            if (known.table, known.number) == (table, number):
-                return known  # of a table that could not be made whole
         path = tablet_path(self._folder, table, number)
         reader = LmdbEngine(path, groups, self._lmdb, readonly=True, lock=True)
         return self.add(table, number, start, stop, groups, reader, resubmit)
@@ -546,10 +653,33 @@ class TabletServers:
         resubmit: Resubmit,
     ) -> ServedTablet:
         """A tablet, read by this process with `reader`."""
-        tablet = ServedTablet(self, table, number, start, stop, groups, reader, resubmit)
-        self.tablets.append(tablet)
-        self._place(tablet)
-        return tablet
+        return ServedTablet(self, table, number, start, stop, groups, reader, resubmit)
+
+    def begin(self, tablet: Tablet) -> None:
+        """A tablet that is recorded may be given to servers."""
+        assert isinstance(tablet, ServedTablet)
+        if not tablet.begun:
+            tablet.begun = True
+            self.tablets.append(tablet)
+            self._place(tablet)
+
+    def begin_after(self, tablet: Tablet, other: Tablet) -> None:
+        """The same, when the one whose rows it has got has let go of them (P1)."""
+        assert isinstance(tablet, ServedTablet)
+
+        async def begin() -> None:
+            await tablet.gone()
+            if not self.ending:
+                self.begin(other)
+                self.on_moved()
+
+        self.background.spawn(begin)
+
+    def abandon(self, tablet: Tablet) -> None:
+        """One that has not begun."""
+        assert isinstance(tablet, ServedTablet)
+        assert not tablet.begun
+        tablet.close()
 
     def _place_all(self) -> None:
         for tablet in self.tablets:
@@ -568,7 +698,7 @@ class TabletServers:
         self.background.spawn(lambda: self._opened(tablet, server))
 
     async def _opened(self, tablet: ServedTablet, server: TabletProcess) -> None:
-        order = tablet.table, tablet.number, tablet.start, tablet.stop, tablet.all_groups, tablet.floor
+        order = tablet.table, tablet.number, tablet.start, tablet.end, tablet.all_groups, tablet.floor
         try:
             tablet.epoch = await server.link.call(Order.OPEN, order, again=False)
         except LostError:
@@ -617,10 +747,13 @@ class TabletServers:
                 most, least = (pick(open, key=lambda server: len(server.tablets)) for pick in (max, min))
                 if len(most.tablets) - len(least.tablets) < 2:
                     return
-                tablet = most.tablets[-1]
+                movable = [tablet for tablet in most.tablets if not tablet.is_splitting]
+                if not movable:
+                    return
+                tablet = movable[-1]
                 with trio.move_on_after(_STOP_S):
                     await tablet.placed.wait()
-                if tablet.server is most and tablet.placed.is_set() and least.open:
+                if tablet.server is most and tablet.placed.is_set() and least.open and not tablet.is_splitting:
                     await self.move(tablet, least)
 
     async def move(self, tablet: ServedTablet, to: TabletProcess) -> None:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import trio
 
-from perco.errors import CatalogueChanged, SessionEnded, SnapshotTooOld, Unavailable, UsageError
+from perco.errors import CatalogueChanged, SessionEnded, SnapshotTooOld, TabletSplit, Unavailable, UsageError
 from perco.rpc.link import Link, LostError
 from perco.serve.messages import (
     LOST,
@@ -40,6 +41,7 @@ from perco.txn.records import Cellref, Lock
 
 _REACHED_S: Final = 0.2  # how long a tablet server is waited for before it is asked where the tablet is by now
 _LOOK_S, _LOOK_MAX_S = 0.01, 0.25  # between two looks where tablets are
+_MAP_S: Final = 1.0  # how long a newer map is waited for, by who knows already what has become of what it sent
 _AWAY: Final = "the connection to the server was away for too long: what was begun before it has ended"
 _READ, _SCAN, _APPLY = int(Method.READ), int(Method.SCAN), int(Method.APPLY)
 
@@ -66,11 +68,13 @@ class RemoteRowStore:
         self._version = 0  # how often it was asked where tablets are
         self._refreshing = trio.Lock()
         self._moved = trio.Event()
+        self._stale = False  # the map of tablets is known to be an old one
         self.spread = False  # rows are with tablet servers: the owner says so in its greeting
         self.losses = 0  # how often the owner had let go of what was held (R5)
 
     async def refresh(self) -> None:
         """Ask which tablets there are, and where."""
+        self._stale = False
         placed, ports = await self._link.call(Method.TABLETS, None, again=True)
         self._starts = {table: [start for start, _ in tablets] for table, tablets in placed.items()}
         self._servers = {table: [server for _, server in tablets] for table, tablets in placed.items()}
@@ -87,8 +91,17 @@ class RemoteRowStore:
                 self._links[server] = self._reach(server, port)
         self._version += 1
 
+    async def catch_up(self) -> None:
+        """The map is an old one: a newer one for who tries again, if it comes soon."""
+        self._stale = True
+        with trio.move_on_after(_MAP_S, shield=True), suppress(LostError, Unavailable, SessionEnded):  # T10
+            async with self._refreshing:
+                if self._stale:
+                    await self.refresh()
+
     def moved(self) -> None:
         """Tablets have: whoever looks for one looks again."""
+        self._stale = True
         self._moved.set()
         self._moved = trio.Event()
 
@@ -121,6 +134,8 @@ class RemoteRowStore:
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
         if self.spread:
             return await self._read_spread(requests)
+        if self._stale:
+            await self.refresh()
         found: list[RowCells] = await self._link.call(_READ, requests, again=True, held=True, waits=True)
         return found
 
@@ -132,13 +147,18 @@ class RemoteRowStore:
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
         if self.spread:
             return await self._apply_spread(mutations)
+        if self._stale:
+            await self.catch_up()
         try:
             answer = await self._link.call(_APPLY, mutations, again=False, waits=True)
         except LostError as error:
             return [NoReply(str(error))] * len(mutations)
         except (SessionEnded, Unavailable) as error:
             return [Failed(error)] * len(mutations)  # R6, R7: it was not sent, or not made
-        return [unpack_verdict(verdict) for verdict in answer]
+        verdicts = [unpack_verdict(verdict) for verdict in answer]
+        if any(map(is_split, verdicts)):
+            await self.catch_up()
+        return verdicts
 
     # ------------------------------------------------------------ from tablet servers
 
@@ -218,15 +238,28 @@ class RemoteRowStore:
                     await search.next()
                 except (Unavailable, SessionEnded) as error:
                     return [Failed(error) if verdict is None else verdict for verdict in verdicts]
+                for i in left:
+                    if len(mutations[i].rows) > 1 and self._spans(mutations[i]):
+                        verdicts[i] = Failed(TabletSplit(mutations[i].table))  # P3
+                left = [i for i in left if verdicts[i] is None]
                 await _each(self._by_server(left, lambda i: (mutations[i].table, mutations[i].rows[0][0])), ask)
                 scope.shield = any(verdict is not None for verdict in verdicts)  # T10: all or nothing is waited for
         return verdicts  # type: ignore[return-value]
+
+    def _spans(self, mutation: Mutation) -> bool:
+        starts = self._of(mutation.table)
+        return len(starts) > 1 and len({bisect_right(starts, row) for row, _, _ in mutation.rows}) > 1
 
     def _by_server(self, which: Sequence[int], row: Callable[[int], tuple[str, bytes]]) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         for i in which:
             found.setdefault(self._server(*row(i)), []).append(i)
         return found
+
+
+def is_split(verdict: Verdict) -> bool:
+    """Whether it was not made because its rows are not in one tablet any more (P3)."""
+    return isinstance(verdict, Failed) and isinstance(verdict.error, TabletSplit)
 
 
 class _Search:
@@ -541,9 +574,11 @@ class _Orphaned:
 class RemoteDriver(Driver):
     """Lets the server make the commits in one step."""
 
-    def __init__(self, link: Link, drawn: Callable[[int], None], *args: Any) -> None:
+    def __init__(
+        self, link: Link, drawn: Callable[[int], None], catch_up: Callable[[], Awaitable[None]], *args: Any
+    ) -> None:
         super().__init__(*args)
-        self._link, self._drawn = link, drawn
+        self._link, self._drawn, self._catch_up = link, drawn, catch_up
         self.orphaned = _Orphaned(link)  # type: ignore[assignment]
 
     async def _in_one_step(self, commit: Commit, version: int) -> None:
@@ -563,7 +598,10 @@ class RemoteDriver(Driver):
             raise ConflictAt(Cellref(*told), more[0], commit.header.start_ts)
         commit.sent_in_one_step(more[0])
         self._drawn(more[0])
-        commit.primary_told(unpack_verdict(told))
+        verdict = unpack_verdict(told)
+        if is_split(verdict):
+            await self._catch_up()
+        commit.primary_told(verdict)
 
     def _leave(self, commit: Commit) -> None:
         """The server's memory, and its affair."""

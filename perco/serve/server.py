@@ -81,6 +81,7 @@ class Server(Door[Session]):
             self.sessions.on_begin, self.sessions.on_end = servers.session_began, servers.session_ended
             servers.told = on_news(driver.notified, driver.quiet)
             servers.on_moved = self._moved
+        db.splitting.on_split.append(self._moved)
         self._waits: set[trio.CancelScope] = set()
         self.served = 0  # calls, in all
         self._told_tasks: _ToldTasks | None = None  # while they are asked for
@@ -115,6 +116,7 @@ class Server(Door[Session]):
             Method.TASKS: self._later(self._tasks),
             Method.TASKS_ARE: self._untold(self._tasks_are),
             Method.SERVERS: self._later(self._servers_are),
+            Method.SPLIT: self._later(self._split),
             Method.BYE: self._bye,
         }
         self._handlers = {int(method): handler for method, handler in handlers.items()}
@@ -482,8 +484,8 @@ class Server(Door[Session]):
         store = self._db.local.store
         tablets = []
         for table in store.tables():
-            starts = store.bounds(table)
-            for number, (start, stop) in enumerate(zip(starts, [*starts[1:], None], strict=True)):
+            entry = self._db.catalogue.tables.get(table)
+            for number, start, stop in entry.tablets() if entry is not None else [(0, b"", None)]:
                 told = store.tablet(table, start).statistics()
                 numbers = told.batches, told.mutations, told.queued, told.used_bytes
                 tablets.append(TabletIs(table, number, start, stop, 0, *numbers))
@@ -579,6 +581,10 @@ class Server(Door[Session]):
 
     async def _vacuum(self, session: Session, _: Any) -> dict[str, Any]:
         return pack_vacuum(await self._db.vacuum())
+
+    async def _split(self, session: Session, where: Any) -> tuple[Any, ...]:
+        table, row = where
+        return astuple(await self._db.splitting.split(table, row))
 
     async def _backfill(self, session: Session, _: Any) -> list[Any]:
         return [astuple(each) for each in await self._db.backfill()]

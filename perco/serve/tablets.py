@@ -24,9 +24,9 @@ import socket
 import sys
 import warnings
 from bisect import bisect_left, bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,6 +56,7 @@ from perco.serve.messages import (
 from perco.storage import (
     NOTIFY,
     BatchOptions,
+    Failed,
     LmdbEngine,
     LmdbOptions,
     LmdbTablet,
@@ -67,6 +68,7 @@ from perco.storage import (
 from perco.storage.call import Call
 from perco.storage.folder import tablet_path
 from perco.storage.handover import Handover
+from perco.storage.lmdb_engine import Fenced, NotHere
 from perco.storage.rowstore import scan_within
 from perco.txn.background import Background
 
@@ -76,13 +78,18 @@ _NOTICED_S: Final = 2.0
 _OWNER_SILENCE_S: Final = 60.0  # its end is noticed at once
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Held:
-    """A tablet that this server has: its rows go from `tablet.start` to before `stop` (None: to the end)."""
+    """A tablet that this server has: its rows go from `tablet.start` to before `stop` (None: to the end). `cut`: what
+    lies from there on is not written to any more, for it is about to be another tablet's (P1)."""
 
     tablet: Tablet
     number: int
     stop: bytes | None
+    cut: bytes | None = None
+    void: int = 0  # splits up to this one are not to be
+    acting: trio.CancelScope | None = None  # while it is copied from, or cut
+    alone: trio.Lock = field(default_factory=trio.Lock)  # one of these at a time
 
 
 class Tablets:
@@ -172,6 +179,12 @@ class TabletServer(Door[str]):
             Order.REPACK: self._repack,
             Order.LISTEN: self._listen,
             Order.STATISTICS: self._statistics,
+            Order.MIDDLE: self._middle,
+            Order.COPY: self._copy,
+            Order.CUT: self._cut,
+            Order.UNCUT: self._uncut,
+            Order.LET_GO: self._let_go,
+            Order.REMOVE: self._remove,
             Order.STOP: self._stop,
         }
 
@@ -274,8 +287,8 @@ class TabletServer(Door[str]):
             if notify:
                 self._tell(NOTIFIED if notifies else QUIET)
             if LOST in packed:
-                for held, verdict in zip(found, packed, strict=True):
-                    if verdict == LOST and held is not None:
+                for held, verdict in zip(found, verdicts, strict=True):
+                    if isinstance(verdict, Failed) and isinstance(verdict.error, Fenced) and held is not None:
                         self._drop(held)
 
         call = Call(None, len(mutations), told)
@@ -288,6 +301,8 @@ class TabletServer(Door[str]):
     def _of_all_rows(self, mutation: Mutation) -> Held | None:
         found = {id(held): held for held in (self.tablets.of(mutation.table, row) for row, _, _ in mutation.rows)}
         [first, *others] = found.values()
+        if first is not None and first.cut is not None and any(row >= first.cut for row, _, _ in mutation.rows):
+            return None  # P1
         return None if others else first
 
     def _tell(self, what: int) -> None:
@@ -326,7 +341,7 @@ class TabletServer(Door[str]):
     async def _close(self, which: Any) -> bool:
         held = self._held(*which)
         self.tablets.remove(held)  # F2: nothing more is queued
-        await _end(held.tablet)
+        await _end(held)
         return True
 
     def _drop(self, held: Held) -> None:
@@ -337,7 +352,7 @@ class TabletServer(Door[str]):
             self._background.spawn(lambda: self._dropped(held))
 
     async def _dropped(self, held: Held) -> None:
-        await _end(held.tablet)
+        await _end(held)
         if self._owner is not None:
             self._owner.push(DROPPED, (held.tablet.table, held.number))
 
@@ -354,6 +369,51 @@ class TabletServer(Door[str]):
     async def _repack(self, order: Any) -> tuple[bytes | None, bool]:
         table, number, group, start, skip = order
         return await self._held(table, number).tablet.repack(group, start, skip)
+
+    # ------------------------------------------------------------ splitting
+
+    async def _middle(self, order: Any) -> bytes | None:
+        table, number, stop = order
+        return await self._held(table, number).tablet.middle(stop)
+
+    async def _copy(self, order: Any) -> int:
+        table, number, split, row, stop, path, groups = order
+        held = self._held(table, number)
+        return int(await _act(held, split, lambda: held.tablet.copy_from(row, stop, Path(path), groups)))
+
+    async def _cut(self, order: Any) -> bool:
+        table, number, split, row = order
+        held = self._held(table, number)
+
+        async def cut() -> None:
+            held.cut = row
+            try:
+                await held.tablet.cut(row)
+            except BaseException:
+                held.cut = None
+                raise
+
+        await _act(held, split, cut)
+        return True
+
+    async def _uncut(self, order: Any) -> bool:
+        table, number, split, stop = order
+        held = self._held(table, number)
+        async with _no_more(held, split):
+            held.cut, held.stop = None, stop
+            await held.tablet.uncut()
+        return True
+
+    async def _let_go(self, order: Any) -> bool:
+        table, number, row = order
+        held = self._held(table, number)
+        held.cut, held.stop = None, row
+        _answer_held(held)
+        return True
+
+    async def _remove(self, order: Any) -> bool:
+        table, number, row = order
+        return await self._held(table, number).tablet.remove_from(row)
 
     async def _statistics(self, _: Any) -> list[Any]:
         return [(held.number, *astuple(held.tablet.statistics())) for held in self.tablets.every()]
@@ -387,7 +447,39 @@ def _reading(asked: Callable[[Peer, int, Any], None], peer: Peer, id: int, argum
         raise WireError(f"method {method}: arguments that do not read: {error}") from error
 
 
-async def _end(tablet: Tablet) -> None:
+async def _act(held: Held, split: int, act: Callable[[], Awaitable[Any]]) -> Any:
+    """A step of a split, unless it is not to be. Orders take tasks of their own, so a later one may come first."""
+    async with held.alone:
+        if split > held.void:
+            with trio.CancelScope() as held.acting:
+                return await act()
+    raise Unavailable(f"a tablet of {held.tablet.table!r} is not to be split after all")
+
+
+@contextlib.asynccontextmanager
+async def _no_more(held: Held, split: int) -> AsyncIterator[None]:
+    """Splits up to that one do nothing any more, and nothing of them is under way."""
+    held.void = max(held.void, split)
+    if held.acting is not None:
+        held.acting.cancel()
+    async with held.alone:
+        yield
+
+
+def _answer_held(held: Held) -> None:
+    """What was held while it was cut is to be asked for elsewhere (F2)."""
+    gone = Failed(NotHere(f"a tablet of {held.tablet.table!r} was split"))
+    for _, call, index in held.tablet.let_go():
+        call.arrived(index, gone, _resubmit)
+
+
+async def _end(held: Held) -> None:
+    async with _no_more(held, sys.maxsize):
+        if held.cut is None:
+            await held.tablet.uncut()
+        else:
+            _answer_held(held)  # P1: what it would still write may not be in the copy
+    tablet = held.tablet
     await tablet.drain()
     tablet.refuse()
     await tablet.aclose()

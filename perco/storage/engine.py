@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Protocol
 
+from perco.storage.keys import TAIL_BYTES, escape, unescape
+
 
 class Cursor(Protocol):
     """A position in one group; the part of LMDB's cursor that we use."""
@@ -140,6 +142,37 @@ class MemoryEngine:
         cells = self._group(group)
         if cells.values.pop(key, None) is not None:
             del cells.keys[bisect_left(cells.keys, key)]
+
+    def middle(self, group: str, stop: bytes | None) -> bytes | None:
+        """A row in the middle of a group's cells before `stop`, not the first one; None: all is in one row."""
+        keys = self._group(group).keys
+        if stop is not None:
+            keys = keys[: bisect_left(keys, escape(stop))]
+        for key in keys[len(keys) // 2 :]:
+            if (row := unescape(key[:-TAIL_BYTES])) != unescape(keys[0][:-TAIL_BYTES]):
+                return row
+        return None
+
+    def has_from(self, row: bytes) -> bool:
+        """Whether there is any cell from a row on."""
+        return any(group.keys and group.keys[-1] >= escape(row) for group in self._groups.values())
+
+    def copy_from(self, row: bytes) -> MemoryEngine:
+        """Another one, with all that lies from a row on."""
+        other = MemoryEngine()
+        for name, group in self._groups.items():
+            copied = other._group(name)
+            copied.keys = group.keys[bisect_left(group.keys, escape(row)) :]
+            copied.values = {key: group.values[key] for key in copied.keys}
+        return other
+
+    def remove_from(self, row: bytes) -> None:
+        """Remove all that lies from a row on."""
+        for group in self._groups.values():
+            at = bisect_left(group.keys, escape(row))
+            for key in group.keys[at:]:
+                del group.values[key]
+            del group.keys[at:]
 
     def entries(self, group: str) -> int:
         return len(self._group(group).keys)

@@ -201,19 +201,52 @@ class Folder:
         """
         path = tablet_path(self.path, table, number)
         if not self.readonly:
-            try:
-                if not path.exists():
-                    making = path.with_name(f"{path.name}.new")
-                    shutil.rmtree(making, ignore_errors=True)  # half of one, of a process that was stopped
-                    making.mkdir(parents=True)
+            if not path.exists():
+                making = self.begin_tablet(table, number)
+                try:
                     fill(making)
-                    _sync_folder(making)
-                    making.rename(path)
-                _sync_folder(path.parent)
-                _sync_folder(self.path)
-            except OSError as error:
-                raise _unusable(path, error) from error
+                except OSError as error:
+                    raise _unusable(path, error) from error
+                self.place_tablet(table, number)
+            else:
+                self._sync_tablets_folder()
         return path
+
+    def begin_tablet(self, table: str, number: int) -> Path:
+        """An empty folder in which to make a tablet that is not there; what was begun and not recorded goes (P4)."""
+        path = tablet_path(self.path, table, number)
+        making = path.with_name(f"{path.name}.new")
+        self.remove_tablet(table, number)
+        try:
+            making.mkdir(parents=True)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        return making
+
+    def place_tablet(self, table: str, number: int) -> Path:
+        """All of what was begun is on disk: put it in its place, for good (S2)."""
+        path = tablet_path(self.path, table, number)
+        making = path.with_name(f"{path.name}.new")
+        try:
+            _sync_folder(making)
+            making.rename(path)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        self._sync_tablets_folder()
+        return path
+
+    def remove_tablet(self, table: str, number: int) -> None:
+        """One that was begun, or put in its place, and is not recorded."""
+        path = tablet_path(self.path, table, number)
+        for left in (path.with_name(f"{path.name}.new"), path):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def _sync_tablets_folder(self) -> None:
+        try:
+            _sync_folder(self.path / _TABLETS)
+            _sync_folder(self.path)
+        except OSError as error:
+            raise _unusable(self.path, error) from error
 
     def forget(self) -> None:
         """In a forked child: drop its copy of the lock, which else would outlive the parent's."""

@@ -8,6 +8,8 @@ S4  Room is made before a batch is written: the file is allocated ahead, with a 
     written, fails the ordinary mutations of that batch, and leaves room for those that let others go on.
 S5  Write transactions begin and end on one thread (the tablet's writer).
 S6  The map grows between transactions, on the thread that reads (`grow`).
+P4  A tablet that was split is marked, in the transaction that removes the first of the rows that it has no more: a
+    reader beside, which may know nothing of that, finds the mark or the rows.
 F1  Whoever takes over an environment raises its epoch; every batch compares it, in the same write transaction. So a
     process that was given up for dead writes nothing any more.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -25,11 +28,13 @@ from typing import Any
 
 import lmdb
 
-from perco.errors import Corruption, PercoError, StoreFull, Unavailable, UnsuitableFolder, UsageError
+from perco.errors import Corruption, PercoError, StoreFull, TabletSplit, Unavailable, UnsuitableFolder, UsageError
 from perco.options import check_options
 from perco.storage.cells import (
+    DATA,
     GROUPS_MAX,
     PROTOCOL_GROUPS,
+    WRITE,
     Applied,
     Mutation,
     NoReply,
@@ -39,6 +44,7 @@ from perco.storage.cells import (
     Verdict,
 )
 from perco.storage.engine import Cursor
+from perco.storage.keys import escape
 from perco.storage.row import NOWHERE, check_and_write, read_row, scan_rows
 
 _META_PAGES = 2
@@ -46,6 +52,7 @@ _NODE_BYTES = 10  # of a page, for a cell besides its key and value
 _WORTH = 0.5  # pages saved for each page that is written again
 _MAP_BYTES_MIN = 256 << 10  # the named databases of every group, made one by one
 _EPOCH = b"\0epoch"  # a key beside the names of the groups
+_STOP = b"\0stop"  # another one: the first row that is with another tablet by now
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
@@ -81,7 +88,11 @@ def _is_full(error: lmdb.Error) -> bool:
 _parents: list[LmdbEngine] = []  # of forked children, kept for good: see `forget`
 
 
-class Fenced(Unavailable):
+class NotHere(Unavailable):
+    """The rows are with another process; nothing was written."""
+
+
+class Fenced(NotHere):
     """Another process has taken over the tablet; nothing was written (F1)."""
 
 
@@ -159,6 +170,7 @@ class LmdbEngine:
         self._dbs = _Groups()
         self._shared: tuple[Any, _LmdbView] | None = None
         self.busy = False  # the writer's thread is at work with it
+        self.still = threading.Lock()  # held by who reads on a thread of its own: the map does not grow (S6)
         self._epoch = b""  # F1; empty: the whole folder is this process's
         self._data = -1
         try:
@@ -236,6 +248,7 @@ class LmdbEngine:
             self._open_groups([query[0] for query in queries if query[0] not in self._dbs])
             here = [query for query in queries if query[0] in self._dbs]
             with self._begin() as txn:
+                self._check_stop(txn, row)
                 found = iter(read_row(_LmdbView(txn, self._dbs), row, here))
         except lmdb.Error as error:
             raise self._unreadable(error) from error
@@ -266,6 +279,7 @@ class LmdbEngine:
         if missing:
             present = tuple(query for query in request.queries if query.group in self._dbs)
             with self._begin() as txn:
+                self._check_stop(txn, request.start, request.stop, whole=True)
                 page = scan_rows(_LmdbView(txn, self._dbs), request._replace(queries=present))
             rows = []
             for row, cells in page.rows:
@@ -273,7 +287,15 @@ class LmdbEngine:
                 rows.append((row, [next(found) if query.group in self._dbs else [] for query in request.queries]))
             return ScanPage(rows, page.next)
         with self._begin() as txn:
+            if self.readonly:
+                self._check_stop(txn, request.start, request.stop, whole=True)
             return scan_rows(_LmdbView(txn, self._dbs), request)
+
+    def _check_stop(self, txn: Any, start: bytes, stop: bytes | None = None, *, whole: bool = False) -> None:
+        """P4: raises TabletSplit where a row, or a part of the `whole` range, is with another tablet by now."""
+        mark = txn.get(_STOP)
+        if mark is not None and (start >= mark or (whole and (stop is None or stop > mark))):
+            raise TabletSplit(self.path.name.rpartition("-")[0])
 
     def entries(self, group: str) -> int:
         """How many cells the group holds: one page is read."""
@@ -290,7 +312,7 @@ class LmdbEngine:
         try:
             with self._begin() as txn:
                 names = [bytes(name) for name in txn.cursor().iternext(values=False)]
-                return [name.decode(errors="replace") for name in names if name != _EPOCH]
+                return [name.decode(errors="replace") for name in names if name not in (_EPOCH, _STOP)]
         except lmdb.Error as error:
             raise self._unreadable(error) from error
 
@@ -300,8 +322,11 @@ class LmdbEngine:
 
     def live_bytes(self) -> int:
         """What cells take: the pages of all groups. The rest of `used_bytes` is free, but for LMDB's list of it."""
-        with self._begin() as txn:
-            stats = [self._env.stat(), *(txn.stat(db) for db in self._dbs.values())]
+        try:
+            with self._begin() as txn:
+                stats = [self._env.stat(), *(txn.stat(db) for db in list(self._dbs.values()))]
+        except lmdb.Error as error:
+            raise self._unreadable(error) from error
         pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
         return int(_META_PAGES + pages) * self._page
 
@@ -425,6 +450,89 @@ class LmdbEngine:
         saved = before - txn.stat(db)["leaf_pages"]
         return after, saved * self._page > size * _WORTH
 
+    # ------------------------------------------------------------ splitting
+
+    def cells_from(self, group: str, key: bytes, count: int, size: int) -> list[tuple[bytes, bytes]]:
+        """The cells of a group, in order, from a key on: so many, or those in which so many bytes are reached. Any
+        thread that holds `still`."""
+        found: list[tuple[bytes, bytes]] = []
+        if group not in self._dbs:
+            return found
+        try:
+            with self._env.begin() as txn, txn.cursor(self._dbs[group]) as cursor:
+                if cursor.set_range(key):
+                    for cell in islice(cursor.iternext(True, True), count):
+                        found.append(cell)
+                        size -= len(cell[1])
+                        if size <= 0:
+                            break
+        except lmdb.Error as error:
+            raise self._unreadable(error) from error
+        return found
+
+    def keys_from(self, group: str, key: bytes, count: int) -> list[bytes]:
+        """The same, of the keys alone."""
+        if group not in self._dbs:
+            return []
+        try:
+            with self._env.begin() as txn, txn.cursor(self._dbs[group]) as cursor:
+                return list(islice(cursor.iternext(True, False), count)) if cursor.set_range(key) else []
+        except lmdb.Error as error:
+            raise self._unreadable(error) from error
+
+    def put_cells(self, cells: Sequence[tuple[str, bytes, bytes | None]]) -> None:
+        """Put cells, or remove them, in this order, whatever is there.
+
+        Raises: MapTooSmall; StoreFull, Unavailable.
+        """
+        try:
+            with self._env.begin(write=True) as txn:
+                for group, key, value in cells:
+                    if value is None:
+                        txn.delete(key, b"", self._dbs[group])
+                    else:
+                        txn.put(key, value, True, True, False, self._dbs[group])
+        except lmdb.MapFullError as error:
+            raise MapTooSmall from error
+        except lmdb.Error as error:
+            if _is_full(error):
+                raise StoreFull(str(self.path), str(error)) from error
+            raise self._disk_failed(error) from error
+
+    def remove_from(self, row: bytes, cells: int) -> bool:
+        """Remove so many of the cells from a row on, which are another tablet's (P4). Writer's thread, between batches.
+
+        Returns whether there may be more. Raises: MapTooSmall; StoreFull; Unavailable.
+        """
+        prefix = escape(row)
+        removed = 0
+        try:
+            with self._env.begin(write=True) as txn:
+                self._check_epoch(txn)
+                txn.put(_STOP, row)
+                # What comes and goes first: whoever counts it finds it twice until it is gone here.
+                for group in sorted(self._dbs, key=lambda group: group in (DATA, WRITE)):
+                    with txn.cursor(self._dbs[group]) as cursor:
+                        if not cursor.set_range(prefix):
+                            continue
+                        while removed < cells and cursor.delete():
+                            removed += 1
+                if not removed:
+                    txn.abort()
+        except lmdb.MapFullError as error:
+            raise MapTooSmall from error
+        except lmdb.Error as error:
+            if _is_full(error):
+                raise StoreFull(str(self.path), str(error)) from error
+            raise self._disk_failed(error) from error
+        return removed >= cells
+
+    def has_from(self, row: bytes) -> bool:
+        """Whether there is any cell from a row on."""
+        prefix = escape(row)
+        with self.still:
+            return any(self.keys_from(group, prefix, 1) for group in list(self._dbs))
+
     def make_room(self, need_bytes: int, *, reserve: bool) -> StoreFull | None:
         """Allocate the file ahead of a batch that may need so many bytes; None: there is room (S4)."""
         wanted = self._wanted(need_bytes, reserve=reserve)
@@ -467,7 +575,8 @@ class LmdbEngine:
         size = min(size, self.options.map_bytes_max)
         if size < wanted or size <= self.map_bytes:
             return StoreFull(str(self.path), f"the map would grow over map_bytes_max={self.options.map_bytes_max}")
-        self._env.set_mapsize(size)
+        with self.still:
+            self._env.set_mapsize(size)
         self.map_bytes = size
         return None
 
@@ -484,7 +593,7 @@ class LmdbEngine:
 
     def forget(self) -> None:
         """In a forked child: let go of it, without a touch to what the parent has open (S5)."""
-        if self._shared is None and not self.busy:
+        if self._shared is None and not self.busy and not self.still.locked():
             self.close()  # or LMDB would not open it again in this process
         else:
             # To end the view would free the parent's reader slot, and the pages that it reads. And where the writer's
@@ -496,4 +605,5 @@ class LmdbEngine:
         if self._data >= 0:
             os.close(self._data)
             self._data = -1
-        self._env.close()
+        with self.still:
+            self._env.close()

@@ -7,6 +7,10 @@
 
 Everything above works over anything that keeps this contract; wrappers stack on it. `LocalRowStore` is the one over
 tablets in this process, of LMDB or of memory.
+
+P1  A row lies in one tablet. When one is split, whose rows are whose changes in one step of the loop, while nothing
+    that concerns them is queued.
+P3  A mutation whose rows do not lie in one tablet (any more) fails with TabletSplit, and is not made in part.
 """
 
 from __future__ import annotations
@@ -17,9 +21,9 @@ from typing import Protocol
 
 import trio
 
-from perco.errors import UsageError
+from perco.errors import TabletSplit, UsageError
 from perco.storage.call import Call, Then
-from perco.storage.cells import Mutation, ReadRequest, RowCells, ScanPage, ScanRequest, Verdict
+from perco.storage.cells import Failed, Mutation, ReadRequest, RowCells, ScanPage, ScanRequest, Verdict
 from perco.storage.handover import Handover
 from perco.storage.tablet import Tablet
 
@@ -67,8 +71,8 @@ class LocalRowStore:
 
     def __init__(self) -> None:
         self.handover = Handover()
-        self._tables: dict[str, list[Tablet]] = {}
-        self._starts: dict[str, list[bytes]] = {}
+        # First rows, and tablets. Never changed but replaced: other threads look here too.
+        self._tables: dict[str, tuple[list[bytes], list[Tablet]]] = {}
         self._numbers: dict[int, int] = {}
         self._reads = 0
         self._queues = False  # whether tablets queue what they are given, so that it can still be taken back
@@ -79,43 +83,69 @@ class LocalRowStore:
         assert ordered, f"table {table} has no tablet"
         assert ordered[0].start == b"", f"no tablet of {table} holds its smallest rows"
         for tablet in ordered:
-            self._numbers[id(tablet)] = len(self._numbers)
-        self._tables[table] = ordered
+            self._number(tablet)
+        self._tables[table] = [tablet.start for tablet in ordered], ordered
         self._queues = all(tablet.queues for tablet in ordered)
-        self._starts[table] = [tablet.start for tablet in ordered]
+
+    def _number(self, tablet: Tablet) -> None:
+        self._numbers[id(tablet)] = len(self._numbers)
+
+    def add_split(self, tablet: Tablet, other: Tablet) -> None:
+        """The rows of a tablet from another's first one on are that one's from now on (P1)."""
+        starts, tablets = self._tables[tablet.table]
+        at = tablets.index(tablet) + 1
+        assert tablet.start < other.start
+        assert at == len(starts) or other.start < starts[at]
+        self._number(other)
+        self._tables[tablet.table] = [*starts[:at], other.start, *starts[at:]], [*tablets[:at], other, *tablets[at:]]
+
+    def stop_of(self, tablet: Tablet) -> bytes | None:
+        """The first row that a tablet does not hold any more; None: it is its table's last."""
+        starts, tablets = self._tables[tablet.table]
+        at = tablets.index(tablet) + 1
+        return starts[at] if at < len(starts) else None
 
     async def raise_floor(self, ts: int) -> None:
         """Every tablet refuses mutations that name a timestamp below `ts` (T13). When this returns, none of those that
         were let in before is still under way. Who adds a table later raises it again."""
-        for tablet in self.tablets():
-            await tablet.raise_floor(ts)
+        raised: set[Tablet] = set()
+        while left := [tablet for tablet in self.tablets() if tablet not in raised]:  # they may be split meanwhile
+            for tablet in left:
+                await tablet.raise_floor(ts)
+            raised.update(left)
 
     def tablets(self) -> list[Tablet]:
-        return [tablet for tablets in self._tables.values() for tablet in tablets]
+        return [tablet for _, tablets in self._tables.values() for tablet in tablets]
 
     def tables(self) -> list[str]:
         return list(self._tables)
 
-    def tablet(self, table: str, row: bytes) -> Tablet:
-        tablets = self._tables.get(table)
-        if tablets is None:
+    def _of(self, table: str) -> tuple[list[bytes], list[Tablet]]:
+        found = self._tables.get(table)
+        if found is None:
             raise UsageError(f"there is no table {table!r} in this store; declare it in the schema")
+        return found
+
+    def tablet(self, table: str, row: bytes) -> Tablet:
+        starts, tablets = self._of(table)
+        return tablets[0] if len(tablets) == 1 else tablets[bisect_right(starts, row) - 1]
+
+    def _tablet_of(self, mutation: Mutation) -> Tablet | None:
+        """None: its rows lie in different tablets (P3)."""
+        rows = mutation.rows
+        starts, tablets = self._of(mutation.table)
         if len(tablets) == 1:
             return tablets[0]
-        return tablets[bisect_right(self._starts[table], row) - 1]
-
-    def _tablet_of(self, mutation: Mutation) -> Tablet:
-        table, rows = mutation.table, mutation.rows
-        tablet = self.tablet(table, rows[0][0])
-        if len(rows) > 1 and len(self._starts[table]) > 1 and any(self.tablet(table, r[0]) is not tablet for r in rows):
-            raise UsageError(f"the rows of one mutation lie in different tablets of {table!r}: see RowStore.locate")
-        return tablet
+        at = bisect_right(starts, rows[0][0])
+        if len(rows) > 1 and any(bisect_right(starts, row[0]) != at for row in rows):
+            return None
+        return tablets[at - 1]
 
     def locate(self, table: str, row: bytes) -> int:
         return self._numbers[id(self.tablet(table, row))]
 
     def bounds(self, table: str) -> list[bytes]:
-        return self._starts[table]
+        return self._of(table)[0]
 
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
         """Cells of rows; each row from one state of its tablet, taken after this call began."""
@@ -131,9 +161,7 @@ class LocalRowStore:
     async def scan(self, request: ScanRequest) -> ScanPage:
         """A page of rows, from one state of one tablet; a page ends at its tablet's end."""
         await trio.lowlevel.checkpoint()
-        tablets, starts = self._tables.get(request.table), self._starts.get(request.table)
-        if tablets is None or starts is None:
-            raise UsageError(f"there is no table {request.table!r} in this store; declare it in the schema")
+        starts, tablets = self._of(request.table)
         if request.stop is not None and request.stop <= request.start:
             return ScanPage([], None)
         if request.reverse:
@@ -174,7 +202,10 @@ class LocalRowStore:
         Only where tablets queue.
         """
         assert self._queues
-        self.submit(mutations, Call(None, len(mutations), then))
+        call = Call(None, len(mutations), then)
+        self.submit(mutations, call)
+        if not call.waiting:  # P3: there was no tablet to give any of it to
+            call.resubmitted(self.submit)
 
     @property
     def queues(self) -> bool:
@@ -183,13 +214,26 @@ class LocalRowStore:
 
     def submit(self, mutations: Sequence[Mutation], call: Call) -> None:
         """Hand mutations to their tablets."""
-        if len(mutations) == 1:
-            self._tablet_of(mutations[0]).submit(mutations[0], call, 0)
+        if len(mutations) == 1 and (only := self._tablet_of(mutations[0])) is not None:
+            only.submit(mutations[0], call, 0)
             return
         # Every tablet is found before anything is submitted: an error here means that nothing was sent.
         tablets = [self._tablet_of(mutation) for mutation in mutations]
         for index, mutation in enumerate(mutations):
-            tablets[index].submit(mutation, call, index)
+            tablet = tablets[index]
+            if tablet is None:
+                call.answer(index, Failed(TabletSplit(mutation.table)))
+            else:
+                tablet.submit(mutation, call, index)
+
+    def submit_held(self, held: Sequence[tuple[Mutation, Call, int]]) -> None:
+        """Hand on what a tablet has held while it was split."""
+        for mutation, call, index in held:
+            tablet = self._tablet_of(mutation)
+            if tablet is None:
+                call.arrived(index, Failed(TabletSplit(mutation.table)), self.submit)
+            else:
+                tablet.submit(mutation, call, index)
 
     async def aclose(self) -> None:
         """Commit all that is queued, then close. A call may go on from one tablet to another: so all are drained before

@@ -8,6 +8,8 @@ The batch closes at the loop's next turn, so that all tasks that were just woken
 needed. Where the loop has more to do than the disk, a batch closes as soon as it holds half of what is in flight: the
 disk works on one half of the transactions while the loop works on the other.
 
+P1  A tablet that is being split holds what is submitted for the rows that it is about to give away, from the cut until
+    whoever has them by then can be asked; other rows, and reads, do not wait.
 S1, S4, S5, S6: see `cells.py` and `lmdb_engine.py`. T10: see `call.py`.
 """
 
@@ -19,11 +21,12 @@ import threading
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import trio
 
-from perco.errors import StoreFull, TransactionClosed, Unavailable
+from perco.errors import StoreFull, TabletSplit, TransactionClosed, Unavailable
 from perco.options import check_options
 from perco.storage.call import Call
 from perco.storage.cells import (
@@ -44,6 +47,7 @@ from perco.storage.engine import MemoryBatch, MemoryEngine
 from perco.storage.handover import Handover, Written
 from perco.storage.lmdb_engine import LmdbEngine, MapTooSmall
 from perco.storage.row import NOWHERE, check_and_write, read_row, scan_rows
+from perco.storage.splitting import Copying, middle
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +87,7 @@ class Tablet(Protocol):
     table: str
     start: bytes
     queues: bool
+    floor: int
 
     def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells: ...
     def scan(self, request: ScanRequest) -> ScanPage: ...
@@ -94,6 +99,14 @@ class Tablet(Protocol):
     async def repack(self, group: str, start: bytes, skip: int) -> tuple[bytes | None, bool]: ...
     async def add_groups(self, groups: Sequence[str]) -> None: ...
     def statistics(self) -> TabletStatistics: ...
+    def live_bytes(self) -> int: ...
+    async def middle(self, stop: bytes | None) -> bytes | None: ...
+    async def copy_from(self, row: bytes, stop: bytes | None, path: Path, groups: Sequence[str]) -> int: ...
+    async def cut(self, row: bytes) -> None: ...
+    def let_go(self) -> list[tuple[Mutation, Call, int]]: ...
+    async def uncut(self) -> None: ...
+    def has_from(self, row: bytes) -> bool: ...
+    async def remove_from(self, row: bytes) -> bool: ...
     async def drain(self) -> bool: ...
     def refuse(self) -> None: ...
     async def aclose(self) -> None: ...
@@ -111,7 +124,7 @@ class MemoryTablet:
         self.table, self.start = table, start
         self.engine = engine or MemoryEngine()
         self._open = True
-        self._floor = floor
+        self.floor = floor
         self._mutations = self._refused = self._failures = 0
 
     def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells:
@@ -127,7 +140,7 @@ class MemoryTablet:
         batch = MemoryBatch(self.engine)
         verdict: Verdict
         try:
-            verdict = check_and_write(batch, mutation, self._floor)
+            verdict = check_and_write(batch, mutation, self.floor)
             batch.commit()
         except Exception as error:  # as over LMDB: it fails by itself and has written nothing (S1, S4)
             verdict = Failed(error)
@@ -149,12 +162,48 @@ class MemoryTablet:
     async def raise_floor(self, ts: int) -> None:
         """See `LmdbTablet.raise_floor`."""
         await trio.lowlevel.checkpoint()
-        self._floor = max(self._floor, ts)
+        self.floor = max(self.floor, ts)
 
     async def repack(self, group: str, start: bytes, skip: int) -> tuple[bytes | None, bool]:
         """There are no pages."""
         await trio.lowlevel.checkpoint()
         return None, False
+
+    def live_bytes(self) -> int:
+        """There is no file."""
+        return 0
+
+    async def middle(self, stop: bytes | None) -> bytes | None:
+        """See `LmdbTablet.middle`."""
+        await trio.lowlevel.checkpoint()
+        return self.engine.middle(WRITE, stop)
+
+    async def copy_from(self, row: bytes, stop: bytes | None, path: Path, groups: Sequence[str]) -> int:
+        """See `LmdbTablet.copy_from`; there is nothing to copy before the cut."""
+        await trio.lowlevel.checkpoint()
+        return 0
+
+    async def cut(self, row: bytes) -> None:
+        """See `LmdbTablet.cut`; but here nothing is held."""
+        await trio.lowlevel.checkpoint()
+
+    def let_go(self) -> list[tuple[Mutation, Call, int]]:
+        """Nothing was held."""
+        return []
+
+    async def uncut(self) -> None:
+        """Nothing has changed."""
+        await trio.lowlevel.checkpoint()
+
+    def has_from(self, row: bytes) -> bool:
+        """See `LmdbTablet.has_from`."""
+        return self.engine.has_from(row)
+
+    async def remove_from(self, row: bytes) -> bool:
+        """See `LmdbTablet.remove_from`; all at once."""
+        await trio.lowlevel.checkpoint()
+        self.engine.remove_from(row)
+        return False
 
     async def add_groups(self, groups: Sequence[str]) -> None:
         await trio.lowlevel.checkpoint()
@@ -203,6 +252,7 @@ _LARGE = 1 << 20  # bytes: from here on it is worth while to foresee more exactl
 _ENTRY_BYTES = 64  # of a cell, besides its row and value
 _REPACKED = 1000  # cells written again in one write transaction
 _REPACKED_BYTES = 2 << 20
+_REMOVED = 2000  # the same, of cells that are another tablet's
 _CLOSED = "the store that this belongs to has been closed"
 
 
@@ -216,6 +266,11 @@ def _room(mutation: Mutation) -> int:
             if value is not None and len(value) > 1024:
                 size += len(value) + (len(value) >> 2)
     return size
+
+
+def _reaches(mutation: Mutation, row: bytes) -> bool:
+    """Whether it has a row from there on."""
+    return any(each[0] >= row for each in mutation.rows)
 
 
 class _Chore:
@@ -268,8 +323,16 @@ class LmdbTablet:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._idle = trio.Event()
-        self._floor = floor  # T13
+        self.floor = floor  # T13
         self._chores: set[_Chore] = set()  # upkeep that somebody waits for
+        self._splitting: Copying | None = None
+        self._copying: Copying | None = None  # the same, for the writer
+        self._held: list[_Entry] | None = None  # what has been submitted for rows from the cut on
+        self._held_since = 0.0
+        self._cut_row = b""  # of what is held
+        self._stop: bytes | None = None  # the writer makes nothing from there on
+        self._gone: bytes | None = None  # from there on rows are another tablet's, for good
+        self._ended = False
         # Groups that hold no cell, and into which none is on its way: there is nothing to look for. A group leaves the
         # set when a put into it is submitted, and comes back when a batch has removed its last cell.
         self._empty: set[str] = set()
@@ -311,6 +374,9 @@ class LmdbTablet:
         room = _room(mutation)
         if room > _LARGE:
             room = min(room, self._room_of_large(mutation))
+        if self._held is not None and _reaches(mutation, self._cut_row):
+            self._held.append((mutation, call, index, room, 0))
+            return
         self._queue.append((mutation, call, index, room, self._number(mutation)))
         if self._writing:
             return
@@ -446,6 +512,8 @@ class LmdbTablet:
         for chore in self._chores:
             if trio.current_time() - chore.began >= after_s:
                 chore.end(Unavailable(f"{self.table}: {reason}"))
+        if self._held and trio.current_time() - self._held_since >= after_s:
+            self._expire_held(reason)
         if not self._writing or trio.current_time() - self._closed_at < after_s:
             return
         self.engine.end_shared()  # S3: who knows when this batch ends
@@ -453,6 +521,10 @@ class LmdbTablet:
         queue, self._queue = [entry for entry in self._queue if not entry[1].dropped], []
         self._answer(batch, [NoReply(reason)] * len(batch))
         self._answer(queue, [Failed(Unavailable(reason))] * len(queue))
+
+    def _expire_held(self, reason: str) -> None:
+        held, self._held = [entry for entry in self._held or () if not entry[1].dropped], []
+        self._answer(held, [Failed(Unavailable(reason))] * len(held))
 
     def _count(self, verdict: Verdict) -> None:
         if isinstance(verdict, Failed | NoReply):
@@ -546,8 +618,10 @@ class LmdbTablet:
     def _write_batch(
         self, mutations: Sequence[Mutation], written: Written | None, empty: Container[str] = NOWHERE
     ) -> Sequence[Verdict]:
+        if self._stop is not None and any(_reaches(mutation, self._stop) for mutation in mutations):
+            return self._write_some(mutations, self._stop, written, empty)
         try:
-            return self.engine.commit(mutations, self._floor, written.tell if written is not None else None, empty)
+            verdicts = self.engine.commit(mutations, self.floor, written.tell if written is not None else None, empty)
         except MapTooSmall:
             full = self._grow(0, reserve=True)
             if full is None:
@@ -560,6 +634,121 @@ class LmdbTablet:
             if len(mutations) == 1:
                 return [Failed(error)]
             return [self._write_batch([mutation], None)[0] for mutation in mutations]
+        if self._copying is not None:
+            self._copying.note(mutations, verdicts)  # P2
+        return verdicts
+
+    def _write_some(
+        self, mutations: Sequence[Mutation], stop: bytes, written: Written | None, empty: Container[str]
+    ) -> Sequence[Verdict]:
+        """P1: what came by a thread for rows that are another tablet's, or are about to be, is not made."""
+        rest = [mutation for mutation in mutations if not _reaches(mutation, stop)]
+        made = iter(self._write_batch(rest, written, empty) if rest else ())
+        return [Failed(TabletSplit(self.table)) if _reaches(mutation, stop) else next(made) for mutation in mutations]
+
+    # ------------------------------------------------------------ splitting
+
+    def live_bytes(self) -> int:
+        """What its cells take of the file."""
+        return self.engine.live_bytes()
+
+    async def middle(self, stop: bytes | None) -> bytes | None:
+        """A row before `stop` at which to split, in the middle of the cells; None: all is in one row."""
+        search = middle(self.engine, stop)
+        while True:
+            found = await trio.to_thread.run_sync(next, search, b"")
+            if found is not None:
+                return found or None
+
+    async def copy_from(self, row: bytes, stop: bytes | None, path: Path, groups: Sequence[str]) -> int:
+        """Copy what lies from a row on, up to `stop`, into an environment at `path`, while all goes on; until `cut`, or
+        `uncut`. Returns how many cells.
+
+        Raises: StoreFull, Unavailable; then `uncut`.
+        """
+        assert self._splitting is None, "one at a time"
+        copying = self._splitting = Copying(self.engine, row, stop, path, groups, self.engine.options)
+
+        def begin() -> None:
+            self._copying = copying
+
+        await self._on_writer(begin)
+        while not await trio.to_thread.run_sync(copying.step):
+            pass
+        return copying.cells
+
+    async def cut(self, row: bytes) -> None:
+        """P1, P2: from now on what is submitted for rows from there on is held; when this returns, the copy is whole,
+        on disk, and closed. Then: `let_go`, or `uncut`."""
+        copying = self._splitting
+        assert copying is not None
+        assert copying.row == row
+        self._held, self._held_since, self._cut_row = [], trio.current_time(), row
+        queue, self._queue = self._queue, []
+        for entry in queue:
+            (self._held if _reaches(entry[0], row) else self._queue).append(entry)
+
+        def stop() -> None:
+            self._stop = row
+
+        await self._on_writer(stop)  # behind the batch that is under way
+        await trio.to_thread.run_sync(copying.finish)
+        await self._end_copying(row)
+
+    async def _end_copying(self, stop: bytes | None) -> None:
+        """`stop`: the writer makes nothing from there on; whatever it has still to do for the copy comes first."""
+        copying, self._splitting = self._splitting, None
+
+        def end() -> None:
+            self._copying, self._stop = None, stop
+
+        with trio.CancelScope(shield=True):
+            with contextlib.suppress(Unavailable, TransactionClosed):  # a disk that does not answer: done later
+                await self._on_writer(end)
+            if copying is not None:
+                await trio.to_thread.run_sync(copying.close)
+
+    def let_go(self) -> list[tuple[Mutation, Call, int]]:
+        """After `cut`: what was held, for whoever has these rows now."""
+        if self._held is not None:
+            self._gone = self._cut_row
+        return self._no_longer_held()
+
+    def _no_longer_held(self) -> list[tuple[Mutation, Call, int]]:
+        held, self._held = self._held or [], None
+        self._idle.set()
+        return [(mutation, call, index) for mutation, call, index, _, _ in held if not call.dropped]
+
+    async def uncut(self) -> None:
+        """It is not to be split after all."""
+        if self._splitting is None and self._held is None:
+            await trio.lowlevel.checkpoint()
+            return
+        await self._end_copying(self._gone)
+        for mutation, call, index in self._no_longer_held():
+            self.submit(mutation, call, index)
+
+    def has_from(self, row: bytes) -> bool:
+        """Whether anything lies here from a row on."""
+        return self.engine.has_from(row)
+
+    async def remove_from(self, row: bytes) -> bool:
+        """Remove some of what lies from a row on, and is another tablet's (P4); returns whether there may be more."""
+        more: list[bool] = []
+
+        def act() -> None:
+            full = self._room_for(_REPACKED_BYTES, reserve=True)
+            if full is not None:
+                raise full
+            try:
+                more.append(self.engine.remove_from(row, _REMOVED))
+            except MapTooSmall:
+                if (full := self._grow(0, reserve=True)) is not None:
+                    raise full from None
+                more.append(True)
+
+        await self._on_writer(act)
+        return more[0]
 
     # ------------------------------------------------------------ upkeep
 
@@ -575,7 +764,7 @@ class LmdbTablet:
         await self._on_writer(lambda: self._raise_floor(ts))
 
     def _raise_floor(self, ts: int) -> None:
-        self._floor = max(self._floor, ts)
+        self.floor = max(self.floor, ts)
 
     async def repack(self, group: str, start: bytes, skip: int) -> tuple[bytes | None, bool]:
         """Write some cells of a group again where pages are half empty, between two batches; see `LmdbEngine.repack`.
@@ -603,6 +792,8 @@ class LmdbTablet:
         Whoever is cancelled, or is not answered in time (T10), leaves it there: it is done later, and can be asked for
         again.
         """
+        if self._ended:
+            raise TransactionClosed(_CLOSED)
         chore = _Chore()
 
         def run(_: Sequence[Verdict]) -> None:
@@ -630,6 +821,8 @@ class LmdbTablet:
     def forget(self) -> None:
         """In a forked child: it is its parent's (S5)."""
         self.engine.forget()
+        if self._splitting is not None:
+            self._splitting.forget()
 
     def statistics(self) -> TabletStatistics:
         return TabletStatistics(
@@ -647,9 +840,10 @@ class LmdbTablet:
     async def drain(self) -> bool:
         """Wait until all that is queued has been committed; returns whether there was anything."""
         busy = False
-        while self._queue or self._writing or self._closing_soon:
+        while self._queue or self._writing or self._closing_soon or self._held:
             busy = True
-            self._idle = trio.Event()
+            if self._idle.is_set():
+                self._idle = trio.Event()  # several may wait for the same
             await self._idle.wait()
         return busy
 
@@ -660,6 +854,7 @@ class LmdbTablet:
     async def aclose(self) -> None:
         """End the thread, close the environment; the tablet has been drained."""
         with trio.CancelScope(shield=True):
+            self._ended = True
             if self._thread is not None:
                 self._work.put(None)
                 await trio.to_thread.run_sync(self._thread.join)

@@ -172,6 +172,7 @@ class Database:
     outcome = blocking(engine.Database.outcome)
     vacuum = blocking(engine.Database.vacuum)
     backfill = blocking(engine.Database.backfill)
+    split = blocking(engine.Database.split)
     wait_idle = blocking(engine.Database.wait_idle)
     wait_for = blocking(engine.Database.wait_for)
     waiting = blocking(engine.Database.waiting)

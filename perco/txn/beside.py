@@ -11,6 +11,8 @@ T9  It meets locks as everybody does. Decided: it answers from the lock (S4). Un
     A snapshot ends with the term in which it was taken (`PastSnapshot`). An owner may be killed when its last batch is
     on disk and not yet visible to who reads beside; it becomes visible when the next owner has come, all at once, in
     the past of a snapshot that was taken in between.
+P5  The owner may split tablets. Rows that have gone elsewhere are not read where they lay: TabletSplit; the next
+    snapshot finds them.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 import trio
 
 from perco.errors import Corruption, UsageError
+from perco.txn.catalogue import load, newest_version
 from perco.txn.driver import Driver, _from_lock
 from perco.txn.local import LocalStore
 from perco.txn.oracle import Oracle, OracleOptions, durable_bound, newest_note, published
@@ -38,6 +41,7 @@ class BesideOracle(Oracle):
         super().__init__(local.store, options, wall)
         self._local = local
         self._newest = 0
+        self._catalogue = 0
 
     @property
     def last(self) -> int:
@@ -49,7 +53,15 @@ class BesideOracle(Oracle):
             await trio.sleep(_POLL_S)
             newest = await self._look()
         self._newest = newest
+        await self._find_splits()
         return newest
+
+    async def _find_splits(self) -> None:
+        """P5: which tablets there are by now."""
+        version = await newest_version(self._store)
+        if version != self._catalogue:
+            await self._local.adapt(await load(self._store))
+            self._catalogue = version
 
     async def _look(self) -> int:
         # The bound first: an owner that begins after the look issues timestamps above it.

@@ -51,13 +51,25 @@ class TableEntry:
     """A table as the store knows it.
 
     `splits`: the first rows of its tablets but the first. `keep`: how long its old versions are kept; None: as the
-    store's default says.
+    store's default says. `added`: the numbers of tablets that came by a split, by their first rows; those that the
+    table was made with have theirs in order (P4).
     """
 
     key: str
     splits: tuple[bytes, ...]
     columns: dict[str, ColumnEntry]
     keep: Keep | None = None
+    added: dict[bytes, int] = field(default_factory=dict)
+
+    def tablets(self) -> list[tuple[int, bytes, bytes | None]]:
+        """(number, first row, the first row of the next one) of all tablets, in the order of their rows."""
+        starts = [b"", *self.splits]
+        stops: list[bytes | None] = [*self.splits, None]
+        made = iter(range(len(starts)))
+        return [
+            (self.added[start] if start in self.added else next(made), start, stop)
+            for start, stop in zip(starts, stops, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +272,15 @@ class Catalogue:
     def _with(self, id: str, entry: ObserverEntry) -> Catalogue:
         return replace(self, version=self.version + 1, observers={**self.observers, id: entry})
 
+    def with_split(self, table: str, row: bytes) -> Catalogue:
+        """The next version, in which a tablet of its own begins at a row; itself if there is one that does (P4)."""
+        entry = self.tables[table]
+        if row in entry.splits:
+            return self
+        number = max(number for number, _, _ in entry.tablets()) + 1
+        entry = replace(entry, splits=tuple(sorted([*entry.splits, row])), added={**entry.added, row: number})
+        return replace(self, version=self.version + 1, tables={**self.tables, table: entry})
+
     def unready(self) -> list[str]:
         """Ids of observers that have not been told yet of all that was there before (N10)."""
         return [id for id, entry in self.observers.items() if not entry.ready]
@@ -271,6 +292,7 @@ class Catalogue:
                 list(t.splits),
                 {n: [c.number, c.codec, c.group] for n, c in t.columns.items()},
                 _pack_keep(t.keep) if t.keep else None,
+                *([list(t.added.items())] if t.added else []),
             ]
             for name, t in self.tables.items()
         }
@@ -288,9 +310,10 @@ class Catalogue:
                         key,
                         tuple(splits),
                         {n: ColumnEntry(*c) for n, c in columns.items()},
-                        _unpack_keep(*kept) if kept and kept[0] else None,
+                        _unpack_keep(rest[0]) if rest and rest[0] else None,
+                        dict(rest[1]) if len(rest) > 1 else {},
                     )
-                    for name, (key, splits, columns, *kept) in tables.items()
+                    for name, (key, splits, columns, *rest) in tables.items()
                 },
                 {id: ObserverEntry.unpack(*entry) for id, entry in observers.items()},
                 _unpack_keep(more[0]) if more else Keep(),
@@ -354,6 +377,12 @@ async def load(store: RowStore) -> Catalogue:
     if catalogue.version != cells[0][0]:
         raise Corruption("catalogue", f"version {catalogue.version} stands at {cells[0][0]}")
     return catalogue
+
+
+async def newest_version(store: RowStore) -> int:
+    """The newest version's number; 0: there is none."""
+    [[cells]] = await store.read([(SYSTEM_TABLE, CATALOGUE_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
+    return cells[0][0] if cells else 0
 
 
 async def declare(store: RowStore, schema: Schema) -> Catalogue:

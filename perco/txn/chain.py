@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from perco.errors import TabletSplit
 from perco.storage import APPLIED, Failed, Mutation, NoReply, Verdict
 from perco.txn.commit import Commit, State
 from perco.txn.entered import Entered
@@ -64,8 +65,9 @@ class Chain:
 
 
 class Settling:
-    """Groups of our own cells to be settled. A refused group holds a cell that somebody else has settled already: then
-    the others of it go one by one, or their locks, and what they notify (N1), would stay.
+    """Groups of our own cells to be settled. A refused group holds a cell that somebody else has settled already, or
+    cells that a split tablet has no more (P3): then the others of it go one by one, or their locks, and what they
+    notify (N1), would stay.
 
     `left`: some could not be written and are left to whoever meets them.
     """
@@ -83,7 +85,8 @@ class Settling:
         for i, verdict in enumerate(verdicts):
             if verdict is APPLIED:
                 continue
-            if isinstance(verdict, Failed | NoReply):
+            split = isinstance(verdict, Failed) and isinstance(verdict.error, TabletSplit)
+            if isinstance(verdict, Failed | NoReply) and not (split and by_cell is not None):
                 self.left = True
             elif by_cell is not None:
                 cells += by_cell(i)

@@ -52,13 +52,15 @@ from perco.txn.pins import pins_in
 from perco.txn.prefetch import Predictor, PrefetchCounters, PrefetchOptions, name_of
 from perco.txn.reads import Isolation, Reads, is_serializable
 from perco.txn.records import Cellref
-from perco.txn.schema import Column, Schema, Signal
+from perco.txn.schema import Column, Schema, Signal, Table
+from perco.txn.splitter import Split, SplitOptions, Splitter, where_to_split
 from perco.txn.transaction import Snapshot, Transaction
 from perco.txn.turns import Lines, Turn, TurnCounters
 from perco.txn.vacuum import Vacuum, VacuumOptions, VacuumResult, VacuumStatistics
 
 P = ParamSpec("P")
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +113,7 @@ class Options:
     heartbeat: HeartbeatOptions = field(default_factory=HeartbeatOptions)
     vacuum: VacuumOptions = field(default_factory=VacuumOptions)
     backfill: BackfillOptions = field(default_factory=BackfillOptions)
+    split: SplitOptions = field(default_factory=SplitOptions)
     wall: Callable[[], float] = time.time
     seed: int | None = None
     on_event: Callable[[str], None] | None = None
@@ -168,6 +171,7 @@ class Client:
         self.backfilling = Backfill(
             self.driver, self.background, options.backfill, lambda: self.catalogue, self.change_catalogue
         )
+        self.splitting = Splitter(local, self.background, options.split, lambda: self.catalogue, self._adopt)
 
     # ------------------------------------------------------------ transactions
 
@@ -518,6 +522,21 @@ class Client:
         """
         self.usable(writing=True)
         return await self.backfilling.run(tell=progress)
+
+    async def split(self, table: Table[K] | str, key: K | None = None) -> Split:
+        """Have a tablet of its own begin at a key: with a writer of its own, a file, and where tablet servers serve, a
+        server. In the background that happens to tablets that have become large (`SplitOptions`).
+
+        Args:
+            table: which, or its name; then a key is the row as it is stored, in bytes.
+            key: where; None: in the middle of the table's largest tablet.
+
+        Reads go on, and so do writes to other rows; writes to those of the new tablet wait for a moment at the end.
+        Raises: UsageError where a tablet begins at that key, or all is in one row; StoreFull, Unavailable: nothing has
+        changed; ReadOnly.
+        """
+        self.usable(writing=True)
+        return await self.splitting.split(*where_to_split(table, key))
 
     # ------------------------------------------------------------ the catalogue
 

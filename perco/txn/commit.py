@@ -152,7 +152,7 @@ class Commit:
                 self._standing[i] = 0
                 refusals = (*refusals, (i, verdict))
             elif isinstance(verdict, Failed):
-                self._standing[i] = 0
+                self._standing[i] = _MAYBE if i in self._again else 0
                 self.failure = verdict.error
             else:
                 lost = True  # T4: ask again; our own lock is then no conflict (T6)

@@ -1,17 +1,24 @@
-"""Opens the row store behind a URL: `memory:` or a folder of LMDB tablets."""
+"""Opens the row store behind a URL: `memory:` or a folder of LMDB tablets.
+
+P4  A split: the new tablet is copied whole, and on disk; then it is recorded; then it has its rows; then they are
+    removed where they lay. Whoever dies before the record has left a folder that nobody looks at, and that is removed
+    when the next one of that number is begun; whoever dies after it has left rows that nobody looks at.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from perco.errors import PercoError, TransactionClosed, UsageError, UsedAfterFork
+import trio
+
+from perco.errors import Corruption, PercoError, StoreError, TransactionClosed, UsageError, UsedAfterFork
 from perco.storage import (
     PROTOCOL_GROUPS,
     BatchOptions,
@@ -23,6 +30,7 @@ from perco.storage import (
     MemoryTablet,
     Tablet,
 )
+from perco.storage.folder import tablet_path
 from perco.storage.tablet import Resubmit
 from perco.txn.catalogue import SYSTEM_TABLE, Catalogue
 
@@ -42,8 +50,22 @@ class Elsewhere(Protocol):
         """One that is on the disk already. `resubmit`: where what a call sends next goes."""
         ...
 
+    def begin(self, tablet: Tablet) -> None:
+        """It is recorded: it may be written to."""
+        ...
+
+    def begin_after(self, tablet: Tablet, other: Tablet) -> None:
+        """The same, as soon as the one whose rows it has got answers nobody who asks for them any more (P1)."""
+        ...
+
+    def abandon(self, tablet: Tablet) -> None:
+        """It is not to be, or not now."""
+        ...
+
     async def aclose(self) -> None: ...
 
+
+Placed = tuple[int, bytes, "bytes | None"]  # number, first row, first row of the next one
 
 _stores: weakref.WeakSet[LocalStore] = weakref.WeakSet()
 
@@ -73,6 +95,8 @@ class LocalStore:
         self._lmdb = replace(lmdb, sync=durable)
         self._folder: Folder | None = None
         self._groups: dict[str, set[str]] = {}
+        self._numbers: dict[str, dict[int, bytes]] = {}  # the first rows of the tablets that are open
+        self._changing = trio.Lock()  # held to add groups, or a tablet, to a table
         self.forked = False
         self._thread = threading.get_ident()
         self.path: Path | None = None
@@ -88,7 +112,7 @@ class LocalStore:
                 self._folder = Folder.claim(self.path, durable=durable, accept_loss=accept_loss, shared=shared)
         _stores.add(self)
         try:
-            self._add(SYSTEM_TABLE, (), (), sync=True)
+            self._add(SYSTEM_TABLE, [(0, b"", None)], (), sync=True)
         except BaseException:
             self.abandon()
             raise
@@ -108,55 +132,152 @@ class LocalStore:
         """For a store opened beside its owner: names the owner's term, or the last one's; else nothing."""
         return self._folder.term() if self._folder is not None and self.readonly else b""
 
-    def _add(self, table: str, splits: Sequence[bytes], groups: Sequence[str], *, sync: bool | None = None) -> None:
-        starts = [b"", *splits]
+    def _add(
+        self,
+        table: str,
+        placed: Sequence[Placed],
+        groups: Sequence[str],
+        *,
+        added: Collection[int] = (),
+        sync: bool | None = None,
+    ) -> None:
+        """`added`: numbers of those that came by a split, and so are there, or lost (P4)."""
         every = [*PROTOCOL_GROUPS, *groups]
-        elsewhere = self._elsewhere if table != SYSTEM_TABLE else None
-
-        def given(number: int) -> Tablet:
-            assert elsewhere is not None
-            stop = starts[number + 1] if number + 1 < len(starts) else None
-            return elsewhere.tablet(table, number, starts[number], stop, every, self.store.submit)
-
-        if self._folder is None:
-            here = [MemoryTablet(table, start) for start in starts] if elsewhere is None else []
-            self.store.add_table(table, here or [given(number) for number in range(len(starts))])
-            self._groups[table] = set(groups)
-            return
+        if self._folder is not None:
+            for number in added:
+                if not (path := tablet_path(self._folder.path, table, number)).exists():
+                    raise Corruption(str(path), "it is missing: restore the folder from a copy")
+            options = self._lmdb if sync is None else replace(self._lmdb, sync=sync)
+            paths = [
+                self._folder.make_tablet_folder(table, number, lambda making: LmdbEngine.make(making, every, options))
+                for number, _, _ in placed
+            ]
+            if self.readonly and not all(path.exists() for path in paths):
+                return  # the owner has declared it and not made it yet
         tablets: list[Tablet] = []
-        options = self._lmdb if sync is None else replace(self._lmdb, sync=sync)
-        lock = not self._folder.without_lock
-        paths = [
-            self._folder.make_tablet_folder(table, number, lambda making: LmdbEngine.make(making, every, options))
-            for number in range(len(starts))
-        ]
-        if self.readonly and not all(path.exists() for path in paths):
-            return  # the owner has declared it and not made it yet
         with ExitStack() as opened:  # LMDB would not open again in this process what a failure leaves open
-            for number, (start, path) in enumerate(zip(starts, paths, strict=True)):
-                if elsewhere is not None:
-                    tablets.append(given(number))
-                    continue
-                engine = LmdbEngine(path, every, options, readonly=self.readonly, lock=lock)
-                opened.callback(engine.close)
-                if not self.readonly:
-                    engine.clear_dead_readers()
-                tablets.append(LmdbTablet(table, start, engine, self._batch, self.store.submit, self.store.handover))
+            for each in placed:
+                tablets.append(self._opened(table, each, every, opened, sync=sync))
             opened.pop_all()
+        if self._elsewhere is not None and table != SYSTEM_TABLE:
+            for tablet in tablets:
+                self._elsewhere.begin(tablet)
         self.store.add_table(table, tablets)
         self._groups[table] = set(groups)
+
+    def _opened(
+        self,
+        table: str,
+        placed: Placed,
+        every: Sequence[str],
+        opened: ExitStack,
+        *,
+        sync: bool | None = None,
+    ) -> Tablet:
+        """One that is there."""
+        number, start, stop = placed
+        numbers = self._numbers.setdefault(table, {})
+        tablet: Tablet
+        if self._elsewhere is not None and table != SYSTEM_TABLE:
+            tablet = self._elsewhere.tablet(table, number, start, stop, every, self.store.submit)
+            opened.callback(self._elsewhere.abandon, tablet)
+            numbers[number] = start
+            return tablet
+        if self._folder is None:
+            numbers[number] = start
+            return MemoryTablet(table, start)
+        options = self._lmdb if sync is None else replace(self._lmdb, sync=sync)
+        path = tablet_path(self._folder.path, table, number)
+        engine = LmdbEngine(path, every, options, readonly=self.readonly, lock=not self._folder.without_lock)
+        opened.callback(engine.close)
+        if not self.readonly:
+            engine.clear_dead_readers()
+        tablet = LmdbTablet(table, start, engine, self._batch, self.store.submit, self.store.handover)
+        numbers[number] = start
+        return tablet
 
     async def adapt(self, catalogue: Catalogue) -> None:
         """Open, or make, the tablets and groups that a catalogue names."""
         for name, entry in catalogue.tables.items():
             groups = catalogue.groups(name)
             if name not in self._groups:
-                self._add(name, entry.splits, groups)
-            elif missing := set(groups) - self._groups[name]:
-                for tablet in self.store.tablets():
-                    if tablet.table == name:
-                        await tablet.add_groups(sorted(missing))
-                self._groups[name] |= missing
+                self._add(name, entry.tablets(), groups, added=entry.added.values())
+                continue
+            if set(groups) - self._groups[name]:
+                async with self._changing:
+                    missing = set(groups) - self._groups[name]
+                    for tablet in self.store.tablets():
+                        if tablet.table == name:
+                            await tablet.add_groups(sorted(missing))
+                    self._groups[name] |= missing
+            for placed in entry.tablets():
+                if placed[0] not in self._numbers[name]:  # its owner has split one
+                    assert self.readonly, "who writes splits by `split`"
+                    with ExitStack() as opened:
+                        added = self._opened(name, placed, [*PROTOCOL_GROUPS, *groups], opened)
+                        opened.pop_all()
+                    self.store.add_split(self.store.tablet(name, placed[1]), added)
+
+    # ------------------------------------------------------------ splitting
+
+    async def split(
+        self, table: str, row: bytes, number: int, record: Callable[[], Awaitable[None]]
+    ) -> tuple[int, float]:
+        """Have a tablet of its own begin at a row (P1 - P4); one at a time. Returns how many cells it has, and for how
+        many seconds they were not written to.
+
+        Args:
+            record: writes that down, durably. When it raises StoreError it surely has not; anything else leaves the
+                tablet cut, for who opens the store next to find out.
+
+        Raises: StoreFull, Unavailable; what `record` does.
+        """
+        tablet, folder, groups = self.store.tablet(table, row), self._folder, set(self._groups[table])
+        stop = self.store.stop_of(tablet)
+        every = [*PROTOCOL_GROUPS, *sorted(groups)]
+        assert tablet.start < row
+        assert number not in self._numbers[table], "P4: a number is used once"
+        recording = recorded = False
+        try:
+            async with AsyncExitStack() as stack:
+                path = Path(f"{table}-{number}")
+                if folder is not None:
+                    path = await trio.to_thread.run_sync(folder.begin_tablet, table, number)
+                cells = await tablet.copy_from(row, stop, path, every)
+                paused = trio.current_time()
+                await tablet.cut(row)
+                if folder is not None:
+                    await trio.to_thread.run_sync(folder.place_tablet, table, number)
+                await stack.enter_async_context(self._changing)
+                opened = stack.enter_context(ExitStack())
+                new = self._opened(table, (number, row, stop), every, opened)
+                if missing := self._groups[table] - groups:  # they came meanwhile
+                    await new.add_groups(sorted(missing))
+                recording = True
+                with trio.CancelScope(shield=True):
+                    await record()
+                recorded = True
+                opened.pop_all()
+                # P1: no await between these, so nobody finds a row in both, or in none.
+                new.floor = tablet.floor
+                self.store.add_split(tablet, new)
+                if isinstance(tablet, MemoryTablet) and isinstance(new, MemoryTablet):
+                    new.engine = tablet.engine.copy_from(row)
+                    tablet.engine.remove_from(row)
+                    cells = sum(map(new.entries, new.groups()))
+                self.store.submit_held(tablet.let_go())
+                if self._elsewhere is not None:
+                    self._elsewhere.begin_after(tablet, new)
+        except BaseException as error:
+            if recorded or (recording and not isinstance(error, StoreError)):
+                raise AssertionError("P4: nobody knows whether the split is recorded") from error
+            with trio.CancelScope(shield=True):
+                self._numbers[table].pop(number, None)
+                await tablet.uncut()
+                if folder is not None:
+                    await trio.to_thread.run_sync(folder.remove_tablet, table, number)
+            raise
+        return cells, trio.current_time() - paused
 
     async def raise_floor(self, ts: int) -> None:
         """T13, in every tablet of every table."""

@@ -143,10 +143,10 @@ async def test_a_vacuum_on_a_hung_disk_ends_and_does_its_work_when_it_answers(
                     with pytest.raises(perco.Unavailable, match="the disk has not answered"):
                         await db.vacuum()
                 assert not tablet._chores
-                assert not tablet._floor
+                assert not tablet.floor
                 disk.answer()
             watermark = (await db.vacuum()).watermark
-            assert tablet._floor == watermark > 0
+            assert tablet.floor == watermark > 0
 
 
 async def test_what_a_continuation_raises_is_its_tasks_and_nobody_elses(tmp_path: Path) -> None:

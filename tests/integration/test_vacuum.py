@@ -159,4 +159,4 @@ async def test_a_reopened_store_has_the_watermark_and_the_floor(tmp_path: Path) 
         watermark = (await db.vacuum()).watermark
     async with perco.open(tmp_path / "s", SCHEMA, options=SMALL) as db:
         assert db.oracle.holds.watermark == watermark
-        assert all(t._floor == watermark for t in db.local.store.tablets() if isinstance(t, LmdbTablet))
+        assert all(t.floor == watermark for t in db.local.store.tablets() if isinstance(t, LmdbTablet))

@@ -4,7 +4,8 @@
 
 Writers count up, each in all of its cells at once: in three tablets of two tables, some of them long values; an
 observer doubles what the first cell says. In the middle the store is closed, and opened again with one more table and a
-column in a group of its own. It reports: `ts N` for each timestamp that was drawn, `ack WRITER N` for each commit.
+column in a group of its own; then a tablet is split while it is written to. It reports: `ts N` for each timestamp that
+was drawn, `ack WRITER N` for each commit, `split TABLET`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import trio
 import perco
 from perco.notify.worker import WorkerOptions
 from perco.storage import LmdbOptions, folder as folders
+from perco.storage.splitting import Copying
 from perco.testing.sweep import observe
 from perco.txn import timestamps
 from perco.txn.check import CheckOptions, check
@@ -33,6 +35,7 @@ RANGE = 16  # timestamps: so that the oracle's bound moves often
 BREAKS = {
     "unsynced data": "acknowledged and visible before it is durable (S2)",
     "unsynced bound": "timestamps are handed out before their bound is durable (O1)",
+    "unsynced copy": "a tablet's half is recorded before it is durable (S2, P2)",
     "unsynced folders": "files are durable, and not that they are there (S2)",
     "no mark": 'with durability="process", nothing says that data may be lost (S2)',
 }
@@ -110,6 +113,9 @@ async def _work(folder: Path, options: perco.Options, report: Any) -> None:
             async with trio.open_nursery() as nursery:
                 for name in WRITERS:
                     nursery.start_soon(writer, db, name)
+                if grown:
+                    split = await db.split(world.docs, "b")
+                    report(f"split {split.tablet}")
             await db.wait_idle()
 
 
@@ -133,11 +139,20 @@ def _break(what: str) -> None:
         case "unsynced data" | "unsynced bound":
             add = LocalStore._add
 
-            def added(self: LocalStore, table: str, *args: Any, sync: bool | None = None) -> None:
+            def added(self: LocalStore, table: str, *args: Any, sync: bool | None = None, **named: Any) -> None:
                 chosen = (sync is True) == (what == "unsynced bound")  # the system table's tablet is always synced
-                add(self, table, *args, sync=False if chosen else sync)
+                add(self, table, *args, sync=False if chosen else sync, **named)
 
             LocalStore._add = added  # type: ignore[method-assign]
+        case "unsynced copy":
+            Copying._sync = lambda self: None  # type: ignore[method-assign]
+            finish = Copying.finish
+
+            def finished(self: Copying) -> None:
+                self._copy.sync = lambda: None  # type: ignore[method-assign]
+                finish(self)
+
+            Copying.finish = finished  # type: ignore[method-assign]
         case "unsynced folders":
             folders._sync_folder = lambda path: None
         case "no mark":

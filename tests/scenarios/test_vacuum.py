@@ -339,7 +339,7 @@ async def test_the_floor_is_there_again_after_a_restart() -> None:  # T13
         await put(db, 1, "a")
         watermark = (await db.vacuum()).watermark
     for tablet in machine.store.tablets():
-        tablet._floor = 0  # type: ignore[attr-defined]
+        tablet.floor = 0  # type: ignore[attr-defined]
     async with machine.opened() as db:
         assert db.oracle.holds.watermark == watermark
         late = mutations.prewrite(_header(watermark - 1), [Intent("docs", b"a", 1 << 16, PUT, b"")], again=False)
@@ -356,7 +356,7 @@ async def test_the_watermark_is_durable_before_anything_else_happens(db: perco.D
     steps: list[tuple[str, int, int, int]] = []
 
     def note(step: str) -> None:
-        floor = min(tablet._floor for tablet in db.local.store.tablets())  # type: ignore[attr-defined]
+        floor = min(tablet.floor for tablet in db.local.store.tablets())  # type: ignore[attr-defined]
         steps.append((step, db.oracle.holds.watermark, floor, count(db, WRITE)))
 
     db.vacuuming._event = note

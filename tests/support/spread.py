@@ -44,6 +44,12 @@ class Beside:
     def used_bytes(self) -> int:
         return 0
 
+    def live_bytes(self) -> int:
+        return 0
+
+    def has_from(self, row: bytes) -> bool:
+        return self._engine.has_from(row)
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -55,7 +61,22 @@ class _Tablet(MemoryTablet):
     """Takes its time to be closed."""
 
     closed: Callable[[], object]
+    copied: Callable[[int, MemoryEngine], None]
     drain_s = 0.0
+    _into, _stop = 0, None
+
+    async def copy_from(self, row: bytes, stop: bytes | None, path: Path, groups: Sequence[str]) -> int:
+        self._into, self._stop = int(path.name.rpartition("-")[2]), stop
+        await trio.sleep(self.drain_s)
+        return 0
+
+    async def cut(self, row: bytes) -> None:
+        await trio.sleep(self.drain_s)
+        copy = self.engine.copy_from(row)
+        if self._stop is not None:
+            copy.remove_from(self._stop)
+        self.copied(self._into, copy)
+        await trio.sleep(self.drain_s)
 
     async def drain(self) -> bool:
         await trio.sleep(self.drain_s)
@@ -100,7 +121,7 @@ class MemoryServers(TabletServers):
         groups: Sequence[str],
         resubmit: Resubmit,
     ) -> ServedTablet:
-        engine = self.engines[table, number] = MemoryEngine()
+        engine = self.engines.setdefault((table, number), MemoryEngine())
         return self.add(table, number, start, stop, groups, Beside(engine), resubmit)
 
     async def _live(self, number: int) -> None:
@@ -119,6 +140,7 @@ class MemoryServers(TabletServers):
             tablet = _Tablet(table, start, self.engines[table, of], floor)
             tablet.drain_s = self._slow(0.2)
             tablet.closed = lambda: self.open_by.pop((table, of), None)
+            tablet.copied = lambda into, engine: self.engines.__setitem__((table, into), engine)
             return tablet, self.epochs[table, of]
 
         self.here[number] = server = TabletServer(background, self._wire, opened)

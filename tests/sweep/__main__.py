@@ -28,12 +28,20 @@ def _pairs(work: tuple[str, Schedule]) -> Report:
     return sweep.pairs(_BY_NAME[name], first)
 
 
+def _part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part like 1/4, 2/4, 3/4 or 4/4")
+    return int(part), int(parts)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 if nothing was wrong, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__)
     parser.add_argument("--pairs", action="store_true", help="two faults in a run as well: some hundred thousand runs")
     parser.add_argument("--scenario", choices=sorted(_BY_NAME), action="append", help="only this one (default: all)")
     parser.add_argument("--again", metavar="SCHEDULE", help="carry out one schedule of one scenario")
+    parser.add_argument("--part", metavar="I/N", type=_part, default=(1, 1), help="of the pairs, one of N like parts")
     parser.add_argument("--processes", type=int, default=None, help="at a time (default: as many as there are cores)")
     given = parser.parse_args(arguments)
     names = given.scenario or list(_BY_NAME)
@@ -49,12 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ProcessPoolExecutor(given.processes) as pool:
         for name in names:
             report = Report()
-            for part in pool.map(_singles, [name]):
-                report.merge(part)
+            for found in pool.map(_singles, [name]):
+                report.merge(found)
             if given.pairs:
                 [firsts] = pool.map(_firsts, [name])
-                for part in pool.map(_pairs, [(name, first) for first in firsts], chunksize=4):
-                    report.merge(part)
+                part, parts = given.part
+                mine = [(name, first) for first in firsts[part - 1 :: parts]]
+                for number, found in enumerate(pool.map(_pairs, mine), start=1):
+                    report.merge(found)
+                    if sys.stderr.isatty():
+                        so_far = f"{number}/{len(mine)} first faults, {report.runs[2]} pairs, {len(report.wrong)} wrong"
+                        print(f"\r{name}: {so_far}", end="\n" if number == len(mine) else "", file=sys.stderr)
             print(f"{name}: {report.runs[1]} runs with one fault, {report.runs[2]} with two, {len(report.wrong)} wrong")
             for result in report.wrong[:3]:
                 schedule = sweep.again(result.schedule)

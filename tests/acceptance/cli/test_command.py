@@ -11,7 +11,7 @@ import trio
 import perco
 from tests.acceptance.cli.stores import ROOT, run
 
-COMMANDS = ["status", "scan", "get", "set", "delete", "wait", "check", "vacuum", "pins"]
+COMMANDS = ["status", "scan", "get", "set", "delete", "wait", "check", "vacuum", "pins", "split"]
 
 
 async def test_version() -> None:

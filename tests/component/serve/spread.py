@@ -96,11 +96,14 @@ class Chaos:
 
     def __init__(self, place: Spread, rng: random.Random) -> None:
         self._place, self._rng = place, rng
-        self.done: dict[str, int] = {"kill": 0, "move": 0, "break": 0, "vacuum": 0}
+        self.done: dict[str, int] = {"kill": 0, "move": 0, "break": 0, "vacuum": 0, "split": 0}
+        self.failed_splits = 0
+        self._splitting: str | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
         acts = {"kill": self._kill, "move": self._move, "break": self._break, "vacuum": self._vacuum}
+        acts["split"] = self._split
         while True:
             for name in self._rng.sample(list(acts), len(acts)):
                 await trio.sleep(self._rng.uniform(0.0, 0.4))
@@ -117,7 +120,7 @@ class Chaos:
     async def _move(self) -> bool:
         servers = self._place.servers
         open = [server for server in servers.all.values() if server.open]
-        tablets = [tablet for tablet in servers.tablets if tablet.placed.is_set()]
+        tablets = [tablet for tablet in servers.tablets if tablet.placed.is_set() and not tablet.is_splitting]
         ways = [(tablet, to) for tablet in tablets for to in open if tablet.server is not to]
         if not ways:
             return False
@@ -125,6 +128,27 @@ class Chaos:
         with trio.CancelScope(shield=True):
             await servers.move(tablet, to)
         return True
+
+    async def _split(self) -> bool:
+        """Begun, while all else happens; counted when it is done."""
+        owner = self._place.owner
+        [table] = owner.catalogue.tables
+        row = perco.INT64.encode(self._rng.choice((-3, -2, -1, 1, 3, 5, 7, 9, 11)))
+        if self._splitting is not None or row in owner.local.store.bounds(table):
+            return False
+        self._splitting = table
+
+        async def split() -> None:
+            try:
+                await owner.split(table, row)
+                self.done["split"] += 1
+            except (perco.Unavailable, perco.UsageError):
+                self.failed_splits += 1
+            finally:
+                self._splitting = None
+
+        owner.background.spawn(split)
+        return False
 
     async def _break(self) -> bool:
         await self._place.break_connections()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from perco.errors import TransactionClosed, UsageError
+from perco.errors import TabletSplit, TransactionClosed, UsageError
 from perco.storage import ABSENT, APPLIED, PRESENT, TS_MAX, Failed, Mutation, Refused, ScanPage, ScanQuery, ScanRequest
 from tests.component.storage.stores import TABLE, delete, newest, open_store, put, put_all, value_of
 
@@ -85,7 +85,7 @@ async def test_what_breaks_off_fails_alone_and_has_written_nothing(store):  # S1
 
 async def test_below_the_floor_every_tablet_refuses(parted):  # T13
     for tablet in parted.tablets():
-        tablet._floor = 10
+        tablet.floor = 10
     for row in (b"a", b"g", b"z"):
         below, at, without = (Mutation(TABLE, [(row, [], [("data", 1, 9, b"")])], floor) for floor in (9, 10, None))
         assert await parted.apply([below]) == [Refused(0, -1)]
@@ -147,12 +147,13 @@ async def test_an_unknown_table_is_a_usage_error_and_nothing_is_sent(store):
     assert await value_of(store, b"a") is None
 
 
-async def test_a_group_over_two_tablets_is_a_usage_error_and_nothing_is_sent(parted):  # S1
+async def test_a_group_over_two_tablets_is_not_made_and_others_are(parted):  # S1 P3
     group = Mutation(TABLE, [(row, [], [("data", 1, 1, b"")]) for row in (b"a", b"z")])
-    with pytest.raises(UsageError, match="different tablets"):
-        await parted.apply([put(b"b"), group])
-    await put_all(parted, put(b"c"), put(b"y"))
-    assert [await value_of(parted, row) for row in (b"a", b"b", b"z")] == [None, None, None]
+    made, failed = await parted.apply([put(b"b"), group])
+    assert made is APPLIED
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, TabletSplit)
+    assert [await value_of(parted, row) is None for row in (b"a", b"b", b"z")] == [True, False, True]
 
 
 async def test_rows_with_the_same_number_may_form_a_group(parted):  # S1

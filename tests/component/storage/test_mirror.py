@@ -51,7 +51,7 @@ async def compare(folder: Path, history) -> None:
     model = Model(FLOOR)
     async with open_store("memory", folder, SPLITS) as memory, open_store("lmdb", folder, SPLITS) as lmdb:
         for tablet in memory.tablets() + lmdb.tablets():
-            tablet._floor = FLOOR
+            tablet.floor = FLOOR
         for name, argument in history:
             answers = [await getattr(store, name)(argument) for store in (memory, lmdb)]
             assert answers[0] == answers[1]

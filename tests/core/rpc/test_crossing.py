@@ -24,6 +24,7 @@ MADE: list[PercoError] = [
     errors.WriteConflict([CELL], 7, 3, read=True),
     errors.ReadConflict([CELL], [("docs", b"a", None)], 3, 9),
     errors.RolledBack(3),
+    errors.TabletSplit("docs"),
     errors.CatalogueChanged(3, 2),
     errors.SessionEnded("gone"),
     errors.TransientError("again"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from perco.errors import Corruption, StoreFull, Unavailable
+from perco.errors import Corruption, StoreFull, TabletSplit, Unavailable
 from perco.storage import APPLIED, LOCK, WRITE, Failed, Mutation, NoReply, Refused
+from perco.txn.chain import Settling
 from perco.txn.commit import (
     FLOOR_CHECK,
     LOCK_CHECK,
@@ -16,7 +17,7 @@ from perco.txn.commit import (
     Commit,
     State,
 )
-from perco.txn.mutations import Header, Intent
+from perco.txn.mutations import Header, Intent, prewrite
 from perco.txn.records import PUT, Cellref, unpack_lock
 
 START, COMMITTED_AT = 5, 9
@@ -136,6 +137,34 @@ def test_a_lost_reply_to_a_prewrite_is_asked_again_and_nothing_else_is() -> None
     commit.prewrites_told([APPLIED, LOST, APPLIED])
     assert commit.state is State.PREWRITE
     assert rows_of(commit.prewrites()) == [b"b"]
+
+
+def test_what_may_have_been_locked_is_let_go_of_though_the_next_try_failed() -> None:  # T4 P3
+    commit = begin()
+    commit.prewrites()
+    commit.prewrites_told([APPLIED, LOST, APPLIED])
+    assert len(commit.prewrites()) == 1
+    commit.prewrites_told([Failed(TabletSplit("t"))])
+    assert commit.state is State.RELEASE
+    assert rows_of(commit.releases()) == [b"a", b"b", b"c"]
+    again = begin()
+    again.prewrites()
+    again.prewrites_told([APPLIED, Failed(TabletSplit("t")), APPLIED])
+    assert rows_of(again.releases()) == [b"a", b"c"]
+
+
+def test_groups_that_lie_in_two_tablets_by_now_are_settled_by_cell() -> None:  # P3
+    commit = begin([A], [B, C])
+    split = Failed(TabletSplit("t"))
+    for verdict, by_cell in ((split, 2), (REFUSED, 2), (FULL, 0), (LOST, 0), (APPLIED, 0)):
+        settling = Settling(
+            commit._parts, lambda i: [prewrite(commit.header, [cell], again=False) for cell in commit._parts[i]]
+        )  # type: ignore
+        cells = settling.told([APPLIED, verdict])
+        assert len(cells) == by_cell
+        assert settling.left == (verdict in (FULL, LOST))
+        assert not settling.told([split] * len(cells))
+        assert settling.left == (verdict is not APPLIED)
 
 
 def test_a_lost_reply_to_the_primary_is_not_an_abort() -> None:  # T4

@@ -91,7 +91,7 @@ def test_an_other_column_does_not_matter(rows: Rows) -> None:  # T7
 
 def test_a_floor_above_it_refuses_it(rows: Rows) -> None:  # T13
     tablet = rows.store.tablet("north", b"row")
-    tablet._floor = START + 1  # type: ignore[attr-defined]
+    tablet.floor = START + 1  # type: ignore[attr-defined]
     for mutation in (prewrite(), prewrite(again=True), mutations.put_marker(CELL, START)):
         assert rows.apply(mutation) == Refused(0, FLOOR_CHECK)
     assert rows.apply(prewrite(START + 1)) is APPLIED

@@ -141,6 +141,37 @@ def test_a_tablet_server_that_stands_still_is_given_up(serve: Callable[..., Serv
     trio.run(_clean, served.folder)
 
 
+async def _split(folder: Path, *keys: str) -> None:
+    async with perco.open(folder, SCHEMA, options=OPTIONS) as db:
+        for key in keys:
+            assert (await db.split(accounts, key)).row == key.encode()
+
+
+def test_tablets_are_split_while_clients_go_on(serve: Callable[..., Served], members: list[Member]) -> None:  # P1 P4
+    served = serve()
+    members += [Member(served.folder, "found")]
+    assert members[0].says() == "RemoteDatabase"
+    mover, worker = Member(served.folder, "moves"), Member(served.folder, "works")
+    members += [mover, worker]
+    assert (mover.says(), worker.says()) == ("RemoteDatabase", "RemoteDatabase")
+    for keys in (("a3",), ("a7", "a1")):
+        trio.run(_split, served.folder, *keys)
+        for _ in range(60):
+            mover.says()
+    servers = trio.run(_until, served.folder, lambda found: len(found) == 2)
+    assert sorted(len(server.tablets) for server in servers) == [2, 3]
+    assert {(tablet.number, tablet.start) for server in servers for tablet in server.tablets} == {
+        *((0, b""), (1, b"a5"), (2, b"a3"), (3, b"a7"), (4, b"a1"))
+    }
+    os.kill(servers[0].process, signal.SIGKILL)
+    for _ in range(60):
+        mover.says()
+    mover.kill()
+    assert worker.ends() == members[0].ends() == TOTAL
+    served.ends()
+    trio.run(_clean, served.folder)
+
+
 def test_a_killed_owner_is_started_again(serve: Callable[..., Served], members: list[Member]) -> None:  # F4 O1 R8
     served = serve()
     members += [Member(served.folder, "found"), Member(served.folder, "moves")]

@@ -1,0 +1,185 @@
+"""The rows of a tablet from a key on, copied into an environment of their own while the tablet is written to.
+
+The copy goes through the groups a page at a time, each page from a view of its own, and what the tablet commits
+meanwhile is noted and applied to the copy again, in order. However old a page was: what was written to its cells since
+has been noted, and comes after it. So the copy may lag, and never keeps pages of the tablet from being used again.
+
+P2  What is noted is noted on the writer's thread, before anybody is told of it. After the cut nothing is written there
+    any more: once all that was noted has been applied, the copy is what the tablet holds.
+S2  The copy is on disk, whole, before anybody knows of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from perco.errors import Unavailable
+from perco.storage.cells import APPLIED, PROTOCOL_GROUPS, WRITE, Mutation, NoReply, Verdict
+from perco.storage.keys import TAIL_BYTES, cell_key, escape, unescape
+from perco.storage.lmdb_engine import LmdbEngine, LmdbOptions, MapTooSmall
+
+_CELLS: Final = 5_000  # in a page
+_PAGE_BYTES: Final = 4 << 20
+_SYNCED_BYTES: Final = 16 << 20  # that are written to the disk at once
+_CELL_BYTES: Final = 64  # of a cell, besides its value
+_KEYS: Final = 20_000  # looked at at once, for the middle
+_NOTED_BYTES_MAX: Final = 64 << 20  # of writes that have not been applied to the copy yet
+_FEW: Final = 1_000  # so few are left for the moment in which nobody writes
+_ROUNDS: Final = 200
+
+
+class Copying:
+    """A copy in the making. `note` on the writer's thread; all else on one thread at a time, not the loop's.
+
+    Args:
+        row, stop: the first row of the copy, and the first one after it (None: to the end).
+        path: of the copy's environment, which is there and empty.
+    """
+
+    def __init__(
+        self,
+        source: LmdbEngine,
+        row: bytes,
+        stop: bytes | None,
+        path: Path,
+        groups: Sequence[str],
+        options: LmdbOptions,
+    ) -> None:
+        self.row, self.stop = row, stop
+        self._source = source
+        self._groups = list(dict.fromkeys([*PROTOCOL_GROUPS, *groups, *source.groups()]))
+        self._copy = LmdbEngine(path, self._groups, replace(options, sync=False), readonly=False, lock=True)
+        self._noted: deque[tuple[str, bytes, bytes | None]] = deque()
+        self._noted_bytes = self._applied_bytes = 0  # on the whole
+        self._failure: Unavailable | None = None
+        self._pages = self._all_pages()
+        self._rounds = self._unsynced = 0
+        self.cells = 0  # copied
+
+    # ------------------------------------------------------------ the writer's thread
+
+    def note(self, mutations: Sequence[Mutation], verdicts: Sequence[Verdict]) -> None:
+        """What a batch has written."""
+        if self._failure is not None:
+            return
+        size = 0
+        for mutation, verdict in zip(mutations, verdicts, strict=True):
+            if isinstance(verdict, NoReply):
+                self._failure = Unavailable(f"nobody knows what was written meanwhile ({verdict.reason})")
+            if verdict is not APPLIED:
+                continue
+            for row, _, writes in mutation.rows:
+                if row < self.row or (self.stop is not None and row >= self.stop):
+                    continue
+                prefix = escape(row)
+                for group, column, ts, value in writes:
+                    self._noted.append((group, cell_key(prefix, column, ts), value))
+                    size += _CELL_BYTES + len(value or b"")
+        self._noted_bytes += size
+        if self._noted_bytes - self._applied_bytes > _NOTED_BYTES_MAX:
+            self._failure = Unavailable("more was written meanwhile than could be copied; try again when less is")
+
+    # ------------------------------------------------------------ the copying thread
+
+    def step(self) -> bool:
+        """Copy a page. Returns whether all is there, but for a few of the last writes.
+
+        Raises: Unavailable, StoreFull.
+        """
+        page = next(self._pages, None)
+        if page is not None:
+            self._put(page)
+        self._apply_noted()
+        if page is not None:
+            self._unsynced += _size(page)
+            if self._unsynced >= _SYNCED_BYTES:
+                self._sync()
+            return False
+        if not self._rounds:
+            self._sync()
+        self._rounds += 1
+        if self._rounds > _ROUNDS:
+            raise Unavailable("rows are written to faster than they can be copied; try again when less is written")
+        return len(self._noted) <= _FEW
+
+    def _sync(self) -> None:
+        """Nobody waits for it yet; all at once would hold up the others on the disk."""
+        self._copy.sync()
+        self._unsynced = 0
+
+    def _put(self, cells: Sequence[tuple[str, bytes, bytes | None]]) -> None:
+        try:
+            self._copy.put_cells(cells)
+        except MapTooSmall:
+            full = self._copy.grow(2 * _size(cells), reserve=True)
+            if full is not None:
+                raise full from None
+            self._put(cells)
+
+    def _all_pages(self) -> Iterator[Sequence[tuple[str, bytes, bytes | None]]]:
+        stop = None if self.stop is None else escape(self.stop)
+        for group in list(self._groups):  # what is written to others, that are made meanwhile, is noted
+            key = escape(self.row)
+            while True:
+                with self._source.still:
+                    found = self._source.cells_from(group, key, _CELLS, _PAGE_BYTES)
+                page = [(group, at, value) for at, value in found if stop is None or at < stop]
+                if not page:
+                    break
+                self.cells += len(page)
+                yield page
+                key = page[-1][1] + b"\0"
+
+    def _apply_noted(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        cells = [self._noted.popleft() for _ in range(len(self._noted))]
+        if cells:
+            made = sorted({group for group, _, _ in cells}.difference(self._groups))
+            self._copy.add_groups(made)
+            self._groups += made
+            self._put(cells)
+            self._applied_bytes += _size(cells)
+
+    def finish(self) -> None:
+        """After the cut: what was noted last; all of it on disk (S2)."""
+        self._apply_noted()
+        assert not self._noted, "P2: nothing is noted after the cut"
+        self._copy.sync()
+
+    def close(self) -> None:
+        self._copy.close()
+
+    def forget(self) -> None:
+        """In a forked child (S5)."""
+        self._copy.forget()
+
+
+def _size(cells: Sequence[tuple[str, bytes, bytes | None]]) -> int:
+    return sum(len(value or b"") + _CELL_BYTES for _, _, value in cells)
+
+
+def middle(engine: LmdbEngine, stop: bytes | None) -> Iterator[bytes | None]:
+    """Looks for a row before `stop` at which to split, in the middle of the cells; None: the search goes on. It ends
+    without one where all is in one row. Not on the loop's thread."""
+    left = engine.entries(WRITE) // 2
+    key = b""
+    first: bytes | None = None
+    while True:
+        with engine.still:
+            keys = engine.keys_from(WRITE, key, min(_KEYS, left + 1) if left > 0 else _KEYS)
+        if not keys or (stop is not None and keys[0] >= escape(stop)):
+            return
+        left -= len(keys)
+        if first is None:
+            first = unescape(keys[0][:-TAIL_BYTES])
+        row = unescape(keys[-1][:-TAIL_BYTES])
+        if left < 0 and row > first and (stop is None or row < stop):
+            yield row
+            return
+        key = keys[-1] + b"\0"
+        yield None

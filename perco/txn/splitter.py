@@ -1,0 +1,302 @@
+"""Tablets are split when they have become large: each half has a writer, a file and, served, a server of its own.
+
+P1  Each row lies in one tablet, and its writes go to that one only. While a tablet is cut, writes to the rows that it
+    gives away wait; reads, and writes to its other rows, do not.
+P2  The new tablet holds what the old one held at the cut.
+P3  What was to be written together and lies in two tablets by now is not written: TabletSplit, and the transaction runs
+    again; what is only to be settled is settled cell by cell.
+P4  The new tablet is on disk, whole; then it is recorded in the catalogue; then it has its rows; then they are removed
+    where they lay. That is gone on with when the store is opened again.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import trio
+
+from perco.errors import Corruption, PercoError, StoreError, Unavailable, UsageError
+from perco.options import check_options
+from perco.storage import ROW_BYTES_MAX, WRITE, Tablet
+from perco.txn.background import Background
+from perco.txn.catalogue import Catalogue, change, load
+from perco.txn.codecs import codec_named
+from perco.txn.local import LocalStore
+from perco.txn.schema import Table
+
+log = logging.getLogger("perco.split")
+
+_AGAIN_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitOptions:
+    """When tablets are split.
+
+    Attributes:
+        on: split them in the background.
+        bytes_max: a tablet whose cells take more than so many bytes of its file is split in the middle.
+        period_s: how often that is looked at, in seconds.
+        share: the part of the time that it may take to remove rows where they lay before.
+    """
+
+    on: bool = True
+    bytes_max: int = 1 << 30
+    period_s: float = 10.0
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What a split did.
+
+    Attributes:
+        table: whose tablet was split.
+        row: the first row of the new tablet, as it is stored.
+        tablet: the number of the new tablet.
+        cells: how many were copied.
+        seconds: how long it took.
+        paused_s: for how long of that writes to the new tablet's rows waited.
+    """
+
+    table: str
+    row: bytes
+    tablet: int
+    cells: int
+    seconds: float
+    paused_s: float
+
+
+def where_to_split(table: Table[Any] | str, key: Any) -> tuple[str, bytes | None]:
+    """The name of a table, and the row of a key. Raises: UsageError."""
+    if isinstance(table, Table):
+        return table.name, None if key is None else table.row(key)
+    if not isinstance(table, str) or not (key is None or isinstance(key, bytes)):
+        raise UsageError("split takes a table and a key of it, or a table's name and a row in bytes")
+    return table, key
+
+
+class Splitter:
+    """One per opened store; one split at a time. `adopt`: takes over a version of the catalogue."""
+
+    def __init__(
+        self,
+        local: LocalStore,
+        background: Background,
+        options: SplitOptions,
+        catalogue: Callable[[], Catalogue],
+        adopt: Callable[[Catalogue], Awaitable[None]],
+    ) -> None:
+        self.options = options
+        self.splits = 0  # since the store was opened
+        self.failure: Exception | None = None  # of the last try in the background
+        self.on_split: list[Callable[[], None]] = []
+        self._local, self._background, self._catalogue, self._adopt = local, background, catalogue, adopt
+        self._alone, self._clearing = trio.Lock(), trio.Lock()
+        self._left: list[tuple[Tablet, bytes]] = []  # tablets in which rows lie that are others' by now
+        self._more = trio.Event()
+        self._not_before: dict[Tablet, int] = {}  # bytes at which a tablet that is one row is looked at again
+
+    async def split(self, table: str, row: bytes | None) -> Split:
+        """Have a tablet of its own begin at a row; None: in the middle of the table's largest one.
+
+        In a task of the store's own: whoever waits may be cancelled, or interrupted, at any moment, and waits until it
+        is split, or as it was. Raises: UsageError where that cannot be; StoreFull, Unavailable.
+        """
+        self._check(table, row)
+        done = trio.Event()
+        made: list[Split] = []
+        failed: list[PercoError] = []
+
+        async def act() -> None:
+            try:
+                async with self._alone:
+                    made.append(await self._split_at(table, row))
+            except PercoError as error:
+                failed.append(error)
+            finally:
+                done.set()
+
+        cancel = self._background.start(act, "split")
+        try:
+            await done.wait()
+        except BaseException:
+            cancel()
+            with trio.CancelScope(shield=True):
+                await done.wait()
+            raise
+        if failed:
+            raise failed[0]
+        if not made:
+            self._background.check()
+        return made[0]
+
+    def _check(self, table: str, row: bytes | None) -> None:
+        entry = self._catalogue().tables.get(table)
+        if entry is None:
+            known = ", ".join(sorted(self._catalogue().tables)) or "none"
+            raise UsageError(f"there is no table {table!r} in this store; there are: {known}")
+        if row is None:
+            return
+        if not isinstance(row, bytes) or len(row) > ROW_BYTES_MAX:
+            raise UsageError(f"a row is at most {ROW_BYTES_MAX} bytes, not {row!r:.100}")
+        try:
+            codec_named(entry.key).decode(row)
+        except (ValueError, struct.error) as error:
+            raise UsageError(f"{row!r:.100} is no key of {table!r}, which are {entry.key}: {error}") from error
+
+    async def _split_at(self, table: str, row: bytes | None) -> Split:
+        store = self._local.store
+        if row is None:
+            largest = max(
+                (tablet for tablet in store.tablets() if tablet.table == table),
+                key=lambda tablet: (tablet.live_bytes(), tablet.entries(WRITE)),
+            )
+            row = await self._middle(largest)
+            if row is None:
+                raise UsageError(f"the largest tablet of {table!r} cannot be split: it holds one row, or none")
+        if store.tablet(table, row).start == row:
+            raise UsageError(f"a tablet of {table!r} begins at that key already")
+        return await self._split(table, row)
+
+    async def _middle(self, tablet: Tablet) -> bytes | None:
+        if self._has_left(tablet):
+            await self.clear()  # or what it does not hold any more would count
+        return await tablet.middle(self._local.store.stop_of(tablet))
+
+    def _has_left(self, tablet: Tablet) -> bool:
+        return any(each is tablet for each, _ in self._left)
+
+    async def _split(self, table: str, row: bytes) -> Split:
+        began = trio.current_time()
+        tablet = self._local.store.tablet(table, row)
+        # What is stored counts: this process may not have taken over the last split's yet.
+        number = (await load(self._local.store)).with_split(table, row).tables[table].added[row]
+        recorded: list[Catalogue] = []
+
+        async def record() -> None:
+            recorded.append(await self._recorded(table, row, number))
+
+        cells, paused_s = await self._local.split(table, row, number, record)
+        self.splits += 1
+        self._left.append((tablet, row))
+        self._more.set()
+        log.info("a tablet of %s was split: %d cells, writes waited for %.0f ms", table, cells, 1000 * paused_s)
+        for tell in self.on_split:
+            tell()
+        await self._adopt(recorded[0])
+        return Split(table, row, number, cells, trio.current_time() - began, paused_s)
+
+    async def _recorded(self, table: str, row: bytes, number: int) -> Catalogue:
+        """P4: the version that has it, once it is known whether there is one. Raises: StoreError: there is none."""
+        store = self._local.store
+
+        def step(catalogue: Catalogue) -> Catalogue:
+            after = catalogue.with_split(table, row)
+            assert after.tables[table].added[row] == number, "P4: only splits number tablets"
+            return after
+
+        while True:
+            try:
+                return await change(store, step)
+            except Unavailable:  # it may have been written
+                await trio.sleep(_AGAIN_S)
+            except StoreError:
+                if row not in (await load(store)).tables[table].splits:
+                    raise
+
+    # ------------------------------------------------------------ in the background
+
+    async def in_background(self) -> None:
+        """Clear what was split, and split what is large. What fails is tried again."""
+        acts: list[Callable[[], Awaitable[None]]] = [
+            partial(self._find_left, set()),
+            partial(self.clear, share=self.options.share),
+            self._split_large,
+        ]
+        while True:
+            failure: Exception | None = None
+            for act in acts:
+                try:
+                    await act()
+                except (StoreError, Corruption) as error:
+                    failure = error
+            if failure is not None and type(failure) is not type(self.failure):
+                log.warning("a tablet could not be split, or cleared: %s", failure)
+            self.failure = failure
+            with trio.move_on_after(self.options.period_s):
+                await self._more.wait()
+            self._more = trio.Event()
+
+    async def _find_left(self, looked: set[Tablet]) -> None:
+        """P4: what a process that ended before has left."""
+        store = self._local.store
+        failure: Exception | None = None
+        for tablet in store.tablets():
+            stop = store.stop_of(tablet)
+            if stop is None or tablet in looked:
+                continue
+            try:
+                if tablet.has_from(stop) and not self._has_left(tablet):
+                    self._left.append((tablet, stop))
+                looked.add(tablet)
+            except (StoreError, Corruption) as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    async def clear(self, *, share: float = 1.0) -> None:
+        """Remove what splits have left where it lay before; in the background that happens by itself.
+
+        Args:
+            share: the part of the time that it may take.
+
+        Raises: StoreFull, Unavailable; what is left is gone on with.
+        """
+        failure: Exception | None = None
+        async with self._clearing:
+            for tablet, row in list(self._left):
+                try:
+                    more = True
+                    while more:
+                        began = trio.current_time()
+                        more = await tablet.remove_from(row)
+                        took_s = trio.current_time() - began
+                        await trio.sleep(took_s / share - took_s)
+                    self._left.remove((tablet, row))
+                except (StoreError, Corruption) as error:  # others can be
+                    failure = error
+        if failure is not None:
+            raise failure
+
+    async def _split_large(self) -> None:
+        if not self.options.on:
+            return
+        tables = self._catalogue().tables
+        failure: Exception | None = None
+        for tablet in self._local.store.tablets():
+            try:
+                size = tablet.live_bytes()
+                least = max(self.options.bytes_max, self._not_before.get(tablet, 0))
+                if tablet.table not in tables or size <= least or self._has_left(tablet):
+                    continue
+                async with self._alone:
+                    row = await self._middle(tablet)
+                    if row is not None:
+                        await self._split(tablet.table, row)
+                        self._more.set()  # it may be large still, when this has been cleared
+                        continue
+                self._not_before[tablet] = 2 * size
+                log.info("a tablet of %s is large, and is one row: it cannot be split", tablet.table)
+            except (StoreError, Corruption) as error:
+                failure = error
+        if failure is not None:
+            raise failure
