@@ -2,19 +2,26 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format bench simulate sweep powerloss clean help
+.PHONY: demo demo-spark test check format bench simulate sweep powerloss clean help
 
 help: ## what can be made
-	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
 demo: .venv/.web ## load a search index over your Python's documentation, break it, repair it, search it
 	@$(BIN)/perco demo
+
+demo-spark: ## the same pages by way of Spark, and by one process: are they equal? (Java 17, 500 MB of PySpark)
+	@command -v java >/dev/null || { echo "Spark needs Java 17: apt install openjdk-17-jre-headless"; exit 1; }
+	@[ -e .venv/.spark ] || [ -n "$(YES)$(CI)" ] || { echo "this installs PySpark, some 500 MB, into .venv: make demo-spark YES=1"; exit 1; }
+	@$(MAKE) --no-print-directory .venv/.spark
+	@$(BIN)/perco demo --spark
 
 test: .venv/.dev ## tests, ruff, mypy
 	$(BIN)/ruff check perco tests bench examples
 	$(BIN)/ruff format --check perco tests bench examples
 	$(BIN)/mypy
-	$(BIN)/pytest -q -n auto --dist worksteal
+	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark
+	$(BIN)/pytest -q -n 2 --dist loadfile tests/spark; code=$$?; [ $$code = 5 ] || exit $$code # 5: there is no Spark, which test_spark.py tells
 
 check: test
 
@@ -49,10 +56,15 @@ clean: ## remove what was installed and drawn
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[web]'
 	@touch $@
 
+.venv/.spark: .venv/.python pyproject.toml
+	@echo "installing perco[web,spark] into .venv (once) ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[web,spark]'
+	@touch $@ .venv/.web
+
 .venv/.dev: .venv/.python pyproject.toml
 	@echo "installing perco[dev] into .venv (once) ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
-	@touch $@ .venv/.web
+	@touch $@ .venv/.web .venv/.spark
 
 .venv/.bench: .venv/.dev
 	@echo "installing perco[bench], with what it is compared with, into .venv (once) ..."

@@ -23,6 +23,7 @@ LAYERS = [
     "fronts",
     "sync",
     "aio",
+    "spark",
     "testing",
     "webindex",
     "cli",
@@ -36,7 +37,7 @@ ORDER = {
     "rpc": ["framing", "channel", "crossing", "link", "addresses", "peer"],
     "serve": [
         *("messages", "tasks", "sessions", "tokens", "children", "door", "tablets", "processes", "server", "remote"),
-        *("database", "opening"),
+        *("database", "opening", "lending"),
     ],
     "storage": [
         *("cells", "keys", "engine", "row", "call", "lmdb_engine", "handover", "splitting", "tablet", "rowstore"),
@@ -73,6 +74,10 @@ ORDER = {
     "fronts": ["portal", "tries"],
     "sync": ["threads", "held", "attempts", "observing", "database", "opening"],
     "aio": ["guest", "held", "attempts", "observing", "database", "opening"],
+    "spark": [
+        *("naming", "keys", "ledger", "partition", "streaming", "store", "types", "ranges"),
+        *("sink", "source", "loading", "draining"),
+    ],
 }
 
 # Who may import what from outside: the core stands on three packages.
@@ -116,7 +121,7 @@ def test_imports_between_packages_only_point_down() -> None:
             parts = name.split(".")
             if parts[0] != "perco" or len(parts) < 2 or parts[1] not in LAYERS:
                 # `import perco` is the facade: for those above the library, as for users.
-                assert parts[0] != "perco" or layer in {"webindex", "cli"}, f"{path} imports {name}"
+                assert parts[0] != "perco" or layer in {"spark", "webindex", "cli"}, f"{path} imports {name}"
                 continue
             high = "cli" if path.relative_to(ROOT) in COMMANDS else layer
             assert LAYERS.index(parts[1]) <= LAYERS.index(high), f"{path} imports {name}"
@@ -139,7 +144,7 @@ def test_the_core_stands_on_trio_msgpack_and_lmdb_alone() -> None:
     import sys
 
     for path, tree in modules():
-        if layer_of(path) in {"webindex", "cli", "__main__"}:
+        if layer_of(path) in {"spark", "webindex", "cli", "__main__"}:
             continue
         for name in imports(tree):
             top = name.split(".")[0]
@@ -150,6 +155,13 @@ def test_only_storage_knows_lmdb() -> None:
     for path, tree in modules():
         for name in imports(tree):
             assert name.split(".")[0] != "lmdb" or path.parent.name == "storage", f"{path} imports {name}"
+
+
+def test_only_spark_knows_spark() -> None:
+    for path, tree in modules():
+        for name in imports(tree):
+            known = name.split(".")[0] in {"pyspark", "pyarrow"} or name.startswith("perco.spark")
+            assert not known or layer_of(path) == "spark" or path.name == "on_spark.py", f"{path} imports {name}"
 
 
 def test_storage_never_learns_what_a_lock_is() -> None:

@@ -58,7 +58,7 @@ class WireOptions:
     patience_s: how long a call waits for a server that is away, before Unavailable.
     lease_s: how long a client that is not heard of keeps what it holds: its snapshots, locks and claims.
     connections_max: that a server serves at a time.
-    ca_file: certificates that a tls:// server's is checked against; "": the system's.
+    ca_file: certificates that a tls:// server's is checked against, or they themselves as PEM; "": the system's.
     """
 
     message_bytes_max: int = 24 << 20

@@ -329,7 +329,7 @@ class RemoteDatabase(Database):
         self._only_reads = readonly
         catalogue = await catalogues.load(self._store)
         if known:
-            self.schema = catalogues.schema_of(catalogue)
+            self.schema, self._borrowed = catalogues.schema_of(catalogue), True
         elif catalogue.declare(self.schema) is not catalogue:
             raise SchemaMismatch(
                 "the store does not have all that the schema declares; open it once without readonly=True"

@@ -34,6 +34,7 @@ from perco.txn.local import LocalStore
 from perco.txn.schema import Schema
 
 SOCKET = "socket"
+PEM = "-----BEGIN "
 _AGAIN_S = 0.02  # between two looks for an owner that has just begun, or is ending
 
 
@@ -246,8 +247,27 @@ class open:
         assert not swallowed, "only a failure cancels the block"
 
 
+class joining(open):
+    """As `open`, of a store that somebody serves, under its own catalogue: for programs that write to tables which
+    another has declared.
+
+    Raises: Unavailable, where nobody does; as `open`.
+    """
+
+    def __init__(
+        self, url: str | os.PathLike[str], *, options: Options | None = None, token: str | None = None
+    ) -> None:
+        super().__init__(url, readonly=True, options=options, token=token)
+        self._readonly = False
+
+    async def _open(self) -> Database:
+        return await self._visit()
+
+
 def _trust(ca_file: str) -> ssl.SSLContext:
     try:
+        if ca_file.startswith(PEM):
+            return ssl.create_default_context(cadata=ca_file)
         return ssl.create_default_context(cafile=ca_file or None)
     except OSError as error:
         raise UsageError(f"ca_file {ca_file!r} cannot be used: {error}") from error
@@ -295,13 +315,14 @@ async def offline(url: str | os.PathLike[str], *, accept_loss: bool = False) -> 
 async def _beside(local: LocalStore, schema: Schema | None, options: Options) -> Database:
     """A database that only reads, from its owner's catalogue and notes."""
     catalogue = await catalogues.load(local.store)
+    borrowed = schema is None
     if schema is None:
         schema = catalogues.schema_of(catalogue)
     elif catalogue.declare(schema) is not catalogue:
         raise SchemaMismatch("the store does not have all that the schema declares; open it once for writing")
     await local.adapt(catalogue)
     db = Database(local, schema, options)
-    db.catalogue = catalogue
+    db.catalogue, db._borrowed = catalogue, borrowed
     db.oracle = BesideOracle(local, options.oracle, options.wall)
     db.driver = BesideDriver(local, db.oracle, db.fates, options.commit, db.background, None)
     db.driver.name = db.name_of

@@ -352,7 +352,7 @@ def _merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
         )
     columns = dict(entry.columns)
     declared_ones: list[Column[Any, Any] | Signal[Any]] = [*table.columns.values(), *table.signals.values()]
-    for column in declared_ones:
+    for column in [*declared_ones, *table.hidden.values()]:
         known = columns.get(column.name)
         number = max((c.number for c in columns.values()), default=0) + 1
         declared = _entry_of(column, known.number if known is not None else number)
@@ -441,6 +441,9 @@ def schema_of(catalogue: Catalogue) -> Schema:
         for column, known in entry.columns.items():
             if known.is_signal:
                 table.signal(column)
+                continue
+            if column.startswith("_"):
+                table.hide(column, codec_named(known.codec))
                 continue
             group = known.group.partition(":")[2] or None
             table.column(column, codec_named(known.codec), group=group)

@@ -149,6 +149,7 @@ class Client:
     """Transactions over one opened store. Loop thread only; made by `perco.open`."""
 
     _served = False  # whether the store is in another process
+    _borrowed = False  # whether the schema is the store's own: then columns are told by what they declare
 
     def __init__(self, local: LocalStore, schema: Schema, options: Options) -> None:
         self.local, self.schema, self.config = local, schema, options
@@ -596,7 +597,8 @@ class Client:
         self._must_be_declared(signal)
 
     def _must_be_declared(self, column: Column[Any, Any] | Signal[Any]) -> None:
-        if self.schema.tables.get(column.table.name) is not column.table:
+        known = self.schema.tables.get(column.table.name)
+        if known is not column.table and not (self._borrowed and known is not None and _declares(known, column)):
             raise SchemaMismatch(f"{column!r} is not in the schema that this store was opened with")
         if column.name not in self.catalogue.tables[column.table.name].columns:
             raise SchemaMismatch(f"{column!r} was declared after the store was opened; open it with the whole schema")
@@ -649,6 +651,16 @@ class Client:
             self.prefetch.statistics(),
             damaged=tuple(self.driver.damaged),
         )
+
+
+def _declares(table: Table[Any], column: Column[Any, Any] | Signal[Any]) -> bool:
+    """Whether a table declares a column just as another declaration does."""
+    if table.key.name != column.table.key.name:
+        return False
+    if isinstance(column, Signal):
+        return column.name in table.signals
+    known = table.columns.get(column.name) or table.hidden.get(column.name)
+    return known is not None and (known.codec.name, known.group) == (column.codec.name, column.group)
 
 
 def _must_be_async(function: object, running: object) -> None:

@@ -148,6 +148,7 @@ class Table(Generic[K]):
         self.key: Codec[K] = key
         self.columns: dict[str, Column[K, Any]] = Named(f"column of table {name!r} named")
         self.signals: dict[str, Signal[K]] = Named(f"signal of table {name!r} named")
+        self.hidden: dict[str, Column[K, Any]] = {}  # perco's own: read and written by who knows them, else not seen
         self.splits = tuple(sorted({self.row(split) for split in splits} - {b""}))
         self.keep = _must_keep(f"table {name!r}", keep)
 
@@ -161,6 +162,12 @@ class Table(Generic[K]):
         column: Column[K, V] = Column(self, name, codec, group)
         self.columns[name] = column
         return column
+
+    def hide(self, name: str, codec: Codec[V]) -> Column[K, V]:
+        """Declare a column of perco's own, whose name begins with '_': no scan has it that does not ask for it."""
+        assert name.startswith("_"), "names of others do not"
+        column: Column[K, V] = Column(self, name, codec, None)
+        return self.hidden.setdefault(name, column)
 
     def signal(self, name: str) -> Signal[K]:
         """Declare a signal: a column that can only be notified (N5).

@@ -250,9 +250,23 @@ class Snapshot:
                 "a scan takes no read locks: rows that are not there yet could not be locked. "
                 "Lock single cells with get, get_many or row."
             )
+        low, high = range_of(_table(table), start, stop, prefix)
+        return self._scan_between(table, low, high, columns=columns, limit=limit, reverse=reverse)
+
+    def _scan_between(
+        self,
+        table: Table[K],
+        low: bytes,
+        high: bytes | None,
+        *,
+        columns: Sequence[Column[K, Any]] | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Scan[K]:
+        """As `scan`, of the rows from `low` up to but without `high` (None: to the end), which are bytes as stored: any
+        will do, whether they are a key's or not."""
         columns = list(_table(table).columns.values()) if columns is None else columns
         bounds = self._of_table(table, columns)
-        low, high = range_of(table, start, stop, prefix)
         if limit is not None and (not isinstance(limit, int) or limit < 0):
             raise UsageError(f"limit is {limit!r}; it is a number of rows, an int, and cannot be negative")
         return Scan(self, table, columns, bounds, low, high, limit, reverse)

@@ -59,6 +59,7 @@ def register(app: typer.Typer) -> None:
 def demo(
     folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where to build it.")] = Path("perco-demo"),
     limit: Annotated[int | None, typer.Option("--limit", min=200, metavar="N", help="Stop after N pages.")] = None,
+    spark: Annotated[bool, typer.Option("--spark", help="By way of Spark, against one process.")] = False,
 ) -> None:
     """Build a search index over your Python's documentation; kill it, repair it, search it.
 
@@ -68,7 +69,10 @@ def demo(
     Examples:
       perco demo
       perco demo --dir /tmp/demo --limit 500
+      perco demo --spark
     """
+    if spark:
+        perform_or("interrupted; the next run starts anew", _spark_demo, folder, limit)
     perform_or("interrupted; the next run starts anew", demos.run, folder, limit)
 
 
@@ -82,11 +86,16 @@ def load(
     synthetic: Synthetic = None,
     seed: Seed = 0,
     limit: Limit = None,
+    spark: Annotated[bool, typer.Option("--spark", help="By tasks of Spark; needs perco[spark] and Java.")] = False,
+    master: Annotated[
+        str, typer.Option("--master", metavar="URL", help="Of Spark: local[n], spark://...")
+    ] = "local[*]",
     json: Json = False,
 ) -> None:
     """Crawl pages into a store until all are searchable.
 
-    Without a source: the documentation of the running Python's standard library.
+    Without a source: the documentation of the running Python's standard library. With --spark each source is crawled by
+    a task, and tasks load the pages and run the observers.
 
     \b
     Examples:
@@ -94,6 +103,7 @@ def load(
       perco web load docs/ --mine trio --mine rich
       perco web load pages/ --html saved/ --warc crawl.warc.gz
       perco web load made-up/ --synthetic 10000
+      perco web load pages/ --warc a.warc.gz --warc b.warc.gz --spark
     """
     sources = [option for name in mine or () for option in ("--mine", name)]
     sources += ["--stdlib"] if stdlib else []
@@ -101,6 +111,8 @@ def load(
     sources += [option for file in warc or () for option in ("--warc", str(file.absolute()))]
     sources += ["--synthetic", str(synthetic), "--seed", str(seed)] if synthetic is not None else []
     sources += ["--limit", str(limit)] if limit is not None else []
+    if spark:
+        perform_or(GOES_ON, _load_on_spark, Path(store), sources, master, json=json)
     perform_or(GOES_ON, _load, Path(store), sources, json=json)
 
 
@@ -182,6 +194,12 @@ def stats(store: Store, json: Json = False) -> None:
 # ---------------------------------------------------------------- what they do
 
 
+async def _spark_demo(folder: Path, limit: int | None) -> int:
+    on_spark = _spark()
+    demos.fresh(folder)
+    return FINE if await on_spark.both(folder, limit, demos.say) else FOUND
+
+
 async def _load(store: Path, sources: list[str] | None, *, json: bool) -> int:
     problem = _no_index(store) if sources is None else problem_with(sources) or _foreign(store)
     if problem is not None:
@@ -201,6 +219,44 @@ async def _load(store: Path, sources: list[str] | None, *, json: bool) -> int:
         complain(str(error))
         return FOUND
     return FINE
+
+
+async def _load_on_spark(store: Path, sources: list[str], master: str, *, json: bool) -> int:
+    if (problem := problem_with(sources) or _foreign(store)) is not None:
+        complain(problem)
+        return FOUND
+    on_spark = _spark()
+    on_spark.split(sources)
+    session = await trio.to_thread.run_sync(on_spark.session, master)
+    try:
+        with on_spark.perco.spark.serve(store, session) as served:
+            async with serve(store) as service:
+                with Stages() if not json else _JsonStages() as stages:
+
+                    async def work() -> None:
+                        await on_spark.load(service, session, served, sources)
+                        await service.db.wait_idle()
+
+                    await _shown(service, stages, work)
+    except SearchIndexError as error:
+        complain(str(error))
+        return FOUND
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(session.stop)
+    if not json:
+        console.print(f"search it: {called()} web search {store} WORDS")
+    return FINE
+
+
+def _spark() -> Any:
+    """What needs Spark, imported only then. Raises: UsageError."""
+    try:
+        from perco.webindex import on_spark
+    except ModuleNotFoundError as error:
+        needs = "pip install 'perco[spark]' (some 500 MB), and Java 17 or newer"
+        raise perco.UsageError(f"there is no {error.name} here: --spark needs {needs}") from error
+    return on_spark
 
 
 async def _until_searchable(service: Service, sources: list[str], stages: Any) -> None:

@@ -42,14 +42,14 @@ _CAUSES = {"elect": "parse", "export": "elect"}  # what runs because of what, wh
 
 async def run(folder: Path, limit: int | None) -> int:
     """All of it; returns the exit code."""
-    store = _fresh(folder)
-    _say(f"1  A crawler makes pages of your Python's documentation; observers make a search index of them: {folder}/")
+    store = fresh(folder)
+    say(f"1  A crawler makes pages of your Python's documentation; observers make a search index of them: {folder}/")
     began = time.monotonic()
     await _first_life(store, limit, began)
-    _say("\n2  Its process was killed with SIGKILL, in full flight. What does the store look like?")
+    say("\n2  Its process was killed with SIGKILL, in full flight. What does the store look like?")
     if not await _checked(store):
         return 1
-    _say("\n3  The same command again. It takes up what was left: locks, notifications, exports.")
+    say("\n3  The same command again. It takes up what was left: locks, notifications, exports.")
     load_s = await _second_life(store, limit)
     if not await _checked(store):
         return 1
@@ -58,7 +58,7 @@ async def run(folder: Path, limit: int | None) -> int:
         edited, edit_s = await _edit(service)
     equal = await _compare(store, load_s, edit_s)
     await _past(store)
-    _say("\nTry next:")
+    say("\nTry next:")
     for command in (
         f"{called()} web search {store} context manager exit",
         f"{called()} status {store}",
@@ -70,11 +70,11 @@ async def run(folder: Path, limit: int | None) -> int:
     return 0 if equal else 1
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     console.print(text, style="bold" if text.lstrip()[:1].isdigit() else None)
 
 
-def _fresh(folder: Path) -> Path:
+def fresh(folder: Path) -> Path:
     """An empty folder for the store; a folder with anything else in it is left alone."""
     mark = folder / _MARK
     if folder.exists() and not folder.is_dir():
@@ -218,7 +218,7 @@ async def _checked(store: Path) -> bool:
 
 async def _rank(service: Service) -> None:
     """PageRank, and what it changes: who is canonical."""
-    _say("\n4  Pages with the same content are one document. Which is its face? The one with the highest PageRank.")
+    say("\n4  Pages with the same content are one document. Which is its face? The one with the highest PageRank.")
     from perco.webindex.rank import rank_all  # numpy takes long to import
 
     db, index = service.db, service.index
@@ -264,7 +264,7 @@ async def _edit(service: Service) -> tuple[str, float]:
     """One page changed: who ran, why, for which rows, and how long until it could be found. Returns (URL, seconds)."""
     db, index, word = service.db, service.index, "zq" + secrets.token_hex(4)
     url, content = await _canonical_with_duplicates(service)
-    _say(f'\n5  One page is edited: "{word}" is added to {_short(url)}' + (", which is canonical." if content else "."))
+    say(f'\n5  One page is edited: "{word}" is added to {_short(url)}' + (", which is canonical." if content else "."))
     runs: list[tuple[str, Any, float]] = []
     service.worker.on_run(lambda id, key, seconds: runs.append((id, key, seconds)))
     async with db.snapshot() as snap:
@@ -320,7 +320,7 @@ async def _show_tree(index: WebIndex, snap: perco.Snapshot, url: str, runs: list
 
 async def _compare(store: Path, load_s: float, edit_s: float) -> bool:
     """The index against a batch build from the same pages; whether they are equal."""
-    _say("\n6  Is it right? A plain batch function makes the same index from the same pages and ranks.")
+    say("\n6  Is it right? A plain batch function makes the same index from the same pages and ranks.")
     index = WebIndex()
     async with perco.open(store, index.schema, readonly=True) as db, db.snapshot() as snap:
         pages, ranks = await index.all_pages(snap)
@@ -360,6 +360,6 @@ async def _past(store: Path) -> None:
             with SearchIndex.in_memory(documents) as past:
                 hits = past.search(_QUERY, 3)
             moment = "a minute" if ago_s == 60 else f"{ago_s} seconds"
-            _say(f'\n7  "{_QUERY}" as of {moment} ago: {len(documents)} documents then, from the store\'s history.')
+            say(f'\n7  "{_QUERY}" as of {moment} ago: {len(documents)} documents then, from the store\'s history.')
             _show(hits)
             return

@@ -178,7 +178,7 @@ class Service:
             stages,
             self.index.exporter.rows,
             await trio.to_thread.run_sync(self._count),
-            self.db.is_idle(),
+            self.db.is_idle() if self.db.local.path is not None else not any(waiting.values()),
             self.db.sweeper.settled,
             trio.current_time() - self._began,
             [f"{held.seconds:.2f} s in {held.where}" for held in self.db.statistics().loop.held],

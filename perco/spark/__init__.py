@@ -1,0 +1,25 @@
+"""The data pipeline on Spark: rows in, observers over many machines, snapshots out. Needs `pip install "perco[spark]"`.
+
+    import perco.spark
+
+    with perco.spark.serve("folder/", spark) as store:
+        perco.spark.load(rows, store, loader, schema=schema, key="url", job="crawl-2026-11")
+        perco.spark.drain(spark, store, "app:schema")
+        perco.spark.register(spark, store)
+        spark.read.format("perco").option("table", "docs").load().show()
+
+Rows go in by transactions, as anywhere else, so observers are told of every change. The executors talk to whoever
+serves the store; they never open its folder.
+"""
+
+from perco.spark.draining import Drained as Drained, drain as drain
+from perco.spark.loading import (
+    Loaded as Loaded,
+    LoadFailed as LoadFailed,
+    acknowledge as acknowledge,
+    jobs as jobs,
+    load as load,
+)
+from perco.spark.partition import Failure as Failure, LoadOptions as LoadOptions, PartitionResult as PartitionResult
+from perco.spark.source import register as register
+from perco.spark.store import Store as Store, serve as serve

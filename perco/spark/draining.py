@@ -1,0 +1,121 @@
+"""`perco.spark.drain`: a program's observers on the executors, until nothing waits for them any more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+from pyspark.sql import SparkSession
+
+import perco
+from perco.errors import UsageError
+from perco.spark.naming import named
+from perco.spark.store import Store, serve
+
+
+@dataclass(slots=True)
+class Drained:
+    """What workers have done.
+
+    Attributes:
+        commits, conflicts, failures: of observer runs, by observer.
+        failed: changes on the failed list at the end; `perco failed list` shows them.
+        workers: that have run.
+    """
+
+    commits: dict[str, int] = field(default_factory=dict)
+    conflicts: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    failed: int = 0
+    workers: int = 0
+
+    def add(self, other: Drained) -> None:
+        for mine, more in (
+            (self.commits, other.commits),
+            (self.conflicts, other.conflicts),
+            (self.failures, other.failures),
+        ):
+            for id, count in more.items():
+                mine[id] = mine.get(id, 0) + count
+        self.failed = max(self.failed, other.failed)
+        self.workers += other.workers
+
+    def __str__(self) -> str:
+        runs = ", ".join(f"{id} {count}" for id, count in self.commits.items()) or "nothing"
+        return f"{self.workers} workers: {runs}; {self.failed} on the failed list"
+
+
+def drain(
+    spark: SparkSession,
+    store: str | os.PathLike[str] | Store,
+    schema: perco.Schema | str,
+    *,
+    workers: int | None = None,
+    options: perco.WorkerOptions | None = None,
+) -> Drained:
+    """Run a schema's observers in tasks on the executors until the store is idle.
+
+        perco.spark.drain(spark, "store/", "app:schema")
+
+    Workers on other machines and elsewhere may run at the same time: each takes what nobody has. Where an executor
+    dies, the others recover its locks and claims, and Spark starts its task again.
+
+    Args:
+        schema: "module:name" of a schema with observers, or one itself; the module has to be there on the executors.
+        workers: tasks; by default as many as run at a time.
+        options: of each worker.
+
+    Raises: UsageError; what ends a worker for good comes as Spark's error; and what `perco.open` raises.
+    """
+    found = named_schema(schema)
+    if not found.observers:
+        raise UsageError("the schema declares no observers: there is nothing to run")
+    count = workers if workers is not None else int(spark.sparkContext.defaultParallelism)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise UsageError(f"workers={workers!r}: it is a number of tasks, from 1 on")
+    done = Drained()
+    with serve(store, spark) as reached:
+        trio.run(_declare, reached, found)
+        task = partial(_task, reached, schema, options or perco.WorkerOptions())
+        for each in spark.sparkContext.parallelize(range(count), count).mapPartitions(task).collect():
+            done.add(each)
+    return done
+
+
+def named_schema(schema: perco.Schema | str) -> perco.Schema:
+    """The schema that MODULE:NAME names, or the one given. Raises: UsageError."""
+    if isinstance(schema, perco.Schema):
+        return schema
+    if not isinstance(schema, str):
+        raise UsageError(f"drain takes a perco.Schema, or MODULE:NAME of one, not {schema!r}")
+    found = named(schema, "app:schema")
+    if not isinstance(found, perco.Schema):
+        raise UsageError(f"{schema} is {type(found).__name__}, not a perco.Schema")
+    return found
+
+
+async def _declare(store: Store, schema: perco.Schema) -> None:
+    async with store.open(schema):
+        pass
+
+
+def _task(
+    store: Store, schema: perco.Schema | str, options: perco.WorkerOptions, partition: Iterator[int]
+) -> list[Drained]:
+    done = Drained(workers=1)
+
+    async def main() -> None:
+        async with store.open(named_schema(schema)) as db:
+            db._borrowed = True  # a schema that was sent is a copy of the one that its observers' module has
+            async with db.worker(options=options) as handle:
+                done.failed = await db.wait_idle()
+            for id, each in handle.statistics().items():
+                done.commits[id] = each.commits
+                done.conflicts[id] = each.conflicts
+                done.failures[id] = each.failures
+
+    trio.run(main)
+    return [done]

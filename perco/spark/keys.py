@@ -1,0 +1,88 @@
+"""What an input of a job is known by: bytes that are the same in every attempt of its task."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+import uuid
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgpack
+
+from perco.errors import UsageError
+
+_BYTES: Final = 16
+_PLAIN: Final = (str, bool, type(None))
+_WRITTEN: Final = (decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)  # as `str` has them
+
+
+def key_of(value: Any) -> bytes:
+    """The bytes of a key or a whole row: equal for equal values of the same kinds, whatever made them.
+
+    Raises: UsageError for what has no bytes of its own.
+    """
+    packed: bytes = msgpack.packb(_plain(value))
+    return packed
+
+
+def digest_of(row: Any) -> bytes:
+    """Of a whole row."""
+    return blake2b(key_of(row), digest_size=_BYTES).digest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return float("nan") if math.isnan(value) else value
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, int):
+        return value if -(1 << 63) <= value < 1 << 64 else _tagged("int", str(value))
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, tuple | list):  # a pyspark Row is a tuple
+        names = getattr(value, "__fields__", None)
+        plain = [_plain(each) for each in value]
+        return plain if names is None else _tagged("row", list(names), plain)
+    if isinstance(value, dict):
+        items = [(_plain(key), _plain(each)) for key, each in value.items()]
+        return _tagged("map", sorted(items, key=lambda item: msgpack.packb(item[0])))
+    if isinstance(value, _WRITTEN):
+        return _tagged(type(value).__name__, str(value), getattr(value, "fold", 0))
+    raise UsageError(
+        f"a value of type {type(value).__name__} does not tell by what its input is known: give key=, a column's name "
+        "or a function of the row"
+    )
+
+
+def valued(key: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What gives a row's key: a column of it, or what a function says of it."""
+    if callable(key):
+        return lambda row: _given(key(row), row)
+    return lambda row: _given(_column(row, key), row)
+
+
+def _tagged(*parts: Any) -> msgpack.ExtType:
+    """What no plain value is equal to."""
+    return msgpack.ExtType(1, msgpack.packb(parts))
+
+
+def chosen(key: str | Callable[[Any], Any]) -> Callable[[Any], bytes]:
+    """The same as bytes."""
+    value = valued(key)
+    return lambda row: key_of(value(row))
+
+
+def _column(row: Any, name: str) -> Any:
+    try:
+        return row[name]
+    except (KeyError, ValueError, TypeError, IndexError):
+        raise UsageError(f"there is no column {name!r} in {str(row)[:200]}; key= names one, or is a function") from None
+
+
+def _given(key: Any, row: Any) -> Any:
+    if key is None:
+        raise UsageError(f"the key of an input is null: {str(row)[:200]}")
+    return key

@@ -1,0 +1,289 @@
+"""Which inputs of a job have taken effect: a row for each, written in the transaction of the input itself.
+
+Spark runs a task again when its Python worker has died, and runs it twice at a time when it is slow. What decides is
+the store: an input's transaction reads the input's row in the ledger, and writes it. Of two that do so at once one
+meets the other (T1, snapshot isolation's first committer) and, run again, finds that the input has been taken.
+
+    row JOB                name, run    the job, while it is open
+    row JOB + input key    run          an input that has taken effect, in that run of the job
+
+Two tablets in one transaction cost two rounds of syncs, and most loaders write to one. Where an input's key is that of
+a row which the loader writes, its mark can lie *beside* what is written: in a hidden column of that row, next to those
+of other jobs. Then the mark costs next to nothing, as it goes with the row.
+
+    row KEY                _taken       the runs of jobs that have taken the input of this key
+
+A job that is acknowledged is closed first, and its inputs are removed after that. A task that has outlived its job and
+began before sees its input's mark, or meets its removal; one that begins later finds no job. A job that is opened again
+under the same name is another *run*: a task of the former one finds it closed, and rows of the former one say nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from hashlib import blake2b
+from typing import Any, Final
+
+import trio
+
+import perco
+from perco.errors import PercoError, UsageError
+
+_JOB_BYTES: Final = 8
+_INPUT_BYTES: Final = 16
+_RUN_BYTES: Final = 12
+_REMOVED: Final = 1000  # inputs in one transaction
+_NAME_MAX: Final = 200
+
+_RUNS_MAX: Final = 64  # open jobs that have taken one key
+TAKEN: Final = "_taken"
+
+LEDGER: Final = perco.Table("perco.spark.ledger", keep=perco.Keep(seconds=0))
+NAME: Final = LEDGER.column("name", perco.TEXT)
+RUN: Final = LEDGER.column("run", perco.BYTES)
+CLOSED: Final = LEDGER.column("closed", perco.BYTES)  # of a job that has been, until all its marks have gone
+BESIDE: Final = LEDGER.column("beside", perco.TEXT)  # of a job: the table that its marks are in; "": here
+
+Mark = tuple[perco.Column[Any, bytes], Any]  # the cell that tells of an input: a column, and a key
+
+
+class JobClosed(PercoError):
+    """The job has been acknowledged: this task is left over from it, and does nothing."""
+
+
+def row_of(job: str) -> bytes:
+    if not isinstance(job, str) or not 0 < len(job) <= _NAME_MAX:
+        raise UsageError(f"job= is a name of 1 to {_NAME_MAX} characters, not {job!r}")
+    return blake2b(job.encode(), digest_size=_JOB_BYTES).digest()
+
+
+class Ledger:
+    """A job's, for who takes its inputs. A plain value, to be sent to where they are taken.
+
+    Attributes: `beside`, the table whose rows have the marks, if not the ledger's own.
+    """
+
+    def __init__(self, job: str, run: bytes, beside: str = "") -> None:
+        self.job, self.run, self.beside = job, run, beside
+        self.row = row_of(job)
+
+    def mark(self, db: perco.Database, key: Any) -> Mark:
+        """The cell that tells whether an input has been taken; `key`: one of the table beside, else bytes.
+
+        Raises: TooLarge, TypeError, ValueError for what is no key.
+        """
+        if self.beside:
+            table = db.schema.tables[self.beside]
+            return taken_in(table), table.key.decode(table.row(key))  # as it is read, whatever it was given as
+        return RUN, self.row + blake2b(key, digest_size=_INPUT_BYTES, key=self.row).digest()
+
+    def has(self, value: bytes | None) -> bool:
+        """Whether a mark says that this run has taken the input."""
+        return value is not None and any(value[at : at + _RUN_BYTES] == self.run for at in _each(value))
+
+    async def marked(self, txn: perco.Transaction, before: bytes | None) -> bytes:
+        """The mark that says so. Raises: PercoError."""
+        if not self.beside:
+            return self.run
+        if before is not None and len(before) >= _RUNS_MAX * _RUN_BYTES:
+            jobs_open = {row[RUN] async for row in txn.scan(LEDGER, columns=[NAME, RUN]) if row[NAME] is not None}
+            before = b"".join(
+                before[at : at + _RUN_BYTES] for at in _each(before) if before[at : at + _RUN_BYTES] in jobs_open
+            )
+            if len(before) >= _RUNS_MAX * _RUN_BYTES:
+                raise PercoError(
+                    f"{_RUNS_MAX} jobs have taken this key and are open: acknowledge those that have ended"
+                )
+        return (before or b"") + self.run
+
+
+def taken_in(table: perco.Table[Any]) -> perco.Column[Any, bytes]:
+    """The hidden column of marks in a table."""
+    return table.hide(TAKEN, perco.BYTES)
+
+
+def _each(value: bytes) -> range:
+    return range(0, len(value), _RUN_BYTES)
+
+
+class _Look:
+    __slots__ = ("done", "failed", "found", "marks")
+
+    def __init__(self) -> None:
+        self.marks: list[Mark] = []
+        self.found: dict[Any, bytes | None] = {}
+        self.done, self.failed = trio.Event(), False
+
+
+class Watch:
+    """Looks at marks, and whether the job is open, for many transactions at once.
+
+    A look is a snapshot that was taken after they began. An input that has been taken at that moment has been taken;
+    one that has not, and whose mark its transaction writes, is taken by it or by another that it conflicts with (T1).
+    And what is open then was open when they began.
+    """
+
+    def __init__(self, db: perco.Database, ledger: Ledger) -> None:
+        self._db, self._ledger = db, ledger
+        self._next = _Look()
+        self._looking = trio.Lock()
+
+    async def before(self, mark: Mark) -> bytes | None:
+        """What a mark says, to a transaction that has begun. Raises: JobClosed."""
+        while True:
+            look = self._next
+            look.marks.append(mark)
+            if len(look.marks) == 1:
+                await self._look(look)
+            else:
+                await look.done.wait()
+            if not look.failed:
+                return look.found[mark[1]]
+
+    async def all_before(self, column: perco.Column[Any, bytes], keys: list[Any]) -> dict[Any, bytes | None]:
+        """The same of many marks, to one transaction, at a look of its own."""
+        look = _Look()
+        look.marks += [(column, key) for key in keys]
+        await self._read(look)
+        return look.found
+
+    async def _read(self, look: _Look) -> None:
+        ledger, column = self._ledger, look.marks[0][0]
+        async with self._db.snapshot() as snap:
+            if await snap.get(RUN, ledger.row) != ledger.run:
+                raise JobClosed(f"job {ledger.job!r} is over: this task is left over from it")
+            look.found.update(await snap.get_many(column, [key for _, key in look.marks]))
+
+    async def _look(self, look: _Look) -> None:
+        """For all that come while the one before it is under way."""
+        try:
+            async with self._looking:
+                self._next = _Look()
+                await self._read(look)
+        except BaseException:
+            look.failed = True  # whoever waits for it looks again
+            if self._next is look:
+                self._next = _Look()
+            raise
+        finally:
+            look.done.set()
+
+
+async def take(
+    txn: perco.Transaction, ledger: Ledger, watch: Watch, mark: Mark, loader: Callable[..., Awaitable[Any]], value: Any
+) -> bool:
+    """Take an input, in a transaction of its own; False: it has been taken before.
+
+    Raises: JobClosed; what `loader` does.
+    """
+    before = await watch.before(mark)
+    if ledger.has(before):
+        return False
+    written = await ledger.marked(txn, before)
+    txn.set(*mark, written)  # first: a loader that commits by itself commits this as well
+    await loader(txn, value)
+    if txn.outcome == "aborted":
+        raise UsageError("the loader has discarded its transaction: to refuse a row, it raises something")
+    return True
+
+
+async def begin(db: perco.Database, job: str, beside: str = "") -> Ledger:
+    """Open a job, or go on with it. Raises: UsageError where it has its marks elsewhere."""
+    row = row_of(job)
+    async with db.snapshot() as snap:
+        unfinished = (await snap.row(LEDGER, row, columns=[CLOSED]))[CLOSED] is not None
+    if unfinished:  # an acknowledgement that was interrupted
+        await acknowledge(db, job)
+
+    async def once(txn: perco.Transaction) -> bytes:
+        run, where = await txn.get(RUN, row), await txn.get(BESIDE, row)
+        if run is None:
+            run = secrets.token_bytes(_RUN_BYTES)
+            txn.set(RUN, row, run)
+            txn.set(NAME, row, job)
+            txn.set(BESIDE, row, beside)
+        elif where != beside:
+            was = f"beside={where!r}" if where else "no beside="
+            raise UsageError(f"job {job!r} was begun with {was}; go on with it so, or acknowledge it first")
+        return run
+
+    return Ledger(job, await db.run(once), beside)
+
+
+async def acknowledge(db: perco.Database, job: str) -> int:
+    """Close a job, and forget its inputs; returns how many they were. Again is harmless: it goes on where it ended."""
+    row = row_of(job)
+
+    async def close(txn: perco.Transaction) -> tuple[bytes | None, str]:
+        run = await txn.get(RUN, row)
+        if run is not None:
+            txn.delete(RUN, row)
+            txn.set(CLOSED, row, run)
+        closed = await txn.get(CLOSED, row)
+        return run or closed, await txn.get(BESIDE, row) or ""
+
+    run, beside = await db.run(close)
+    if run is None:
+        return 0
+    total = await _forget(db, LEDGER, RUN, run, row + b"\0", row + b"\xff" * (_INPUT_BYTES + 1))
+    if beside and beside in db.schema.tables:
+        table = db.schema.tables[beside]
+        total += await _forget(db, table, taken_in(table), run, b"", None)
+
+    async def forget(txn: perco.Transaction) -> None:
+        if await txn.get(CLOSED, row) == run:
+            txn.delete(CLOSED, row)
+            if await txn.get(RUN, row) is None:
+                txn.delete(NAME, row)
+                txn.delete(BESIDE, row)
+
+    await db.run(forget)  # last: a job whose removal was interrupted is still listed
+    return total
+
+
+async def _forget(
+    db: perco.Database,
+    table: perco.Table[Any],
+    column: perco.Column[Any, bytes],
+    run: bytes,
+    low: bytes,
+    high: bytes | None,
+) -> int:
+    """Take a run out of all marks of a range; returns of how many."""
+
+    async def remove(txn: perco.Transaction, keys: list[Any]) -> int:
+        changed = 0
+        for key, mark in (await txn.get_many(column, keys)).items():
+            left = (
+                b"".join(mark[at : at + _RUN_BYTES] for at in _each(mark) if mark[at : at + _RUN_BYTES] != run)
+                if mark
+                else b""
+            )
+            if left:
+                txn.set(column, key, left)
+            else:
+                txn.delete(column, key)
+            changed += left != mark
+        return changed
+
+    total = 0
+    keys: list[Any] = []
+    async with db.snapshot() as snap:  # those of tasks that are left over meet their end: nobody marks any more
+        async for found in snap._scan_between(table, low, high, columns=[column]):
+            if run in (found[column] or b""):
+                keys.append(found.key)
+            if len(keys) == _REMOVED:
+                total += await db.run(remove, keys)
+                keys = []
+    return total + (await db.run(remove, keys) if keys else 0)
+
+
+async def jobs(db: perco.Database) -> dict[str, bool]:
+    """The jobs that have not been acknowledged whole, by name; False: its removal was interrupted."""
+    found = {}
+    async with db.snapshot() as snap:
+        async for row in snap.scan(LEDGER, columns=[NAME, RUN]):
+            if row[NAME] is not None:
+                found[row.get(NAME, "")] = row[RUN] is not None
+    return found

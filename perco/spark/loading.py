@@ -1,0 +1,273 @@
+"""`perco.spark.load`: every row of a data set through a transaction of its own, exactly once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import trio
+from pyspark import RDD, TaskContext
+from pyspark.sql import DataFrame, SparkSession
+
+import perco
+from perco.errors import PercoError, UsageError
+from perco.spark import keys, ledger as ledgers
+from perco.spark.ledger import LEDGER, Ledger
+from perco.spark.naming import named
+from perco.spark.partition import Failure, Loader, LoadOptions, PartitionResult, load_partition
+from perco.spark.store import Store, serve
+from perco.txn.codecs import TupleCodec, codec_named
+
+_COLUMNS: Final = (
+    "partition int, attempt int, committed bigint, skipped bigint, failed bigint, stopped boolean, seconds double, "
+    "failures array<struct<row: string, reason: string>>"
+)
+
+
+class Loaded:
+    """What a job has done; `str` tells it in a line.
+
+    Attributes:
+        job: its name; if it was not given one, it has been acknowledged already.
+        committed, skipped, failed: inputs; `skipped` had taken effect before, in another attempt or an earlier run.
+        seconds: of all tasks together.
+        partitions: what each task has done.
+    """
+
+    def __init__(self, job: str, partitions: list[PartitionResult], spark: SparkSession) -> None:
+        self.job, self.partitions, self._spark = job, partitions, spark
+        self.committed = sum(each.committed for each in partitions)
+        self.skipped = sum(each.skipped for each in partitions)
+        self.failed = sum(each.failed for each in partitions)
+        self.seconds = sum(each.seconds for each in partitions)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The first failures of each partition."""
+        return [failure for each in self.partitions for failure in each.failures]
+
+    @property
+    def dataframe(self) -> DataFrame:
+        """A row for each partition."""
+        rows = []
+        for p in self.partitions:
+            failures = [(failure.row, failure.reason) for failure in p.failures]
+            rows.append((p.partition, p.attempt, p.committed, p.skipped, p.failed, p.stopped, p.seconds, failures))
+        return self._spark.createDataFrame(rows, _COLUMNS)
+
+    def __str__(self) -> str:
+        return f"job {self.job!r}: {self.committed} committed, {self.skipped} taken before, {self.failed} failed"
+
+
+class LoadFailed(PercoError):
+    """More inputs have failed than may: what has been loaded stays, and the same job loads only what is missing.
+
+    Attributes: `loaded`, what was done.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.loaded = loaded
+        first = loaded.failures[0]
+        super().__init__(
+            f"{loaded}; the first: {first.reason}, of {first.row}. Mend them and load again with job={loaded.job!r}: "
+            "what has been loaded is not loaded twice. Or allow for more: LoadOptions(failures_max=...)."
+        )
+
+
+def load(
+    rows: DataFrame | RDD[Any],
+    store: str | os.PathLike[str] | Store,
+    loader: Loader | str,
+    *,
+    schema: perco.Schema | None = None,
+    key: str | Callable[[Any], Any] | None = None,
+    beside: perco.Table[Any] | None = None,
+    job: str | None = None,
+    concurrency: int | None = None,
+    options: LoadOptions | None = None,
+) -> Loaded:
+    """Run `await loader(txn, row)` for every row, each in a transaction of its own, on the executors.
+
+        async def loader(txn, row):
+            txn.set(app.body, row.url, row.body)
+
+        perco.spark.load(spark.read.parquet("pages/"), "store/", loader, schema=app.schema, key="url", beside=app.pages)
+
+    Each input takes effect exactly once, though tasks are run again, or twice at a time, or die after a commit. A
+    ledger in the store tells which have; it is kept until the job is acknowledged, so whoever calls this again with the
+    same `job` loads only what is missing.
+
+    Args:
+        rows: its partitions are loaded side by side, one for each core of the executors.
+        store: a folder, which is served to the executors meanwhile (`serve`); or an address, or a `Store`.
+        loader: an `async def` function, or "module:name" of one. It may read and write as any transaction does, runs
+            again where it meets others, and has no effects but in the transaction.
+        schema: what the store is to have; by default what it has. The tables that `loader` uses have to be in it.
+        key: what an input is known by: a column's name, or a function of the row that gives a str, bytes, number or a
+            tuple of such. Two inputs with one key are one. By default the whole row, and of equal rows each counts:
+            that moves rows between partitions, so that equal ones meet.
+        beside: a table in which the input's key is that of a row that `loader` writes. Then the ledger's mark lies in
+            that row, and costs next to nothing; else it costs another tablet in each transaction.
+        job: by which it is known when it is run again. Without one it is acknowledged when it has ended.
+        concurrency: transactions in flight in each partition, in place of `options.concurrency`.
+
+    Raises: LoadFailed with more than `options.failures_max` failures; UsageError; what ends a task for good comes as
+    Spark's error; and what `perco.open` raises.
+    """
+    options = LoadOptions() if options is None else options
+    if not isinstance(options, LoadOptions):
+        raise UsageError(f"options= takes perco.spark.LoadOptions(...), not {options!r}")
+    if schema is not None and not isinstance(schema, perco.Schema):
+        raise UsageError(f"schema= takes a perco.Schema, not {schema!r}")
+    if key is not None and not isinstance(key, str) and not callable(key):
+        raise UsageError(f"key= is a column's name or a function of the row, not {key!r}")
+    if concurrency is not None:
+        options = replace(options, concurrency=concurrency)
+    rdd, spark = _rdd(rows)
+    function = _loader(loader)
+    if beside is not None and (key is None or not isinstance(beside, perco.Table)):
+        raise UsageError("beside= is a perco.Table, and goes with key=, which gives keys of that table")
+    if beside is not None and not isinstance(beside.key, TupleCodec) and codec_named(beside.key.name) is not beside.key:
+        raise UsageError(f"beside= wants a table with keys of perco's own codecs, which {beside.key.name!r} is not")
+    unnamed = job is None
+    job = job if job is not None else f"unnamed {secrets.token_hex(8)}"
+    with serve(store, spark) as reached:
+        ledger = trio.run(_begin, reached, schema, job, beside)
+        take = None if key is None else keys.chosen(key) if beside is None else keys.valued(key)
+        if take is None:
+            count = rdd.getNumPartitions()
+            rdd = rdd.map(_with_digest).repartitionAndSortWithinPartitions(count, _spread).mapPartitions(_counted)
+        task = functools.partial(_task, reached, function, ledger, take, options)
+        try:
+            results = rdd.mapPartitionsWithIndex(task).collect()
+        except Exception as error:
+            error.add_note(f"perco: what has been loaded stays; load the rest with job={job!r}")
+            raise
+        loaded = Loaded(job, results, spark)
+        if loaded.failed > options.failures_max:
+            raise LoadFailed(loaded)
+        if unnamed:
+            trio.run(_acknowledge, reached, job)
+    return loaded
+
+
+def acknowledge(store: str | os.PathLike[str] | Store, job: str, spark: SparkSession) -> int:
+    """Forget which inputs of a job have taken effect; returns how many have. From then on `load` with the same name
+    loads all of them again. Tasks that are left over from the job do nothing any more."""
+    with serve(store, spark) as reached:
+        return trio.run(_acknowledge, reached, job)
+
+
+def jobs(store: str | os.PathLike[str] | Store, spark: SparkSession) -> dict[str, bool]:
+    """The jobs of a store that have not been acknowledged, by name; False: that was interrupted, and wants to be said
+    again."""
+
+    async def main(reached: Store) -> dict[str, bool]:
+        async with reached.open(perco.Schema(LEDGER)) as db:
+            return await ledgers.jobs(db)
+
+    with serve(store, spark) as reached:
+        return trio.run(main, reached)
+
+
+async def _begin(store: Store, schema: perco.Schema | None, job: str, beside: perco.Table[Any] | None) -> Ledger:
+    async with store.open(_with_ledger(schema, beside)):
+        pass
+    async with store.joining() as db:  # with all tables that there are
+        return await ledgers.begin(db, job, beside.name if beside is not None else "")
+
+
+async def _acknowledge(store: Store, job: str) -> int:
+    async with store.open(perco.Schema(LEDGER)):
+        pass
+    async with store.joining() as db:
+        return await ledgers.acknowledge(db, job)
+
+
+def _with_ledger(schema: perco.Schema | None, beside: perco.Table[Any] | None) -> perco.Schema:
+    tables = dict(schema.tables) if schema is not None else {}
+    if beside is not None:
+        ledgers.taken_in(tables.setdefault(beside.name, beside))
+    whole = perco.Schema(*tables.values(), LEDGER, keep=schema.keep if schema is not None else None)
+    whole.observers = dict(schema.observers) if schema is not None else {}
+    return whole
+
+
+def _rdd(rows: Any) -> tuple[RDD[Any], SparkSession]:
+    if isinstance(rows, RDD):
+        spark = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+        return rows, spark
+    if not isinstance(rows, DataFrame):
+        raise UsageError(f"load takes a DataFrame or an RDD, not {type(rows).__name__}")
+    try:
+        return rows.rdd, rows.sparkSession
+    except (NotImplementedError, AttributeError) as error:
+        raise UsageError("a DataFrame of Spark Connect has no partitions to load; use a classic session") from error
+
+
+def _loader(loader: Loader | str) -> Loader | str:
+    """Looked at here, where somebody reads the error."""
+    if isinstance(loader, str):
+        _named(loader)
+    else:
+        _must_load(loader, repr(loader))
+    return loader
+
+
+def _named(name: str) -> Loader:
+    found: Loader = named(name, "app:load_page")
+    _must_load(found, name)
+    return found
+
+
+def _must_load(loader: Any, name: str) -> None:
+    inner = loader.func if isinstance(loader, functools.partial) else loader
+    inner = inner if inspect.isroutine(inner) else getattr(inner, "__call__", inner)  # noqa: B004
+    if not inspect.iscoroutinefunction(inner):
+        raise UsageError(f"a loader is an `async def` function of (txn, row), which {name} is not")
+
+
+# ------------------------------------------------------------------ on the executors
+
+
+def _task(
+    store: Store,
+    loader: Loader | str,
+    ledger: Ledger,
+    key: Callable[[Any], Any] | None,
+    options: LoadOptions,
+    partition: int,
+    rows: Iterator[Any],
+) -> list[PartitionResult]:
+    context = TaskContext.get()
+    result = PartitionResult(partition, context.attemptNumber() if context is not None else 0)
+    function = _named(loader) if isinstance(loader, str) else loader
+
+    async def main() -> None:
+        async with store.joining() as db:
+            await load_partition(db, rows, key, function, ledger, options, result)
+
+    trio.run(main)
+    return [result]
+
+
+def _with_digest(row: Any) -> tuple[bytes, Any]:
+    return keys.digest_of(row), row
+
+
+def _spread(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big")
+
+
+def _counted(rows: Iterable[tuple[bytes, Any]]) -> Iterator[tuple[bytes, Any]]:
+    """Of equal rows, all of which come here and next to each other, the second has another key than the first. Which is
+    which does not matter: they are equal."""
+    last, number = b"", 0
+    for digest, row in rows:
+        last, number = digest, number + 1 if digest == last else 0
+        yield (digest + number.to_bytes(8, "big") if number else digest), row

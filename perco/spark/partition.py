@@ -1,0 +1,173 @@
+"""A partition's rows, each in a transaction of its own, many in flight: what a task does. On trio; no Spark in it.
+
+    Spark's iterator -> a few rows at a time, in a thread -> as many loaders as may run at once -> the store
+
+Nothing is read ahead of what the loaders take. What a loader raises is its row's failure: the row's transaction is
+discarded, and the rest goes on until there are too many. What the store raises when it is away for long ends the task,
+and Spark runs it again; the ledger says what is left to do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import trio
+
+import perco
+from perco.errors import CommitUnknown, StoreError
+from perco.options import check_options
+from perco.spark.ledger import JobClosed, Ledger, Watch, take as take_input
+
+_REASON_MAX: Final = 500  # characters of what is told of a failure
+_UNKNOWN_MAX: Final = 10  # commits of one input of which nobody knows
+_FAILURES_KEPT: Final = 100
+_AT_ONCE: Final = 64  # rows read at once
+
+Loader = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadOptions:
+    """Attributes:
+    concurrency: transactions in flight, of each partition.
+    attempts: how often one is tried that meets others.
+    failures_max: inputs that may fail before the job does; what has been loaded stays.
+    """
+
+    concurrency: int = 64
+    attempts: int = 50
+    failures_max: int = 0
+
+    def __post_init__(self) -> None:
+        check_options(self, zero=("failures_max",))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An input that has not been loaded: the start of its row as text, and what was raised."""
+
+    row: str
+    reason: str
+
+
+@dataclass(slots=True)
+class PartitionResult:
+    """What a task has done.
+
+    Attributes:
+        partition, attempt: of Spark; the attempt that it took the result of.
+        committed: inputs whose transaction has committed; skipped: that had been taken before; failed: the others.
+        stopped: there were too many failures, and it did not go on.
+        seconds: that the task took.
+        failures: the first of them.
+    """
+
+    partition: int
+    attempt: int = 0
+    committed: int = 0
+    skipped: int = 0
+    failed: int = 0
+    stopped: bool = False
+    seconds: float = 0.0
+    failures: list[Failure] = field(default_factory=list)
+
+
+async def load_partition(
+    db: perco.Database,
+    rows: Iterator[Any],
+    key: Callable[[Any], Any] | None,
+    loader: Loader,
+    ledger: Ledger,
+    options: LoadOptions,
+    result: PartitionResult,
+) -> None:
+    """Load what `rows` yields: rows, or (key, row) where `key` is None. Counts in `result`. Keys are such as
+    `ledger.mark` takes.
+
+    Raises: what ends the task.
+    """
+    began = time.perf_counter()
+    retrying = db.options(attempts=options.attempts)
+    ahead: deque[Any] = deque()  # read, and not taken yet
+    reading = trio.Lock()
+    ended = False
+
+    watch = Watch(db, ledger)
+
+    async def take_one(key: Any, row: Any) -> bool:
+        mark = ledger.mark(db, key)
+        for _ in range(_UNKNOWN_MAX):  # the ledger knows: another attempt finds that it has been taken, or meets it
+            try:
+                return await retrying.run(take_input, ledger, watch, mark, loader, row)
+            except CommitUnknown as error:
+                unknown = error
+        raise unknown
+
+    async def read() -> None:
+        nonlocal ended
+        async with reading:
+            if not ahead and not ended:
+                ahead.extend(await trio.to_thread.run_sync(_some, rows))
+                ended = not ahead
+
+    async def take() -> None:
+        while True:
+            if not ahead:
+                if ended:
+                    return
+                await read()
+                continue
+            given = ahead.popleft()
+            row = given if key is not None else given[1]
+            try:
+                taken = await take_one(key(given) if key is not None else given[0], row)
+            except Exception as error:
+                met = first_of(error)  # a loader may have tasks of its own
+                if isinstance(met, CommitUnknown | JobClosed | StoreError) or not isinstance(met, Exception):
+                    raise
+                _failed(result, row, met)
+                if result.failed > options.failures_max:
+                    result.stopped = True
+                    nursery.cancel_scope.cancel()
+            else:
+                if taken:
+                    result.committed += 1
+                else:
+                    result.skipped += 1
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for _ in range(options.concurrency):
+                nursery.start_soon(take)
+    except ExceptionGroup as group:
+        raise first_of(group) from None
+    finally:
+        result.seconds = time.perf_counter() - began
+
+
+def first_of(group: BaseException) -> BaseException:
+    """What Spark shows of several errors at once: the first, with its own traceback."""
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+def _some(rows: Iterator[Any]) -> list[Any]:
+    return list(itertools.islice(rows, _AT_ONCE))
+
+
+def _failed(result: PartitionResult, row: Any, error: Exception) -> None:
+    result.failed += 1
+    if len(result.failures) >= _FAILURES_KEPT:
+        return
+    text = _short(f"{type(error).__name__}: {error}")
+    result.failures.append(Failure(_short(str(row)), text))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _REASON_MAX else text[:_REASON_MAX] + "..."

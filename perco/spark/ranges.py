@@ -1,0 +1,118 @@
+"""Key ranges: from options and filters, and cut into parts. Rows are compared as stored, which is the keys' order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+
+import perco
+from perco.errors import PercoError, UsageError
+from perco.txn.scan import range_of
+
+_DIGITS: Final = 8  # bytes after what two rows have in common by which the space between them is measured
+_ALIKE: Final[dict[str, Any]] = {perco.TEXT.name: str, perco.BYTES.name: (bytes, bytearray), perco.INT64.name: int}
+
+
+class Range(NamedTuple):
+    """Rows from `low` up to but without `high`; None: to the end."""
+
+    low: bytes = b""
+    high: bytes | None = None
+
+    def within(self, other: Range) -> Range:
+        highs = [high for high in (self.high, other.high) if high is not None]
+        return Range(max(self.low, other.low), min(highs, default=None))
+
+    @property
+    def empty(self) -> bool:
+        return self.high is not None and self.low >= self.high
+
+
+def of_options(table: perco.Table[Any], start: str | None, stop: str | None, prefix: str | None) -> Range:
+    """Raises: UsageError for what is no key of the table."""
+
+    def key(name: str, text: str | None) -> Any:
+        if text is None:
+            return None
+        if table.key.name == perco.TEXT.name:
+            return text
+        if table.key.name == perco.INT64.name:
+            try:
+                return int(text)
+            except ValueError:
+                raise UsageError(f"{name}={text!r} is no key of table {table.name!r}: its keys are numbers") from None
+        if table.key.name == perco.BYTES.name:
+            try:
+                return bytes.fromhex(text)
+            except ValueError:
+                raise UsageError(
+                    f"{name}={text!r} is no key of table {table.name!r}: its keys are bytes, and given in hex"
+                ) from None
+        raise UsageError(f"{name}= wants a table whose keys have one part; of {table.name!r} filter the key's fields")
+
+    return Range(*range_of(table, key("start", start), key("stop", stop), key("prefix", prefix)))
+
+
+def of_filter(table: perco.Table[Any], key: str, filter: Filter) -> tuple[Range, bool] | None:
+    """What rows a filter leaves, and whether these are just those that it lets pass; None: it says nothing about keys,
+    or Spark's order of them is not the store's."""
+    if isinstance(filter, IsNotNull):
+        return (Range(), True) if filter.attribute == (key,) else None
+    kinds = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, In, StringStartsWith)
+    if not isinstance(filter, kinds) or filter.attribute != (key,):
+        return None
+    values = list(filter.value) if isinstance(filter, In) else [filter.value]
+    alike = _ALIKE.get(table.key.name)
+    if alike is None or not values or not all(isinstance(value, alike) for value in values):
+        return None
+    try:
+        rows = sorted(table.row(bytes(value) if isinstance(value, bytearray) else value) for value in values)
+        if isinstance(filter, StringStartsWith):
+            return (Range(*range_of(table, None, None, filter.value)), True)
+    except (PercoError, TypeError, ValueError):
+        return None
+    row = rows[0]
+    match filter:
+        case GreaterThan():
+            return Range(row + b"\0"), True
+        case GreaterThanOrEqual():
+            return Range(row), True
+        case LessThan():
+            return Range(b"", row), True
+        case LessThanOrEqual():
+            return Range(b"", row + b"\0"), True
+        case _:
+            return Range(row, rows[-1] + b"\0"), len(rows) == 1
+
+
+def cut(whole: Range, starts: Sequence[bytes]) -> list[Range]:
+    """Its parts, which begin where tablets do."""
+    at = [whole.low, *(start for start in sorted(starts) if start > whole.low)]
+    ends: list[bytes | None] = [*at[1:], None]
+    parts = (Range(low, high).within(whole) for low, high in zip(at, ends, strict=True))
+    return [part for part in parts if not part.empty]
+
+
+def between(first: bytes, last: bytes, parts: int) -> list[bytes]:
+    """Up to `parts - 1` rows that cut the space from `first` to `last` evenly, as if rows were spread evenly in it."""
+    common = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+
+    def number(row: bytes) -> int:
+        return int.from_bytes(row[common : common + _DIGITS].ljust(_DIGITS, b"\0"), "big")
+
+    low, high = number(first), number(last)
+    cuts = {low + (high - low) * n // parts for n in range(1, parts)} - {low}
+    return [first[:common] + n.to_bytes(_DIGITS, "big").rstrip(b"\0") for n in sorted(cuts)]

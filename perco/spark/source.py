@@ -1,0 +1,336 @@
+"""`spark.read.format("perco")` and `df.write.format("perco")`: tables as data frames, each read at one timestamp.
+
+    perco.spark.register(spark, store)
+    docs = spark.read.format("perco").option("table", "docs").option("columns", "title,rank").load()
+    docs.show()
+
+A frame stays at the moment at which it was loaded, whatever is done with it; load it again to see what came later. A
+pin holds that moment, and tasks renew its lease while they read. It has the rows that have a value in any of its
+columns. A partition is a tablet, or a part of one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
+import trio
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.types import StructType
+
+import perco
+from perco.errors import SchemaMismatch, UsageError, must_be_number
+from perco.spark import ranges, sink, types
+from perco.spark.partition import first_of
+from perco.spark.ranges import Range
+from perco.spark.store import Store, reached
+from perco.spark.streaming import streamed
+
+_OPTIONS: Final = ("table", "url", "path", "columns", "ts", "at", "start", "stop", "prefix", "key", "partitions")
+_LEASE_S: Final = 600.0
+_BATCH_ROWS: Final = 4096
+_BATCH_BYTES: Final = 4 << 20
+_PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+
+
+def register(
+    spark: SparkSession,
+    store: str | os.PathLike[str] | Store | None = None,
+    *,
+    lease_s: float = _LEASE_S,
+    push_filters: bool = False,
+) -> None:
+    """Make `format("perco")` known to a session.
+
+    Args:
+        store: where rows are if no `url` is given, and with whose token: it travels in the closures of jobs, and is
+            in no plan. A folder that a process of this machine has open will do where executors are on this machine.
+        push_filters: read only the keys that a query's filters leave. PySpark 4.1 to 4.3 keep what was pushed down for
+        a
+            query with the frame, and read no more for the next one: so only where each frame that is loaded is used in
+            one query, once. Without it, say `start`, `stop` or `prefix`.
+        lease_s: for how long the snapshot of a read is held after the last of its tasks has renewed it, in seconds.
+    """
+    must_be_number("lease_s", lease_s)
+    if not 0 < lease_s < float("inf"):
+        raise UsageError(f"lease_s is {lease_s}: a number of seconds above 0")
+    if store is not None and not isinstance(store, Store):
+        store = reached(store) or Store(url=os.fspath(store))
+    known = store
+
+    class Source(PercoSource):  # not of a module: it travels whole, with what it knows
+        _store = known
+        _lease_s = lease_s
+        _reader = PushingReader if push_filters else PercoReader
+
+    if push_filters:
+        spark.conf.set(_PUSHDOWN, "true")
+    spark.dataSource.register(Source)
+
+
+class Asked:
+    """What a read or a write was asked for: the options of `format("perco")`."""
+
+    def __init__(self, options: Any, store: Store | None, known: tuple[str, ...]) -> None:
+        given = {name: options[name] for name in options}
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise UsageError(f"format('perco') has no option {unknown[0]!r}; it has {', '.join(known)}")
+        self.table: str = given.get("table", "")
+        if not self.table:
+            raise UsageError("format('perco') wants .option('table', NAME); `perco tables STORE` lists them")
+        url = given.get("url") or given.get("path")
+        if url is not None and (store is None or store.url != url):  # what opens one store is not for another
+            store = reached(url) or Store(url=url)
+        if store is None:
+            raise UsageError("format('perco') wants .option('url', ...), or a store that it is registered with")
+        self.store = store
+        self.key: str = given.get("key", "key")
+        self.columns = [name.strip() for name in given["columns"].split(",")] if "columns" in given else None
+        self.ts = _number("ts", given.get("ts"))
+        self.at = _moment(given.get("at"))
+        if self.ts is not None and self.at is not None:
+            raise UsageError("give either ts or at, not both")
+        self.start, self.stop, self.prefix = (given.get(name) for name in ("start", "stop", "prefix"))
+        self.partitions = _number("partitions", given.get("partitions")) or 1
+
+    def table_of(self, db: perco.Database) -> perco.Table[Any]:
+        if self.table not in db.schema.tables:
+            raise UsageError(f"there is no table {self.table!r}; there are: {', '.join(sorted(db.schema.tables))}")
+        return db.schema.tables[self.table]
+
+    def columns_of(self, table: perco.Table[Any]) -> list[perco.Column[Any, Any]]:
+        return [table.columns[name] for name in (table.columns if self.columns is None else self.columns)]
+
+
+def _number(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or not int(text):
+        raise UsageError(f"{name}={text!r}: it is a whole number from 1 on")
+    return int(text)
+
+
+def _moment(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"at={text!r}: write a time as in 2026-11-22T18:30:00+00:00") from None
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+class PercoSource(DataSource):
+    """See the module. Made known by `register`."""
+
+    _store: ClassVar[Store | None] = None
+    _lease_s: ClassVar[float] = _LEASE_S
+    _reader: ClassVar[type[PercoReader]]
+    _moment: tuple[int, str] | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "perco"
+
+    def schema(self) -> StructType:
+        asked = Asked(self.options, self._store, _OPTIONS)
+
+        async def main() -> StructType:
+            async with asked.store.reading() as db:
+                table = asked.table_of(db)
+                self._moment = await _moment_of(db, asked, self._lease_s)
+                return types.schema_of(table, asked.key, asked.columns_of(table))
+
+        return trio.run(main)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        asked = Asked(self.options, self._store, _OPTIONS)
+        if self._moment is None and asked.ts is None and asked.at is None:
+            raise UsageError(
+                "a frame with a schema of its own wants ts or at: else each of its queries has a moment of its own"
+            )
+        return self._reader(asked, schema, self._lease_s, self._moment)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        asked = Asked(self.options, self._store, sink.OPTIONS)
+        return sink.PercoWriter(asked.store, asked.table, asked.key, schema, overwrite=overwrite)
+
+
+async def _moment_of(db: perco.Database, asked: Asked, lease_s: float) -> tuple[int, str]:
+    """The timestamp to read at, and the name of the pin that holds it; "": in a folder that nobody has open there is
+    none, and nobody who would remove anything."""
+    if db.local.readonly:
+        async with db.snapshot(ts=asked.ts, at=asked.at) as snap:
+            return snap.start_ts, ""
+    name = f"spark {secrets.token_hex(8)}"
+    async with db.pin(name, lease_s=lease_s, ts=asked.ts, at=asked.at, owner=_owner(asked), keep=True) as pin:
+        return pin.start_ts, name
+
+
+def _owner(asked: Asked) -> str:
+    return f"spark: {asked.table} (process {os.getpid()})"
+
+
+class Span(InputPartition):
+    """What one task reads: the rows of a range, at a timestamp that a pin of that name holds."""
+
+    def __init__(self, range: Range, ts: int, pin: str) -> None:
+        super().__init__(None)
+        self.range, self.ts, self.pin = range, ts, pin
+
+
+class PercoReader(DataSourceReader):
+    """Plans a read, and reads a part of it."""
+
+    def __init__(self, asked: Asked, schema: StructType, lease_s: float, moment: tuple[int, str] | None) -> None:
+        self._asked, self._schema, self._lease_s, self._moment = asked, schema, lease_s, moment
+        self._range = Range()
+
+    def partitions(self) -> list[Span]:
+        return trio.run(self._plan)
+
+    async def _plan(self) -> list[Span]:
+        asked = self._asked
+        async with self._asked.store.reading() as db:
+            table = asked.table_of(db)
+            self._columns_of(table)
+            whole = ranges.of_options(table, asked.start, asked.stop, asked.prefix).within(self._range)
+            if whole.empty:
+                return []
+            ts, pin = self._moment or await _moment_of(db, asked, self._lease_s)
+            parts = ranges.cut(whole, db.local.store.bounds(table.name))
+            if len(parts) < asked.partitions:
+                parts = await self._finer(db, table, ts, parts)
+            return [Span(part, ts, pin) for part in parts]
+
+    async def _finer(self, db: perco.Database, table: perco.Table[Any], ts: int, parts: list[Range]) -> list[Range]:
+        each = -(-self._asked.partitions // len(parts))
+        out = []
+        async with db.snapshot(ts=ts) as snap:
+            for part in parts:
+                ends = []
+                for reverse in (False, True):
+                    scan = snap._scan_between(table, *part, limit=1, reverse=reverse)
+                    ends += [table.row(row.key) async for row in scan]
+                out += ranges.cut(part, ranges.between(ends[0], ends[1], each)) if ends else []
+        return out
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, Span):  # Spark's own, where there is none of ours
+            return iter(())
+        return streamed(lambda send: self._read(partition, send))
+
+    async def _read(self, span: Span, send: Any) -> None:
+        try:
+            await self._read_span(span, send)
+        except ExceptionGroup as group:
+            raise first_of(group) from None
+
+    async def _read_span(self, span: Span, send: Any) -> None:
+        async with self._asked.store.reading() as db, trio.open_nursery() as nursery:
+            table = self._asked.table_of(db)
+            columns = self._columns_of(table)
+            if span.pin:
+                await nursery.start(self._renew, db, span)
+            async with db.snapshot(ts=span.ts) as snap:
+                batch = Batch(table, columns, self._asked.key, self._schema)
+                async for row in snap._scan_between(table, *span.range, columns=columns):
+                    batch.add(row)
+                    if batch.full:
+                        await send(batch.taken())
+                if batch.rows:
+                    await send(batch.taken())
+            nursery.cancel_scope.cancel()
+
+    async def _renew(self, db: perco.Database, span: Span, task_status: Any) -> None:
+        asked = self._asked
+        async with db.pin(span.pin, lease_s=self._lease_s, ts=span.ts, owner=_owner(asked), keep=True) as pin:
+            task_status.started()
+            while True:
+                await trio.sleep(self._lease_s / 3)
+                await pin.renew()
+
+    def _columns_of(self, table: perco.Table[Any]) -> list[perco.Column[Any, Any]]:
+        """Those that the frame has, which may be fewer than were asked for, and in another order."""
+        names = [name for name in self._schema.fieldNames() if name != self._asked.key]
+        missing = [name for name in names if name not in table.columns]
+        if missing:
+            raise SchemaMismatch(
+                f"table {table.name!r} has no column {missing[0]!r}; it has {', '.join(table.columns)}"
+            )
+        columns = [table.columns[name] for name in names]
+        known = types.schema_of(table, self._asked.key, columns)
+        for field in self._schema:
+            if field.dataType != known[field.name].dataType:
+                raise SchemaMismatch(
+                    f"{table.name}.{field.name} is {known[field.name].dataType.simpleString()}, and the frame's schema "
+                    f"says {field.dataType.simpleString()}; cast it after reading"
+                )
+        return columns
+
+
+class PushingReader(PercoReader):
+    """... and pushes filters down: see `register`."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        async def main() -> perco.Table[Any]:
+            async with self._asked.store.reading() as db:
+                return self._asked.table_of(db)
+
+        table = trio.run(main)
+        for filter in filters:
+            found = ranges.of_filter(table, self._asked.key, filter)
+            if found is not None:
+                self._range = self._range.within(found[0])
+            if found is None or not found[1]:
+                yield filter
+
+
+class Batch:
+    """Rows on their way to Arrow."""
+
+    def __init__(
+        self, table: perco.Table[Any], columns: list[perco.Column[Any, Any]], key: str, schema: StructType
+    ) -> None:
+        by_name: dict[str, Any] = {column.name: column for column in columns}
+        self._names = schema.fieldNames()
+        self._columns = [None if name == key else by_name[name] for name in self._names]
+        codecs = [table.key if column is None else column.codec for column in self._columns]
+        self._makes = [types.reading(codec) for codec in codecs]
+        fields = zip(self._names, codecs, schema, strict=True)
+        self._schema = pa.schema([pa.field(name, types.arrow_type(c), field.nullable) for name, c, field in fields])
+        self._values: list[list[Any]] = [[] for _ in self._names]
+        self.rows = self._bytes = 0
+
+    def add(self, row: perco.Row[Any]) -> None:
+        self.rows += 1
+        for column, make, values in zip(self._columns, self._makes, self._values, strict=True):
+            value = row.key if column is None else row[column]
+            if value is not None and make is not None:
+                value = make(value)
+            if isinstance(value, str | bytes):
+                self._bytes += len(value)
+            values.append(value)
+
+    @property
+    def full(self) -> bool:
+        return self.rows >= _BATCH_ROWS or self._bytes >= _BATCH_BYTES
+
+    def taken(self) -> pa.RecordBatch:
+        arrays = [pa.array(values, field.type) for values, field in zip(self._values, self._schema, strict=True)]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        self._values = [[] for _ in self._names]
+        self.rows = self._bytes = 0
+        return batch

@@ -1,0 +1,196 @@
+"""How executors reach a store, and a folder that is served for as long as a job lasts."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from pyspark.sql import SparkSession
+
+import perco
+from perco.errors import StoreLocked, Unavailable, UsageError
+from perco.rpc import addresses
+from perco.rpc.addresses import Address
+from perco.rpc.crossing import unpack_error
+from perco.serve import tokens
+from perco.serve.opening import SOCKET, joining, open
+from perco.storage import owner
+
+_TOKEN_BYTES: Final = 24
+_VALID: Final = datetime.timedelta(days=30)
+_END_S: Final = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Store:
+    """Where a served store is, and what it wants to hear. A plain value that travels in the closures of a job.
+
+    Attributes:
+        url: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT"; or a folder that a process of this machine has open.
+        token: what a server on TCP wants to hear. Not shown by `repr`.
+        ca: PEM certificates that a tls:// server's is checked against, or a file of them; "": the system's.
+    """
+
+    url: str
+    token: str = field(default="", repr=False)
+    ca: str = field(default="", repr=False)
+
+    def options(self) -> perco.Options:
+        return perco.Options(wire=perco.WireOptions(ca_file=self.ca))
+
+    def joining(self) -> joining:
+        """For a program that takes the store's own schema."""
+        return joining(self.url, options=self.options(), token=self.token or None)
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[perco.Database]:
+        """To read, under the store's own schema: of whoever serves it, or beside the next owner of a folder that nobody
+        has open."""
+        async with AsyncExitStack() as stack:
+            try:
+                db = await stack.enter_async_context(self.joining())
+            except Unavailable:
+                if addresses.is_address(self.url):
+                    raise
+                db = await stack.enter_async_context(open(self.url, readonly=True))
+            yield db
+
+    def open(self, schema: perco.Schema) -> open:
+        """For a program that declares its schema."""
+        return open(self.url, schema, options=self.options(), token=self.token or None)
+
+
+def reached(store: str | os.PathLike[str] | Store) -> Store | None:
+    """A store that is served already; None: a folder, which is not.
+
+    Raises: UsageError.
+    """
+    if isinstance(store, Store):
+        return store if addresses.is_address(store.url) else None
+    if not isinstance(store, str | os.PathLike):
+        raise UsageError(f"store= takes a folder, an address or a perco.spark.Store, not {store!r}")
+    text = os.fspath(store)
+    if text == "memory:":
+        raise UsageError('executors cannot reach a store that is in memory: give a folder, as in "store/"')
+    if not addresses.is_address(text):
+        return None
+    address = addresses.parse(text)
+    token = os.environ.get("PERCO_TOKEN", "") or tokens.find(address).decode()
+    return Store(url=text, token=token)
+
+
+@contextmanager
+def serve(
+    folder: str | os.PathLike[str] | Store, spark: SparkSession, *, host: str | None = None, durability: str = "power"
+) -> Iterator[Store]:
+    """Serve a folder to the executors of a session while the block lasts.
+
+    A process of its own does so, which ends when the block does, or when this process dies, whatever the cause; then
+    the folder can be opened again. Where the executors are on this machine (`local[n]`) it listens on a socket in the
+    folder, for this user alone; else over TLS at a port of this machine, with a certificate and a token made for this
+    block. What is served already, an address or a `Store`, is passed on as it is.
+
+    Args:
+        folder: made if there is none.
+        host: by which the executors reach this machine; by default as Spark's own driver does, `spark.driver.host`.
+        durability: as in `perco.Options`.
+
+    Raises: StoreLocked where another process has the folder open and the executors are elsewhere; UsageError, and what
+    `perco.open` raises.
+    """
+    store = reached(folder)
+    if store is not None:
+        yield store
+        return
+    path = Path(folder.url if isinstance(folder, Store) else folder).expanduser().absolute()
+    master = str(spark.sparkContext.master)
+    here = master.startswith("local") and not master.startswith("local-cluster")
+    order: dict[str, Any] = {"path": str(path), "durability": durability, "listen": [], "pid": os.getpid()}
+    order |= {"token": "", "certificate": "", "key": ""}
+    if not here:
+        host = host or str(spark.conf.get("spark.driver.host"))
+        order["certificate"], order["key"] = _certificate(host)
+        order["token"] = secrets.token_hex(_TOKEN_BYTES)
+        order["listen"] = [str(Address(None, host, 0, tls=True))]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "perco.serve.lending"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment()
+    )
+    with child:
+        try:
+            at = _ordered(child, order, path)
+            if here or not order["listen"]:
+                yield Store(url=f"unix:{path / SOCKET}")
+            else:
+                yield Store(url=at[0], token=order["token"], ca=order["certificate"])
+        finally:
+            assert child.stdin is not None
+            child.stdin.close()
+            try:
+                child.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                raise
+
+
+def _environment() -> dict[str, str]:
+    """So that the child finds what this process has found."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def _ordered(child: subprocess.Popen[bytes], order: dict[str, Any], path: Path) -> list[str]:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(json.dumps(order).encode() + b"\n")
+    child.stdin.flush()
+    line = child.stdout.readline()
+    if not line:
+        raise Unavailable(f"the process that was to serve {path} ended with {child.wait()}; it has said why on stderr")
+    answer = json.loads(line)
+    if "error" in answer:
+        raise unpack_error(msgpack.unpackb(bytes.fromhex(answer["error"])))
+    if order["listen"] and not answer["at"]:
+        raise StoreLocked(str(path), *owner(path))
+    at: list[str] = answer["at"]
+    return at
+
+
+def _certificate(host: str) -> tuple[str, str]:
+    """(certificate, key) for this host, made for one job, as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "perco")])
+    try:
+        alternative: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        alternative = x509.DNSName(host)
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
+        .not_valid_after(now + _VALID)
+        .add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode()

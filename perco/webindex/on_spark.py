@@ -1,0 +1,182 @@
+"""The web index on Spark: crawled by tasks, loaded through them, observed by them; read back as a data frame.
+
+    sources --(a task each)--> pages --(load)--> store <--(observers, as tasks)--> search index
+
+What is exported goes into a file beside the store, so it is this process that exports, while tasks run all else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar, cast
+
+import trio
+from pyspark import Accumulator
+from pyspark.sql import SparkSession
+
+import perco
+import perco.spark
+from perco.errors import UsageError
+from perco.webindex.crawl import CrawlError, Skipped, read_crawl
+from perco.webindex.index import WebIndex
+from perco.webindex.pages import Page, canonical_url, pack
+from perco.webindex.search import SearchIndex
+from perco.webindex.service import Service, search_path, serve
+
+T = TypeVar("T")
+
+_JOB: Final = "perco web load"
+_EXPORT: Final = "export"
+_INDEX: Final = WebIndex()
+
+schema: Final = WebIndex().schema
+del schema.observers[_EXPORT]  # this is what the driver runs
+
+
+async def load_page(txn: perco.Transaction, page: Page) -> None:
+    """The loader."""
+    await _INDEX.load(txn, page)
+
+
+# ------------------------------------------------------------------ on the executors
+
+
+def crawled(skipped: Accumulator[int], given: tuple[int, Sequence[str]]) -> Iterator[tuple[str, tuple[Any, Page]]]:
+    """What a crawler delivers of a source: the page of each URL, and where it stood. Raises: CrawlError."""
+    number, source = given
+    command = [sys.executable, "-m", "perco.webindex.crawl", *source]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True) as crawler:
+        assert crawler.stdout is not None
+        try:
+            for at, record in enumerate(read_crawl(cast(BinaryIO, crawler.stdout))):
+                url = canonical_url(record.url) if isinstance(record, Page) else None
+                if isinstance(record, Page) and url is not None:
+                    yield url, ((number, at), record)
+                elif isinstance(record, Page | Skipped):
+                    skipped.add(1)
+            if crawler.wait():
+                raise CrawlError(f"the crawler of {' '.join(source)} ended with {crawler.returncode}")
+        finally:
+            crawler.kill()
+
+
+def later(one: tuple[Any, Page], other: tuple[Any, Page]) -> tuple[Any, Page]:
+    """Of two pages of one URL that which came last, as where one process loads them."""
+    return one if one[0] > other[0] else other
+
+
+def key_of(page: Page) -> tuple[str, bytes]:
+    """A page that has changed since a load that failed is another input."""
+    return page.url, blake2b(pack(page), digest_size=16).digest()
+
+
+def _page(given: tuple[Any, Page]) -> Page:
+    return given[1]
+
+
+# ------------------------------------------------------------------ on the driver
+
+
+def split(arguments: Sequence[str]) -> list[list[str]]:
+    """The crawler's arguments, for a task each: every source by itself, with what is said of all of them.
+
+    Raises: UsageError for a limit of several sources together.
+    """
+    sources: list[list[str]] = []
+    shared: list[str] = []
+    left = list(arguments)
+    while left:
+        some, left = (left[:1], left[1:]) if left[0] == "--stdlib" else (left[:2], left[2:])
+        if some[0] in ("--limit", "--seed"):
+            shared += some
+        else:
+            sources.append(some)
+    if "--limit" in shared and len(sources) > 1:
+        raise UsageError("on Spark each source is crawled by a task of its own: give --limit with one source")
+    return [[*source, *shared] for source in sources] or [shared]
+
+
+def session(master: str) -> SparkSession:
+    """A Spark whose Python is this one, unless the environment says otherwise. Raises: UsageError."""
+    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+        raise UsageError("Spark needs Java 17 or newer, and there is no java here: apt install openjdk-17-jre-headless")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("perco web").master(master)
+    for name, value in (("spark.ui.showConsoleProgress", "false"), ("spark.log.level", "ERROR")):
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+async def on_spark(spark: SparkSession, work: Callable[[], T]) -> T:
+    """What blocks, in a thread; whoever cancels this cancels Spark's jobs."""
+    try:
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+    except trio.Cancelled:
+        spark.sparkContext.cancelAllJobs()
+        raise
+
+
+async def load(service: Service, spark: SparkSession, store: perco.spark.Store, sources: Sequence[str]) -> None:
+    """Crawl, load and observe, until all is searchable; counts in `service.loaded`."""
+    context = spark.sparkContext
+    skipped = context.accumulator(0)
+    tasks = list(enumerate(split(sources)))
+    found = context.parallelize(tasks, len(tasks)).flatMap(partial(crawled, skipped))
+    pages = found.reduceByKey(later, max(len(tasks), context.defaultParallelism)).values().map(_page)
+    counts = service.loaded
+    done = await on_spark(
+        spark, lambda: perco.spark.load(pages, store, load_page, schema=_INDEX.schema, key=key_of, job=_JOB)
+    )
+    counts.crawled, counts.changed, counts.unchanged = done.committed + done.skipped, done.committed, done.skipped
+    counts.skipped, counts.done = skipped.value, True
+    await on_spark(spark, lambda: perco.spark.acknowledge(store, _JOB, spark))
+    await on_spark(spark, lambda: perco.spark.drain(spark, store, schema))
+    await service.remember_sources(sources)
+
+
+async def both(folder: Path, limit: int | None, say: Callable[[str], None]) -> bool:
+    """`perco demo --spark`: the documentation of this Python by way of Spark, and embedded; whether they are equal."""
+    sources = ["--limit", str(limit)] if limit is not None else []
+    say(f"1  Spark begins: a crawl, loaders and observers as its tasks; the store is {folder}/spark")
+    spark = await trio.to_thread.run_sync(session, "local[*]")
+    try:
+        began = time.monotonic()
+        with perco.spark.serve(folder / "spark", spark) as store:
+            async with serve(folder / "spark") as service:
+                await load(service, spark, store, sources)
+                await service.db.wait_idle()
+                say(f"   {service.loaded.crawled} pages loaded and searchable after {time.monotonic() - began:.0f} s")
+            say("\n2  A snapshot of it as a data frame: the documents with the most duplicates.")
+            await on_spark(spark, partial(_show, spark, store))
+    finally:
+        await trio.to_thread.run_sync(spark.stop)
+    say(f"\n3  The same pages, loaded by one process: {folder}/embedded")
+    began = time.monotonic()
+    async with serve(folder / "embedded") as service:
+        await service.load(sources)
+        await service.db.wait_idle()
+        say(f"   {service.loaded.crawled} pages loaded and searchable after {time.monotonic() - began:.0f} s")
+    digests = []
+    for name in ("spark", "embedded"):
+        with SearchIndex(search_path(folder / name)) as search:
+            digests.append(search.digest())
+    say(f"\n4  Are they equal? sha256 {digests[0][:16]}... by way of Spark, {digests[1][:16]}... embedded")
+    return digests[0] == digests[1]
+
+
+def _show(spark: SparkSession, store: perco.spark.Store) -> None:
+    perco.spark.register(spark, store)
+    dups = spark.read.format("perco").options(table="dups", columns="canonical,listing").load()
+    dups.createOrReplaceTempView("dups")
+    spark.sql(
+        "select canonical, size(from_json(get_json_object(listing, '$[2]'), 'array<string>')) as duplicates "
+        "from dups where canonical is not null order by duplicates desc, canonical limit 5"
+    ).show(truncate=60)

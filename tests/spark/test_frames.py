@@ -1,0 +1,363 @@
+"""`format("perco")`: tables as data frames, and data frames as cells."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import trio
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession, functions as F
+
+import perco
+import perco.spark
+from perco.errors import UsageError
+from perco.spark.ledger import LEDGER, RUN, TAKEN, JobClosed
+from perco.spark.sink import PercoWriter
+from perco.spark.source import Asked
+from perco.spark.streaming import streamed
+from tests.spark import app
+
+
+@pytest.fixture(scope="module")
+def store(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[perco.spark.Store]:
+    """Three hundred pages in two tablets; ten pairs; some counts."""
+    folder = tmp_path_factory.mktemp("frames") / "store"
+
+    async def fill() -> None:
+        async with perco.open(folder, app.schema) as db, db.transaction() as txn:
+            for n in range(300):
+                txn.set(app.body, f"k{n:06}", f"body {n}")
+                if n % 3:
+                    txn.set(app.size, f"k{n:06}", n)
+            txn.set(app.raw, "k000001", b"\x00\xff")
+            txn.set(app.rank, "k000001", 0.5)
+            txn.set(app.fine, "k000001", True)
+            txn.set(app.tree, "k000001", {"a": [1, None]})
+            txn.set(app.pack, "k000001", [b"\xff", "x"])
+            for n in range(10):
+                txn.set(app.weight, ("p", n), n / 2)
+
+    trio.run(fill)
+    with perco.spark.serve(folder, spark) as served:
+        perco.spark.register(spark, served)
+        yield served
+
+
+def read(spark: SparkSession, **options: Any) -> DataFrame:
+    return spark.read.format("perco").options(**options).load()
+
+
+def write(frame: DataFrame, table: str, mode: str = "append", **options: Any) -> None:
+    frame.write.format("perco").options(table=table, **options).mode(mode).save()
+
+
+def transact(store: perco.spark.Store, function: Any) -> Any:
+    async def main() -> Any:
+        async with store.joining() as db:
+            return await db.run(function)
+
+    return trio.run(main)
+
+
+def plan(frame: DataFrame) -> str:
+    return str(frame._jdf.queryExecution().executedPlan().toString())
+
+
+def test_a_table_is_read_whole_with_the_types_of_the_catalogue(spark: SparkSession, store: perco.spark.Store) -> None:
+    frame = read(spark, table="pages")
+    assert frame.schema.simpleString() == (
+        "struct<key:string,body:string,size:bigint,raw:binary,rank:double,fine:boolean,tree:string,pack:string>"
+    )
+    assert frame.rdd.getNumPartitions() == 2
+    rows = sorted(frame.collect())
+    assert len(rows) == 300
+    assert rows[0] == Row("k000000", "body 0", None, None, None, None, None, None)
+    assert tuple(rows[1]) == (
+        "k000001",
+        "body 1",
+        1,
+        bytearray(b"\x00\xff"),
+        0.5,
+        True,
+        '{"a": [1, null]}',
+        '["/w==", "x"]',
+    )
+
+
+def test_keys_of_several_parts(spark: SparkSession, store: perco.spark.Store) -> None:
+    frame = read(spark, table="pairs")
+    assert frame.schema.simpleString() == "struct<key:struct<_1:string,_2:bigint>,weight:double>"
+    assert frame.filter("key._2 >= 4").agg(F.sum("weight")).collect() == [Row(19.5)]
+
+
+def test_columns_that_are_not_named_are_not_read(spark: SparkSession, store: perco.spark.Store) -> None:
+    assert read(spark, table="pages", columns="size, fine").columns == ["key", "size", "fine"]
+    now = str(transact(store, _now))
+    own = spark.read.format("perco").schema("size long, key string")
+    chosen = own.options(table="pages", ts=now).load()
+    assert chosen.filter("size < 5").orderBy("size").collect() == [Row(n, f"k{n:06}") for n in (1, 2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("condition", "count", "left"),
+    [
+        ("key >= 'k000100' and key < 'k000200'", 100, False),
+        ("'k000007' = key", 1, False),
+        ("key like 'k00001%'", 10, False),
+        ("key in ('k000001', 'k000299', 'zzz')", 2, True),
+        ("key > 'k000298' and size > 5", 1, True),
+        ("key like '%7'", 30, True),
+        ("size % 2 = 0", 100, True),
+    ],
+)
+def test_filters_of_the_key_become_a_range(
+    spark: SparkSession, store: perco.spark.Store, condition: str, count: int, left: bool
+) -> None:
+    for pushed in (False, True):
+        perco.spark.register(spark, store, push_filters=pushed)
+        frame = read(spark, table="pages", columns="body,size").filter(condition)
+        assert frame.count() == count
+        assert (" Filter " in plan(frame)) == (left or not pushed)
+    perco.spark.register(spark, store)
+
+
+def test_a_range_without_rows(spark: SparkSession, store: perco.spark.Store) -> None:
+    perco.spark.register(spark, store, push_filters=True)
+    assert read(spark, table="pages", start="b").filter("key < 'a'").count() == 0
+    assert read(spark, table="pages").filter("key > 'z'").count() == 0
+    perco.spark.register(spark, store)
+
+
+def test_queries_of_one_frame_do_not_see_each_others_filters(spark: SparkSession, store: perco.spark.Store) -> None:
+    frame = read(spark, table="pages", columns="body").filter("key like 'k%'")
+    some = frame.filter("key < 'k000003'")
+    assert (some.count(), frame.count()) == (3, 300)
+    assert some.union(frame.filter("key >= 'k000295'")).count() == 8
+    assert frame.join(some, "key", "left_anti").count() == 297
+
+
+async def _now(txn: perco.Transaction) -> int:
+    return txn.start_ts
+
+
+def test_a_frame_with_a_schema_of_its_own_is_told_its_moment(spark: SparkSession, store: perco.spark.Store) -> None:
+    with pytest.raises(PySparkException, match="wants ts or at"):
+        spark.read.format("perco").option("table", "pages").schema("key string").load().count()
+    own = spark.read.format("perco").schema("key string, size string")
+    frame = own.options(table="pages", ts=str(transact(store, _now))).load()
+    with pytest.raises(PySparkException, match=r"pages.size is bigint, and the frame's schema says string; cast it"):
+        frame.count()
+
+
+def test_a_token_is_not_said_to_another_store(store: perco.spark.Store) -> None:
+    secret = perco.spark.Store(url="tls://one.example:1", token="secret", ca="ca")
+    for url, token in ((None, "secret"), ("tls://one.example:1", "secret"), ("tcp://other.example:1", "")):
+        asked = Asked({"table": "t", **({"url": url} if url else {})}, secret, ("table", "url"))
+        assert asked.store.token == token
+    assert "secret" not in repr(secret)
+
+
+def test_ranges_and_parts_are_options(spark: SparkSession, store: perco.spark.Store) -> None:
+    frame = read(spark, table="pages", start="k000050", stop="k000250", partitions=6)
+    assert frame.rdd.getNumPartitions() >= 6
+    assert sorted(row.key for row in frame.collect()) == [f"k{n:06}" for n in range(50, 250)]
+    assert read(spark, table="pages", prefix="k00000").count() == 10
+
+
+def test_a_job_reads_one_snapshot_which_is_pinned(spark: SparkSession, store: perco.spark.Store) -> None:
+    frame = read(spark, table="counts")
+    before = transact(store, _bump_all)
+    assert frame.count() == 0  # as it was when it was loaded
+    assert frame.filter("key >= 'a'").count() == 0
+    assert read(spark, table="counts").count() == 3
+    transact(store, _bump_all)
+    assert {row.count_ for row in read(spark, table="counts", ts=before).toDF("key", "count_").collect()} == {1}
+    pins = transact(store, _pins)
+    assert pins
+    assert all(pin.name.startswith("spark ") and pin.owner.startswith("spark: ") for pin in pins)
+
+
+async def _bump_all(txn: perco.Transaction) -> int:
+    for name in ("a", "m", "z"):
+        await app.bump(txn, {"name": name})
+    return await txn.commit()
+
+
+async def _pins(txn: perco.Transaction) -> list[perco.Pin]:
+    return await txn._client.pins()
+
+
+def test_a_write_sets_cells_and_leaves_the_rest(spark: SparkSession, store: perco.spark.Store) -> None:
+    rows = [("w1", "one", 1), ("w2", None, 2), ("w3", "three", None)]
+    write(spark.createDataFrame(rows, "key string, body string, size int"), "pages")
+    written = read(spark, table="pages", columns="body,size", prefix="w")
+    assert sorted(map(tuple, written.collect()), key=str) == sorted(rows, key=str)
+    write(spark.createDataFrame([(None, "w1"), (22, "w2")], "size long, key string"), "pages", "overwrite")
+    written = read(spark, table="pages", columns="body,size", prefix="w")
+    assert [tuple(row) for row in written.orderBy("key").collect()] == [
+        ("w1", "one", None),
+        ("w2", None, 22),
+        ("w3", "three", None),
+    ]
+
+
+def test_what_was_written_is_read_back_as_it_was(spark: SparkSession, store: perco.spark.Store) -> None:
+    pairs = [(("q", n), n / 4) for n in range(500)]
+    schema = "key struct<_1: string, _2: bigint>, weight double"
+    frame = spark.createDataFrame(pairs, schema).repartition(3)
+    write(frame, "pairs")
+    back = read(spark, table="pairs").filter("key._1 = 'q'")
+    assert back.exceptAll(frame).count() == frame.exceptAll(back).count() == 0
+    tree = spark.createDataFrame([("t", '{"a": 1}', "[1, 2.5]")], "key string, tree string, pack string")
+    write(tree, "pages")
+    assert transact(store, _tree) == ({"a": 1}, (1, 2.5))
+
+
+async def _tree(txn: perco.Transaction) -> Any:
+    return await txn.get(app.tree, "t"), await txn.get(app.pack, "t")
+
+
+def test_a_row_that_came_again_does_not_put_back_what_has_changed_since(
+    spark: SparkSession, store: perco.spark.Store
+) -> None:
+    """As the task of a write that Spark runs again, its batches in another order."""
+    frame = spark.createDataFrame([("x", "y")], "key string, body string")
+    writer = PercoWriter(store, "pages", "key", frame.schema, overwrite=False)
+    batches = [pa.RecordBatch.from_pydict({"key": [f"x{n:04}"], "body": ["first"]}) for n in range(300)]
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield from batches
+        raise OSError("once")
+
+    with pytest.raises(OSError, match="once"):
+        writer.write(failing())
+    transact(store, _change)
+    written = writer.write(reversed(batches))
+    assert written.rows + written.skipped == 300
+    assert written.skipped > 200
+    assert transact(store, _marks) == 300
+    writer.commit([written])
+    found = read(spark, table="pages", columns="body", prefix="x").groupBy("body").count().collect()
+    assert sorted(found) == [Row("changed", 1), Row("first", 299)]
+    assert transact(store, _ledger) == transact(store, _marks) == 0
+    with pytest.raises(JobClosed):
+        writer.write(iter(batches))  # an attempt that has outlived its job
+
+
+async def _change(txn: perco.Transaction) -> None:
+    assert await txn.get(app.body, "x0000") == "first"
+    txn.set(app.body, "x0000", "changed")
+
+
+async def _marks(txn: perco.Transaction) -> int:
+    pages = txn._client.schema.tables["pages"]
+    return len([row async for row in txn.scan(pages, columns=[pages.hidden[TAKEN]])])
+
+
+async def _ledger(txn: perco.Transaction) -> int:
+    return len([row async for row in txn.scan(LEDGER, columns=[RUN])])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "wants .option"),
+        ({"table": "nope"}, "there is no table 'nope'; there are: counts, pages"),
+        ({"table": "pages", "columns": "nope"}, "no column of table 'pages' named 'nope'"),
+        ({"table": "pages", "tabel": "x"}, "has no option 'tabel'"),
+        ({"table": "pages", "ts": "x"}, "ts='x': it is a whole number"),
+        ({"table": "pages", "ts": "1", "at": "2026-01-01"}, "either ts or at"),
+        ({"table": "pages", "at": "x"}, "write a time as in"),
+        ({"table": "pages", "ts": "99999999"}, "there is no snapshot at 99999999"),
+        ({"table": "pages", "key": "body"}, "has a column 'body'"),
+        ({"table": "pairs", "start": "x"}, "keys have one part"),
+        ({"table": "pages", "url": "unix:/nowhere"}, "Unavailable"),
+    ],
+)
+def test_bad_options_are_told(spark: SparkSession, store: perco.spark.Store, options: Any, said: str) -> None:
+    with pytest.raises(PySparkException, match=said):
+        read(spark, **options).collect()
+
+
+@pytest.mark.parametrize(
+    ("schema", "row", "said"),
+    [
+        ("key string, body int", ("a", 1), "takes string, and the frame has int; cast it"),
+        ("key string, nope string", ("a", "b"), "has no column 'nope'"),
+        ("body string", ("a",), "no column 'key'"),
+        ("key int, body string", (1, "a"), "pages.key takes string"),
+        ("key string, body array<string>", ("a", ["b"]), "takes string, and the frame has array<string>"),
+        ("key string, body string", (None, "b"), "cannot be written, its key is null: "),
+        ("key string, body string", ("k" * 500, "b"), "cannot be written, .*k{40}"),
+        ("key string, tree string", ("a", "{"), "cannot be written, Expecting"),
+    ],
+)
+def test_a_frame_that_does_not_fit_is_refused(
+    spark: SparkSession, store: perco.spark.Store, schema: str, row: Any, said: str
+) -> None:
+    before = transact(store, _ledger)
+    frame = spark.createDataFrame([row], schema)
+    with pytest.raises(PySparkException, match=said):
+        write(frame, "pages")
+    assert transact(store, _ledger) == before == 0
+
+
+def test_a_folder_that_nobody_has_open_is_read_where_executors_are_here(spark: SparkSession, tmp_path: Path) -> None:
+    async def fill() -> None:
+        async with perco.open(tmp_path / "s", app.schema) as db:
+            await db.run(_bump_all)
+
+    trio.run(fill)
+    assert read(spark, table="counts", url=str(tmp_path / "s")).count() == 3
+    with pytest.raises(PySparkException, match=r"no process has .* open"):
+        write(spark.createDataFrame([("a", 1)], "key string, count long"), "counts", url=str(tmp_path / "s"))
+
+
+def test_a_snapshot_that_is_not_kept_any_more_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    async def fill() -> int:
+        schema = perco.Schema(app.counts, keep=perco.Keep(seconds=0))
+        async with perco.open(tmp_path / "s", schema) as db:
+            ts = await db.run(_bump_all)
+            await db.run(_bump_all)
+            await db.vacuum()
+            return ts
+
+    ts = trio.run(fill)
+    with pytest.raises(PySparkException, match="SnapshotTooOld"):
+        read(spark, table="counts", url=str(tmp_path / "s"), ts=ts).collect()
+
+
+def test_what_is_streamed_is_made_two_ahead_and_no_more_when_nobody_takes_it() -> None:
+    made: list[int] = []
+    ended: list[bool] = []
+
+    async def make(send: Any) -> None:
+        try:
+            for n in range(100):
+                made.append(n)
+                await send(n)
+        finally:
+            ended.append(True)
+
+    with contextlib.closing(streamed(make)) as stream:
+        assert [next(stream) for _ in range(5)] == [0, 1, 2, 3, 4]
+        assert len(made) <= 8
+    assert ended == [True]
+    assert len(made) <= 8
+    assert list(streamed(make)) == list(range(100))
+
+
+def test_what_fails_while_it_is_streamed_comes_out() -> None:
+    async def make(send: Any) -> None:
+        await send(1)
+        raise UsageError("so")
+
+    stream = streamed(make)
+    assert next(stream) == 1
+    with pytest.raises(UsageError, match="so"):
+        next(stream)

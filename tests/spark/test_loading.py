@@ -1,0 +1,211 @@
+"""`load` through a Spark: what comes again, what dies half way, what fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from pyspark.sql import DataFrame, SparkSession
+
+import perco
+import perco.spark
+from perco.errors import UsageError
+from perco.spark.ledger import LEDGER, jobs
+from perco.txn.check import check
+from tests.spark import app
+
+QUICK = perco.Options(durability="process")
+
+
+def totals(folder: Path) -> dict[str, int]:
+    """How often each name has been counted; nothing is left to repair."""
+
+    async def main() -> dict[str, int]:
+        async with perco.open(folder, app.schema) as db, db.snapshot() as snap:
+            found = {row.key: row.get(app.count, 0) async for row in snap.scan(app.counts)}
+            result = await check(db.driver.store, ts=db.oracle.last)
+            assert result.clean, result.findings
+            return found
+
+    return trio.run(main)
+
+
+def open_jobs(folder: Path) -> dict[str, bool]:
+    async def main() -> dict[str, bool]:
+        async with perco.open(folder, perco.Schema(LEDGER)) as db:
+            return await jobs(db)
+
+    return trio.run(main)
+
+
+def frame(spark: SparkSession, count: int, *, names: int = 5, die: Callable[[int], str] = lambda n: "") -> DataFrame:
+    rows = [(n, f"n{n % names}", die(n)) for n in range(count)]
+    return spark.createDataFrame(rows, "id long, name string, die string").repartition(4).cache()
+
+
+def test_every_row_takes_effect_and_is_counted(spark: SparkSession, tmp_path: Path) -> None:
+    loaded = perco.spark.load(frame(spark, 500), tmp_path / "s", app.bump, schema=app.schema, key="id")
+    assert (loaded.committed, loaded.skipped, loaded.failed) == (500, 0, 0)
+    assert totals(tmp_path / "s") == {f"n{n}": 100 for n in range(5)}
+    assert open_jobs(tmp_path / "s") == {}  # it had no name, so nobody can go on with it
+    rows = loaded.dataframe.collect()
+    assert sum(row.committed for row in rows) == 500
+    assert [row.partition for row in rows] == [0, 1, 2, 3]
+    assert str(loaded).endswith("500 committed, 0 taken before, 0 failed")
+
+
+def test_a_named_job_goes_on_where_it_ended_until_it_is_acknowledged(spark: SparkSession, tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    with perco.spark.serve(store, spark) as served:
+        for rows, committed, skipped in ((200, 200, 0), (300, 100, 200)):
+            loaded = perco.spark.load(
+                frame(spark, rows), served, "tests.spark.app:bump", schema=app.schema, key=lambda row: row.id, job="j"
+            )
+            assert (loaded.committed, loaded.skipped) == (committed, skipped)
+        assert perco.spark.acknowledge(served, "j", spark) == 300
+        loaded = perco.spark.load(frame(spark, 10), served, app.bump, key="id", job="j")
+        assert loaded.committed == 10
+    assert sum(totals(store).values()) == 310
+    assert open_jobs(store) == {"j": True}
+
+
+def test_marks_beside_what_is_loaded(spark: SparkSession, tmp_path: Path) -> None:
+    pages = spark.createDataFrame([(f"k{n:06}", f"body {n}") for n in range(300)], "url string, body string")
+    given: dict[str, Any] = {"schema": app.schema, "key": "url", "beside": app.pages, "job": "j"}
+    for committed in (300, 0):
+        assert perco.spark.load(pages, tmp_path / "s", app.load, **given).committed == committed
+    assert perco.spark.acknowledge(tmp_path / "s", "j", spark) == 300
+    assert perco.spark.load(pages, tmp_path / "s", app.load, **given).committed == 300
+    with pytest.raises(UsageError, match="goes with key="):
+        perco.spark.load(pages, tmp_path / "s", app.load, schema=app.schema, beside=app.pages)
+    with pytest.raises(perco.spark.LoadFailed, match="TypeError"):  # no key of that table
+        perco.spark.load(pages, tmp_path / "s", app.load, schema=app.schema, key=lambda row: 5, beside=app.pages)
+
+
+def test_of_equal_rows_each_counts_wherever_they_lie_and_again_none(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [("a", 1), ("b", 2), ("a", 1), ("a", 1), ("b", 3)] * 8
+    for split in (1, 4):  # other partitions, another order
+        data = spark.createDataFrame(rows, "name string, n long").repartition(split)
+        loaded = perco.spark.load(data, tmp_path / "s", app.bump, schema=app.schema, job="j")
+        assert loaded.committed == (40 if split == 1 else 0)
+        rows.reverse()
+    assert totals(tmp_path / "s") == {"a": 24, "b": 16}
+
+
+def test_an_rdd_of_dicts(spark: SparkSession, tmp_path: Path) -> None:
+    rdd = spark.sparkContext.parallelize([{"name": "a"}, {"name": "b"}, {"name": "a"}], 2)
+    assert perco.spark.load(rdd, tmp_path / "s", app.bump, schema=app.schema).committed == 3
+    assert totals(tmp_path / "s") == {"a": 2, "b": 1}
+
+
+def test_a_python_worker_that_is_killed_half_way(spark: SparkSession, tmp_path: Path) -> None:
+    rows = frame(spark, 800, die=lambda n: str(tmp_path / f"died-{n}") if n == 420 else "")
+    loaded = perco.spark.load(rows, tmp_path / "s", app.die_once, schema=app.schema, key="id", concurrency=16)
+    assert {path.name for path in tmp_path.glob("died-*")} == {"died-420"}
+    assert loaded.committed + loaded.skipped == 800
+    assert loaded.skipped  # by the ledger: they had committed before their worker died
+    assert max(part.attempt for part in loaded.partitions) >= 1
+    assert totals(tmp_path / "s") == {f"n{n}": 160 for n in range(5)}
+
+
+def test_a_task_that_dies_after_its_transactions_committed(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark never knew: all of the partition comes again."""
+
+    def die(partition: int, rows: Any) -> Any:
+        yield from rows
+        marker = tmp_path / f"died-{partition}"
+        if not marker.exists():
+            marker.touch()
+            raise OSError("the end of the input was bad, once")
+
+    rdd = frame(spark, 1200).rdd.mapPartitionsWithIndex(die)
+    loaded = perco.spark.load(rdd, tmp_path / "s", app.bump, schema=app.schema, key="id")
+    assert len(list(tmp_path.glob("died-*"))) == 4
+    assert loaded.committed + loaded.skipped == 1200
+    assert loaded.skipped > 400
+    assert totals(tmp_path / "s") == {f"n{n}": 240 for n in range(5)}
+
+
+def test_rows_that_fail_are_told_with_their_reason_and_mended_later(spark: SparkSession, tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    with pytest.raises(
+        perco.spark.LoadFailed, match=r"ValueError: \d+ is not to be had, of Row\(id=.*job='j'"
+    ) as raised:
+        perco.spark.load(frame(spark, 100), store, app.refuse, schema=app.schema, key="id", job="j")
+    assert raised.value.loaded.failed >= 1
+    options = perco.spark.LoadOptions(failures_max=10)
+    loaded = perco.spark.load(frame(spark, 100), store, app.refuse, key="id", job="j", options=options)
+    assert loaded.failed == 10
+    assert {failure.reason for failure in loaded.failures} == {
+        f"ValueError: {n} is not to be had" for n in range(3, 100, 10)
+    }
+    loaded = perco.spark.load(frame(spark, 100), store, app.bump, key="id", job="j")
+    assert (loaded.committed, loaded.skipped) == (10, 90)
+
+
+def test_bad_arguments_are_told_before_anything_runs(spark: SparkSession, tmp_path: Path) -> None:
+    data = frame(spark, 1)
+
+    def load(*args: Any, **more: Any) -> None:
+        perco.spark.load(*args, **{"schema": app.schema, "key": "id", **more})
+
+    for rows, store, loader, said in (
+        ([1], tmp_path / "s", app.bump, "takes a DataFrame or an RDD, not list"),
+        (data, tmp_path / "s", app.not_async, "`async def` function"),
+        (data, tmp_path / "s", "tests.spark.app:nope", "no attribute 'nope'"),
+        (data, tmp_path / "s", "nowhere:x", "no module 'nowhere'"),
+        (data, tmp_path / "s", "x", "write MODULE:NAME"),
+        (data, "memory:", app.bump, "in memory"),
+        (data, 5, app.bump, "takes a folder"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            load(rows, store, loader)
+    with pytest.raises(UsageError, match="job= is a name"):
+        load(data, tmp_path / "s", app.bump, job="")
+    with pytest.raises(perco.Unavailable):
+        load(data, f"unix:{tmp_path}/nobody", app.bump)
+
+
+def test_arguments_of_a_wrong_kind(spark: SparkSession, tmp_path: Path) -> None:
+    data = frame(spark, 1)
+    own = perco.Codec("own", lambda text: text.encode(), lambda row: bytes(row).decode(), ordered=True)
+    for given, said in (
+        ({"options": {}}, "takes perco.spark.LoadOptions"),
+        ({"schema": "app:schema"}, "takes a perco.Schema"),
+        ({"key": 5}, "a column's name or a function"),
+        ({"beside": perco.Table("own", key=own)}, "perco's own codecs"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            perco.spark.load(data, tmp_path / "s", app.bump, **{"schema": app.schema, "key": "id", **given})
+
+
+def test_a_job_that_spark_gives_up_says_how_to_go_on(spark: SparkSession, tmp_path: Path) -> None:
+    def fail(rows: Any) -> Any:
+        yield from rows
+        raise OSError("the end of the input is bad")
+
+    rdd = frame(spark, 100).rdd.mapPartitions(fail)
+    with pytest.raises(Exception, match="the end of the input is bad") as raised:
+        perco.spark.load(rdd, tmp_path / "s", app.bump, schema=app.schema, key="id")
+    [note] = raised.value.__notes__
+    [job] = perco.spark.jobs(tmp_path / "s", spark)
+    assert job in note
+
+
+def test_a_key_that_is_missing_fails_its_row(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(perco.spark.LoadFailed, match="no column 'uri'"):
+        perco.spark.load(frame(spark, 3), tmp_path / "s", app.bump, schema=app.schema, key="uri")
+
+
+def test_a_store_that_another_process_has_open_is_loaded_through_it(spark: SparkSession, tmp_path: Path) -> None:
+    with perco.spark.serve(tmp_path / "s", spark), perco.spark.serve(tmp_path / "s", spark) as second:
+        assert perco.spark.load(frame(spark, 20), second, app.bump, schema=app.schema, key="id").committed == 20
+    assert sum(totals(tmp_path / "s").values()) == 20
+
+
+def test_a_table_that_the_store_does_not_have(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(perco.spark.LoadFailed, match=r"SchemaMismatch: .*not in the schema"):
+        perco.spark.load(frame(spark, 3), tmp_path / "s", app.bump, key="id")

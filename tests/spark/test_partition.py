@@ -1,0 +1,354 @@
+"""A task's rows, without Spark: what is counted, what is left out, how far it reads ahead, what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+
+import perco
+from perco.errors import CommitUnknown, UsageError
+from perco.spark import ledger as ledgers
+from perco.spark.keys import chosen, valued
+from perco.spark.ledger import LEDGER, RUN, TAKEN, JobClosed, Ledger, Watch, take, taken_in
+from perco.spark.partition import LoadOptions, PartitionResult, load_partition
+from tests.spark import app
+
+SCHEMA = perco.Schema(*app.schema.tables.values(), LEDGER)
+taken_in(app.counts)
+
+
+@asynccontextmanager
+async def opened(beside: str = "") -> AsyncIterator[tuple[perco.Database, Ledger]]:
+    async with perco.open("memory:", SCHEMA) as db:
+        yield db, await ledgers.begin(db, "job", beside)
+
+
+async def loaded(
+    db: perco.Database, ledger: Ledger, rows: Iterator[Any] | list[Any], loader: Any = app.bump, **options: Any
+) -> PartitionResult:
+    result = PartitionResult(0)
+    key = valued("name") if ledger.beside else chosen("id")
+    await load_partition(db, iter(rows), key, loader, ledger, LoadOptions(**options), result)
+    return result
+
+
+def inputs(count: int, names: int = 7) -> list[dict[str, Any]]:
+    return [{"id": n, "name": f"n{n % names}"} for n in range(count)]
+
+
+async def total(db: perco.Database) -> int:
+    async with db.snapshot() as snap:
+        return sum([row.get(app.count, 0) async for row in snap.scan(app.counts)])
+
+
+async def test_each_input_takes_effect_once_though_it_comes_again() -> None:
+    async with opened() as (db, ledger):
+        first = await loaded(db, ledger, inputs(100))
+        again = await loaded(db, ledger, [*inputs(130), *inputs(130)])
+        assert (first.committed, first.skipped, first.failed) == (100, 0, 0)
+        assert (again.committed, again.skipped) == (30, 230)
+        assert await total(db) == 130
+
+
+async def test_two_attempts_at_once() -> None:
+    async with opened() as (db, ledger):
+        results: list[PartitionResult] = []
+
+        async def attempt() -> None:
+            results.append(await loaded(db, ledger, inputs(200), concurrency=16))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(attempt)
+            nursery.start_soon(attempt)
+        assert await total(db) == 200
+        assert [each.committed + each.skipped for each in results] == [200, 200]
+        assert sum(each.committed for each in results) == 200
+
+
+async def test_a_row_that_fails_is_told_and_leaves_nothing() -> None:
+    async with opened() as (db, ledger):
+        result = await loaded(db, ledger, inputs(100), app.refuse, failures_max=1000)
+        assert (result.committed, result.failed, result.stopped) == (90, 10, False)
+        assert result.failures[0].reason.startswith("ValueError: ")
+        assert "'id': " in result.failures[0].row
+        async with db.snapshot() as snap:
+            taken = [row.key async for row in snap.scan(LEDGER, columns=[RUN])]
+        assert len(taken) == 91  # and the job
+        assert (await loaded(db, ledger, inputs(100))).committed == 10
+
+
+async def test_too_many_failures_end_it_and_no_more_is_read() -> None:
+    read = 0
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal read
+        for row in inputs(10_000):
+            read += 1
+            yield row
+
+    async with opened() as (db, ledger):
+        result = await loaded(db, ledger, rows(), app.refuse, failures_max=2, concurrency=4)
+        assert result.stopped
+        assert result.failed >= 3
+        assert read < 500
+
+
+async def test_no_more_is_read_than_is_taken() -> None:
+    read = 0
+    gate = trio.Event()
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal read
+        for row in inputs(1000):
+            read += 1
+            yield row
+
+    async def wait(txn: perco.Transaction, row: Any) -> None:
+        await gate.wait()
+        await app.bump(txn, row)
+
+    async with opened() as (db, ledger), trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: loaded(db, ledger, rows(), wait, concurrency=8))
+        while not read:  # a thread reads
+            await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert read <= 128
+        gate.set()
+    assert read == 1000
+
+
+async def test_a_job_that_is_over_takes_nothing_any_more() -> None:
+    async with opened() as (db, ledger):
+        await loaded(db, ledger, inputs(50))
+        assert await ledgers.jobs(db) == {"job": True}
+        assert await ledgers.acknowledge(db, "job") == 50
+        assert await ledgers.jobs(db) == {}
+        assert await ledgers.acknowledge(db, "job") == 0
+        with pytest.raises(JobClosed):
+            await loaded(db, ledger, inputs(60))
+        again = await ledgers.begin(db, "job")
+        with pytest.raises(JobClosed):
+            await loaded(db, ledger, inputs(60))
+        assert (await loaded(db, again, inputs(60))).committed == 60
+        assert await total(db) == 110
+
+
+@pytest.mark.parametrize("beside", ["", "counts"])
+async def test_a_task_that_began_before_its_job_was_over_changes_nothing(beside: str) -> None:
+    """Of an attempt that was slow: it had looked before its input was taken, and before the end."""
+    async with opened(beside) as (db, ledger):
+        key = valued("name") if beside else chosen("id")
+        mark = ledger.mark(db, key(inputs(1)[0]))
+        late = await db.begin()
+        assert await take(late, ledger, Watch(db, ledger), mark, app.bump, inputs(1)[0])
+        await loaded(db, ledger, inputs(1))
+        await ledgers.acknowledge(db, "job")
+        with pytest.raises(perco.WriteConflict):
+            await late.commit()
+        assert await total(db) == 1
+        with pytest.raises(JobClosed):
+            await take(await db.begin(), ledger, Watch(db, ledger), mark, app.bump, inputs(1)[0])
+
+
+async def test_a_look_is_later_than_who_asks() -> None:
+    """Who begins, is overtaken by another attempt, and looks then, finds its input taken."""
+    async with opened() as (db, ledger):
+        late = await db.begin()
+        await loaded(db, ledger, inputs(1))
+        mark = ledger.mark(db, chosen("id")(inputs(1)[0]))
+        assert not await take(late, ledger, Watch(db, ledger), mark, app.bump, inputs(1)[0])
+
+
+async def test_who_looks_for_others_may_be_cancelled() -> None:
+    async with opened() as (db, ledger):
+        watch = Watch(db, ledger)
+        mark = ledger.mark(db, b"x")
+        await watch._looking.acquire()
+        scope = trio.CancelScope()
+
+        async def first() -> None:
+            with scope:
+                await watch.before(mark)
+
+        told: list[bytes | None] = []
+
+        async def other() -> None:
+            told.append(await watch.before(mark))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(other)
+            nursery.start_soon(other)
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            watch._looking.release()
+        assert told == [None, None]
+
+
+@pytest.mark.parametrize("beside", ["", "counts"])
+async def test_an_acknowledgement_that_was_interrupted_is_ended_by_who_opens_the_job_again(
+    beside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(beside) as (db, ledger):
+        await loaded(db, ledger, inputs(40, 1000))
+
+        async def dies(*_: Any) -> int:
+            raise OSError("so")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ledgers, "_forget", dies)
+            with pytest.raises(OSError, match="so"):
+                await ledgers.acknowledge(db, "job")
+        assert await ledgers.jobs(db) == {"job": False}
+        again = await ledgers.begin(db, "job", beside)
+        assert await _marks(db) == 0
+        assert (await loaded(db, again, inputs(10))).committed == (7 if beside else 10)
+        assert await ledgers.acknowledge(db, "job") == (7 if beside else 10)
+
+
+async def _marks(db: perco.Database) -> int:
+    """Of inputs, wherever they lie."""
+    async with db.snapshot() as snap:
+        rows = [row.key async for row in snap.scan(LEDGER, columns=[RUN])]
+        beside = [row async for row in snap.scan(app.counts, columns=[app.counts.hidden[TAKEN]])]
+    return len([key for key in rows if len(key) > 8]) + len(beside)
+
+
+async def test_marks_beside_the_rows_of_two_jobs() -> None:
+    async with opened("counts") as (db, one):
+        other = await ledgers.begin(db, "other", "counts")
+        for ledger in (one, other, one, other):
+            result = await loaded(db, ledger, inputs(20, 20))
+            assert result.committed + result.skipped == 20
+        assert await total(db) == 40
+        assert await _marks(db) == 20
+        assert await ledgers.acknowledge(db, "job") == 20
+        assert await _marks(db) == 20
+        assert (await loaded(db, other, inputs(20, 20))).skipped == 20
+        assert await ledgers.acknowledge(db, "other") == 20
+        assert await _marks(db) == 0
+        async with db.snapshot() as snap:
+            assert [row.values() async for row in snap.scan(app.counts, limit=1)] == [{"count": 2}]
+
+
+async def test_a_job_keeps_its_marks_where_it_began_to() -> None:
+    async with opened("counts") as (db, _):
+        with pytest.raises(UsageError, match="begun with beside='counts'"):
+            await ledgers.begin(db, "job")
+
+
+async def test_no_more_marks_than_there_is_room_for() -> None:
+    async with opened("counts") as (db, ledger):
+        for n in range(64):
+            assert (await loaded(db, await ledgers.begin(db, f"job {n}", "counts"), inputs(1))).committed == 1
+        with pytest.raises(perco.PercoError, match="64 jobs have taken this key"):
+            async with db.transaction() as txn:
+                await take(txn, ledger, Watch(db, ledger), ledger.mark(db, "n0"), app.bump, inputs(1)[0])
+
+
+async def test_marks_of_jobs_that_are_over_make_room() -> None:
+    async with opened("counts") as (db, ledger):
+        for n in range(64):  # each had a transaction under way when it was acknowledged
+            one = await ledgers.begin(db, f"job {n}", "counts")
+            late = await db.begin()
+            assert await take(late, one, Watch(db, one), one.mark(db, "n0"), app.bump, inputs(1)[0])
+            await ledgers.acknowledge(db, f"job {n}")
+            await late.commit()
+        assert (await loaded(db, ledger, inputs(1))).committed == 1
+        async with db.snapshot() as snap:
+            assert await snap.get(app.counts.hidden[TAKEN], "n0") == ledger.run
+
+
+async def test_a_key_that_is_none_fails_its_own_row_alone() -> None:
+    async with opened("counts") as (db, ledger):
+        rows = inputs(100, 100)
+        rows[50]["name"] = "x" * 500
+        rows[60]["name"] = 5
+        result = await loaded(db, ledger, rows, failures_max=5)
+        assert (result.committed, result.failed) == (98, 2)
+        assert {failure.reason.split(":")[0] for failure in result.failures} == {"TooLarge", "TypeError"}
+
+
+async def test_a_loader_that_discards_has_failed() -> None:
+    async def discards(txn: perco.Transaction, row: Any) -> None:
+        txn.discard()
+
+    async with opened() as (db, ledger):
+        result = await loaded(db, ledger, inputs(1), discards, failures_max=1)
+        assert (result.committed, result.failed) == (0, 1)
+        assert "discarded its transaction" in result.failures[0].reason
+
+
+async def test_a_loader_with_tasks_of_its_own_meets_a_store_that_is_away() -> None:
+    async def away(txn: perco.Transaction, row: Any) -> None:
+        async with trio.open_nursery():
+            raise perco.Unavailable("away")
+
+    async with opened() as (db, ledger):
+        with pytest.raises(perco.Unavailable):
+            await loaded(db, ledger, inputs(5), away, failures_max=100)
+
+
+async def test_one_look_is_for_many() -> None:
+    async with opened() as (db, ledger):
+        watch = Watch(db, ledger)
+        looks = 0
+        read = watch._read
+
+        async def counted(look: Any) -> None:
+            nonlocal looks
+            looks += 1
+            await read(look)
+
+        watch._read = counted  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            for n in range(100):
+                nursery.start_soon(watch.before, ledger.mark(db, b"%d" % n))
+        assert 1 <= looks <= 3
+
+
+async def test_a_commit_of_which_nobody_knows_is_tried_again_and_counted_once() -> None:
+    async with opened() as (db, ledger):
+        told = 0
+
+        async def lost(txn: perco.Transaction, row: Any) -> None:
+            nonlocal told
+            await app.bump(txn, row)
+            if row["id"] == 5 and not told:
+                told += 1
+                await txn.commit()
+                raise CommitUnknown("token", "told so")
+
+        result = await loaded(db, ledger, inputs(20), lost)
+        assert told == 1
+        assert (result.committed, result.skipped) == (19, 1)
+        assert await total(db) == 20
+
+
+async def test_a_store_that_goes_away_ends_the_task() -> None:
+    async def away(txn: perco.Transaction, row: Any) -> None:
+        raise perco.Unavailable("away")
+
+    async with opened() as (db, ledger):
+        with pytest.raises(perco.Unavailable):
+            await loaded(db, ledger, inputs(20), away)
+
+
+@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"failures_max": -1}, {"attempts": 1.5}])
+def test_options_of_a_wrong_kind(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"LoadOptions: .*{next(iter(wrong))}"):
+        LoadOptions(**wrong)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, 5])
+def test_a_job_has_a_name(name: Any) -> None:
+    with pytest.raises(UsageError, match="job= is a name"):
+        ledgers.row_of(name)
