@@ -9,7 +9,7 @@ meets the other (T1, snapshot isolation's first committer) and, run again, finds
 
 Two tablets in one transaction cost two rounds of syncs, and most loaders write to one. Where an input's key is that of
 a row which the loader writes, its mark can lie *beside* what is written: in a hidden column of that row, next to those
-of other jobs. Then the mark costs next to nothing, as it goes with the row.
+of other jobs. Then the mark goes with the row: one cell more, in the same step.
 
     row KEY                _taken       the runs of jobs that have taken the input of this key
 
@@ -269,7 +269,8 @@ async def _forget(
 
     total = 0
     keys: list[Any] = []
-    async with db.snapshot() as snap:  # those of tasks that are left over meet their end: nobody marks any more
+    # Who begins now finds the job closed; who has begun may still mark what nobody had taken.
+    async with db.snapshot() as snap:
         async for found in snap._scan_between(table, low, high, columns=[column]):
             if run in (found[column] or b""):
                 keys.append(found.key)

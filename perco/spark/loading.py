@@ -112,7 +112,7 @@ def load(
             tuple of such. Two inputs with one key are one. By default the whole row, and of equal rows each counts:
             that moves rows between partitions, so that equal ones meet.
         beside: a table in which the input's key is that of a row that `loader` writes. Then the ledger's mark lies in
-            that row, and costs next to nothing; else it costs another tablet in each transaction.
+            that row, which costs one cell; else it costs another tablet in each transaction.
         job: by which it is known when it is run again. Without one it is acknowledged when it has ended.
         concurrency: transactions in flight in each partition, in place of `options.concurrency`.
 

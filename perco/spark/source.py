@@ -57,8 +57,7 @@ def register(
         store: where rows are if no `url` is given, and with whose token: it travels in the closures of jobs, and is
             in no plan. A folder that a process of this machine has open will do where executors are on this machine.
         push_filters: read only the keys that a query's filters leave. PySpark 4.1 to 4.3 keep what was pushed down for
-        a
-            query with the frame, and read no more for the next one: so only where each frame that is loaded is used in
+            one query with the frame, and read no more for the next: so only where each frame that is loaded is used in
             one query, once. Without it, say `start`, `stop` or `prefix`.
         lease_s: for how long the snapshot of a read is held after the last of its tasks has renewed it, in seconds.
     """
