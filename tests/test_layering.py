@@ -14,6 +14,7 @@ ROOT = Path(perco.__file__).parent
 LAYERS = [
     "errors",
     "options",
+    "naming",
     "tuning",
     "rpc",
     "storage",
@@ -75,7 +76,7 @@ ORDER = {
     "sync": ["threads", "held", "attempts", "observing", "database", "opening"],
     "aio": ["guest", "held", "attempts", "observing", "database", "opening"],
     "spark": [
-        *("naming", "keys", "ledger", "partition", "streaming", "store", "types", "ranges"),
+        *("keys", "ledger", "partition", "streaming", "store", "types", "ranges"),
         *("sink", "source", "loading", "draining"),
     ],
 }

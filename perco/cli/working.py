@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -15,6 +14,7 @@ import perco
 from perco.cli.keeping import keep
 from perco.cli.screen import FINE, FOUND, complain, show_json, show_table
 from perco.errors import UsageError
+from perco.naming import named
 
 _AGAIN_S: Final = 1.0  # before a process that died is started again
 
@@ -51,20 +51,9 @@ async def work(
 
 def _schema(what: str) -> perco.Schema:
     """The schema that MODULE:NAME names. Raises: UsageError."""
-    module, colon, name = what.partition(":")
-    if not colon or not module or not name:
-        raise UsageError(f"{what!r}: write MODULE:SCHEMA, such as app:schema for `schema` in app.py")
     sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module.split(".")[0] == error.name:
-            raise UsageError(f"there is no module {module!r} in this folder, or where Python looks") from error
-        raise
-    except AttributeError as error:
-        raise UsageError(f"{what}: {error}") from error
+    form = "MODULE:SCHEMA, such as app:schema for `schema` in app.py"
+    found = named(what, form, "in this folder, or where Python looks")
     if not isinstance(found, perco.Schema):
         raise UsageError(f"{what} is {type(found).__name__}, not a perco.Schema")
     if not found.observers:

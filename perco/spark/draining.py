@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 import perco
 from perco.errors import UsageError
-from perco.spark.naming import named
-from perco.spark.store import Store, serve
+from perco.naming import named
+from perco.spark.store import WHERE, Store, serve
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ def named_schema(schema: perco.Schema | str) -> perco.Schema:
         return schema
     if not isinstance(schema, str):
         raise UsageError(f"drain takes a perco.Schema, or MODULE:NAME of one, not {schema!r}")
-    found = named(schema, "app:schema")
+    found = named(schema, "MODULE:NAME, such as app:schema", WHERE)
     if not isinstance(found, perco.Schema):
         raise UsageError(f"{schema} is {type(found).__name__}, not a perco.Schema")
     return found

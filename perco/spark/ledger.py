@@ -23,12 +23,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
 
 import perco
-from perco.errors import PercoError, UsageError
+from perco.errors import CommitUnknown, PercoError, UsageError
+
+T = TypeVar("T")
 
 _JOB_BYTES: Final = 8
 _INPUT_BYTES: Final = 16
@@ -36,6 +38,7 @@ _RUN_BYTES: Final = 12
 _REMOVED: Final = 1000  # inputs in one transaction
 _NAME_MAX: Final = 200
 
+_UNKNOWN_MAX: Final = 10  # commits of one transaction of which nobody knows
 _RUNS_MAX: Final = 64  # open jobs that have taken one key
 TAKEN: Final = "_taken"
 
@@ -80,22 +83,19 @@ class Ledger:
 
     def has(self, value: bytes | None) -> bool:
         """Whether a mark says that this run has taken the input."""
-        return value is not None and any(value[at : at + _RUN_BYTES] == self.run for at in _each(value))
+        return self.run in _runs(value)
 
     async def marked(self, txn: perco.Transaction, before: bytes | None) -> bytes:
         """The mark that says so. Raises: PercoError."""
         if not self.beside:
             return self.run
-        if before is not None and len(before) >= _RUNS_MAX * _RUN_BYTES:
+        runs = _runs(before)
+        if len(runs) >= _RUNS_MAX:
             jobs_open = {row[RUN] async for row in txn.scan(LEDGER, columns=[NAME, RUN]) if row[NAME] is not None}
-            before = b"".join(
-                before[at : at + _RUN_BYTES] for at in _each(before) if before[at : at + _RUN_BYTES] in jobs_open
-            )
-            if len(before) >= _RUNS_MAX * _RUN_BYTES:
-                raise PercoError(
-                    f"{_RUNS_MAX} jobs have taken this key and are open: acknowledge those that have ended"
-                )
-        return (before or b"") + self.run
+            runs = [run for run in runs if run in jobs_open]
+        if len(runs) >= _RUNS_MAX:
+            raise PercoError(f"{_RUNS_MAX} jobs have taken this key and are open: acknowledge those that have ended")
+        return b"".join([*runs, self.run])
 
 
 def taken_in(table: perco.Table[Any]) -> perco.Column[Any, bytes]:
@@ -103,8 +103,9 @@ def taken_in(table: perco.Table[Any]) -> perco.Column[Any, bytes]:
     return table.hide(TAKEN, perco.BYTES)
 
 
-def _each(value: bytes) -> range:
-    return range(0, len(value), _RUN_BYTES)
+def _runs(mark: bytes | None) -> list[bytes]:
+    """Of jobs that have taken an input, as its mark says."""
+    return [mark[at : at + _RUN_BYTES] for at in range(0, len(mark), _RUN_BYTES)] if mark else []
 
 
 class _Look:
@@ -188,6 +189,20 @@ async def take(
     return True
 
 
+async def surely(retrying: perco.Retrying, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """As `retrying.run`. Of a commit of which nobody knows, another attempt finds out by its marks, or it meets it.
+
+    Raises: CommitUnknown, when that comes again and again.
+    """
+    for left in reversed(range(_UNKNOWN_MAX)):
+        try:
+            return await retrying.run(function, *args)
+        except CommitUnknown:
+            if not left:
+                raise
+    raise AssertionError("it has returned, or raised")
+
+
 async def begin(db: perco.Database, job: str, beside: str = "") -> Ledger:
     """Open a job, or go on with it. Raises: UsageError where it has its marks elsewhere."""
     row = row_of(job)
@@ -255,11 +270,7 @@ async def _forget(
     async def remove(txn: perco.Transaction, keys: list[Any]) -> int:
         changed = 0
         for key, mark in (await txn.get_many(column, keys)).items():
-            left = (
-                b"".join(mark[at : at + _RUN_BYTES] for at in _each(mark) if mark[at : at + _RUN_BYTES] != run)
-                if mark
-                else b""
-            )
+            left = b"".join(each for each in _runs(mark) if each != run)
             if left:
                 txn.set(column, key, left)
             else:
@@ -272,7 +283,7 @@ async def _forget(
     # Who begins now finds the job closed; who has begun may still mark what nobody had taken.
     async with db.snapshot() as snap:
         async for found in snap._scan_between(table, low, high, columns=[column]):
-            if run in (found[column] or b""):
+            if run in _runs(found[column]):
                 keys.append(found.key)
             if len(keys) == _REMOVED:
                 total += await db.run(remove, keys)

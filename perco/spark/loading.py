@@ -16,11 +16,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 import perco
 from perco.errors import PercoError, UsageError
+from perco.naming import named
 from perco.spark import keys, ledger as ledgers
 from perco.spark.ledger import LEDGER, Ledger
-from perco.spark.naming import named
 from perco.spark.partition import Failure, Loader, LoadOptions, PartitionResult, load_partition
-from perco.spark.store import Store, serve
+from perco.spark.store import WHERE, Store, serve
 from perco.txn.codecs import TupleCodec, codec_named
 
 _COLUMNS: Final = (
@@ -220,7 +220,7 @@ def _loader(loader: Loader | str) -> Loader | str:
 
 
 def _named(name: str) -> Loader:
-    found: Loader = named(name, "app:load_page")
+    found: Loader = named(name, "MODULE:NAME, such as app:load_page", WHERE)
     _must_load(found, name)
     return found
 

@@ -13,6 +13,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,10 +22,9 @@ import trio
 import perco
 from perco.errors import CommitUnknown, StoreError
 from perco.options import check_options
-from perco.spark.ledger import JobClosed, Ledger, Watch, take as take_input
+from perco.spark.ledger import JobClosed, Ledger, Watch, surely, take as take_input
 
 _REASON_MAX: Final = 500  # characters of what is told of a failure
-_UNKNOWN_MAX: Final = 10  # commits of one input of which nobody knows
 _FAILURES_KEPT: Final = 100
 _AT_ONCE: Final = 64  # rows read at once
 
@@ -99,15 +99,6 @@ async def load_partition(
 
     watch = Watch(db, ledger)
 
-    async def take_one(key: Any, row: Any) -> bool:
-        mark = ledger.mark(db, key)
-        for _ in range(_UNKNOWN_MAX):  # the ledger knows: another attempt finds that it has been taken, or meets it
-            try:
-                return await retrying.run(take_input, ledger, watch, mark, loader, row)
-            except CommitUnknown as error:
-                unknown = error
-        raise unknown
-
     async def read() -> None:
         nonlocal ended
         async with reading:
@@ -125,7 +116,8 @@ async def load_partition(
             given = ahead.popleft()
             row = given if key is not None else given[1]
             try:
-                taken = await take_one(key(given) if key is not None else given[0], row)
+                mark = ledger.mark(db, key(given) if key is not None else given[0])
+                taken = await surely(retrying, take_input, ledger, watch, mark, loader, row)
             except Exception as error:
                 met = first_of(error)  # a loader may have tasks of its own
                 if isinstance(met, CommitUnknown | JobClosed | StoreError) or not isinstance(met, Exception):
@@ -141,11 +133,10 @@ async def load_partition(
                     result.skipped += 1
 
     try:
-        async with trio.open_nursery() as nursery:
-            for _ in range(options.concurrency):
-                nursery.start_soon(take)
-    except ExceptionGroup as group:
-        raise first_of(group) from None
+        with one_error():
+            async with trio.open_nursery() as nursery:
+                for _ in range(options.concurrency):
+                    nursery.start_soon(take)
     finally:
         result.seconds = time.perf_counter() - began
 
@@ -155,6 +146,15 @@ def first_of(group: BaseException) -> BaseException:
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]
     return group
+
+
+@contextmanager
+def one_error() -> Iterator[None]:
+    """Of those of a nursery inside."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        raise first_of(group) from None
 
 
 def _some(rows: Iterator[Any]) -> list[Any]:

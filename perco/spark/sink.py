@@ -21,10 +21,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ByteType, DataType, DoubleType, FloatType, IntegerType, LongType, ShortType, StructType
 
 import perco
-from perco.errors import CommitUnknown, SchemaMismatch, UsageError
+from perco.errors import SchemaMismatch, UsageError
 from perco.spark import ledger as ledgers, types
-from perco.spark.ledger import LEDGER, Ledger, Watch
-from perco.spark.partition import first_of
+from perco.spark.ledger import LEDGER, Ledger, Watch, surely
+from perco.spark.partition import one_error
 from perco.spark.store import Store
 
 OPTIONS: Final = ("table", "url", "path", "key")
@@ -32,7 +32,6 @@ _ROWS: Final = 100  # in a transaction
 _BYTES: Final = 1 << 20
 _CONCURRENCY: Final = 16
 _ATTEMPTS: Final = 50
-_UNKNOWN_MAX: Final = 10
 _WIDER: Final[dict[type[DataType], DataType]] = {  # what is stored as something wider
     ByteType: LongType(),
     ShortType: LongType(),
@@ -75,7 +74,7 @@ class PercoWriter(DataSourceArrowWriter):
             cells = Cells(_table(db, self._table), self._key, self._names, overwrite=self._overwrite)
             watch = Watch(db, self._ledger)
             send, receive = trio.open_memory_channel[Any](0)
-            try:
+            with one_error():
                 async with trio.open_nursery() as nursery, send:
                     async with receive:
                         for _ in range(_CONCURRENCY):
@@ -83,8 +82,6 @@ class PercoWriter(DataSourceArrowWriter):
                     while (batch := await trio.to_thread.run_sync(next, batches, None)) is not None:
                         for some in _pieces(batch):
                             await send.send(some)
-            except ExceptionGroup as group:
-                raise first_of(group) from None
         return written
 
     async def _take(
@@ -98,13 +95,7 @@ class PercoWriter(DataSourceArrowWriter):
         retrying = db.options(attempts=_ATTEMPTS)
         async with receive:
             async for rows in receive:
-                for left in reversed(range(_UNKNOWN_MAX)):
-                    try:
-                        done = await retrying.run(self._put, cells, watch, rows)
-                        break
-                    except CommitUnknown:  # the ledger knows
-                        if not left:
-                            raise
+                done = await surely(retrying, self._put, cells, watch, rows)
                 written.rows += done
                 written.skipped += len(rows) - done
 

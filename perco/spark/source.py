@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 import perco
 from perco.errors import SchemaMismatch, UsageError, must_be_number
 from perco.spark import ranges, sink, types
-from perco.spark.partition import first_of
+from perco.spark.partition import one_error
 from perco.spark.ranges import Range
 from perco.spark.store import Store, reached
 from perco.spark.streaming import streamed
@@ -232,10 +232,8 @@ class PercoReader(DataSourceReader):
         return streamed(lambda send: self._read(partition, send))
 
     async def _read(self, span: Span, send: Any) -> None:
-        try:
+        with one_error():
             await self._read_span(span, send)
-        except ExceptionGroup as group:
-            raise first_of(group) from None
 
     async def _read_span(self, span: Span, send: Any) -> None:
         async with self._asked.store.reading() as db, trio.open_nursery() as nursery:

@@ -31,6 +31,7 @@ from perco.serve import tokens
 from perco.serve.opening import SOCKET, joining, open
 from perco.storage import owner
 
+WHERE: Final = "where Python looks; spark.addArtifacts sends one to the executors"  # modules are
 _TOKEN_BYTES: Final = 24
 _VALID: Final = datetime.timedelta(days=30)
 _END_S: Final = 60.0

@@ -19,8 +19,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Container, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -416,13 +416,19 @@ class LmdbEngine:
         Returns: the key to go on at (None: that was the end), and whether it was worth it; else nothing was written.
         Raises: MapTooSmall; StoreFull, where LMDB could not use the free pages that there are; Unavailable.
         """
+        with self._beside_batches() as txn:
+            self._check_epoch(txn)
+            after, packed = self._repack(txn, self._dbs[group], start, cells, skip)
+            if not packed:
+                txn.abort()
+        return after, packed
+
+    @contextmanager
+    def _beside_batches(self) -> Iterator[Any]:
+        """A write transaction for upkeep. Raises: MapTooSmall; StoreFull; Unavailable."""
         try:
             with self._env.begin(write=True) as txn:
-                self._check_epoch(txn)
-                after, packed = self._repack(txn, self._dbs[group], start, cells, skip)
-                if not packed:
-                    txn.abort()
-            return after, packed
+                yield txn
         except lmdb.MapFullError as error:
             raise MapTooSmall from error
         except lmdb.Error as error:
@@ -456,27 +462,29 @@ class LmdbEngine:
         """The cells of a group, in order, from a key on: so many, or those in which so many bytes are reached. Any
         thread that holds `still`."""
         found: list[tuple[bytes, bytes]] = []
-        if group not in self._dbs:
-            return found
-        try:
-            with self._env.begin() as txn, txn.cursor(self._dbs[group]) as cursor:
-                if cursor.set_range(key):
-                    for cell in islice(cursor.iternext(True, True), count):
-                        found.append(cell)
-                        size -= len(cell[1])
-                        if size <= 0:
-                            break
-        except lmdb.Error as error:
-            raise self._unreadable(error) from error
+        with self._from(group, key, values=True) as cells:
+            for cell in islice(cells, count):
+                found.append(cell)
+                size -= len(cell[1])
+                if size <= 0:
+                    break
         return found
 
     def keys_from(self, group: str, key: bytes, count: int) -> list[bytes]:
         """The same, of the keys alone."""
+        with self._from(group, key, values=False) as keys:
+            return list(islice(keys, count))
+
+    @contextmanager
+    def _from(self, group: str, key: bytes, *, values: bool) -> Iterator[Iterator[Any]]:
+        """All that a group has from a key on."""
         if group not in self._dbs:
-            return []
+            yield iter(())
+            return
         try:
-            with self._env.begin() as txn, txn.cursor(self._dbs[group]) as cursor:
-                return list(islice(cursor.iternext(True, False), count)) if cursor.set_range(key) else []
+            with self._env.begin() as txn, txn.cursor(self._dbs[group]) as opened:
+                cursor: Any = opened
+                yield cursor.iternext(True, values) if cursor.set_range(key) else iter(())
         except lmdb.Error as error:
             raise self._unreadable(error) from error
 
@@ -485,19 +493,12 @@ class LmdbEngine:
 
         Raises: MapTooSmall; StoreFull, Unavailable.
         """
-        try:
-            with self._env.begin(write=True) as txn:
-                for group, key, value in cells:
-                    if value is None:
-                        txn.delete(key, b"", self._dbs[group])
-                    else:
-                        txn.put(key, value, True, True, False, self._dbs[group])
-        except lmdb.MapFullError as error:
-            raise MapTooSmall from error
-        except lmdb.Error as error:
-            if _is_full(error):
-                raise StoreFull(str(self.path), str(error)) from error
-            raise self._disk_failed(error) from error
+        with self._beside_batches() as txn:
+            for group, key, value in cells:
+                if value is None:
+                    txn.delete(key, b"", self._dbs[group])
+                else:
+                    txn.put(key, value, True, True, False, self._dbs[group])
 
     def remove_from(self, row: bytes, cells: int) -> bool:
         """Remove so many of the cells from a row on, which are another tablet's (P4). Writer's thread, between batches.
@@ -506,25 +507,18 @@ class LmdbEngine:
         """
         prefix = escape(row)
         removed = 0
-        try:
-            with self._env.begin(write=True) as txn:
-                self._check_epoch(txn)
-                txn.put(_STOP, row)
-                # What comes and goes first: whoever counts it finds it twice until it is gone here.
-                for group in sorted(self._dbs, key=lambda group: group in (DATA, WRITE)):
-                    with txn.cursor(self._dbs[group]) as cursor:
-                        if not cursor.set_range(prefix):
-                            continue
-                        while removed < cells and cursor.delete():
-                            removed += 1
-                if not removed:
-                    txn.abort()
-        except lmdb.MapFullError as error:
-            raise MapTooSmall from error
-        except lmdb.Error as error:
-            if _is_full(error):
-                raise StoreFull(str(self.path), str(error)) from error
-            raise self._disk_failed(error) from error
+        with self._beside_batches() as txn:
+            self._check_epoch(txn)
+            txn.put(_STOP, row)
+            # What comes and goes first: whoever counts it finds it twice until it is gone here.
+            for group in sorted(self._dbs, key=lambda group: group in (DATA, WRITE)):
+                with txn.cursor(self._dbs[group]) as cursor:
+                    if not cursor.set_range(prefix):
+                        continue
+                    while removed < cells and cursor.delete():
+                        removed += 1
+            if not removed:
+                txn.abort()
         return removed >= cells
 
     def has_from(self, row: bytes) -> bool:

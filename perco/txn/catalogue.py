@@ -370,19 +370,23 @@ def _merge_table(entry: TableEntry | None, table: Table[Any]) -> TableEntry:
 
 async def load(store: RowStore) -> Catalogue:
     """The newest version in the store; version 0 if there is none yet."""
-    [[cells]] = await store.read([(SYSTEM_TABLE, CATALOGUE_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
-    if not cells:
+    version, packed = await _newest(store)
+    if not version:
         return Catalogue()
-    catalogue = Catalogue.unpack(cells[0][1])
-    if catalogue.version != cells[0][0]:
-        raise Corruption("catalogue", f"version {catalogue.version} stands at {cells[0][0]}")
+    catalogue = Catalogue.unpack(packed)
+    if catalogue.version != version:
+        raise Corruption("catalogue", f"version {catalogue.version} stands at {version}")
     return catalogue
 
 
 async def newest_version(store: RowStore) -> int:
     """The newest version's number; 0: there is none."""
+    return (await _newest(store))[0]
+
+
+async def _newest(store: RowStore) -> tuple[int, bytes]:
     [[cells]] = await store.read([(SYSTEM_TABLE, CATALOGUE_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
-    return cells[0][0] if cells else 0
+    return cells[0] if cells else (0, b"")
 
 
 async def declare(store: RowStore, schema: Schema) -> Catalogue:

@@ -164,10 +164,9 @@ class Table(Generic[K]):
         return column
 
     def hide(self, name: str, codec: Codec[V]) -> Column[K, V]:
-        """Declare a column of perco's own, whose name begins with '_': no scan has it that does not ask for it."""
+        """A column of perco's own, declared if it is not yet; its name begins with "_", and scans have it if asked."""
         assert name.startswith("_"), "names of others do not"
-        column: Column[K, V] = Column(self, name, codec, None)
-        return self.hidden.setdefault(name, column)
+        return self.hidden.get(name) or self.hidden.setdefault(name, Column(self, name, codec, None))
 
     def signal(self, name: str) -> Signal[K]:
         """Declare a signal: a column that can only be notified (N5).

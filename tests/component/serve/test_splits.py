@@ -111,6 +111,7 @@ async def test_what_was_about_to_be_sent_as_one_is_not_looked_for_in_vain(
         db._store.apply = split_first  # type: ignore[method-assign]
         with trio.fail_after(5):
             await db.options(attempts=2).run(add, KEYS)
+        assert calls > 1  # it was split in between
         await whole(db, place.owner, 1)
 
 
