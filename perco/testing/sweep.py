@@ -199,10 +199,12 @@ class _Store(FaultyRowStore):
                 self._alive()
             case Kind.PAUSE_BEFORE:
                 await process.pause()
+                self._alive()
                 return await self._make(mutation)
             case Kind.PAUSE_AFTER:
                 verdict = await self._make(mutation)
                 await process.pause()
+                self._alive()
                 return verdict
             case Kind.LOSE_REPLY:
                 await self._make(mutation)
@@ -252,26 +254,41 @@ class _Process:
         return not self._awake.is_set()
 
     async def awake(self) -> None:
-        await self._awake.wait()
+        if self.paused:
+            await self._wait()
+        else:
+            await trio.lowlevel.checkpoint()
 
     async def pause(self) -> None:
-        """Until it is woken; whatever its tasks ask of the store waits as well."""
-        self._awake = trio.Event()
+        """Until it is woken, or dies; whatever its tasks ask of the store waits as well. Two of them may stand still at
+        once, and one may die while another stands still."""
+        if self.died:
+            return
+        if not self.paused:
+            self._awake = trio.Event()
         self.stopped.set()
         with trio.CancelScope(shield=True):
+            await self._wait()
+
+    async def _wait(self) -> None:
+        with trio.move_on_after(_HOUR_S):  # else a run that nobody wakes would go on for ever, for it is shielded
             await self._awake.wait()
+            return
+        raise AssertionError("nobody woke it")
 
     async def wake(self) -> None:
         """Until it has ended, or stands still again."""
-        self.stopped = trio.Event()
-        self._awake.set()
-        await self.stopped.wait()
+        if not self.ended.is_set():
+            self.stopped = trio.Event()
+            self._awake.set()
+            await self.stopped.wait()
 
     def die(self) -> None:
         assert self._store is not None
         self.died = True
         self._store.dead = CrashedError()
         self._scope.cancel()
+        self._awake.set()
         self.stopped.set()
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from perco.testing import sweep
 from perco.testing.machine import Machine
-from perco.testing.sweep import Fault, Kind, Report, Scenario
-from tests.sweep.scenarios import SCENARIOS, Delete, Load, ObserverRun, Read, Swept, TwoTablets
+from perco.testing.sweep import PAUSES, Fault, Kind, Report, Scenario
+from tests.sweep.scenarios import SCENARIOS, Delete, Load, ObserverRun, OnlySignalling, Read, Swept, TwoTablets
 from tests.testing.mutants import MUTANTS
 
 PAIRS = 40  # of each scenario, drawn
@@ -72,6 +72,20 @@ def test_a_late_prewrite_of_the_dead_meets_a_marker() -> None:  # T5
     clean(report)
     assert "later marker" in report.steps()
     assert not [cell for cell in report.empty() if cell.startswith("later marker")]
+
+
+@pytest.mark.parametrize("first", PAUSES)
+@pytest.mark.parametrize("second", [*PAUSES, Kind.CRASH_BEFORE, Kind.CRASH_AFTER])
+def test_one_task_stands_still_and_another_meets_something_else(first: Kind, second: Kind) -> None:
+    """Observer runs of one process commit side by side: they wake up with it, or die with it."""
+    steps = sweep.run(OnlySignalling).steps
+    together = 0
+    for number in range(len(steps) - 1):
+        if steps[number].process == steps[number + 1].process == 0:
+            result = sweep.run(OnlySignalling, (Fault(number, first), Fault(number + 1, second)))
+            assert not result.problem
+            together += [result.steps[fault.step].process for fault in result.fired] == [0, 0]
+    assert together > 0
 
 
 def test_a_schedule_is_the_same_run_every_time() -> None:
