@@ -3,10 +3,11 @@
 One served store, durable. The loader is the web index's: it reads a page's cells, writes its contents, some 3 KB, and
 its rank, and notifies observers, which do not run; a transaction for each page, 64 in flight in each of two processes:
 
-    without Spark             two processes that have their rows in memory without Spark, ledger     ... and take each
-    input once (`perco.spark.load` always does) Spark                     two executors, which read the rows from
-    Parquet; all of `load` counts, its jobs' beginnings
-                              too, but for what the ledger's removal takes, which stands in a line of its own
+    without Spark                two processes that have their rows in memory
+    without Spark, ledger        ... and take each input once, as `perco.spark.load` always does: a mark beside the row
+    without Spark, ledger apart  ... in a table of its own, as where the rows' table is not known
+    Spark                        two executors, which read the rows from Parquet; all of `load` counts, the beginnings
+                                 of its jobs too, but for the ledger's removal, which stands in a line of its own
 
 Read back are all rows of the table, whole, and summed up: as `format("perco")`, one snapshot, two tasks at a time, and
 as Parquet files of the same rows.
@@ -252,4 +253,5 @@ def _read(run: Run, folder: Path, spark: Any, parquet: str, rows: int) -> dict[s
 
 
 if __name__ == "__main__":
+    perco.tune_gc()
     trio.run(alone, *json.loads(sys.argv[1]))

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_THRESHOLD: Final = 50_000
+_OLDER: Final = (20, 20)
 
 
-def tune_gc(threshold: int = 50_000) -> None:
+def tune_gc(threshold: int = _THRESHOLD) -> None:
     """Keep Python's collector of reference cycles from walking transactions in flight again and again.
 
     The collector looks at all young objects whenever 700 more were made than freed. A transaction in flight is some
@@ -25,5 +31,16 @@ def tune_gc(threshold: int = 50_000) -> None:
     """
     if threshold < 1:
         raise ValueError(f"threshold is {threshold}; it must be at least 1")
-    gc.set_threshold(threshold, 20, 20)
+    gc.set_threshold(threshold, *_OLDER)
     gc.freeze()
+
+
+@contextmanager
+def collecting_less() -> Iterator[None]:
+    """The same threshold while a block lasts, in a process that is another's."""
+    before = gc.get_threshold()
+    gc.set_threshold(_THRESHOLD, *_OLDER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

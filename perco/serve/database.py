@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import secrets
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -57,6 +58,7 @@ log = logging.getLogger("perco.serve")
 
 _ELSEWHERE_S = 0.05
 _BYE_S = 1.0
+_locals: weakref.WeakSet[RemoteLocal] = weakref.WeakSet()
 
 
 class RemoteLocal:
@@ -71,11 +73,8 @@ class RemoteLocal:
     def __init__(self, link: Link, store: RemoteRowStore) -> None:
         self.link, self.store = link, store
         self.version = -1  # of the catalogue that the server has taken over
-        self._pid = os.getpid()
-
-    @property
-    def forked(self) -> bool:
-        return os.getpid() != self._pid
+        self.forked = False
+        _locals.add(self)
 
     async def adapt(self, catalogue: Catalogue) -> None:
         """Let the server open, or make, what a catalogue names."""
@@ -90,6 +89,15 @@ class RemoteLocal:
         """Raises UsedAfterFork in a child of the process that opened this."""
         if self.forked:
             raise UsedAfterFork(self.link.name)
+
+
+def _after_fork() -> None:
+    """In a child: the connections are its parent's."""
+    for local in _locals:
+        local.forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class RemoteDatabase(Database):

@@ -32,6 +32,7 @@ from perco.rpc.crossing import pack_error
 from perco.serve.database import RemoteDatabase
 from perco.serve.opening import open
 from perco.serve.server import Server
+from perco.tuning import tune_gc
 from perco.txn.client import Options
 from perco.txn.schema import Schema
 
@@ -117,4 +118,5 @@ def _tell(answer: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the borrower, who ends this
+    tune_gc()
     sys.exit(trio.run(_main))

@@ -324,16 +324,14 @@ class Server(Door[Session]):
         self, session: Session, mutations: Sequence[Mutation], answer: Callable[[Sequence[Verdict]], None]
     ) -> None:
         """Queue mutations; `answer` is told the verdicts, on the loop."""
-        writes = [write for mutation in mutations for _, _, writes in mutation.rows for write in writes]
-        notify = [write for write in writes if write[0] == NOTIFY]
-        notifies = any(write[3] is not None for write in notify)
+        notifies = _notifies(mutations)
 
         def told(verdicts: Sequence[Verdict]) -> None:
             answer(verdicts)
             self.sessions.applied(session)
             if notifies:
                 self._db.driver.notified()
-            elif notify:
+            elif notifies is not None:
                 self._db.driver.quiet()
 
         store = self._db.local.store
@@ -348,7 +346,7 @@ class Server(Door[Session]):
     def _commit(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
         header, part, version = packed
         commit = Commit(read_header(header), [read_part(part)], one_step=True)
-        if len(set(commit.cells)) != len(commit.cells):
+        if len(commit.cells) > 1 and len(set(commit.cells)) != len(commit.cells):
             raise ValueError("a cell twice")  # it would be entered once, and leave twice (C3)
         self._in_one_step(session, peer, id, commit, version)
 
@@ -374,7 +372,7 @@ class Server(Door[Session]):
             return
         commit.drawn(commit_ts)
         driver.entered.enter(commit)
-        driver.writing[commit_ts] = trio.Event()
+        driver.writing[commit_ts] = None
 
         def told(verdicts: Sequence[Verdict]) -> None:
             [verdict] = verdicts
@@ -386,14 +384,14 @@ class Server(Door[Session]):
                 driver.entered.leave(commit)
             if commit.state is State.COMMITTED and self._db.fates.known(commit.header.start_ts) is None:
                 self._db.fates.settle(commit.header.start_ts, commit_ts)
-            driver.writing.pop(commit_ts).set()
+            driver.written(commit_ts)
             peer.reply(id, (TOLD, pack_verdict(verdict), commit_ts))
 
         try:
             self._submit(session, (commit.primary_commit(),), told)
         except BaseException:
             driver.entered.leave(commit)  # C3: it was never queued
-            driver.writing.pop(commit_ts).set()
+            driver.written(commit_ts)
             raise
 
     def _meet(
@@ -625,6 +623,19 @@ class Server(Door[Session]):
         self.sessions.end(session)
         peer.reply(id, None)
         peer.channel.close_soon()
+
+
+def _notifies(mutations: Sequence[Mutation]) -> bool | None:
+    """Whether they put notify cells; None: they do not remove any, either."""
+    found = None
+    for mutation in mutations:
+        for _, _, writes in mutation.rows:
+            for group, _, _, value in writes:
+                if group == NOTIFY:
+                    if value is not None:
+                        return True
+                    found = False
+    return found
 
 
 class _ToldTasks:

@@ -14,6 +14,7 @@ import perco
 from perco.errors import UsageError
 from perco.naming import named
 from perco.spark.store import WHERE, Store, serve
+from perco.tuning import collecting_less
 
 
 @dataclass(slots=True)
@@ -117,5 +118,6 @@ def _task(
                 done.conflicts[id] = each.conflicts
                 done.failures[id] = each.failures
 
-    trio.run(main)
+    with collecting_less():
+        trio.run(main)
     return [done]

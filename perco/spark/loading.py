@@ -21,6 +21,7 @@ from perco.spark import keys, ledger as ledgers
 from perco.spark.ledger import LEDGER, Ledger
 from perco.spark.partition import Failure, Loader, LoadOptions, PartitionResult, load_partition
 from perco.spark.store import WHERE, Store, serve
+from perco.tuning import collecting_less
 from perco.txn.codecs import TupleCodec, codec_named
 
 _COLUMNS: Final = (
@@ -252,7 +253,8 @@ def _task(
         async with store.joining() as db:
             await load_partition(db, rows, key, function, ledger, options, result)
 
-    trio.run(main)
+    with collecting_less():
+        trio.run(main)
     return [result]
 
 

@@ -2,7 +2,8 @@
 
     Spark's iterator -> a few rows at a time, in a thread -> as many loaders as may run at once -> the store
 
-Nothing is read ahead of what the loaders take. What a loader raises is its row's failure: the row's transaction is
+Rows are read while others are loaded, and at most twice so many ahead: loaders do not wait, and a slow store is waited
+for. What a loader raises is its row's failure: the row's transaction is
 discarded, and the rest goes on until there are too many. What the store raises when it is away for long ends the task,
 and Spark runs it again; the ledger says what is left to do.
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -93,27 +93,17 @@ async def load_partition(
     """
     began = time.perf_counter()
     retrying = db.options(attempts=options.attempts)
-    ahead: deque[Any] = deque()  # read, and not taken yet
-    reading = trio.Lock()
-    ended = False
-
+    send, receive = trio.open_memory_channel[Any](_AT_ONCE)
     watch = Watch(db, ledger)
 
     async def read() -> None:
-        nonlocal ended
-        async with reading:
-            if not ahead and not ended:
-                ahead.extend(await trio.to_thread.run_sync(_some, rows))
-                ended = not ahead
+        async with send:
+            while some := await trio.to_thread.run_sync(_some, rows):
+                for row in some:
+                    await send.send(row)
 
     async def take() -> None:
-        while True:
-            if not ahead:
-                if ended:
-                    return
-                await read()
-                continue
-            given = ahead.popleft()
+        async for given in receive:
             row = given if key is not None else given[1]
             try:
                 mark = ledger.mark(db, key(given) if key is not None else given[0])
@@ -134,7 +124,8 @@ async def load_partition(
 
     try:
         with one_error():
-            async with trio.open_nursery() as nursery:
+            async with receive, trio.open_nursery() as nursery:
+                nursery.start_soon(read)
                 for _ in range(options.concurrency):
                     nursery.start_soon(take)
     finally:

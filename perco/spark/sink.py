@@ -26,6 +26,7 @@ from perco.spark import ledger as ledgers, types
 from perco.spark.ledger import LEDGER, Ledger, Watch, surely
 from perco.spark.partition import one_error
 from perco.spark.store import Store
+from perco.tuning import collecting_less
 
 OPTIONS: Final = ("table", "url", "path", "key")
 _ROWS: Final = 100  # in a transaction
@@ -66,7 +67,8 @@ class PercoWriter(DataSourceArrowWriter):
             return await ledgers.begin(db, f"write {secrets.token_hex(8)}", table.name)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return trio.run(self._write, iterator)
+        with collecting_less():
+            return trio.run(self._write, iterator)
 
     async def _write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         written = Written(0, 0)

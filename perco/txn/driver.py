@@ -125,7 +125,7 @@ class Driver:
         self.counters = Counters()
         self.inflight: dict[int, Commit] = {}  # what the refresher of locks looks after (L1)
         self.entered = Entered()  # C2
-        self.writing: dict[int, trio.Event] = {}  # what others commit in one step, by commit_ts: set when that is made
+        self.writing: dict[int, trio.Event | None] = {}  # what others commit in one step; an event if somebody waits
         self.damaged: dict[str, Corruption] = {}  # what the background has met, by place
         self.name: Callable[[Cellref], tuple[str, Any, str]] = lambda cell: (cell.table, cell.row, f"#{cell.column}")
         self.orphaned = trio.Event()  # set when locks were left behind: the sweeper has work
@@ -265,9 +265,11 @@ class Driver:
     async def past(self, entry: Entry) -> int:
         """C4: until the records of an entry are visible, or surely never will be; returns its commit_ts, or 0."""
         start_ts = entry.start_ts
-        writing = self.writing.get(entry.commit_ts)
-        if writing is not None:  # whoever asked for it may be silent for long
+        if entry.commit_ts in self.writing:  # whoever asked for it may be silent for long
             self.counters.lock_waits += 1
+            writing = self.writing[entry.commit_ts]
+            if writing is None:
+                writing = self.writing[entry.commit_ts] = trio.Event()
             await writing.wait()
         if not self.entered.stands(entry):  # C3
             return self.fates.known(start_ts) or 0
@@ -279,6 +281,12 @@ class Driver:
             with suppress(CommitUnknown):  # for good: then what is visible now is all that ever will be (T13)
                 known = await self.outcome(start_ts, entry.primary)
         return known or 0
+
+    def written(self, commit_ts: int) -> None:
+        """What another process committed in one step has been made, or will not be."""
+        writing = self.writing.pop(commit_ts)
+        if writing is not None:
+            writing.set()
 
     async def past_cells(self, cells: Iterable[Where], ts: int) -> None:
         """C4: until the entries of these cells at or below `ts` have left; what enters from now on is above it."""

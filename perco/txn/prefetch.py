@@ -255,10 +255,10 @@ def with_data(seen: Seen, raw: Raw) -> Seen:
 def name_of(function: object) -> str:
     """By which a function is remembered."""
     for _ in range(_WRAPPED_MAX):  # there are objects that have every attribute
-        if isinstance(function, partial):
-            function = function.func
-        else:
-            function = getattr(function, "__wrapped__", function)
+        inside = function.func if isinstance(function, partial) else getattr(function, "__wrapped__", None)
+        if inside is None:
+            break
+        function = inside
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{getattr(function, '__module__', None) or ''}.{name}"
 

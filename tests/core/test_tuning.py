@@ -7,6 +7,7 @@ import pytest
 
 import perco
 from perco import cli
+from perco.tuning import collecting_less
 
 
 @pytest.fixture
@@ -58,3 +59,12 @@ def test_the_command_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "app", lambda **_: None)
     cli.run()
     assert gc.get_threshold()[0] == 50_000
+
+
+@pytest.mark.usefixtures("collector")
+def test_for_the_length_of_a_block() -> None:
+    gc.set_threshold(600, 11, 12)
+    with collecting_less():
+        assert gc.get_threshold()[0] == 50_000
+    assert gc.get_threshold() == (600, 11, 12)
+    assert not gc.get_freeze_count()

@@ -13,6 +13,7 @@ import pytest
 import trio
 
 import perco
+from perco.errors import UsedAfterFork
 from perco.storage import LmdbEngine, LmdbTablet
 
 table = perco.Table("t")
@@ -85,6 +86,31 @@ def test_a_child_may_open_the_folder_anew(tmp_path: Path) -> None:  # S5
 
     trio.run(own, tmp_path / "store")
     trio.run(own, tmp_path / "link")
+
+
+def test_a_child_of_a_client_is_told(tmp_path: Path) -> None:
+    """The connection is its parent's, who goes on with it."""
+
+    async def main() -> None:
+        async with (
+            perco.open(tmp_path / "store", schema),
+            perco.open(f"unix:{tmp_path / 'store' / 'socket'}", schema) as client,
+        ):
+            await put(client, b"k", 1)
+            forked = os.fork()
+            if forked == 0:
+                status = 2
+                try:
+                    put(client, b"k", 2).send(None)
+                except UsedAfterFork:
+                    status = 0
+                finally:
+                    os._exit(status)
+            _, status = await trio.to_thread.run_sync(os.waitpid, forked, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+            await put(client, b"k", 3)
+
+    trio.run(main)
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["from the loop's thread", "from another"])
