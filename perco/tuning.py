@@ -37,9 +37,10 @@ def tune_gc(threshold: int = _THRESHOLD) -> None:
 
 @contextmanager
 def collecting_less() -> Iterator[None]:
-    """The same threshold while a block lasts, in a process that is another's."""
+    """The same threshold while a block lasts, in a process that is another's. A higher one is kept, or none."""
     before = gc.get_threshold()
-    gc.set_threshold(_THRESHOLD, *_OLDER)
+    if 0 < before[0] < _THRESHOLD:
+        gc.set_threshold(_THRESHOLD, *_OLDER)
     try:
         yield
     finally:

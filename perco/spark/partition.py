@@ -2,8 +2,8 @@
 
     Spark's iterator -> a few rows at a time, in a thread -> as many loaders as may run at once -> the store
 
-Rows are read while others are loaded, and at most twice so many ahead: loaders do not wait, and a slow store is waited
-for. What a loader raises is its row's failure: the row's transaction is
+Rows are read while others are loaded: as many as are loaded at once, and as many again, but of each no more than 64. So
+loaders do not wait, and a slow store is waited for. What a loader raises is its row's failure: the row's transaction is
 discarded, and the rest goes on until there are too many. What the store raises when it is away for long ends the task,
 and Spark runs it again; the ledger says what is left to do.
 """
@@ -26,7 +26,7 @@ from perco.spark.ledger import JobClosed, Ledger, Watch, surely, take as take_in
 
 _REASON_MAX: Final = 500  # characters of what is told of a failure
 _FAILURES_KEPT: Final = 100
-_AT_ONCE: Final = 64  # rows read at once
+_AT_ONCE: Final = 64  # rows read at once, at most
 
 Loader = Callable[..., Awaitable[Any]]
 
@@ -93,12 +93,13 @@ async def load_partition(
     """
     began = time.perf_counter()
     retrying = db.options(attempts=options.attempts)
-    send, receive = trio.open_memory_channel[Any](_AT_ONCE)
+    at_once = min(options.concurrency, _AT_ONCE)
+    send, receive = trio.open_memory_channel[Any](at_once)
     watch = Watch(db, ledger)
 
     async def read() -> None:
         async with send:
-            while some := await trio.to_thread.run_sync(_some, rows):
+            while some := await trio.to_thread.run_sync(_some, rows, at_once):
                 for row in some:
                     await send.send(row)
 
@@ -148,8 +149,12 @@ def one_error() -> Iterator[None]:
         raise first_of(group) from None
 
 
-def _some(rows: Iterator[Any]) -> list[Any]:
-    return list(itertools.islice(rows, _AT_ONCE))
+def _some(rows: Iterator[Any], count: int) -> list[Any]:
+    some = []
+    for row in itertools.islice(rows, count):
+        trio.from_thread.check_cancelled()  # a task that has failed waits for one row at the most
+        some.append(row)
+    return some
 
 
 def _failed(result: PartitionResult, row: Any, error: Exception) -> None:

@@ -274,7 +274,8 @@ class _Process:
         with trio.move_on_after(_HOUR_S):  # else a run that nobody wakes would go on for ever, for it is shielded
             await self._awake.wait()
             return
-        raise AssertionError("nobody woke it")
+        self.run.result.problem = f"process {self.number} stands still, and nobody woke it"
+        raise AssertionError(self.run.result.problem)
 
     async def wake(self) -> None:
         """Until it has ended, or stands still again."""
@@ -417,7 +418,7 @@ def run(make: Callable[[], Scenario], schedule: Schedule = ()) -> Result:
         try:
             trio.run(one.main, clock=trio.testing.MockClock(autojump_threshold=0))
         except Exception as error:
-            one.result.problem = "".join(traceback.format_exception(error)).strip()
+            one.result.problem = one.result.problem or "".join(traceback.format_exception(error)).strip()
     return one.result
 
 

@@ -68,3 +68,11 @@ def test_for_the_length_of_a_block() -> None:
         assert gc.get_threshold()[0] == 50_000
     assert gc.get_threshold() == (600, 11, 12)
     assert not gc.get_freeze_count()
+
+
+@pytest.mark.usefixtures("collector")
+@pytest.mark.parametrize("threshold", [0, 200_000])
+def test_who_collects_less_already_is_left_alone(threshold: int) -> None:
+    gc.set_threshold(threshold, 11, 12)
+    with collecting_less():
+        assert gc.get_threshold() == (threshold, 11, 12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -97,6 +98,36 @@ async def test_too_many_failures_end_it_and_no_more_is_read() -> None:
         assert result.stopped
         assert result.failed >= 3
         assert read < 500
+
+
+async def test_a_task_that_has_failed_waits_for_one_row_at_the_most() -> None:
+    reading, cancelled = trio.Event(), threading.Event()
+    read_after = 0
+
+    def slowly() -> Iterator[Any]:
+        nonlocal read_after
+        for row in inputs(300):
+            if row["id"] >= 100:  # while the first are loaded
+                if row["id"] == 100:
+                    trio.from_thread.run_sync(reading.set)
+                cancelled.wait()
+                read_after += 1
+            yield row
+
+    async def loader(txn: perco.Transaction, row: Any) -> None:
+        if row["id"] == 3:
+            await reading.wait()
+            raise ValueError("no such page")
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            cancelled.set()
+            raise
+
+    async with opened() as (db, ledger):
+        result = await loaded(db, ledger, slowly(), loader)
+        assert result.stopped
+        assert read_after == 1
 
 
 async def test_no_more_is_read_than_is_taken() -> None:
