@@ -2,7 +2,7 @@
 
 A bank over `perco serve --processes 6`, durable. Transfers arrive at fixed times, at 60 % of what a closed loop of 128
 callers reaches just before, whether or not those before them have been answered (an open loop: who waits is not spared
-what he would have asked for). After some seconds, in turn
+what he would have asked for). After some seconds, in turn, and each with a closed loop of its own before it,
 
     two of six tablet servers are killed (kill -9),
     the owner is (timestamps, sessions, the map of tablets; its tablet servers end with it),
@@ -12,6 +12,10 @@ what he would have asked for). After some seconds, in turn
 What is judged: the longest that any tablet gave no reply; when replies are back at 90 % of the arrivals; when nobody
 waits any more but for as long as usual; when tablets are spread evenly again. Every transfer adds a row of its own: at
 the end each that was acknowledged is there, once, and the total is what it was; `check` finds nothing.
+
+60 % of what the machine could do is 90 % if its cores lose a third of their speed half way, and then nothing drains. So
+what the cores do is measured all the while by a child that has nothing to do with the store (`Pace`): where they were
+slower than in the closed loop, the bars on time are void, and the event is made once more, three times at the most.
 """
 
 from __future__ import annotations
@@ -20,9 +24,11 @@ import contextlib
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +37,7 @@ from typing import Any
 import trio
 
 import perco
-from bench.harness import Report, Run
+from bench.harness import Pace, Report, Run
 from perco.serve.opening import visiting
 from perco.txn.check import check
 
@@ -46,6 +52,8 @@ BEFORE_S, AFTER_S = 8.0, 35.0
 STOPPED_S = 20.0
 BIN_S = 0.1
 USUAL_S = 0.05
+PACE = 0.85  # of that in the closed loop: else the cores are not those for which the rate was chosen
+TRIES = 3
 BARS = {"gap": 3.0, "recovered": 5.0, "drained": 15.0, "even": 30.0}
 
 bank = perco.Table("bank", key=perco.TEXT, splits=[f"{i:02d}" for i in range(1, TABLETS)])
@@ -180,7 +188,8 @@ class Served:
 
 @dataclass(frozen=True)
 class Found:
-    """What clients noticed. Seconds after the event; inf: not within the time."""
+    """What clients noticed. Seconds after the event; inf: not within the time. `paces`: over time, the machine's, as a
+    share of that in the closed loop before."""
 
     name: str
     rate: float
@@ -191,6 +200,17 @@ class Found:
     recovered: float
     drained: float
     even: float
+    pace: float
+    paces: list[tuple[float, float]]
+
+    @property
+    def missed(self) -> bool:
+        return any(getattr(self, what) > bar for what, bar in BARS.items())
+
+    @property
+    def valid(self) -> bool:
+        """Whether a bar that is missed says something about the store."""
+        return self.pace >= PACE or not self.missed
 
 
 async def _even(folder: Path) -> None:
@@ -210,9 +230,13 @@ async def _even(folder: Path) -> None:
 
 
 async def _scenario(
-    name: str, client: Client, served: Served, rate: float, act: Callable[[Served], Awaitable[None]]
+    name: str, client: Client, served: Served, pace: Pace, act: Callable[[Served], Awaitable[None]]
 ) -> Found:
     await _even(served.folder)
+    calibrating = time.monotonic()
+    rate = LOAD * await client.closed(SATURATION_S)
+    calibrated = time.monotonic()
+    since = calibrated - trio.current_time()
     began = trio.current_time()
     happened = even = float("inf")
     replies = Replies()
@@ -233,10 +257,21 @@ async def _scenario(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(load, AFTER_S)
         nursery.start_soon(event)
-    return _judged(name, rate, replies, began, happened, even)
+    samples = pace.samples(began + since, began + since + BEFORE_S + AFTER_S)
+    usual_s = statistics.mean(took for _, took in pace.samples(calibrating, calibrated))
+    paces = [(at - since, usual_s / took) for at, took in samples]
+    return _judged(name, rate, replies, began, happened, even, paces)
 
 
-def _judged(name: str, rate: float, replies: Replies, began: float, event: float, even: float) -> Found:
+def _judged(
+    name: str,
+    rate: float,
+    replies: Replies,
+    began: float,
+    event: float,
+    even: float,
+    paces: list[tuple[float, float]],
+) -> Found:
     end = began + BEFORE_S + AFTER_S
     last = [event] * TABLETS  # a gap that began before the event is not its doing
     gap = 0.0
@@ -262,7 +297,8 @@ def _judged(name: str, rate: float, replies: Replies, began: float, event: float
         if at > event + BIN_S and all(count <= usual for _, count in waiting[i : i + round(1 / BIN_S)]):
             drained = at - event  # the beginning of the first second in which nobody waits for long
             break
-    return Found(name, rate, replies, began, event, gap, recovered, drained, even)
+    pace = statistics.mean(pace for at, pace in paces if event <= at < event + BARS["drained"])
+    return Found(name, rate, replies, began, event, gap, recovered, drained, even, pace, paces)
 
 
 def _waiting(replies: Replies, began: float, end: float) -> list[tuple[float, int]]:
@@ -329,13 +365,18 @@ async def _all(run: Run, folder: Path) -> tuple[list[Found], dict[str, Any]]:
                 await db.run(_opened, tablet)
             client = Client(db, 1)
             await client.closed(1.0)
-            saturation = await client.closed(SATURATION_S)
-            rate = LOAD * saturation
-            run.say(f"saturation {saturation:.0f} transfers a second; they arrive at {rate:.0f} a second\n")
-            for name, act in SCENARIOS.items():
-                one = await _scenario(name, client, served, rate, act)
-                found.append(one)
-                run.say(f"{name}: longest gap of a tablet {one.gap:.2f} s")
+            with Pace() as pace:
+                for name, act in SCENARIOS.items():
+                    for _ in range(TRIES):
+                        one = await _scenario(name, client, served, pace, act)
+                        run.say(
+                            f"{name}: {one.rate:.0f} transfers a second; longest gap of a tablet {one.gap:.2f} s, "
+                            f"drained after {one.drained:.1f} s, cores at {one.pace:.0%} of their pace"
+                            + ("" if one.valid else ": void")
+                        )
+                        if one.valid:
+                            break
+                    found.append(one)
     finally:
         served.process.terminate()
         await trio.to_thread.run_sync(served.process.wait)
@@ -370,12 +411,15 @@ def main(run: Run) -> None:
             "90 % again",
             "backlog drained",
             "spread evenly",
+            "transfers a second",
+            "pace of the cores",
             "unknown, asked for",
             "failed",
         ),
         [
             (
                 *(one.name, f"{one.gap:.2f}", f"{one.recovered:.1f}", f"{one.drained:.1f}", f"{one.even:.1f}"),
+                *(f"{one.rate:.0f}", f"{one.pace:.0%}"),
                 *(one.replies.unknown, len(one.replies.failed)),
             )
             for one in found
@@ -388,10 +432,13 @@ def main(run: Run) -> None:
         f"off by {after['total']}; check finds {after['findings']}\n"
     )
     for one in found:
+        if not one.valid:
+            report.floor(f"pace of the cores, {one.name}", one.pace, PACE)
         for what, bar in BARS.items():
             value = getattr(one, what)
             report.figures[f"{what}_s: {one.name}"] = value
-            report.bars.append((f"{what}, {one.name}", value, "at most", bar))
+            if one.valid:
+                report.bars.append((f"{what}, {one.name}", value, "at most", bar))
     report.figures["worst_gap_s"] = max(one.gap for one in found)
     report.figures["recovery_s"] = max(one.recovered for one in found)
     for what in ("lost", "duplicated", "total", "findings"):
@@ -407,8 +454,12 @@ def _draw(run: Run, found: Sequence[Found]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, len(found), figsize=(4 * len(found), 5), sharex=True, sharey="row", squeeze=False)
-    for one, (rate, late) in zip(found, axes.T, strict=True):
+    size = (4 * len(found), 6)
+    heights = {"height_ratios": (3, 3, 1)}
+    figure, axes = pyplot.subplots(
+        3, len(found), figsize=size, sharex=True, sharey="row", squeeze=False, gridspec_kw=heights
+    )
+    for one, (rate, late, pace) in zip(found, axes.T, strict=True):
         end = one.began + BEFORE_S + AFTER_S
         count = int((end - one.began) / 0.5)
         bins = [0] * count
@@ -421,12 +472,15 @@ def _draw(run: Run, found: Sequence[Found]) -> None:
         rate.axhline(one.rate, color="#9ca3af", lw=0.8, ls="--")
         waiting = _waiting(one.replies, one.began, end)
         late.plot([at - one.event for at, _ in waiting], [n for _, n in waiting], color="#b45309", lw=1.2)
-        for axis in (rate, late):
+        pace.plot([at - one.event for at, _ in one.paces], [share for _, share in one.paces], color="#6b7280", lw=0.8)
+        pace.set_ylim(0, None)
+        for axis in (rate, late, pace):
             axis.axvline(0, color="#dc2626", lw=0.8)
             axis.spines[["top", "right"]].set_visible(False)
         rate.set_title(one.name, loc="left", fontsize=9)
-        late.set_xlabel("seconds after the event")
+        pace.set_xlabel("seconds after the event")
     axes[0][0].set_ylabel("replies a second\n(dashed: arrivals)")
     axes[1][0].set_ylabel("waiting")
+    axes[2][0].set_ylabel("pace of\nthe cores")
     run.figure(figure, "failover")
     pyplot.close(figure)

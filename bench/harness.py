@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeVar
+from types import MappingProxyType, TracebackType
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -185,6 +186,46 @@ def fsyncs_per_second(folder: Path, seconds: float = 0.5) -> float:
     finally:
         os.close(handle)
         path.unlink()
+
+
+class Pace:
+    """How fast this machine computes while something runs on it, for what can not be repeated side by side.
+
+    Cores that are shared with other guests lose half of their speed for seconds, and nothing shows it: it is no stolen
+    time. So a child does the same small work some times a second, and takes the processor's time for it, which does not
+    depend on who else of this machine wants to run.
+    """
+
+    _CHILD: Final = """
+import time
+def work():
+    began, x = time.thread_time(), 0
+    for i in range(20_000):
+        x += i
+    return time.thread_time() - began
+while True:
+    print(time.monotonic(), work(), flush=True)
+    time.sleep(0.2)
+"""
+
+    def __enter__(self) -> Pace:
+        self._noted = tempfile.TemporaryFile()
+        self._child = subprocess.Popen([sys.executable, "-c", self._CHILD], stdout=self._noted)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._child.kill()
+        self._child.wait()
+        self._noted.close()
+
+    def samples(self, begin: float, end: float) -> list[tuple[float, float]]:
+        """When, by `time.monotonic`, and the seconds that the work took."""
+        handle = self._noted.fileno()
+        lines = os.pread(handle, os.fstat(handle).st_size, 0).split(b"\n")[
+            :-1
+        ]  # behind the last one it is still writing
+        pairs = [(float(at), float(took)) for at, took in (line.split() for line in lines)]
+        return [(at, took) for at, took in pairs if begin <= at < end]
 
 
 def interleaved(rounds: int, sides: Mapping[K, Callable[[], T]]) -> dict[K, list[T]]:
