@@ -11,8 +11,9 @@ run without faults tells the steps there are; a run with one fault tells the ste
     REPEAT                      made, and once more before a later step, or after everything
     DELAY                       taken for lost, it arrives before a later step, or after everything
 
-Of the last two there is one fault for each moment of arrival. A mutation of a process that died may arrive as well:
-that takes a pair.
+Of the last two there is one fault for each moment of arrival that anybody can tell from the next one: before a step, if
+from there to the following step something is read that the late mutation writes, or something is written that it writes
+or checks (`Watched`). A mutation of a process that died may arrive as well: that takes a pair.
 
 A scenario with `one_step` has the store to itself, as a process has that commits in one step: nobody takes it for dead
 while it lives (C2), and a commit in one step goes to tablets of its own process, once, and ends with it (C6).
@@ -25,7 +26,7 @@ from __future__ import annotations
 import random
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -37,7 +38,18 @@ import trio.testing
 from perco.errors import BackgroundFailure
 from perco.notify.database import Database
 from perco.notify.worker import WorkerOptions
-from perco.storage import Mutation, NoReply, RowStore, Verdict
+from perco.storage import (
+    LocalRowStore,
+    Mutation,
+    NoReply,
+    ReadRequest,
+    RowCells,
+    RowStore,
+    ScanPage,
+    ScanRequest,
+    Verdict,
+)
+from perco.storage.call import Call
 from perco.testing.faults import FaultyRowStore, kind_of, use
 from perco.testing.machine import CrashedError, Machine
 from perco.testing.simulation import seeded
@@ -147,13 +159,56 @@ async def observe(db: Database) -> None:
 
 @dataclass(slots=True)
 class Result:
-    """Of one run: the steps that were made, the faults that fired, and what was wrong with the end."""
+    """Of one run: the steps that were made, the faults that fired, and what was wrong with the end; `moments`, if the
+    newest fault was a late one that arrived last: before which steps it would have made a difference."""
 
     schedule: Schedule
     one_step: bool = False
     steps: list[Step] = field(default_factory=list)
     fired: list[Fault] = field(default_factory=list)
     problem: str = ""
+    moments: list[int] = field(default_factory=list)
+
+
+class Watched:
+    """A late mutation that has not arrived. Between two steps that do not touch what it touches, it makes no difference
+    when it does: it commutes with them, and with whatever was read."""
+
+    def __init__(self, mutation: Mutation) -> None:
+        self._table = mutation.table
+        self._checks = {row: {(check[1], check[2]) for check in checks} for row, checks, _ in mutation.rows}
+        self._writes = {row: {(write[0], write[1]) for write in writes} for row, _, writes in mutation.rows}
+
+    def read_by(self, request: ReadRequest) -> bool:
+        table, row, queries = request
+        writes = self._writes.get(row, ()) if table == self._table else ()
+        return any((query[0], query[1]) in writes for query in queries)
+
+    def scanned_by(self, request: ScanRequest) -> bool:
+        if request.table != self._table:
+            return False
+        groups = {query.group for query in request.queries}
+        return any(
+            request.start <= row and (request.stop is None or row < request.stop) and group in groups
+            for row, writes in self._writes.items()
+            for group, _ in writes
+        )
+
+    def counted_by(self, group: str) -> bool:
+        return any(group == written for writes in self._writes.values() for written, _ in writes)
+
+    def met_by(self, mutation: Mutation) -> bool:
+        """Whether one of the two reads or writes what the other one writes."""
+        if mutation.table != self._table:
+            return False
+        for row, checks, writes in mutation.rows:
+            mine = self._writes.get(row, set())
+            if any((check[1], check[2]) in mine for check in checks):
+                return True
+            mine = mine | self._checks.get(row, set())
+            if any((write[0], write[1]) in mine for write in writes):
+                return True
+        return False
 
 
 class _Noting(Timestamps):
@@ -315,6 +370,7 @@ class _Late(NamedTuple):
     arrives: int
     process: _Process
     mutation: Mutation
+    watched: bool
 
 
 class Run:
@@ -328,6 +384,45 @@ class Run:
         self._late: list[_Late] = []
         self._handed_out: list[int] = []
         self._standing: list[_Process] = []
+        self._watched: Watched | None = None
+        self._note_touches(self.machine.store)
+
+    def _note_touches(self, store: LocalRowStore) -> None:
+        """Of whatever goes through the store, by whichever process: both reads look at its end, in one go."""
+        read, scan, submit = store.read, store.scan, store.submit
+
+        async def reads(requests: Sequence[ReadRequest]) -> list[RowCells]:
+            found = await read(requests)
+            self._touched(lambda watched: any(map(watched.read_by, requests)))
+            return found
+
+        async def scans(request: ScanRequest) -> ScanPage:
+            page = await scan(request)
+            self._touched(lambda watched: watched.scanned_by(request))
+            return page
+
+        def submits(mutations: Sequence[Mutation], call: Call) -> None:
+            self._touched(lambda watched: any(map(watched.met_by, mutations)))
+            submit(mutations, call)
+
+        store.read, store.scan, store.submit = reads, scans, submits  # type: ignore[method-assign]
+
+    def _note_counts(self, db: Database) -> None:
+        count = db._entries
+
+        def counts(group: str) -> int:
+            self._touched(lambda watched: watched.counted_by(group))
+            return count(group)
+
+        db._entries = counts  # type: ignore[method-assign]
+
+    def _touched(self, does: Callable[[Watched], bool]) -> None:
+        """Something is done that may touch what is late."""
+        if self._watched is None or not does(self._watched):
+            return
+        last, moments = len(self.result.steps) - 1, self.result.moments
+        if last > self.result.schedule[-1].step and (not moments or moments[-1] != last):
+            moments.append(last)
 
     async def main(self) -> Result:
         with trio.fail_after(_HOUR_S * 10):
@@ -350,7 +445,7 @@ class Run:
                 self._standing.append(process)
                 continue
             await process.ended.wait()
-            await self._own_arrive(process)
+            self._own_arrive(process)
             if process.died:
                 continue
             if self._standing:
@@ -358,7 +453,7 @@ class Run:
                     await standing.wake()
                 self._standing = [standing for standing in self._standing if standing.paused]
             elif self._late:
-                await self._arrive(len(self.result.steps), everything=True)
+                self._arrive(len(self.result.steps), everything=True)
             elif number > 1:
                 return
 
@@ -381,6 +476,7 @@ class Run:
                 db.oracle = db.driver.oracle = beside.oracle
             else:
                 db.oracle._timestamps = _Noting(db.oracle._timestamps.bound, self._handed_out)
+            self._note_counts(db)
             yield db
 
     async def step(self, process: _Process, mutation: Mutation) -> Fault | None:
@@ -389,26 +485,33 @@ class Run:
         assert number < _STEPS_MAX, "it goes round in circles"
         self.result.steps.append(Step(process.number, kind_of(mutation)))
         fault = self._faults.pop(number, None)
-        await self._arrive(number)
+        self._arrive(number)
         if fault is not None:
             self.result.fired.append(fault)
             if fault.kind in LATE:
-                self._late.append(_Late(fault.arrives, process, mutation))
+                watched = fault == self.result.schedule[-1] and fault.arrives == END
+                self._late.append(_Late(fault.arrives, process, mutation, watched))
+                if watched:
+                    self._watched = Watched(mutation)
         return fault
 
-    async def _arrive(self, step: int, *, everything: bool = False) -> None:
-        due = [late for late in self._late if everything or late.arrives == step]
-        self._late = [late for late in self._late if late not in due]
-        with trio.CancelScope(shield=True):
-            for late in due:
-                await self.machine.store.apply([late.mutation])
+    def _arrive(self, step: int, *, everything: bool = False) -> None:
+        self._deliver([late for late in self._late if everything or late.arrives == step])
 
-    async def _own_arrive(self, process: _Process) -> None:
+    def _own_arrive(self, process: _Process) -> None:
         """What a process has queued for its own tablets is made when it closes, and is gone when it dies (C6)."""
         own = [late for late in self._late if late.process is process and kind_of(late.mutation) == _ONE_STEP]
-        self._late = [late for late in self._late if late not in own]
-        if not process.died:
-            await self.machine.store.apply([late.mutation for late in own])
+        self._deliver(own, made=not process.died)
+
+    def _deliver(self, due: list[_Late], *, made: bool = True) -> None:
+        """At once: nobody's turn comes sooner or later by it, so the run goes on as without it but for what it does."""
+        self._late = [late for late in self._late if late not in due]
+        if any(late.watched for late in due):
+            self._watched = None
+        for late in due if made else ():
+            call = Call(None, 1)
+            self.machine.store.submit([late.mutation], call)
+            assert not call.waiting, "a memory store answers at once"
 
 
 def run(make: Callable[[], Scenario], schedule: Schedule = ()) -> Result:
@@ -432,10 +535,10 @@ def next_faults(result: Result) -> Iterator[Schedule]:
 
 
 def arrivals(result: Result) -> list[Schedule]:
-    """Of a run in which the newest fault is a late one, and arrived last: each earlier moment of its arrival."""
+    """Of a run in which the newest fault is a late one, and arrived last: each earlier moment of its arrival that
+    makes a difference."""
     *others, last = result.schedule
-    steps = range(last.step + 1, len(result.steps)) if last.kind in LATE else ()
-    return [(*others, last._replace(arrives=step)) for step in steps]
+    return [(*others, last._replace(arrives=step)) for step in result.moments]
 
 
 def deeper(make: Callable[[], Scenario], result: Result, *, moments: int | None = None) -> Iterator[Result]:

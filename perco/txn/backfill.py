@@ -230,7 +230,6 @@ class Backfill:
                 return None  # a higher version was registered meanwhile
         await self._change(lambda catalogue: catalogue.made_ready(id, entry.at))
         driver.notified()
-        driver.quiet()
         return BackfillProgress(id, entry.version, entry.table, far.rows, far.notified, True)
 
     def _queries(self, entry: ObserverEntry) -> tuple[ScanQuery, ...]:

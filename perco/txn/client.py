@@ -556,6 +556,7 @@ class Client:
         if catalogue.version > self.catalogue.version:  # it never goes back
             self.catalogue = catalogue
             self.forget_bounds()
+            self.driver.quiet()  # N10: whoever waits shall look whether its observers have been told
 
     def forget_bounds(self) -> None:
         """The catalogue has changed: columns and signals are looked up again."""

@@ -8,13 +8,27 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
+from perco.storage.tablet import MemoryTablet
 from perco.testing import sweep
 from perco.testing.machine import Machine
 from perco.testing.sweep import PAUSES, Fault, Kind, Report, Scenario
-from tests.sweep.scenarios import SCENARIOS, Delete, Load, ObserverRun, OnlySignalling, Read, Swept, TwoTablets
+from tests.sweep.scenarios import (
+    SCENARIOS,
+    Delete,
+    Growing,
+    GrowingInOneStep,
+    Load,
+    ObserverRun,
+    OnlySignalling,
+    Read,
+    SignallingInOneStep,
+    Swept,
+    TwoTablets,
+)
 from tests.testing.mutants import MUTANTS
 
 PAIRS = 40  # of each scenario, drawn
@@ -86,6 +100,69 @@ def test_one_task_stands_still_and_another_meets_something_else(first: Kind, sec
             assert not result.problem
             together += [result.steps[fault.step].process for fault in result.fired] == [0, 0]
     assert together > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "schedule"),
+    [
+        (Growing, "0:CRASH_BEFORE:-1,1:PAUSE_BEFORE:-1"),  # N7: it woke up when another had told its observers
+    ],
+)
+def test_what_pairs_have_found(make: Callable[[], Scenario], schedule: str) -> None:
+    result = sweep.run(make, sweep.parse(schedule))
+    assert not result.problem, result.problem
+    assert result.fired == list(result.schedule)
+
+
+@pytest.mark.parametrize("make", [ObserverRun, SignallingInOneStep, GrowingInOneStep])
+def test_a_moment_that_is_left_out_is_like_the_next_one(
+    make: Callable[[], Scenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the cell: a mutation that arrives one step earlier, between steps that do not touch it, changes nothing."""
+    contents: list[object] = []
+
+    class Noting(sweep.Run):
+        async def _end(self) -> None:
+            contents.append(
+                [
+                    (tablet.table, tablet.start, group, dict(tablet.engine._group(group).values))
+                    for tablet in self.machine.store.tablets()
+                    if isinstance(tablet, MemoryTablet)
+                    for group in tablet.groups()
+                ]
+            )
+            await super()._end()
+
+    monkeypatch.setattr(sweep, "Run", Noting)
+
+    def end_of(schedule: sweep.Schedule) -> tuple[list[sweep.Step], object]:
+        result = sweep.run(make, schedule)
+        assert not result.problem
+        return result.steps, contents.pop()
+
+    left_out = told_apart = 0
+    for schedule in sweep.next_faults(sweep.run(make)):
+        *others, late = schedule
+        if late.kind not in sweep.LATE:
+            continue
+        last = sweep.run(make, schedule)
+        contents.clear()
+        moments = last.moments
+        assert all(moment > late.step for moment in moments)
+        ends: dict[int, tuple[list[sweep.Step], object]] = {}
+        for step in range(late.step + 1, max(moments, default=0) + 1):
+            like = next(moment for moment in moments if moment >= step)
+            for moment in {step, like} - set(ends):
+                ends[moment] = end_of((*others, late._replace(arrives=moment)))
+            assert ends[step] == ends[like], f"{late} arrives before {step}, not {like}"
+            left_out += step != like
+        for step in range(max(moments, default=late.step) + 1, len(last.steps)):
+            steps, _ = end_of((*others, late._replace(arrives=step)))
+            assert steps == last.steps[: len(steps)], f"{late} arrives before {step}, not after everything"
+            left_out += 1
+        told_apart += sum(ends[one] != ends[next_one] for one, next_one in pairwise(moments))
+    assert left_out > 5
+    assert told_apart > 0, "otherwise all of them could be left out"
 
 
 def test_a_schedule_is_the_same_run_every_time() -> None:

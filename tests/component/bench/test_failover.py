@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import os
+import time
+
 from bench.failover import AFTER_S, BEFORE_S, TABLETS, Found, Replies, _judged
+from bench.harness import Pace
 
 RATE = 100.0
 
 
-def judged(outage_s: float, surplus: float, tablets: int = TABLETS) -> Found:
+def judged(outage_s: float, surplus: float, tablets: int = TABLETS, pace: float = 1.0) -> Found:
     """Replies come at once; for some seconds those of some tablets do not, and then at `surplus` times the rate."""
     replies, count = Replies(), int(RATE * (BEFORE_S + AFTER_S))
     again = BEFORE_S + outage_s
@@ -17,7 +22,8 @@ def judged(outage_s: float, surplus: float, tablets: int = TABLETS) -> Found:
         away = tablet < tablets and at > BEFORE_S
         done = max(at, again + (at - BEFORE_S) / surplus) if away else at
         replies.answered.append((done + 0.001, (tablet, tablet)))
-    return _judged("made up", RATE, replies, 0.0, BEFORE_S, 0.5)
+    paces = [(0.5 * i, pace) for i in range(int(2 * (BEFORE_S + AFTER_S)))]
+    return _judged("made up", RATE, replies, 0.0, BEFORE_S, 0.5, paces)
 
 
 def test_an_outage_that_nobody_notices() -> None:
@@ -44,3 +50,19 @@ def test_who_never_comes_back() -> None:
     found = judged(10 * AFTER_S, 1000.0)
     assert found.gap == float("inf") or found.gap >= AFTER_S - 0.1
     assert found.recovered == found.drained == float("inf")
+
+
+def test_a_bar_that_is_missed_on_slower_cores_is_void_and_no_other() -> None:
+    assert not judged(10 * AFTER_S, 1000.0, pace=0.7).valid
+    assert judged(10 * AFTER_S, 1000.0, pace=0.9).valid
+    assert judged(0.0, 1000.0, pace=0.7).valid, "it kept all bars even so"
+
+
+def test_the_pace_is_that_of_a_child_which_ends_with_it() -> None:
+    with Pace() as pace:
+        while len(found := pace.samples(0, math.inf)) < 2:
+            os.sched_yield()
+        assert all(took > 0 for _, took in found)
+        assert found[0][0] < found[1][0] <= time.monotonic()
+        assert pace.samples(found[1][0], math.inf)[0] == found[1]
+    assert pace._child.returncode is not None
