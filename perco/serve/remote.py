@@ -137,6 +137,8 @@ class RemoteRowStore:
         if self._stale:
             await self.refresh()
         found: list[RowCells] = await self._link.call(_READ, requests, again=True, held=True, waits=True)
+        while len(found) < len(requests):  # they were more than a message holds
+            found += await self._link.call(_READ, requests[len(found) :], again=True, held=True, waits=True)
         return found
 
     async def scan(self, request: ScanRequest) -> ScanPage:
@@ -166,10 +168,13 @@ class RemoteRowStore:
         found: list[RowCells | None] = [None] * len(requests)
 
         async def ask(server: int, which: Sequence[int]) -> None:
-            answer = await self._ask(server, _READ, [requests[i] for i in which])
-            if answer is not NOT_HERE:
-                for i, cells in zip(which, answer, strict=True):
+            while which:
+                answer = await self._ask(server, _READ, [requests[i] for i in which])
+                if answer is NOT_HERE:
+                    break
+                for i, cells in zip(which, answer, strict=False):  # they may be more than a message holds
                     found[i] = cells
+                which = which[len(answer) :]
 
         search = _Search(self)
         while left := [i for i, cells in enumerate(found) if cells is None]:

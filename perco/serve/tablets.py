@@ -48,6 +48,7 @@ from perco.serve.messages import (
     Method,
     Order,
     pack_verdict,
+    read_first,
     read_hello,
     read_mutations,
     read_scan,
@@ -61,6 +62,8 @@ from perco.storage import (
     LmdbOptions,
     LmdbTablet,
     Mutation,
+    Query,
+    RowCells,
     ScanRequest,
     Tablet,
     Verdict,
@@ -252,14 +255,16 @@ class TabletServer(Door[str]):
     # ------------------------------------------------------------ rows
 
     def _read(self, peer: Peer, id: int, requests: Any) -> None:
-        found = []
-        for table, row, queries in requests:
+        def read(table: str, row: bytes, queries: Sequence[Query]) -> RowCells:
             held = self.tablets.of(table, row)
             if held is None:
-                peer.reply(id, NOT_HERE)
-                return
-            found.append(held.tablet.read(row, queries))
-        peer.reply(id, found)
+                raise _NotHereError
+            return held.tablet.read(row, queries)
+
+        try:
+            peer.reply(id, read_first(requests, read))
+        except _NotHereError:
+            peer.reply(id, NOT_HERE)
 
     def _scan(self, peer: Peer, id: int, packed: Any) -> None:
         request = read_scan(packed)

@@ -13,13 +13,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from perco.errors import AsyncOnly, Corruption, UsageError
-from perco.storage import LOCK, WRITE, ScanQuery, ScanRequest
+from perco.storage import LOCK, WRITE, ScanPage, ScanQuery, ScanRequest
 from perco.txn.catalogue import Bound
 from perco.txn.codecs import TupleCodec, decoded_key
 from perco.txn.reads import Range
 from perco.txn.records import Cellref
 from perco.txn.schema import Column, Table
-from perco.txn.snapshot import Missing, Seen, Value, look
+from perco.txn.snapshot import InData, Missing, Seen, Value, look
 
 if TYPE_CHECKING:
     from perco.txn.transaction import Row, Snapshot
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 
 _ROWS_PER_READ = 256
+_ROWS_AT_FIRST = 16  # whose long values are read before it is known how long they are
+_BYTES_PER_PAGE = 4 << 20  # of long values, and what goes beyond that with the row that reaches it
 
 
 def range_of(table: Table[Any], start: Any, stop: Any, prefix: Any) -> tuple[bytes, bytes | None]:
@@ -78,6 +80,7 @@ class Scan(AsyncOnly, Generic[K]):
         self._last: bytes | None = None  # the row that was taken last
         self._range: Range | None = None  # what has been taken in all, of a serializable transaction (T14)
         self._noted = 0  # own writes that have been looked at
+        self._long = self._long_rows = 0  # bytes of long values so far, and rows in which they were looked for
 
     def __aiter__(self) -> Scan[K]:
         return self
@@ -186,13 +189,39 @@ class Scan(AsyncOnly, Generic[K]):
                     seen[row, column] = look(l, w)
             except Corruption as error:
                 raise driver.at(Cellref(self._table.name, row, column), error) from error
-        self._found = await snapshot._finish(self._table.name, seen)
+        page = await self._finish(page, seen)
         self._rows = sorted({row for row, _ in page.rows} | self._own_rows(page.next))
         self._at, self._last, self._noted = 0, None, len(snapshot._writes)
         self._span = (self._low, self._high)
         if page.next is not None:
             self._span = (page.next, self._high) if self._reverse else (self._low, page.next)
         self._move(page.next)
+
+    async def _finish(self, page: ScanPage, seen: dict[tuple[bytes, int], Seen]) -> ScanPage:
+        """Read what is not in the records. A page whose long values are too many ends before those that are left."""
+        finish, table = self._snapshot._finish, self._table.name
+        if not any(type(each) is InData for each in seen.values()):
+            self._found = await finish(table, seen)
+            return page
+        self._found = {}
+        done = size = 0
+        while done < len(page.rows):
+            if size >= _BYTES_PER_PAGE:
+                row = page.rows[done][0]
+                return ScanPage(page.rows[:done], row + b"\x00" if self._reverse else row)
+            rows = _ROWS_AT_FIRST
+            if self._long_rows:
+                rows = max((_BYTES_PER_PAGE - size) * self._long_rows // max(self._long, 1), 1)
+            some = page.rows[done : done + rows]
+            wanted = {(row, bound.column) for row, _ in some for bound in self._bounds}
+            found = await finish(table, {where: each for where, each in seen.items() if where in wanted})
+            bytes_here = sum(len(each.value) for each in found.values() if isinstance(each, Value))
+            self._found |= found
+            self._long += bytes_here
+            self._long_rows += len(some)
+            size += bytes_here
+            done += len(some)
+        return page
 
     def _own_rows(self, next_row: bytes | None) -> set[bytes]:
         """Rows of the page's range that the transaction itself has written."""

@@ -179,6 +179,41 @@ async def test_scans_and_multigets_over_many_pages(count: int) -> None:
             assert len(await txn.get_many(a, wanted)) == count
 
 
+async def test_long_values_are_read_as_many_at_a_time_as_fit() -> None:
+    """Together they are more than a message of a served store may be, and a page holds but a few of them."""
+    keys, long = [f"{i:02}" for i in range(40)], 1 << 20
+    async with perco.open("memory:", SCHEMA) as db:
+        for i in range(0, len(keys), 10):
+            async with db.transaction() as txn:
+                for key in keys[i : i + 10]:
+                    txn.set(b, key, key * (long // 2))
+                    txn.set(a, key, key)
+        async with db.transaction() as txn:
+            txn.delete(b, "07")
+            for reverse in (False, True):
+                txn.set(b, "075", f"written meanwhile, {reverse}")
+                scan = txn.scan(docs, columns=[a, b], reverse=reverse)
+                seen, most = [], 0
+                while not scan.ended:
+                    await scan.fetch()
+                    here = []
+                    while (row := scan.take()) is not None:
+                        here.append(row)
+                    most = max(most, sum(len(row[b] or "") for row in here))
+                    seen += here
+                assert [row.key for row in seen] == sorted([*keys, "075"], reverse=reverse)
+                for row in seen:
+                    own = f"written meanwhile, {reverse}" if row.key == "075" else None
+                    assert row[b] == own or row[b] == row.key * (long // 2)
+                    assert (row[b] is None) == (row.key == "07")
+                assert 4 * long <= most <= 17 * long
+            found = await txn.get_many(b, keys)
+            assert {key: value[:2] for key, value in found.items() if value} == {
+                key: key for key in keys if key != "07"
+            }
+            assert [row.key for row in await txn.scan(docs, limit=30).all()] == sorted([*keys, "075"])[:30]
+
+
 async def test_a_long_run_of_deleted_rows_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages may come back empty and yet not be the last."""
     monkeypatch.setattr(module, "_ROWS_PER_READ", 2)

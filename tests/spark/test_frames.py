@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import perco.spark
 from perco.errors import UsageError
 from perco.spark.ledger import LEDGER, RUN, TAKEN, JobClosed
 from perco.spark.sink import PercoWriter
-from perco.spark.source import Asked
+from perco.spark.source import Asked, PercoReader, PercoSource
 from perco.spark.streaming import streamed
 from tests.spark import app
 
@@ -330,6 +331,41 @@ def test_a_snapshot_that_is_not_kept_any_more_is_told(spark: SparkSession, tmp_p
     ts = trio.run(fill)
     with pytest.raises(PySparkException, match="SnapshotTooOld"):
         read(spark, table="counts", url=str(tmp_path / "s"), ts=ts).collect()
+
+
+def test_a_table_of_any_size_goes_through_piece_by_piece(spark: SparkSession, tmp_path: Path) -> None:
+    """What a task holds of it depends on the size of a batch, not on that of the table."""
+    rows, each = 96, 1 << 20
+
+    async def fill(store: perco.spark.Store) -> None:
+        async with store.open(app.schema) as db:
+            for n in range(rows):
+                async with db.transaction() as txn:
+                    txn.set(app.raw, f"k{n:06}", bytes([n]) * each)
+
+    class Whole(PercoSource):
+        _reader = PercoReader
+
+    def task(store: perco.spark.Store) -> tuple[int, int]:
+        """What an executor does, in this process: the bytes that came, and the most that there were at a time."""
+        source = Whole({"table": "pages", "columns": "raw", "url": store.url})
+        reader = source.reader(source.schema())
+        span = reader.partitions()[0]  # they all lie in the first tablet
+        came = arrow = 0
+        tracemalloc.start()
+        try:
+            for batch in reader.read(span):
+                arrow = max(arrow, pa.total_allocated_bytes())
+                came += sum(len(value.as_py()) for value in batch.column(1))
+            return came, arrow + tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    with perco.spark.serve(tmp_path / "store", spark) as store:
+        trio.run(fill, store)
+        came, most = task(store)
+    assert came == rows * each
+    assert most < came / 2
 
 
 def test_what_is_streamed_is_made_two_ahead_and_no_more_when_nobody_takes_it() -> None:
