@@ -12,9 +12,11 @@ import trio.testing
 
 import perco
 from perco.rpc.peer import Peer
+from perco.serve import messages
 from perco.serve.database import RemoteDatabase
 from perco.serve.messages import NOT_HERE, Method, Order
 from perco.serve.processes import TabletServers
+from perco.serve.remote import _Search
 from perco.storage import APPLIED, NOTIFY, TS_MAX, WRITE, Failed, Mutation, Refused, Verdict
 from perco.storage.call import Call
 from perco.storage.engine import MemoryBatch
@@ -66,6 +68,27 @@ class Barrier:
         if not self._missing:
             self._all.set()
         await self._all.wait()
+
+
+async def test_what_comes_in_parts_is_all_there_and_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:  # F2
+    """A tablet server answers for as many rows as fit; the others are asked for at once, of the same."""
+    searches = 0
+    search = _Search.next
+
+    async def counted(self: _Search) -> None:
+        nonlocal searches
+        searches += self._version >= 0  # not the first look, which is none
+        await search(self)
+
+    async with spread(2) as place, place.clients(COUNTED, 1) as [db]:
+        async with db.transaction() as txn:
+            for key in KEYS:
+                txn.set(put, key, key)
+        monkeypatch.setattr(messages, "READ_BYTES", 1)
+        monkeypatch.setattr(_Search, "next", counted)
+        async with db.snapshot() as snap:
+            assert await snap.get_many(put, KEYS) == {key: key for key in KEYS}
+        assert searches == 0
 
 
 @pytest.mark.parametrize("seed", range(12))
