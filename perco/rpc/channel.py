@@ -39,6 +39,7 @@ from perco.rpc.framing import (
 _RECEIVE_BYTES = 64 * 1024
 _NO_SOCKET = -1
 _PACKED_BYTES = 64 * 1024
+_REMEDY = "Ask for less at a time, or write less to one tablet in a transaction."
 _GREETING_BYTES_MAX = GREETING_BYTES_MAX + HEAD_BYTES
 
 
@@ -181,7 +182,7 @@ class Channel:
         """
         data = self._pack(message)
         if len(data) > self._options.message_bytes_max:
-            raise TooLarge("a call or its reply", len(data), self._options.message_bytes_max, "Ask for less at a time.")
+            raise TooLarge("a call or its reply", len(data), self._options.message_bytes_max, _REMEDY)
         if len(data) > _PACKED_BYTES:
             self._pack = packer()  # it keeps the room that its largest message took
         self._waiting.append(data)
