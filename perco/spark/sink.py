@@ -194,7 +194,16 @@ def _must_fit(table: perco.Table[Any], key: str, schema: StructType) -> None:
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
-    """Its rows, so many at a time that they fit into a transaction."""
+    """Its rows, so many at a time that they fit into a transaction; one alone that is larger."""
     rows = max(1, min(_ROWS, _BYTES * batch.num_rows // max(1, batch.nbytes)))
     for at in range(0, batch.num_rows, rows):
-        yield batch.slice(at, rows).to_pylist()
+        some: list[dict[str, Any]] = []
+        size = 0
+        for row in batch.slice(at, rows).to_pylist():  # some may be much larger than most
+            here = sum(len(value) for value in row.values() if isinstance(value, str | bytes))
+            if some and size + here > _BYTES:
+                yield some
+                some, size = [], 0
+            some.append(row)
+            size += here
+        yield some

@@ -18,7 +18,7 @@ import perco
 import perco.spark
 from perco.errors import UsageError
 from perco.spark.ledger import LEDGER, RUN, TAKEN, JobClosed
-from perco.spark.sink import PercoWriter
+from perco.spark.sink import PercoWriter, _pieces
 from perco.spark.source import Asked, PercoReader, PercoSource
 from perco.spark.streaming import streamed
 from tests.spark import app
@@ -366,6 +366,16 @@ def test_a_table_of_any_size_goes_through_piece_by_piece(spark: SparkSession, tm
         came, most = task(store)
     assert came == rows * each
     assert most < came / 2
+
+
+def test_rows_much_larger_than_most_get_transactions_of_their_own() -> None:
+    large, small = b"x" * (700 << 10), b"y"
+    bodies = [small] * 300 + [large] * 4 + [small] * 300
+    batch = pa.record_batch({"key": list(range(len(bodies))), "raw": bodies})
+    pieces = list(_pieces(batch))
+    assert [row["key"] for rows in pieces for row in rows] == list(range(len(bodies)))
+    assert all(1 <= len(rows) <= 100 and sum(row["raw"] == large for row in rows) <= 1 for rows in pieces)
+    assert max(len(rows) for rows in pieces) > 50
 
 
 def test_what_is_streamed_is_made_two_ahead_and_no_more_when_nobody_takes_it() -> None:
