@@ -356,6 +356,9 @@ class AsyncOnly:
         def __await__(self) -> None:
             raise UsageError(f"write `{self._write}`")
 
+        def __getattr__(self, name: str) -> None:
+            raise AttributeError(f"{type(self).__name__!r} has no {name!r}: write `{self._write}`", name=name, obj=self)
+
 
 class TransactionClosed(UsageError):
     """A transaction or snapshot was used after its end."""

@@ -269,6 +269,7 @@ def serve(
 
     Programs that open the same folder become clients by themselves, over a socket in it: this command is for a store
     that shall stay open when they end, and for clients on other hosts. It runs no observers; workers do, as clients.
+    Where there is no folder, a new store is made.
 
     On TCP a client has to say the store's token, which lies in the folder, readable for its owner only. Programs of
     the same user on the same machine find it by themselves; others give perco.open(..., token=...), or PERCO_TOKEN in

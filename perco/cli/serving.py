@@ -68,6 +68,7 @@ async def serve(
     opening = perco.open(store, perco.Schema(), options=perco.Options(durability=durability, wire=wire))
     if processes > 1:
         opening.processes = ProcessOptions(servers=processes, mould=mould)
+    made = not _absolute(store).exists()
     async with AsyncExitStack() as stack:
         signals = stack.enter_context(_asked_to_end())
         db = await stack.enter_async_context(opening)
@@ -90,6 +91,8 @@ async def serve(
                 complain(f"not all tablet servers have come within {_START_S:g} s; they are tried again")
         helped = f", {processes} tablet servers" if processes > 1 else ""
         print(f"serving {store} at {', '.join(at)} (process {os.getpid()}{helped})", flush=True)
+        if made:
+            complain(f"there was nothing at {store}: it is a new store, and empty")
         if any(address.path is None for address in wanted):
             print(f"clients on TCP say the token in {path / tokens.TOKEN_FILE}", flush=True)
         if is_kept() and (told := os.environ.pop(_READY, "")):

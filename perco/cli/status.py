@@ -59,7 +59,7 @@ async def tablets(store: str, *, json: bool) -> int:
                 *(name, max(tablet.epoch - 1, 0), tablet.mutations, tablet.batches, size(tablet.used_bytes)),
             )
             for tablet in server.tablets
-        ] or [("none", "", "", name, 0, 0, 0, "")]
+        ] or [("(no tablet)", "", "", name, 0, 0, 0, "")]
     head = ("table", "tablet", "from", "server", "taken over", "mutations", "batches", "size")
     numbers = ("tablet", "taken over", "mutations", "batches", "size")
     _show_told(head, sorted(rows, key=lambda row: tuple(map(str, row[:2]))), keep=("table", "server"), numbers=numbers)

@@ -18,6 +18,7 @@ from perco.errors import UsageError
 from perco.txn.oracle import durable_bound
 
 _POLL_S: Final = 0.1
+_TIME_IS_UP: Final = "within the time allowed"
 _LOCKED: Final = "locked by transactions that are under way"
 
 
@@ -28,7 +29,7 @@ async def wait(store: str, timeout: float | None, until_ts: int | None, *, json:
         if until_ts is not None and until_ts > (bound := await durable_bound(db.driver.store)):
             raise UsageError(f"nothing was committed up to {until_ts}: no timestamp above {bound} was given out so far")
         began = trio.current_time()
-        reason, last = "within the time allowed", None
+        reason, last = _TIME_IS_UP, None
         with trio.move_on_after(seconds):
             reason, last = await _until_idle(db, until_ts)
         idle = not reason
@@ -45,6 +46,8 @@ async def wait(store: str, timeout: float | None, until_ts: int | None, *, json:
         print("idle" if until_ts is None else f"nothing is left of what was caused up to {until_ts}")
     if not idle:
         complain(f"not idle {reason}: {describe(last)}")
+        if reason == _TIME_IS_UP and last.changes:
+            complain("observers run in a program that has a worker, or by perco worker MODULE:SCHEMA --store STORE")
     return FINE if idle else FOUND
 
 

@@ -53,7 +53,15 @@ def _schema(what: str) -> perco.Schema:
     """The schema that MODULE:NAME names. Raises: UsageError."""
     sys.path.insert(0, os.getcwd())
     form = "MODULE:SCHEMA, such as app:schema for `schema` in app.py"
-    found = named(what, form, "in this folder, or where Python looks")
+    try:
+        found = named(what, form, "in this folder, or where Python looks")
+    except RuntimeError as error:
+        if "run()" not in str(error):
+            raise
+        raise UsageError(
+            f"{what}: to import the module runs its program, too ({error}): put what runs it under "
+            'if __name__ == "__main__":'
+        ) from error
     if not isinstance(found, perco.Schema):
         raise UsageError(f"{what} is {type(found).__name__}, not a perco.Schema")
     if not found.observers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import perco
@@ -24,11 +24,11 @@ async def set_cell(store: str, table: str, key: str, column: str, value: str, *,
             raise UsageError("null is no value; a cell is emptied with: perco delete STORE TABLE KEY COLUMN")
     async with perco.open(store, schema) as db:
         commit_ts = await db.run(_set, column_named(table_named(db, table), column), parsed, new)
-        observers = observed_by(db.catalogue, table, column)
+        observers, paused = observed_by(db.catalogue, table, column), db.paused()
     if json:
         show_json({"table": table, "key": parsed, "column": column, "commit_ts": commit_ts, "observers": observers})
     else:
-        _tell(commit_ts, observers)
+        _tell(commit_ts, observers, paused)
     return FINE
 
 
@@ -45,13 +45,13 @@ async def delete_cells(store: str, table: str, key: str, columns: Sequence[str],
         chosen = [column_named(here, name) for name in columns] or list(here.columns.values())
         commit_ts, deleted = await db.run(_delete, here, chosen, parsed)
         found = (id for name in deleted for id in observed_by(db.catalogue, table, name))
-        observers = list(dict.fromkeys(found))
+        observers, paused = list(dict.fromkeys(found)), db.paused()
     if json:
         told = {"table": table, "key": parsed, "deleted": deleted, "commit_ts": commit_ts or None}
         show_json({**told, "observers": observers})
     elif deleted:
         print(f"deleted {', '.join(deleted)}")
-        _tell(commit_ts, observers)
+        _tell(commit_ts, observers, paused)
     if not deleted:
         complain(f"{table}[{parsed!r}] has no value" + (f" in {' or '.join(columns)}" if columns else ""))
     return FINE if deleted else FOUND
@@ -68,21 +68,23 @@ async def raise_signal(store: str, table: str, key: str, name: str, *, json: boo
         parsed = parse_key(here.key, key)
     async with perco.open(store, schema) as db:
         commit_ts = await db.run(_signal, table_named(db, table).signals[name], parsed)
-        observers = observed_by(db.catalogue, table, name)
+        observers, paused = observed_by(db.catalogue, table, name), db.paused()
     if json:
         told = {"table": table, "key": parsed, "signal": name, "commit_ts": commit_ts or None}
         show_json({**told, "observers": observers})
     elif observers:
-        _tell(commit_ts, observers)
+        _tell(commit_ts, observers, paused)
     if not observers:
         complain(f"nobody observes {table}.{name}: nothing was raised")
     return FINE if observers else FOUND
 
 
-def _tell(commit_ts: int, observers: Sequence[str]) -> None:
+def _tell(commit_ts: int, observers: Sequence[str], paused: Collection[str]) -> None:
     print(f"committed at {commit_ts}")
     if observers:
         print(f"notified: {', '.join(observers)}; they run as soon as a worker has the store open")
+    if resting := [id for id in observers if id in paused]:
+        print(f"paused: {', '.join(resting)}; what waits for them waits until perco resume")
 
 
 async def _set(txn: perco.Transaction, column: perco.Column[Any, Any], key: Any, value: Any) -> int:

@@ -69,6 +69,8 @@ def parse(text: str) -> Address:
         if not path:
             raise UsageError("unix: wants the path of a socket: unix:/run/perco.sock")
         return Address(Path(path).expanduser())
+    if not is_address(text):
+        raise UsageError(f"{text!r}: write unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
     tls = text.startswith("tls://")
     rest = text.removeprefix("tls://").removeprefix("tcp://").rstrip("/")
     host, colon, port = rest.rpartition(":")

@@ -18,7 +18,7 @@ from types import TracebackType
 
 import trio
 
-from perco.errors import PercoWarning, SchemaMismatch, StoreError, StoreLocked, Unavailable, UsageError
+from perco.errors import AsyncOnly, PercoWarning, SchemaMismatch, StoreError, StoreLocked, Unavailable, UsageError
 from perco.notify.database import Database
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
@@ -38,7 +38,7 @@ PEM = "-----BEGIN "
 _AGAIN_S = 0.02  # between two looks for an owner that has just begun, or is ending
 
 
-class open:
+class open(AsyncOnly):
     """Open a store: `async with perco.open("folder/", schema) as db:`.
 
     Args:
@@ -59,6 +59,8 @@ class open:
     What the block raises comes out as it is; when a task of the store's own dies, the block is cancelled and
     BackgroundFailure comes out.
     """
+
+    _write = "async with perco.open(...) as db:`, or in blocking code `with perco.sync.open(...) as db:"
 
     def __init__(
         self,
@@ -165,7 +167,9 @@ class open:
         try:
             return await self._connect(address)
         except OSError as error:
-            raise Unavailable(f"no process has {text} open, or it is open to one process alone") from error
+            raise Unavailable(
+                f"no process has {text} open, or it is open to one process alone (perco serve keeps a store open)"
+            ) from error
 
     async def _connect(self, address: Address) -> RemoteDatabase:
         trust = _trust(self._options.wire.ca_file) if address.tls else None

@@ -30,6 +30,7 @@ from pathlib import Path
 from perco.errors import FormatUnknown, NeedsCheck, PercoWarning, StoreFull, StoreLocked, UnsuitableFolder, UsageError
 
 FORMAT = "perco 1"
+_PORT = re.compile(r"^[^:]+:[0-9]+$")  # what a name ends in that was meant for a server's
 _FORMAT_FILE = "perco-format"
 _OWNER_FILE = "owner"
 _OWNER_BYTES = 1024
@@ -120,7 +121,8 @@ class Folder:
                 str(path),
                 "it is a file"
                 if path.exists()
-                else "there is no such folder; a store is made by opening it for writing",
+                else "there is no such folder; a store is made by opening it for writing"
+                + ("; where one is served, write tcp://HOST:PORT" if _PORT.search(path.name) else ""),
             )
         _refuse_remote(path)
         _refuse_if_open_here(path)

@@ -422,6 +422,19 @@ async def test_a_row_is_asked_by_column_and_says_so() -> None:
                 await pin.renew("3h")  # type: ignore[arg-type]
 
 
+async def test_what_wants_async_with_says_so_however_else_it_is_used(tmp_path: Path) -> None:
+    opening = perco.open(tmp_path / "store", SCHEMA)
+    remedy = r"write `async with perco.open\(...\) as db:`, or in blocking code `with perco.sync.open"
+    with pytest.raises(perco.UsageError, match=remedy):
+        opening.__enter__()
+    with pytest.raises(AttributeError, match=remedy):
+        opening.transaction()  # type: ignore[attr-defined]
+    async with perco.open("memory:", SCHEMA) as db:
+        with pytest.raises(AttributeError, match=r"has no 'set': write `async with db.transaction") as caught:
+            db.transaction().set(n, "a", 1)  # type: ignore[attr-defined]
+        assert caught.value.name == "set"
+
+
 async def test_a_transactions_block_is_entered_once() -> None:
     async with perco.open("memory:", SCHEMA) as db:
         block = db.transaction()

@@ -54,6 +54,16 @@ async def test_where_nothing_is_is_exit_code_2(command: tuple[str, ...], tmp_pat
     assert len(done.err.splitlines()) == 1
 
 
+async def test_a_server_without_its_scheme_is_taken_for_a_folder_and_told_so(tmp_path: Path) -> None:
+    done = await run("scan", tmp_path / "localhost:7420", "docs")
+    assert (done.code, done.out) == (2, "")
+    assert "where one is served, write tcp://HOST:PORT" in done.err
+    done = await run("serve", tmp_path / "store", "--listen", "localhost:7420")
+    assert done.code == 2
+    assert "'localhost:7420': write unix:PATH, tcp://HOST:PORT or tls://HOST:PORT" in done.err
+    assert not (tmp_path / "store").exists()
+
+
 async def test_what_is_no_store_is_exit_code_2(tmp_path: Path) -> None:
     for place, complaint in (
         (str(tmp_path), "no perco store: the folder is empty"),

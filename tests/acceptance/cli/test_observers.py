@@ -95,7 +95,8 @@ async def test_paused_and_resumed(tmp_path: Path) -> None:
     await make(store)
     assert (await run("pause", store, "measure")).out == "paused measure; 0 changes wait for it\n"
     assert (await run("pause", store, "measure")).out == "measure was paused already\n"
-    await run("set", store, "docs", "a", "contents", "12345")
+    told = await run("set", store, "docs", "a", "contents", "12345")
+    assert "paused: measure; what waits for them waits until perco resume" in told.out
     assert "paused" in (await run("status", store)).out
     done = await run("wait", store)
     assert (done.code, "while measure is paused" in done.err) == (1, True)
@@ -103,6 +104,7 @@ async def test_paused_and_resumed(tmp_path: Path) -> None:
         with pytest.raises(perco.UsageError, match="paused: 'measure'"):
             await db.wait_idle(timeout=60)
     assert json.loads((await run("resume", store, "measure", "--json")).out)["waiting"] == 1
+    assert "paused" not in (await run("set", store, "docs", "a", "contents", "123456")).out
     async with perco.open(store, schema) as db, db.worker():
         assert await db.wait_idle(timeout=60) == 0
 

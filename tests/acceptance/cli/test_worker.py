@@ -40,6 +40,7 @@ twice = docs.column("twice", perco.INT64)
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "program.py").write_text(f"import trio\n{APP}\nasync def main(): pass\n\ntrio.run(main)\n")
     return tmp_path
 
 
@@ -91,6 +92,7 @@ def test_it_runs_what_waits_and_ends(place: Path) -> None:
         ("app:nothing", "no attribute 'nothing'"),
         ("app:other", "app:other is int"),
         ("app:empty", "declares no observers"),
+        ("program:schema", 'if __name__ == "__main__":'),
     ],
 )
 def test_what_is_no_schema_is_told(place: Path, what: str, told: str) -> None:

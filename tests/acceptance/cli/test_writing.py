@@ -179,6 +179,7 @@ async def test_wait_gives_up_after_its_timeout(store: Path) -> None:
         await owner.tell("put new")
         done = await run("wait", store, "--timeout", "0.3")
     assert done.code == 1
+    assert "perco worker MODULE:SCHEMA" in done.err
     assert "not idle within the time allowed: 1 change waits" in done.err
 
 
