@@ -76,6 +76,11 @@ class WireOptions:
     connections_max: int = 1024
     ca_file: str = ""
 
+    @property
+    def part_bytes(self) -> int:
+        """Of what is too much for a message, so much goes into one; with a value of 8 MiB more it still fits."""
+        return self.message_bytes_max // 3
+
     def __post_init__(self) -> None:
         check_options(self)
         for less, more in (("window_s", "heartbeat_s"), ("heartbeat_s", "silence_s")):

@@ -6,7 +6,7 @@ what goes over the wire is what the row store works with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -19,10 +19,7 @@ from perco.storage import (
     Failed,
     Mutation,
     NoReply,
-    Query,
-    ReadRequest,
     Refused,
-    RowCells,
     ScanPage,
     ScanQuery,
     ScanRequest,
@@ -36,7 +33,6 @@ from perco.txn.retention import Removed
 from perco.txn.vacuum import VacuumResult
 
 WIRE_VERSION: Final = 5
-READ_BYTES: Final = 8 << 20  # with one more value of 8 MiB, it still fits into a message
 _MAGIC: Final = "perco"
 
 
@@ -260,23 +256,6 @@ def read_scan(packed: Any) -> ScanRequest:
     """Raises: TypeError."""
     request = ScanRequest(*packed)
     return request._replace(queries=tuple([ScanQuery(*query) for query in request.queries]))
-
-
-def read_first(
-    requests: Sequence[ReadRequest], read: Callable[[str, bytes, Sequence[Query]], RowCells]
-) -> list[RowCells]:
-    """What is found for the first of the requests, one at least: no more than a message holds, and no more in memory.
-    Who asks goes on with the others."""
-    found, size = [], 0
-    for table, row, queries in requests:
-        cells = read(table, row, queries)
-        found.append(cells)
-        for versions in cells:
-            for _, value in versions:
-                size += len(value)
-        if size >= READ_BYTES:
-            break
-    return found
 
 
 def read_page(packed: Any) -> ScanPage:

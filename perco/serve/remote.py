@@ -20,6 +20,7 @@ from typing import Any, Final
 import trio
 
 from perco.errors import CatalogueChanged, SessionEnded, SnapshotTooOld, TabletSplit, Unavailable, UsageError
+from perco.rpc.framing import WireError
 from perco.rpc.link import Link, LostError
 from perco.serve.messages import (
     LOST,
@@ -136,10 +137,23 @@ class RemoteRowStore:
             return await self._read_spread(requests)
         if self._stale:
             await self.refresh()
-        found: list[RowCells] = await self._link.call(_READ, requests, again=True, held=True, waits=True)
-        while len(found) < len(requests):  # they were more than a message holds
-            found += await self._link.call(_READ, requests[len(found) :], again=True, held=True, waits=True)
+        found = await self._part(requests)
+        while len(found) < len(requests):
+            found += await self._part(requests[len(found) :])
         return found
+
+    async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
+        """See `RowStore.read_first`; here it is as many as a message holds."""
+        if self.spread:
+            return await self._read_spread(requests, part=True)
+        if self._stale:
+            await self.refresh()
+        return await self._part(requests)
+
+    async def _part(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        """Of the first ones, where all are too much for a message."""
+        found: list[RowCells] = await self._link.call(_READ, requests, again=True, held=True, waits=True)
+        return _checked(found, requests)
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         if self.spread:
@@ -164,7 +178,8 @@ class RemoteRowStore:
 
     # ------------------------------------------------------------ from tablet servers
 
-    async def _read_spread(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+    async def _read_spread(self, requests: Sequence[ReadRequest], *, part: bool = False) -> list[RowCells]:
+        """`part`: of the first ones, if others take another message."""
         found: list[RowCells | None] = [None] * len(requests)
 
         async def ask(server: int, which: Sequence[int]) -> None:
@@ -172,15 +187,17 @@ class RemoteRowStore:
                 answer = await self._ask(server, _READ, [requests[i] for i in which])
                 if answer is NOT_HERE:
                     break
-                for i, cells in zip(which, answer, strict=False):  # they may be more than a message holds
+                for i, cells in zip(which, _checked(answer, which), strict=False):
                     found[i] = cells
-                which = which[len(answer) :]
+                which = () if part else which[len(answer) :]
 
         search = _Search(self)
         while left := [i for i, cells in enumerate(found) if cells is None]:
             await search.next()
             await _each(self._by_server(left, lambda i: requests[i][:2]), ask)
             search.must_be_held()
+            if part and found[0] is not None:
+                return found[: found.index(None)] if None in found else found  # type: ignore[return-value]
         return found  # type: ignore[return-value]
 
     async def _scan_spread(self, request: ScanRequest) -> ScanPage:
@@ -267,6 +284,12 @@ def is_split(verdict: Verdict) -> bool:
     return isinstance(verdict, Failed) and isinstance(verdict.error, TabletSplit)
 
 
+def _checked(answer: list[RowCells], asked: Sequence[object]) -> list[RowCells]:
+    if len(answer) > len(asked) or (asked and not answer):
+        raise WireError(f"an answer of {len(answer)} rows to a call for {len(asked)}")
+    return answer
+
+
 class _Search:
     """For tablets that are not where they were: asks the owner again, a while apart, until patience ends."""
 
@@ -335,6 +358,9 @@ class LostRowStore:
         raise SessionEnded(_AWAY)
 
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        raise SessionEnded(_AWAY)
+
+    async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
         raise SessionEnded(_AWAY)
 
     async def scan(self, request: ScanRequest) -> ScanPage:

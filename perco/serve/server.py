@@ -45,7 +45,6 @@ from perco.serve.messages import (
     TabletsOf,
     pack_vacuum,
     pack_verdict,
-    read_first,
     read_header,
     read_mutations,
     read_part,
@@ -262,8 +261,7 @@ class Server(Door[Session]):
         if db.driver.entered.cells and (entries := self._entered(session, requests)):
             self._after(entries, peer, id, lambda: self._read(session, peer, id, requests))
             return
-        store = db.local.store
-        peer.reply(id, read_first(requests, lambda table, row, queries: store.tablet(table, row).read(row, queries)))
+        peer.reply(id, db.local.store.find_first(requests, self._options.part_bytes))
 
     def _entered(self, session: Session, requests: Any) -> list[Entry]:
         """C4: entries for what is to be read, at or below what it is read at. Not those of which the client itself asks

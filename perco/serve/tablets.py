@@ -48,7 +48,6 @@ from perco.serve.messages import (
     Method,
     Order,
     pack_verdict,
-    read_first,
     read_hello,
     read_mutations,
     read_scan,
@@ -62,7 +61,6 @@ from perco.storage import (
     LmdbOptions,
     LmdbTablet,
     Mutation,
-    Query,
     RowCells,
     ScanRequest,
     Tablet,
@@ -72,7 +70,7 @@ from perco.storage.call import Call
 from perco.storage.folder import tablet_path
 from perco.storage.handover import Handover
 from perco.storage.lmdb_engine import Fenced, NotHere
-from perco.storage.rowstore import scan_within
+from perco.storage.rowstore import scan_within, size_of
 from perco.txn.background import Background
 
 log = logging.getLogger("perco.serve")
@@ -255,16 +253,18 @@ class TabletServer(Door[str]):
     # ------------------------------------------------------------ rows
 
     def _read(self, peer: Peer, id: int, requests: Any) -> None:
-        def read(table: str, row: bytes, queries: Sequence[Query]) -> RowCells:
+        found: list[RowCells] = []
+        size = 0
+        for table, row, queries in requests:
+            if size >= self._options.part_bytes:
+                break
             held = self.tablets.of(table, row)
             if held is None:
-                raise _NotHereError
-            return held.tablet.read(row, queries)
-
-        try:
-            peer.reply(id, read_first(requests, read))
-        except _NotHereError:
-            peer.reply(id, NOT_HERE)
+                peer.reply(id, NOT_HERE)
+                return
+            found.append(held.tablet.read(row, queries))
+            size += size_of(found[-1])
+        peer.reply(id, found)
 
     def _scan(self, peer: Peer, id: int, packed: Any) -> None:
         request = read_scan(packed)

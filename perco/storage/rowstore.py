@@ -41,6 +41,11 @@ class RowStore(Protocol):
     groups: bool
 
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]: ...
+    async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
+        """As `read`, of the first requests, one at least, until what is found has so many bytes; or more, with the last
+        one, or where as many fit into a message."""
+        ...
+
     async def scan(self, request: ScanRequest) -> ScanPage: ...
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]: ...
     def locate(self, table: str, row: bytes) -> int:
@@ -50,6 +55,15 @@ class RowStore(Protocol):
     def bounds(self, table: str) -> list[bytes]:
         """The first row of each tablet of a table, in order."""
         ...
+
+
+def size_of(found: RowCells) -> int:
+    """Bytes of the values of a row's cells."""
+    size = 0
+    for cells in found:
+        for _, value in cells:
+            size += len(value)
+    return size
 
 
 def scan_within(tablet: Tablet, end: bytes | None, request: ScanRequest) -> ScanPage:
@@ -156,6 +170,23 @@ class LocalRowStore:
         out = []
         for table, row, queries in requests:
             out.append(self.tablet(table, row).read(row, queries))
+        return out
+
+    async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
+        """See `RowStore.read_first`."""
+        await trio.lowlevel.checkpoint()
+        return self.find_first(requests, bytes_max)
+
+    def find_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
+        """The same, at once."""
+        out: list[RowCells] = []
+        size = 0
+        for table, row, queries in requests:
+            if size >= bytes_max:
+                break
+            found = self.tablet(table, row).read(row, queries)
+            out.append(found)
+            size += size_of(found)
         return out
 
     async def scan(self, request: ScanRequest) -> ScanPage:

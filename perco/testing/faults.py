@@ -143,12 +143,19 @@ class FaultyRowStore:
         return self._store.bounds(table)
 
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        await self._may_read()
+        return await self._store.read(requests)
+
+    async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
+        await self._may_read()
+        return await self._store.read_first(requests, bytes_max)
+
+    async def _may_read(self) -> None:
         await self._look()
         if self.deaf:
             await trio.sleep_forever()
         if self.read_error is not None:
             raise self.read_error
-        return await self._store.read(requests)
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         await self._look()

@@ -388,11 +388,16 @@ class Run:
         self._note_touches(self.machine.store)
 
     def _note_touches(self, store: LocalRowStore) -> None:
-        """Of whatever goes through the store, by whichever process: both reads look at its end, in one go."""
-        read, scan, submit = store.read, store.scan, store.submit
+        """Of whatever goes through the store, by whichever process: reads look at their end, in one go."""
+        read, read_first, scan, submit = store.read, store.read_first, store.scan, store.submit
 
         async def reads(requests: Sequence[ReadRequest]) -> list[RowCells]:
             found = await read(requests)
+            self._touched(lambda watched: any(map(watched.read_by, requests)))
+            return found
+
+        async def reads_first(requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
+            found = await read_first(requests, bytes_max)
             self._touched(lambda watched: any(map(watched.read_by, requests)))
             return found
 
@@ -405,7 +410,8 @@ class Run:
             self._touched(lambda watched: any(map(watched.met_by, mutations)))
             submit(mutations, call)
 
-        store.read, store.scan, store.submit = reads, scans, submits  # type: ignore[method-assign]
+        store.read, store.read_first = reads, reads_first  # type: ignore[method-assign]
+        store.scan, store.submit = scans, submits  # type: ignore[method-assign]
 
     def _note_counts(self, db: Database) -> None:
         count = db._entries

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from perco.errors import AsyncOnly, Corruption, UsageError
-from perco.storage import LOCK, WRITE, ScanPage, ScanQuery, ScanRequest
+from perco.storage import LOCK, WRITE, Cell, ReadRequest, RowCells, ScanQuery, ScanRequest
 from perco.txn.catalogue import Bound
 from perco.txn.codecs import TupleCodec, decoded_key
 from perco.txn.reads import Range
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 
 _ROWS_PER_READ = 256
-_ROWS_AT_FIRST = 16  # whose long values are read before it is known how long they are
-_BYTES_PER_PAGE = 4 << 20  # of long values, and what goes beyond that with the row that reaches it
+_BYTES_PER_PAGE = 4 << 20  # of values that are not in their records, and what goes beyond that with the last row
 
 
 def range_of(table: Table[Any], start: Any, stop: Any, prefix: Any) -> tuple[bytes, bytes | None]:
@@ -80,7 +80,9 @@ class Scan(AsyncOnly, Generic[K]):
         self._last: bytes | None = None  # the row that was taken last
         self._range: Range | None = None  # what has been taken in all, of a serializable transaction (T14)
         self._noted = 0  # own writes that have been looked at
-        self._long = self._long_rows = 0  # bytes of long values so far, and rows in which they were looked for
+        # Rows that were looked at, in the scan's order, whose values are still to be read; what comes after them.
+        self._seen: list[tuple[bytes, dict[int, Seen]]] = []
+        self._next: bytes | None = None
 
     def __aiter__(self) -> Scan[K]:
         return self
@@ -161,10 +163,27 @@ class Scan(AsyncOnly, Generic[K]):
         snapshot = self._snapshot
         if not snapshot._open:
             raise snapshot._closed()
-        ts = snapshot.start_ts
+        if not self._seen:
+            await self._look()
+        rows = await self._finish()
+        next_row = self._next
+        if self._seen:
+            [next_row, _] = self._seen[0]
+            next_row += b"\x00" if self._reverse else b""
+        self._rows = sorted(rows | self._own_rows(next_row))
+        self._at, self._last, self._noted = 0, None, len(snapshot._writes)
+        self._span = (self._low, self._high)
+        if next_row is not None:
+            self._span = (next_row, self._high) if self._reverse else (self._low, next_row)
+        self._move(next_row)
+
+    async def _look(self) -> None:
+        """What stands in the next rows; values that are not in their records are still to be read."""
+        snapshot, table = self._snapshot, self._table.name
+        driver, ts = snapshot._driver, snapshot.start_ts
         columns = tuple(bound.column for bound in self._bounds)
         request = ScanRequest(
-            self._table.name,
+            table,
             self._low,
             self._high,
             (ScanQuery(LOCK, columns, 0, ts), ScanQuery(WRITE, columns, 0, ts)),
@@ -172,12 +191,11 @@ class Scan(AsyncOnly, Generic[K]):
             _ROWS_PER_READ if self._left is None else min(max(self._left, 16), _ROWS_PER_READ),
         )
         if snapshot._reads is not None and self._range is None:
-            self._range = snapshot._reads.begin(self._table.name, columns, self._low, self._high, reverse=self._reverse)
-        driver = snapshot._driver
-        for entry in driver.entered.within(self._table.name, self._low, self._high, columns, ts):
+            self._range = snapshot._reads.begin(table, columns, self._low, self._high, reverse=self._reverse)
+        for entry in driver.entered.within(table, self._low, self._high, columns, ts):
             await driver.past(entry)  # C4
         page = await driver.reads.scan(request)
-        seen: dict[tuple[bytes, int], Seen] = {}
+        seen: list[tuple[bytes, dict[int, Seen]]] = []
         for row, (locks, writes) in page.rows:
             by_column = {column: ([], []) for column in columns}  # type: ignore[var-annotated]
             for column, at, value in locks:
@@ -185,43 +203,51 @@ class Scan(AsyncOnly, Generic[K]):
             for column, at, value in writes:
                 by_column[column][1].append((at, value))
             try:
-                for column, (l, w) in by_column.items():  # noqa: E741
-                    seen[row, column] = look(l, w)
+                seen.append((row, {column: look(l, w) for column, (l, w) in by_column.items()}))  # noqa: E741
             except Corruption as error:
-                raise driver.at(Cellref(self._table.name, row, column), error) from error
-        page = await self._finish(page, seen)
-        self._rows = sorted({row for row, _ in page.rows} | self._own_rows(page.next))
-        self._at, self._last, self._noted = 0, None, len(snapshot._writes)
-        self._span = (self._low, self._high)
-        if page.next is not None:
-            self._span = (page.next, self._high) if self._reverse else (self._low, page.next)
-        self._move(page.next)
+                raise driver.at(Cellref(table, row, column), error) from error
+        self._seen, self._next = seen, page.next
 
-    async def _finish(self, page: ScanPage, seen: dict[tuple[bytes, int], Seen]) -> ScanPage:
-        """Read what is not in the records. A page whose long values are too many ends before those that are left."""
-        finish, table = self._snapshot._finish, self._table.name
-        if not any(type(each) is InData for each in seen.values()):
-            self._found = await finish(table, seen)
-            return page
-        self._found = {}
-        done = size = 0
-        while done < len(page.rows):
-            if size >= _BYTES_PER_PAGE:
-                row = page.rows[done][0]
-                return ScanPage(page.rows[:done], row + b"\x00" if self._reverse else row)
-            rows = _ROWS_AT_FIRST
-            if self._long_rows:
-                rows = max((_BYTES_PER_PAGE - size) * self._long_rows // max(self._long, 1), 1)
-            some = page.rows[done : done + rows]
-            wanted = {(row, bound.column) for row, _ in some for bound in self._bounds}
-            found = await finish(table, {where: each for where, each in seen.items() if where in wanted})
-            bytes_here = sum(len(each.value) for each in found.values() if isinstance(each, Value))
-            self._found |= found
-            self._long += bytes_here
-            self._long_rows += len(some)
-            size += bytes_here
-            done += len(some)
-        return page
+    async def _finish(self) -> set[bytes]:
+        """The values of the next rows that were looked at: as many as a page holds, or of one; returns those rows."""
+        snapshot, table = self._snapshot, self._table.name
+        driver, ts = snapshot._driver, snapshot.start_ts
+        requests: list[ReadRequest] = [
+            (table, row, ((each.group, column, each.start_ts, each.start_ts, 1),))
+            for row, seen in self._seen
+            for column, each in seen.items()
+            if type(each) is InData
+        ]
+        values: list[RowCells] = []
+        if requests:
+            with suppress(Corruption):  # there is no such group: told below, with its cell
+                values = await driver.reads.read_first(requests, _BYTES_PER_PAGE)
+        out: dict[tuple[bytes, int], Value | Missing] = {}
+        size = done = read = 0
+        for row, seen in self._seen:
+            if done and size >= _BYTES_PER_PAGE:
+                break
+            if done and requests and read + sum(type(each) is InData for each in seen.values()) > len(values):
+                break
+            for column, each in seen.items():
+                if type(each) is Value or type(each) is Missing:
+                    out[row, column] = each
+                    continue
+                cells: list[Cell] = []
+                if type(each) is InData and read < len(values):
+                    [cells] = values[read]
+                    read += 1
+                if cells:
+                    found: Value | Missing = Value(each.commit_ts, cells[0][1])  # type: ignore[union-attr]
+                else:
+                    found = await driver.finish(table, row, column, ts, each)
+                out[row, column] = found
+                if type(found) is Value:
+                    size += len(found.value)
+            done += 1
+        rows = {row for row, _ in self._seen[:done]}
+        self._found, self._seen = out, self._seen[done:]
+        return rows
 
     def _own_rows(self, next_row: bytes | None) -> set[bytes]:
         """Rows of the page's range that the transaction itself has written."""

@@ -9,7 +9,7 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 import perco
-from perco.txn import transaction as module
+from perco.txn import scan as scan_module, transaction as module
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["b", "ca", "q"])
 a = docs.column("a", perco.TEXT)
@@ -77,14 +77,17 @@ def scanned(model: Model, options: dict[str, Any]) -> list[tuple[str, dict[int, 
     st.lists(writes, max_size=12),
     st.lists(scans, min_size=3, max_size=3),
     st.integers(1, 4),
+    st.sampled_from([1, 100, 1000, 4 << 20]),
 )
 @settings(max_examples=60, deadline=None)
 async def test_reads_agree_with_a_dict(
-    committed: list[list[Write]], own: list[Write], wanted: list[dict[str, Any]], page: int
+    committed: list[list[Write]], own: list[Write], wanted: list[dict[str, Any]], page: int, size: int
 ) -> None:  # T9
-    """Own writes, deletes, ranges, prefixes, limits, both directions, over tablets and pages of a few rows."""
+    """Own writes, deletes, ranges, prefixes, limits, both directions, over tablets and pages of a few rows or bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_ROWS_PER_READ", page)
+        patch.setattr(scan_module, "_ROWS_PER_READ", page)
+        patch.setattr(scan_module, "_BYTES_PER_PAGE", size)
         async with perco.open("memory:", SCHEMA) as db:
             model: Model = {}
             for batch in committed:
@@ -206,7 +209,7 @@ async def test_long_values_are_read_as_many_at_a_time_as_fit() -> None:
                     own = f"written meanwhile, {reverse}" if row.key == "075" else None
                     assert row[b] == own or row[b] == row.key * (long // 2)
                     assert (row[b] is None) == (row.key == "07")
-                assert 4 * long <= most <= 17 * long
+                assert 4 * long <= most <= 9 * long
             found = await txn.get_many(b, keys)
             assert {key: value[:2] for key, value in found.items() if value} == {
                 key: key for key in keys if key != "07"
@@ -214,9 +217,29 @@ async def test_long_values_are_read_as_many_at_a_time_as_fit() -> None:
             assert [row.key for row in await txn.scan(docs, limit=30).all()] == sorted([*keys, "075"])[:30]
 
 
+async def test_a_page_is_bounded_though_its_first_rows_are_short() -> None:  # T9
+    long = 1 << 20
+    async with perco.open("memory:", SCHEMA) as db:
+        for i in range(0, 30, 10):
+            async with db.transaction() as txn:
+                for n in range(i, i + 10):
+                    txn.set(b, f"{n:02}", "s" * 300 if n < 16 else "l" * long)
+        for reverse in (False, True):
+            async with db.snapshot() as snap:
+                scan, keys = snap.scan(docs, columns=[b], reverse=reverse), []
+                while not scan.ended:
+                    await scan.fetch()
+                    size = 0
+                    while (row := scan.take()) is not None:
+                        keys.append(row.key)
+                        size += len(row[b] or "")
+                    assert size < 10 * long
+                assert keys == sorted((f"{n:02}" for n in range(30)), reverse=reverse)
+
+
 async def test_a_long_run_of_deleted_rows_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages may come back empty and yet not be the last."""
-    monkeypatch.setattr(module, "_ROWS_PER_READ", 2)
+    monkeypatch.setattr(scan_module, "_ROWS_PER_READ", 2)
     async with perco.open("memory:", SCHEMA) as db:
         wanted = [f"{i:03}" for i in range(50)]
         async with db.transaction() as txn:
@@ -316,7 +339,7 @@ async def test_what_is_set_during_a_scan_is_seen_wherever_it_is_ahead(
     monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
     """A scan that writes behind itself does not meet its own writes again; ahead of itself it does, in its page too."""
-    monkeypatch.setattr(module, "_ROWS_PER_READ", page)
+    monkeypatch.setattr(scan_module, "_ROWS_PER_READ", page)
     async with perco.open("memory:", SCHEMA) as db:
         async with db.transaction() as txn:
             for key in "bdf":

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 import perco
+from perco.rpc.channel import WireOptions
 from perco.rpc.peer import Peer
-from perco.serve import messages
+from perco.serve import remote
 from perco.serve.database import RemoteDatabase
 from perco.serve.messages import NOT_HERE, Method, Order
 from perco.serve.processes import TabletServers
@@ -80,15 +82,24 @@ async def test_what_comes_in_parts_is_all_there_and_not_searched_for(monkeypatch
         searches += self._version >= 0  # not the first look, which is none
         await search(self)
 
+    parts, checked = 0, remote._checked
+
+    def parted(answer: Any, asked: Any) -> Any:
+        nonlocal parts
+        parts += len(answer) < len(asked)
+        return checked(answer, asked)
+
     async with spread(2) as place, place.clients(COUNTED, 1) as [db]:
         async with db.transaction() as txn:
             for key in KEYS:
                 txn.set(put, key, key)
-        monkeypatch.setattr(messages, "READ_BYTES", 1)
+        monkeypatch.setattr(WireOptions, "part_bytes", 1)
+        monkeypatch.setattr(remote, "_checked", parted)
         monkeypatch.setattr(_Search, "next", counted)
         async with db.snapshot() as snap:
             assert await snap.get_many(put, KEYS) == {key: key for key in KEYS}
         assert searches == 0
+        assert parts >= len(KEYS) - 2
 
 
 @pytest.mark.parametrize("seed", range(12))
