@@ -159,15 +159,15 @@ async def observe(db: Database) -> None:
 
 @dataclass(slots=True)
 class Result:
-    """Of one run: the steps that were made, the faults that fired, and what was wrong with the end; `moments`, if the
-    newest fault was a late one that arrived last: before which steps it would have made a difference."""
+    """Of one run: the steps that were made, the faults that fired, and what was wrong with the end; `moments`, by
+    the step of a late fault that arrived last: before which steps it would have made a difference."""
 
     schedule: Schedule
     one_step: bool = False
     steps: list[Step] = field(default_factory=list)
     fired: list[Fault] = field(default_factory=list)
     problem: str = ""
-    moments: list[int] = field(default_factory=list)
+    moments: dict[int, list[int]] = field(default_factory=dict)
 
 
 class Watched:
@@ -370,7 +370,7 @@ class _Late(NamedTuple):
     arrives: int
     process: _Process
     mutation: Mutation
-    watched: bool
+    step: int
 
 
 class Run:
@@ -384,7 +384,7 @@ class Run:
         self._late: list[_Late] = []
         self._handed_out: list[int] = []
         self._standing: list[_Process] = []
-        self._watched: Watched | None = None
+        self._watched: dict[int, Watched] = {}  # by the step, what arrives last
         self._note_touches(self.machine.store)
 
     def _note_touches(self, store: LocalRowStore) -> None:
@@ -424,11 +424,12 @@ class Run:
 
     def _touched(self, does: Callable[[Watched], bool]) -> None:
         """Something is done that may touch what is late."""
-        if self._watched is None or not does(self._watched):
-            return
-        last, moments = len(self.result.steps) - 1, self.result.moments
-        if last > self.result.schedule[-1].step and (not moments or moments[-1] != last):
-            moments.append(last)
+        last = len(self.result.steps) - 1
+        for step, watched in self._watched.items():
+            if last > step and does(watched):
+                moments = self.result.moments.setdefault(step, [])
+                if not moments or moments[-1] != last:
+                    moments.append(last)
 
     async def main(self) -> Result:
         with trio.fail_after(_HOUR_S * 10):
@@ -495,10 +496,9 @@ class Run:
         if fault is not None:
             self.result.fired.append(fault)
             if fault.kind in LATE:
-                watched = fault == self.result.schedule[-1] and fault.arrives == END
-                self._late.append(_Late(fault.arrives, process, mutation, watched))
-                if watched:
-                    self._watched = Watched(mutation)
+                self._late.append(_Late(fault.arrives, process, mutation, number))
+                if fault.arrives == END:
+                    self._watched[number] = Watched(mutation)
         return fault
 
     def _arrive(self, step: int, *, everything: bool = False) -> None:
@@ -512,8 +512,8 @@ class Run:
     def _deliver(self, due: list[_Late], *, made: bool = True) -> None:
         """At once: nobody's turn comes sooner or later by it, so the run goes on as without it but for what it does."""
         self._late = [late for late in self._late if late not in due]
-        if any(late.watched for late in due):
-            self._watched = None
+        for late in due:
+            self._watched.pop(late.step, None)
         for late in due if made else ():
             call = Call(None, 1)
             self.machine.store.submit([late.mutation], call)
@@ -531,11 +531,12 @@ def run(make: Callable[[], Scenario], schedule: Schedule = ()) -> Result:
     return one.result
 
 
-def next_faults(result: Result) -> Iterator[Schedule]:
-    """All schedules with one more fault, at a later step than those of a run; a late one arrives last."""
+def next_faults(result: Result, *, least: int = 0) -> Iterator[Schedule]:
+    """All schedules with one more fault, at a later step than those of a run, from `least` on; a late one arrives
+    last."""
     schedule = result.schedule
     after = schedule[-1].step + 1 if schedule else 0
-    for step in range(after, len(result.steps)):
+    for step in range(max(after, least), len(result.steps)):
         for kind in result.steps[step].kinds(one_step=result.one_step):
             yield (*schedule, Fault(step, kind))
 
@@ -544,12 +545,15 @@ def arrivals(result: Result) -> list[Schedule]:
     """Of a run in which the newest fault is a late one, and arrived last: each earlier moment of its arrival that
     makes a difference."""
     *others, last = result.schedule
-    return [(*others, last._replace(arrives=step)) for step in result.moments]
+    return [(*others, last._replace(arrives=step)) for step in result.moments.get(last.step, ())]
 
 
-def deeper(make: Callable[[], Scenario], result: Result, *, moments: int | None = None) -> Iterator[Result]:
-    """All runs with one more fault than a run had; a late one arrives last, and before each step, or the first few."""
-    for schedule in next_faults(result):
+def deeper(
+    make: Callable[[], Scenario], result: Result, *, moments: int | None = None, least: int = 0
+) -> Iterator[Result]:
+    """All runs with one more fault than a run had, from the step `least` on; a late one arrives last, and before each
+    step, or the first few."""
+    for schedule in next_faults(result, least=least):
         one = run(make, schedule)
         yield one
         for moment in arrivals(one)[:moments]:
@@ -609,16 +613,31 @@ def singles(make: Callable[[], Scenario], *, moments: int | None = None) -> Repo
 
 
 def pairs(make: Callable[[], Scenario], first: Schedule) -> Report:
-    """A first fault, with every second one at every later step; if that is late, it arrives at once, or last."""
+    """A first fault, with every second one at every later step; if that is late, it arrives at once, or last.
+
+    If the first is late, it arrives before the second, or after it: then it meets what the second has brought about,
+    which is why its moments are those of the run with both; or between them, when all that was done before the second
+    has been done.
+    """
     report = Report()
-    for result in deeper(make, run(make, first), moments=1):
+    alone = run(make, first)
+    [fault] = first
+    before = alone.moments.get(fault.step, [])
+    for moment in before:
+        for result in deeper(make, run(make, (fault._replace(arrives=moment),)), moments=1, least=moment):
+            report.add(result)
+    for result in deeper(make, alone, moments=1):
         report.add(result)
+        second = result.schedule[-1]
+        moments = [moment for moment in result.moments.get(fault.step, ()) if moment > second.step]
+        for moment in moments if second.step in before or fault.kind not in LATE else [second.step, *moments]:
+            report.add(run(make, (fault._replace(arrives=moment), second)))
     return report
 
 
 def firsts(make: Callable[[], Scenario]) -> list[Schedule]:
     """What to call `pairs` with to have them all."""
-    return [result.schedule for result in deeper(make, run(make))]
+    return list(next_faults(run(make)))
 
 
 def sample(make: Callable[[], Scenario], pairs: int, rng: random.Random) -> Report:
@@ -632,9 +651,10 @@ def sample(make: Callable[[], Scenario], pairs: int, rng: random.Random) -> Repo
             if not schedules:
                 break  # the first fault was at the very last step
             result = run(make, rng.choice(schedules))
-            moments = arrivals(result)
-            if moments and rng.random() < 0.8:
-                result = run(make, rng.choice(moments))
+            *others, last = result.schedule
+            later = range(last.step + 1, len(result.steps))
+            if last.kind in LATE and later and rng.random() < 0.8:
+                result = run(make, (*others, last._replace(arrives=rng.choice(later))))
         report.add(result)
     return report
 

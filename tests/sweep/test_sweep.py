@@ -114,11 +114,8 @@ def test_what_pairs_have_found(make: Callable[[], Scenario], schedule: str) -> N
     assert result.fired == list(result.schedule)
 
 
-@pytest.mark.parametrize("make", [ObserverRun, SignallingInOneStep, GrowingInOneStep])
-def test_a_moment_that_is_left_out_is_like_the_next_one(
-    make: Callable[[], Scenario], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the cell: a mutation that arrives one step earlier, between steps that do not touch it, changes nothing."""
+def noting(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """All cells at the end of each run from now on."""
     contents: list[object] = []
 
     class Noting(sweep.Run):
@@ -134,6 +131,15 @@ def test_a_moment_that_is_left_out_is_like_the_next_one(
             await super()._end()
 
     monkeypatch.setattr(sweep, "Run", Noting)
+    return contents
+
+
+@pytest.mark.parametrize("make", [ObserverRun, SignallingInOneStep, GrowingInOneStep])
+def test_a_moment_that_is_left_out_is_like_the_next_one(
+    make: Callable[[], Scenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the cell: a mutation that arrives one step earlier, between steps that do not touch it, changes nothing."""
+    contents = noting(monkeypatch)
 
     def end_of(schedule: sweep.Schedule) -> tuple[list[sweep.Step], object]:
         result = sweep.run(make, schedule)
@@ -147,7 +153,7 @@ def test_a_moment_that_is_left_out_is_like_the_next_one(
             continue
         last = sweep.run(make, schedule)
         contents.clear()
-        moments = last.moments
+        moments = last.moments.get(late.step, [])
         assert all(moment > late.step for moment in moments)
         ends: dict[int, tuple[list[sweep.Step], object]] = {}
         for step in range(late.step + 1, max(moments, default=0) + 1):
@@ -163,6 +169,47 @@ def test_a_moment_that_is_left_out_is_like_the_next_one(
         told_apart += sum(ends[one] != ends[next_one] for one, next_one in pairwise(moments))
     assert left_out > 5
     assert told_apart > 0, "otherwise all of them could be left out"
+
+
+@pytest.mark.parametrize("make", [Swept])
+def test_pairs_leave_out_no_moment_of_a_first_fault_that_is_told_apart(
+    make: Callable[[], Scenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever the first arrives, before the second, between the two or after it: `pairs` has had a run like that."""
+    contents = noting(monkeypatch)
+    seconds = (Kind.CRASH_BEFORE, Kind.CRASH_AFTER, Kind.PAUSE_AFTER)
+    real, had = sweep.run, dict[tuple[Fault, ...], list[tuple[list[sweep.Step], object]]]()
+
+    def without_moments(schedule: sweep.Schedule) -> tuple[Fault, ...]:
+        return tuple(fault._replace(arrives=sweep.END) for fault in schedule)
+
+    def run(make: Callable[[], Scenario], schedule: sweep.Schedule = ()) -> sweep.Result:
+        result = real(make, schedule)
+        assert not result.problem
+        had.setdefault(without_moments(schedule), []).append((result.steps, contents.pop()))
+        return result
+
+    compared = 0
+    for first in [schedule for schedule in sweep.firsts(make) if schedule[0].kind in sweep.LATE]:
+        contents.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sweep, "run", run)
+            sweep.pairs(make, first)
+        [fault] = first
+        for moment in range(fault.step + 1, len(real(make, first).steps) + 2):
+            alone = real(make, (fault._replace(arrives=moment),))
+            for schedule in sweep.next_faults(alone):
+                if schedule[1].kind not in seconds:
+                    continue
+                result, cells = real(make, schedule), contents.pop()
+                likes = had[without_moments(schedule)]
+                # What arrives last is settled by one process more.
+                assert any(
+                    (steps, there) == (result.steps, cells) or steps[: len(result.steps)] == result.steps != steps
+                    for steps, there in likes
+                ), sweep.again(schedule)
+                compared += 1
+    assert compared > 50
 
 
 def test_a_schedule_is_the_same_run_every_time() -> None:
