@@ -15,7 +15,8 @@ the end each that was acknowledged is there, once, and the total is what it was;
 
 60 % of what the machine could do is 90 % if its cores lose a third of their speed half way, and then nothing drains. So
 what the cores do is measured all the while by a child that has nothing to do with the store (`Pace`): where they were
-slower than in the closed loop, the bars on time are void, and the event is made once more, three times at the most.
+slower than in the closed loop, the bars on the backlog are void if they are missed, and the event is made once more,
+three times at the most. The closed loops are compared, too, so that no event leaves a slower store behind.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,8 @@ USUAL_S = 0.05
 PACE = 0.85  # of that in the closed loop: else the cores are not those for which the rate was chosen
 TRIES = 3
 BARS = {"gap": 3.0, "recovered": 5.0, "drained": 15.0, "even": 30.0}
+HANGS_ON_PACE = ("recovered", "drained")  # what slower cores can make last
+KEPT = 0.75  # of the first closed loop's rate, by the pace of the cores: an event leaves nothing behind
 
 bank = perco.Table("bank", key=perco.TEXT, splits=[f"{i:02d}" for i in range(1, TABLETS)])
 balance = bank.column("balance", perco.INT64)
@@ -202,15 +205,13 @@ class Found:
     even: float
     pace: float
     paces: list[tuple[float, float]]
-
-    @property
-    def missed(self) -> bool:
-        return any(getattr(self, what) > bar for what, bar in BARS.items())
+    work_s: float = 1.0  # of the child, in the closed loop
+    tries: int = 1
 
     @property
     def valid(self) -> bool:
-        """Whether a bar that is missed says something about the store."""
-        return self.pace >= PACE or not self.missed
+        """Whether the bars on the backlog say something about the store: they are kept, or its cores were as before."""
+        return self.pace >= PACE or all(getattr(self, what) <= BARS[what] for what in HANGS_ON_PACE)
 
 
 async def _even(folder: Path) -> None:
@@ -260,7 +261,7 @@ async def _scenario(
     samples = pace.samples(began + since, began + since + BEFORE_S + AFTER_S)
     usual_s = statistics.mean(took for _, took in pace.samples(calibrating, calibrated))
     paces = [(at - since, usual_s / took) for at, took in samples]
-    return _judged(name, rate, replies, began, happened, even, paces)
+    return replace(_judged(name, rate, replies, began, happened, even, paces), work_s=usual_s)
 
 
 def _judged(
@@ -367,8 +368,8 @@ async def _all(run: Run, folder: Path) -> tuple[list[Found], dict[str, Any]]:
             await client.closed(1.0)
             with Pace() as pace:
                 for name, act in SCENARIOS.items():
-                    for _ in range(TRIES):
-                        one = await _scenario(name, client, served, pace, act)
+                    for tries in range(1, TRIES + 1):
+                        one = replace(await _scenario(name, client, served, pace, act), tries=tries)
                         run.say(
                             f"{name}: {one.rate:.0f} transfers a second; longest gap of a tablet {one.gap:.2f} s, "
                             f"drained after {one.drained:.1f} s, cores at {one.pace:.0%} of their pace"
@@ -437,8 +438,11 @@ def main(run: Run) -> None:
         for what, bar in BARS.items():
             value = getattr(one, what)
             report.figures[f"{what}_s: {one.name}"] = value
-            if one.valid:
+            if one.valid or what not in HANGS_ON_PACE:
                 report.bars.append((f"{what}, {one.name}", value, "at most", bar))
+        kept = one.rate / found[0].rate * one.work_s / found[0].work_s
+        report.figures[f"tries: {one.name}"] = one.tries
+        report.bars.append((f"rate as before, {one.name}", kept, "at least", KEPT))
     report.figures["worst_gap_s"] = max(one.gap for one in found)
     report.figures["recovery_s"] = max(one.recovered for one in found)
     for what in ("lost", "duplicated", "total", "findings"):

@@ -220,6 +220,8 @@ while True:
 
     def samples(self, begin: float, end: float) -> list[tuple[float, float]]:
         """When, by `time.monotonic`, and the seconds that the work took."""
+        if self._child.poll() is not None:
+            raise RuntimeError("the process that takes the pace of the cores has died")
         handle = self._noted.fileno()
         lines = os.pread(handle, os.fstat(handle).st_size, 0).split(b"\n")[
             :-1
