@@ -477,7 +477,6 @@ def _draw(run: Run, found: Sequence[Found]) -> None:
         waiting = _waiting(one.replies, one.began, end)
         late.plot([at - one.event for at, _ in waiting], [n for _, n in waiting], color="#b45309", lw=1.2)
         pace.plot([at - one.event for at, _ in one.paces], [share for _, share in one.paces], color="#6b7280", lw=0.8)
-        pace.set_ylim(0, None)
         for axis in (rate, late, pace):
             axis.axvline(0, color="#dc2626", lw=0.8)
             axis.spines[["top", "right"]].set_visible(False)
@@ -486,5 +485,6 @@ def _draw(run: Run, found: Sequence[Found]) -> None:
     axes[0][0].set_ylabel("replies a second\n(dashed: arrivals)")
     axes[1][0].set_ylabel("waiting")
     axes[2][0].set_ylabel("pace of\nthe cores")
+    axes[2][0].set_ylim(bottom=0)  # now that all have been drawn: they share it
     run.figure(figure, "failover")
     pyplot.close(figure)
