@@ -165,7 +165,13 @@ class Scan(AsyncOnly, Generic[K]):
             raise snapshot._closed()
         if not self._seen:
             await self._look()
-        rows = await self._finish()
+        failure: Corruption | None = None
+        rows: set[bytes] = set()
+        try:
+            rows = await self._finish()
+        except Corruption as error:
+            failure = error  # in the past it may have been removed: that is told first
+        await snapshot._still_kept(self._table.name, failure)
         next_row = self._next
         if self._seen:
             [next_row, _] = self._seen[0]

@@ -406,6 +406,11 @@ class Snapshot:
                 out[row, column] = await self._driver.finish(table, row, column, self.start_ts, s)
         return out
 
+    async def _still_kept(self, table: str, failure: Corruption | None) -> None:
+        """After reads: what they read is there for as long as this lives; in the past see `PastSnapshot`."""
+        if failure is not None:
+            raise failure
+
     def _value(
         self, column: Column[K, V], key: K, own: tuple[Bound, bytes | None] | None, seen: Value | Missing
     ) -> tuple[V | None, int]:
