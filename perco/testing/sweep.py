@@ -15,8 +15,10 @@ Of the last two there is one fault for each moment of arrival that anybody can t
 from there to the following step something is read that the late mutation writes, or something is written that it writes
 or checks (`Watched`). A mutation of a process that died may arrive as well: that takes a pair.
 
-A scenario with `one_step` has the store to itself, as a process has that commits in one step: nobody takes it for dead
-while it lives (C2), and a commit in one step goes to tablets of its own process, once, and ends with it (C6).
+In a scenario with `one_step`, or that `vacuums`, a process has the store to itself, as whoever commits in one step or
+removes old versions has: nobody takes it for dead while it lives (C2), so it never stands still. A commit in one step
+goes to tablets of its own process, once, and ends with it (C6). With a vacuum, the oracle's bound and the publishing of
+the watermark are steps as well, and end with their process too.
 
 At the end: no lock is left, `check` is clean, no timestamp was handed out twice (O1), and what the scenario says.
 """
@@ -26,7 +28,7 @@ from __future__ import annotations
 import random
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -50,10 +52,12 @@ from perco.storage import (
     Verdict,
 )
 from perco.storage.call import Call
+from perco.storage.tablet import Tablet
 from perco.testing.faults import FaultyRowStore, kind_of, use
 from perco.testing.machine import CrashedError, Machine
 from perco.testing.simulation import seeded
 from perco.txn.backfill import BackfillOptions
+from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import CheckOptions, check
 from perco.txn.client import Options
 from perco.txn.schema import Schema
@@ -104,9 +108,9 @@ class Step(NamedTuple):
     process: int
     kind: str
 
-    def kinds(self, *, one_step: bool) -> list[Kind]:
-        """What it can meet."""
-        never = (*PAUSES, Kind.REPEAT) if self.kind == _ONE_STEP else PAUSES if one_step else ()
+    def kinds(self, *, alone: bool) -> list[Kind]:
+        """What it can meet; `alone`: its process has the store to itself."""
+        never = (*PAUSES, Kind.REPEAT) if self.kind == _ONE_STEP else PAUSES if alone else ()
         return [kind for kind in Kind if kind not in never]
 
     @property
@@ -118,13 +122,14 @@ class Scenario:
     """What is swept. One object lives for one run; it may note in itself what processes were told.
 
     Attributes: `name`; `groups`, whether the store has groups (S1); `one_step`, whether processes commit in one step
-    where they can; `backwards`, whether mutations sent together arrive in reverse; `before`, the schema that `prepare`
-    has, if it is of an older program.
+    where they can; `vacuums`, whether they remove old versions; `backwards`, whether mutations sent together arrive in
+    reverse; `before`, the schema that `prepare` has, if it is of an older program.
     """
 
     name: ClassVar[str] = ""
     groups: ClassVar[bool] = True
     one_step: ClassVar[bool] = False
+    vacuums: ClassVar[bool] = False
     backwards: ClassVar[bool] = False
     schema: Schema
     before: Schema | None = None
@@ -163,7 +168,7 @@ class Result:
     the step of a late fault that arrived last: before which steps it would have made a difference."""
 
     schedule: Schedule
-    one_step: bool = False
+    alone: bool = False
     steps: list[Step] = field(default_factory=list)
     fired: list[Fault] = field(default_factory=list)
     problem: str = ""
@@ -176,6 +181,7 @@ class Watched:
 
     def __init__(self, mutation: Mutation) -> None:
         self._table = mutation.table
+        self.has_floor = mutation.floor_ts is not None
         self._checks = {row: {(check[1], check[2]) for check in checks} for row, checks, _ in mutation.rows}
         self._writes = {row: {(write[0], write[1]) for write in writes} for row, _, writes in mutation.rows}
 
@@ -289,6 +295,8 @@ class _Process:
                 self.db = db
                 self._store = _Store(db.driver.store, self)
                 use(db, self._store)
+                if run.scenario.vacuums:
+                    db.oracle._store = self._store
                 try:
                     with self._scope:
                         await _work(run.scenario, db, first=self.number == 0)
@@ -378,28 +386,28 @@ class Run:
 
     def __init__(self, scenario: Scenario, schedule: Schedule) -> None:
         self.scenario = scenario
-        self.result = Result(schedule, scenario.one_step)
+        self.result = Result(schedule, scenario.one_step or scenario.vacuums)
         self.machine = Machine(scenario.schema, groups=scenario.groups, one_step=scenario.one_step)
         self._faults = {fault.step: fault for fault in schedule}
         self._late: list[_Late] = []
         self._handed_out: list[int] = []
         self._standing: list[_Process] = []
         self._watched: dict[int, Watched] = {}  # by the step, what arrives last
+        self._noted: set[Tablet] = set()
         self._note_touches(self.machine.store)
 
     def _note_touches(self, store: LocalRowStore) -> None:
         """Of whatever goes through the store, by whichever process: reads look at their end, in one go."""
-        read, read_first, scan, submit = store.read, store.read_first, store.scan, store.submit
 
-        async def reads(requests: Sequence[ReadRequest]) -> list[RowCells]:
-            found = await read(requests)
-            self._touched(lambda watched: any(map(watched.read_by, requests)))
-            return found
+        def looking(read: Callable[..., Awaitable[list[RowCells]]]) -> Callable[..., Awaitable[list[RowCells]]]:
+            async def reads(requests: Sequence[ReadRequest], *bytes_max: int) -> list[RowCells]:
+                found = await read(requests, *bytes_max)
+                self._touched(lambda watched: any(map(watched.read_by, requests)))
+                return found
 
-        async def reads_first(requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
-            found = await read_first(requests, bytes_max)
-            self._touched(lambda watched: any(map(watched.read_by, requests)))
-            return found
+            return reads
+
+        scan, submit = store.scan, store.submit
 
         async def scans(request: ScanRequest) -> ScanPage:
             page = await scan(request)
@@ -410,8 +418,24 @@ class Run:
             self._touched(lambda watched: any(map(watched.met_by, mutations)))
             submit(mutations, call)
 
-        store.read, store.read_first = reads, reads_first  # type: ignore[method-assign]
+        store.read, store.read_first = looking(store.read), looking(store.read_first)  # type: ignore
         store.scan, store.submit = scans, submits  # type: ignore[method-assign]
+
+    def _note_floors(self) -> None:
+        """Of each tablet, when its floor rises."""
+        for tablet in set(self.machine.store.tablets()) - self._noted:
+            self._noted.add(tablet)
+            raise_floor = tablet.raise_floor
+
+            async def raises(
+                ts: int, tablet: Tablet = tablet, raise_floor: Callable[[int], Awaitable[None]] = raise_floor
+            ) -> None:
+                rises = ts > tablet.floor
+                await raise_floor(ts)
+                if rises:
+                    self._touched(lambda watched: watched.has_floor)
+
+            tablet.raise_floor = raises  # type: ignore[method-assign]
 
     def _note_counts(self, db: Database) -> None:
         count = db._entries
@@ -484,6 +508,7 @@ class Run:
             else:
                 db.oracle._timestamps = _Noting(db.oracle._timestamps.bound, self._handed_out)
             self._note_counts(db)
+            self._note_floors()
             yield db
 
     async def step(self, process: _Process, mutation: Mutation) -> Fault | None:
@@ -506,8 +531,12 @@ class Run:
 
     def _own_arrive(self, process: _Process) -> None:
         """What a process has queued for its own tablets is made when it closes, and is gone when it dies (C6)."""
-        own = [late for late in self._late if late.process is process and kind_of(late.mutation) == _ONE_STEP]
+        own = [late for late in self._late if late.process is process and self._is_own(late.mutation)]
         self._deliver(own, made=not process.died)
+
+    def _is_own(self, mutation: Mutation) -> bool:
+        """The oracle and whoever vacuums have the system table to themselves."""
+        return kind_of(mutation) == _ONE_STEP or (self.scenario.vacuums and mutation.table == SYSTEM_TABLE)
 
     def _deliver(self, due: list[_Late], *, made: bool = True) -> None:
         """At once: nobody's turn comes sooner or later by it, so the run goes on as without it but for what it does."""
@@ -537,7 +566,7 @@ def next_faults(result: Result, *, least: int = 0) -> Iterator[Schedule]:
     schedule = result.schedule
     after = schedule[-1].step + 1 if schedule else 0
     for step in range(max(after, least), len(result.steps)):
-        for kind in result.steps[step].kinds(one_step=result.one_step):
+        for kind in result.steps[step].kinds(alone=result.alone):
             yield (*schedule, Fault(step, kind))
 
 
@@ -573,7 +602,7 @@ class Report:
     def add(self, result: Result) -> None:
         self.runs[len(result.schedule)] += 1
         for step in set(result.steps):
-            self.possible.update((step.name, kind) for kind in step.kinds(one_step=result.one_step))
+            self.possible.update((step.name, kind) for kind in step.kinds(alone=result.alone))
         for fault in result.fired:
             self.met[result.steps[fault.step].name, fault.kind] += 1
         if not result.problem and tuple(result.fired) != result.schedule:
@@ -613,25 +642,28 @@ def singles(make: Callable[[], Scenario], *, moments: int | None = None) -> Repo
 
 
 def pairs(make: Callable[[], Scenario], first: Schedule) -> Report:
-    """A first fault, with every second one at every later step; if that is late, it arrives at once, or last.
+    """A first fault, with every second one at every later step. A late second one arrives at its first moment, or last.
 
-    If the first is late, it arrives before the second, or after it: then it meets what the second has brought about,
-    which is why its moments are those of the run with both; or between them, when all that was done before the second
-    has been done.
+    A late first one arrives before the second; or after it, when it meets what the second has brought about, which is
+    why these moments are those of the run with both; or right before it, when all that was done until then has been
+    done.
     """
     report = Report()
     alone = run(make, first)
     [fault] = first
-    before = alone.moments.get(fault.step, [])
-    for moment in before:
+    sooner = alone.moments.get(fault.step, [])
+    for moment in sooner:
         for result in deeper(make, run(make, (fault._replace(arrives=moment),)), moments=1, least=moment):
             report.add(result)
     for result in deeper(make, alone, moments=1):
         report.add(result)
-        second = result.schedule[-1]
-        moments = [moment for moment in result.moments.get(fault.step, ()) if moment > second.step]
-        for moment in moments if second.step in before or fault.kind not in LATE else [second.step, *moments]:
-            report.add(run(make, (fault._replace(arrives=moment), second)))
+        if fault.kind in LATE:
+            second = result.schedule[-1]
+            moments = {moment for moment in result.moments.get(fault.step, ()) if moment > second.step}
+            if second.step not in sooner:
+                moments.add(second.step)
+            for moment in sorted(moments):
+                report.add(run(make, (fault._replace(arrives=moment), second)))
     return report
 
 

@@ -7,25 +7,29 @@ committed, in which order, and that none of it is missing or there twice.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, TypeVar
 
 import trio
 
 import perco
-from perco.errors import CommitUnknown
+from perco.errors import CommitUnknown, Unavailable
 from perco.notify.database import Database
 from perco.notify.worker import WorkerOptions
+from perco.storage import DATA, NOTIFY, PROTOCOL_GROUPS, ROLLBACK, TRACE, WRITE
 from perco.testing.sweep import Scenario, observe
+from perco.txn.check import CheckOptions, check
+from perco.txn.reads import Isolation
 from perco.txn.transaction import Transaction
 
+T = TypeVar("T")
 LONG = "x" * 300  # does not fit into a write record: it lies in the data group
 
 
 class World:
     """Lists in three tablets, what observers make of them in two, and a count of runs by change."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: perco.Keep | None = None) -> None:
         self.lists = perco.Table("lists", key=perco.TEXT, splits=["h", "p"])
         self.derived = perco.Table("derived", key=perco.TEXT, splits=["k"])
         self.names = self.lists.column("names", perco.MSGPACK)
@@ -36,7 +40,7 @@ class World:
         self.last = self.lists.column("last", perco.TEXT)
         self.handled = self.derived.column("handled", perco.MSGPACK)
         self.grown = self.derived.signal("grown")
-        self.schema = perco.Schema(self.lists, self.derived)
+        self.schema = perco.Schema(self.lists, self.derived, keep=keep)
         self.fails = False
 
     async def note(self, txn: Transaction, change: perco.Change[str, Any], id: str) -> None:
@@ -74,6 +78,43 @@ class World:
                 txn.signal(self.grown, f"+{change.key}")
 
 
+async def run(db: Database, once: Callable[[Transaction], Awaitable[T]], isolation: Isolation = "snapshot") -> T:
+    """And once more, as the error says, where nothing was written: where the oracle's bound could not be (O1)."""
+    while True:
+        try:
+            return await db.options(isolation=isolation).run(once)
+        except Unavailable as error:
+            if error.commit_ts:
+                raise
+
+
+async def drawn(db: Database) -> None:
+    """Until the process has timestamps to draw from."""
+    ts = 0
+    while not ts:
+        with contextlib.suppress(Unavailable):
+            ts = await db.oracle.draw()
+
+
+async def vacuum(db: Database) -> None:
+    """One that may be cut short: the next one goes on."""
+    with contextlib.suppress(Unavailable):
+        await db.vacuum()
+
+
+async def without_waste(db: Database) -> dict[str, int]:
+    """A vacuum leaves nothing to the next one, nor anything that `check` calls waste; returns how many cells there are,
+    by group."""
+    await db.vacuum()
+    again = await db.vacuum()
+    assert not again.removed.cells, f"the one before left {again.removed}"
+    assert not again.blocked, "G3: no observer waits"
+    result = await check(db.local.store, ts=db.oracle.last, options=CheckOptions(pause_s=0.0))
+    assert (result.clean, result.waste) == (True, 0)
+    tablets = [tablet for tablet in db.local.store.tablets() if tablet.table in db.schema.tables]
+    return {group: sum(tablet.entries(group) for tablet in tablets) for group in PROTOCOL_GROUPS}
+
+
 class Writing(Scenario):
     """One transaction over several cells; those that come later write them as well."""
 
@@ -83,8 +124,10 @@ class Writing(Scenario):
     meets: ClassVar[str] = ""  # how whoever comes later meets what was left: "read", "scan", "write"; else it sweeps
     moves_on: ClassVar[bool] = True  # and writes itself
 
+    keep: ClassVar[perco.Keep | None] = None
+
     def __init__(self) -> None:
-        self.world = World()
+        self.world = World(self.keep)
         self.schema = self.world.schema
         self.told: dict[str, str] = {}  # by name of the writer: committed, unknown; others were told nothing
         self.tokens: dict[str, str] = {}
@@ -113,7 +156,7 @@ class Writing(Scenario):
             await self.append(txn, name, delete=delete)
 
         try:
-            await db.run(once)
+            await run(db, once)
         except CommitUnknown as unknown:
             self.told[name] = "unknown"
             self.tokens[name] = unknown.token
@@ -156,7 +199,11 @@ class Writing(Scenario):
             for name, told in self.told.items():
                 assert told != "committed" or name in names, f"{name} was told that it committed: {names}"
             for name, token in self.tokens.items():
-                assert bool(await db.outcome(token)) == (name in names), f"T4: the outcome of {name}"
+                try:
+                    assert bool(await db.outcome(token)) == (name in names), f"T4: the outcome of {name}"
+                except CommitUnknown as unknown:
+                    if not (self.vacuums and unknown.for_good):  # what it has left may be collected
+                        raise
             gone: str | None = "old"
             for name in names[2:]:
                 gone = None if name == "first" else (gone or "") + name
@@ -243,15 +290,142 @@ class OneCell(Writing):
     keys = ("a",)
 
 
+class Vacuumed(Writing):
+    """Old versions go while a snapshot is read, and before and after others write; a vacuum may be the first to meet
+    what the dead left (G1 - G4, T13)."""
+
+    name = "vacuum"
+    vacuums = True
+    keys = ("a", "q")
+    deletes = ("b",)
+    padding = LONG
+    keep = perco.Keep(seconds=0)
+
+    async def prepare(self, db: Database) -> None:
+        for _ in range(2):
+            await super().prepare(db)
+
+    async def append(self, txn: Transaction, name: str, *, delete: bool) -> None:
+        """The primary is what is deleted: its record is gone as soon as it can be (G2)."""
+        if delete:
+            txn.delete(self.world.gone, "b")
+        await super().append(txn, name, delete=delete)
+
+    async def first(self, db: Database) -> None:
+        await drawn(db)
+        async with db.snapshot() as snap:
+            before = await self.read(snap)
+            await self.write(db, "first", delete=True)
+            await vacuum(db)
+            assert await self.read(snap) == before, "G1"
+        await vacuum(db)
+
+    async def read(self, snap: perco.Snapshot) -> list[Any]:
+        found = await snap.get_many(self.world.names, self.keys)
+        return [*found.values(), await snap.get(self.world.gone, "b")]
+
+    async def meet(self, db: Database) -> None:
+        await vacuum(db)
+
+    async def later(self, db: Database) -> None:
+        await self.move_on(db)
+        await vacuum(db)
+
+    async def verify(self, db: Database) -> None:
+        await super().verify(db)
+        async with db.snapshot() as snap:
+            before = await self.read(snap)
+        left = await without_waste(db)
+        async with db.snapshot() as snap:
+            assert await self.read(snap) == before, "G3"
+        cells = len(self.keys) + (before[-1] is not None)
+        assert (left[WRITE], left[DATA]) == (cells, len(self.keys)), "G3"
+        assert not left[ROLLBACK], "G4"
+
+
+class VacuumedLastAgent(Vacuumed):
+    """Here what the dead left is settled before: the vacuum meets the markers of that (T13)."""
+
+    name = "vacuum, last agent"
+    one_step = True
+
+    async def meet(self, db: Database) -> None:
+        pass
+
+
+class Serializable(Scenario):
+    """Of two that are on call one may leave, and if the other one is not there, calls it back first (T14)."""
+
+    name = "serializable"
+    keys: ClassVar[tuple[str, str]] = ("a", "q")
+
+    def __init__(self) -> None:
+        self.world = World(perco.Keep(seconds=0))
+        self.schema = self.world.schema
+        self.left = 0  # how often, as they were told
+        self._later = 0
+
+    async def prepare(self, db: Database) -> None:
+        async with db.transaction() as txn:
+            for key in self.keys:
+                txn.set(self.world.gone, key, "on call")
+
+    async def leave(self, db: Database, who: str, other: str) -> None:
+        async def once(txn: Transaction) -> None:
+            found = await txn.get_many(self.world.gone, self.keys)
+            assert any(found.values()), "T14: write skew"
+            if found[other] is None:
+                txn.set(self.world.gone, other, "called back")
+            txn.delete(self.world.gone, who)
+
+        with contextlib.suppress(CommitUnknown):
+            await run(db, once, "serializable")
+            self.left += 1
+
+    async def first(self, db: Database) -> None:
+        await self.leave(db, *self.keys)
+
+    async def later(self, db: Database) -> None:
+        self._later += 1
+        await self.leave(db, *(self.keys if self._later % 2 == 0 else reversed(self.keys)))
+
+    async def verify(self, db: Database) -> None:
+        async with db.snapshot() as snap:
+            found = await snap.get_many(self.world.gone, self.keys)
+        stayed = [key for key, value in found.items() if value is not None]
+        assert len(stayed) in ((1,) if self.left else (1, 2)), f"T14: {found}, and {self.left} times somebody left"
+
+
+class SerializableVacuumed(Serializable):
+    """What read locks leave for others to meet goes as well (G4)."""
+
+    name = "serializable, vacuum"
+    vacuums = True
+
+    async def first(self, db: Database) -> None:
+        await super().first(db)
+        await vacuum(db)
+
+    async def meet(self, db: Database) -> None:
+        await vacuum(db)
+
+    async def verify(self, db: Database) -> None:
+        await super().verify(db)
+        left = await without_waste(db)
+        assert (left[TRACE], left[ROLLBACK]) == (0, 0), "G4"
+        assert left[WRITE] == 1 or not self.left, "G3"
+
+
 class Observing(Scenario):
     """Changes wait for observers; whoever comes later makes another change."""
 
     keys: ClassVar[tuple[str, ...]] = ("a",)
     observers: ClassVar[tuple[str, ...]] = ("length",)
     loads: ClassVar[bool] = False  # whether the first process makes the changes as well
+    keep: ClassVar[perco.Keep | None] = None
 
     def __init__(self) -> None:
-        self.world = World()
+        self.world = World(self.keep)
         for id in self.observers:
             getattr(self.world, f"observe_{id}")()
         self.schema = self.world.schema
@@ -264,7 +438,7 @@ class Observing(Scenario):
                 txn.set(self.world.watched, key, [*(await txn.get(self.world.watched, key) or ()), name])
 
         try:
-            await db.run(once)
+            await run(db, once)
         except CommitUnknown:
             return
         self.acknowledged.append(name)
@@ -315,6 +489,44 @@ class ObserverLastAgent(ObserverRun):
 class ObserverChain(Observing):
     name = "chain of two"
     observers = ("length", "twice")
+
+
+class VacuumedObserver(Observing):
+    """A deleted cell stays until its observer has run; of an ack the newest stays (G3, G4)."""
+
+    name = "vacuum, observer"
+    vacuums = True
+    keep = perco.Keep(seconds=0)
+
+    async def prepare(self, db: Database) -> None:
+        await super().prepare(db)
+        async with db.transaction() as txn:
+            txn.set(self.world.watched, "q", ["gone"])
+        async with db.transaction() as txn:
+            txn.delete(self.world.watched, "q")
+
+    async def first(self, db: Database) -> None:
+        await vacuum(db)
+        await observe(db)
+        await vacuum(db)
+
+    async def meet(self, db: Database) -> None:
+        await vacuum(db)
+
+    async def later(self, db: Database) -> None:
+        await super().later(db)
+        await vacuum(db)
+
+    async def verify(self, db: Database) -> None:
+        await super().verify(db)
+        async with db.snapshot() as snap:
+            assert await snap.get(self.world.length, "q") == 0, "G3: its observer was told of the end"
+            before = [await snap.get(self.world.length, key) for key in "aq"]
+        left = await without_waste(db)
+        async with db.snapshot() as snap:
+            assert [await snap.get(self.world.length, key) for key in "aq"] == before, "G3"
+        # What is watched and its ack, of one key; what was made of it, and the notes of it, of both.
+        assert (left[WRITE], left[NOTIFY], left[ROLLBACK]) == (2 + 2 * 2, 0, 0), "G3, G4"
 
 
 class TwoObservers(Observing):
@@ -510,9 +722,14 @@ SCENARIOS: list[Callable[[], Scenario]] = [
     TwoRows,
     LongValues,
     Delete,
+    Serializable,
+    SerializableVacuumed,
+    Vacuumed,
+    VacuumedLastAgent,
     ObserverRun,
     ObserverLastAgent,
     ObserverChain,
+    VacuumedObserver,
     TwoObservers,
     Load,
     Signalling,

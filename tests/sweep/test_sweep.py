@@ -11,11 +11,14 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+import trio
 
+from perco.storage import LOCK, Mutation
 from perco.storage.tablet import MemoryTablet
 from perco.testing import sweep
 from perco.testing.machine import Machine
 from perco.testing.sweep import PAUSES, Fault, Kind, Report, Scenario
+from perco.txn.catalogue import SYSTEM_TABLE
 from tests.sweep.scenarios import (
     SCENARIOS,
     Delete,
@@ -25,11 +28,15 @@ from tests.sweep.scenarios import (
     ObserverRun,
     OnlySignalling,
     Read,
+    Serializable,
     SignallingInOneStep,
     Swept,
     TwoTablets,
+    Vacuumed,
+    VacuumedObserver,
 )
 from tests.testing.mutants import MUTANTS
+from tests.testing.mutants_serializable import SERIALIZABLE
 
 PAIRS = 40  # of each scenario, drawn
 MOMENTS = 2  # at which a late one arrives, besides after everything
@@ -134,41 +141,62 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return contents
 
 
-@pytest.mark.parametrize("make", [ObserverRun, SignallingInOneStep, GrowingInOneStep])
+def compare(make: Callable[[], Scenario], schedule: sweep.Schedule, contents: list[object]) -> tuple[int, int]:
+    """Of a schedule that ends with a late fault: whenever it arrives, the run is as with the next of its moments, to
+    the cell. Returns how many were left out, and how many moments told apart."""
+    *others, late = schedule
+    last = sweep.run(make, schedule)
+    assert not last.problem
+    contents.clear()
+    moments = last.moments.get(late.step, [])
+    assert all(moment > late.step for moment in moments)
+    ends: dict[int, tuple[list[sweep.Step], object]] = {}
+
+    def end_of(step: int) -> tuple[list[sweep.Step], object]:
+        if step not in ends:
+            result = sweep.run(make, (*others, late._replace(arrives=step)))
+            assert not result.problem
+            ends[step] = result.steps, contents.pop()
+        return ends[step]
+
+    left_out = 0
+    for step in range(late.step + 1, max(moments, default=0) + 1):
+        like = next(moment for moment in moments if moment >= step)
+        assert end_of(step) == end_of(like), f"{late} arrives before {step}, not {like}"
+        left_out += step != like
+    for step in range(max(moments, default=late.step) + 1, len(last.steps)):
+        steps, _ = end_of(step)
+        assert steps == last.steps[: len(steps)], f"{late} arrives before {step}, not after everything"
+        left_out += 1
+    return left_out, sum(end_of(one) != end_of(next_one) for one, next_one in pairwise(moments))
+
+
+@pytest.mark.parametrize("make", [ObserverRun, SignallingInOneStep, GrowingInOneStep, Vacuumed])
 def test_a_moment_that_is_left_out_is_like_the_next_one(
     make: Callable[[], Scenario], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the cell: a mutation that arrives one step earlier, between steps that do not touch it, changes nothing."""
+    """A mutation that arrives one step earlier, between steps that do not touch it, changes nothing."""
     contents = noting(monkeypatch)
+    schedules = [schedule for schedule in sweep.firsts(make) if schedule[0].kind in sweep.LATE]
+    compared = [compare(make, schedule, contents) for schedule in schedules]
+    assert sum(left_out for left_out, _ in compared) > 5
+    assert sum(told_apart for _, told_apart in compared) > 0, "otherwise all of them could be left out"
 
-    def end_of(schedule: sweep.Schedule) -> tuple[list[sweep.Step], object]:
-        result = sweep.run(make, schedule)
-        assert not result.problem
-        return result.steps, contents.pop()
 
-    left_out = told_apart = 0
-    for schedule in sweep.next_faults(sweep.run(make)):
-        *others, late = schedule
-        if late.kind not in sweep.LATE:
-            continue
-        last = sweep.run(make, schedule)
-        contents.clear()
-        moments = last.moments.get(late.step, [])
-        assert all(moment > late.step for moment in moments)
-        ends: dict[int, tuple[list[sweep.Step], object]] = {}
-        for step in range(late.step + 1, max(moments, default=0) + 1):
-            like = next(moment for moment in moments if moment >= step)
-            for moment in {step, like} - set(ends):
-                ends[moment] = end_of((*others, late._replace(arrives=moment)))
-            assert ends[step] == ends[like], f"{late} arrives before {step}, not {like}"
-            left_out += step != like
-        for step in range(max(moments, default=late.step) + 1, len(last.steps)):
-            steps, _ = end_of((*others, late._replace(arrives=step)))
-            assert steps == last.steps[: len(steps)], f"{late} arrives before {step}, not after everything"
-            left_out += 1
-        told_apart += sum(ends[one] != ends[next_one] for one, next_one in pairwise(moments))
-    assert left_out > 5
-    assert told_apart > 0, "otherwise all of them could be left out"
+def test_it_makes_a_difference_whether_what_is_late_comes_before_the_floor_is_raised() -> None:  # T13
+    def moments(floor_ts: int | None) -> dict[int, list[int]]:
+        run = sweep.Run(Vacuumed(), ())
+        run._note_floors()
+        late = Mutation(SYSTEM_TABLE, ((b"row", (), ((LOCK, 1, 7, b""),)),), floor_ts)
+        run._watched[0] = sweep.Watched(late)
+        for floor in (8, 8, 9):
+            run.result.steps.append(sweep.Step(0, "prewrite"))
+            run.result.steps.append(sweep.Step(0, "vacuum"))
+            trio.run(run.machine.store.raise_floor, floor)
+        return run.result.moments
+
+    assert moments(7) == {0: [1, 5]}
+    assert moments(None) == {}
 
 
 @pytest.mark.parametrize("make", [Swept])
@@ -248,9 +276,16 @@ def test_a_lock_that_is_left_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> No
         ("T9 reads skip locks", Read),
         ("N1 a stranger's roll-forward leaves no notify cell", Load),
         ("N2 a notify cell goes without a run", Load),
+        ("G1 the watermark passes an active transaction", Vacuumed),
+        ("G2 locks are not settled before anything is deleted", Vacuumed),
+        ("G2 locks are settled table by table, each before what is deleted of it", VacuumedObserver),
+        ("G3 a delete marker goes while a notify cell stands", VacuumedObserver),
+        ("G3 a delete marker goes before what it hides", Vacuumed),
+        ("G4 the newest ack goes too", VacuumedObserver),
+        ("T14 nothing is validated", Serializable),
     ],
 )
 def test_a_mutant_dies_of_one_fault(name: str, make: Callable[[], Scenario], monkeypatch: pytest.MonkeyPatch) -> None:
-    MUTANTS[name](monkeypatch)
+    (MUTANTS | SERIALIZABLE)[name](monkeypatch)
     dry = sweep.run(make)
     assert dry.problem or any(result.problem for result in sweep.deeper(make, dry, moments=1))

@@ -1,5 +1,5 @@
-"""Killed with SIGKILL right before and right after LMDB's commit of every batch, of a transaction, an observer's run
-and a recovery; the folder is opened by another process, and nothing is lost or half done."""
+"""Killed with SIGKILL right before and right after LMDB's commit of every batch, of a transaction, an observer's run,
+a vacuum and a recovery; the folder is opened by another process, and nothing is lost or half done."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ from tests.sweep.scenarios import (
     ObserverLastAgent,
     ObserverRun,
     OneStep,
+    SerializableVacuumed,
     Signalling,
     SignallingInOneStep,
     Swept,
     TwoObservers,
+    Vacuumed,
+    VacuumedObserver,
 )
 
 BATCHES_MAX = 60  # of one process; a usual one makes ten
@@ -49,6 +52,9 @@ SWEPT: list[tuple[Callable[[], Scenario], int]] = [
     (GivenUp, 6),
     (GivenUpInOneStep, 5),
     (GrowingInOneStep, 5),
+    (Vacuumed, 10),
+    (VacuumedObserver, 10),
+    (SerializableVacuumed, 5),
 ]
 
 
@@ -122,7 +128,7 @@ def kill_everywhere(children: Zygote, store: Store, what: str) -> Counter[bool]:
 @pytest.mark.parametrize(("scenario", "least"), SWEPT, ids=[make().name for make, _ in SWEPT])
 def test_killed_at_every_batch(
     scenario: Callable[[], Scenario], least: int, children: Zygote, tmp_path: Path
-) -> None:  # T1 T3 T5 N1 N2 N3 O1 S1
+) -> None:  # T1 T3 T5 N1 N2 N3 O1 S1 G2 G3 G4
     killed = kill_everywhere(children, prepared(children, tmp_path, scenario), "first")
     assert killed[False] >= least
     assert killed[True] >= least

@@ -32,7 +32,7 @@ from tests.sweep.scenarios import SCENARIOS
 
 ROOT = Path(__file__).parents[3]
 BY_NAME = {make().name: make for make in SCENARIOS}
-NOTES = ("told", "acknowledged")  # what a scenario notes of what it was told
+NOTES = ("told", "acknowledged", "left")  # what a scenario notes of what it was told
 
 
 class Zygote:
@@ -80,14 +80,15 @@ def notes(scenario: Scenario, folder: Path) -> None:
 # ------------------------------------------------------------ the process that dies
 
 
-def _arm(kill_at: int, made: bool) -> None:
+def _arm(kill_at: int, made: bool, *, system: bool) -> None:
+    """`system`: the batches of the system table are counted as well."""
     commit = LmdbEngine.commit
     counting = threading.Lock()
     seen = 0
 
     def counted(self: LmdbEngine, mutations: Any, *args: Any) -> Any:
         nonlocal seen
-        if not mutations or mutations[0].table == SYSTEM_TABLE:
+        if not mutations or (mutations[0].table == SYSTEM_TABLE and not system):
             return commit(self, mutations, *args)
         with counting:
             dies = seen == kill_at
@@ -126,8 +127,9 @@ def main() -> None:
             status = 1
             try:
                 signal.alarm(60)
-                _arm(kill_at, made)
-                trio.run(_live, what, BY_NAME[name](), Path(folder))
+                scenario = BY_NAME[name]()
+                _arm(kill_at, made, system=scenario.vacuums)
+                trio.run(_live, what, scenario, Path(folder))
                 status = 0
             finally:
                 sys.stderr.flush()
