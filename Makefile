@@ -36,7 +36,7 @@ SEEDS ?= 2000
 simulate: .venv/.dev ## SEEDS=2000 runs of clients, observers and processes that die, over a bad network
 	$(BIN)/python -m perco.testing.simulate --seeds $(SEEDS)
 
-sweep: .venv/.dev ## every two faults at every two steps of every scenario: most of an hour
+sweep: .venv/.dev ## every two faults at every two steps of every scenario: some three hours of two cores
 	$(BIN)/python -m tests.sweep --pairs
 
 powerloss: .venv/.dev ## power fails at every moment of a recorded run, with any of what was not yet synced (needs strace)

@@ -223,9 +223,7 @@ while True:
         if self._child.poll() is not None:
             raise RuntimeError("the process that takes the pace of the cores has died")
         handle = self._noted.fileno()
-        lines = os.pread(handle, os.fstat(handle).st_size, 0).split(b"\n")[
-            :-1
-        ]  # behind the last one it is still writing
+        *lines, _ = os.pread(handle, os.fstat(handle).st_size, 0).split(b"\n")  # behind them it is still writing
         pairs = [(float(at), float(took)) for at, took in (line.split() for line in lines)]
         return [(at, took) for at, took in pairs if begin <= at < end]
 

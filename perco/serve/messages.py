@@ -39,9 +39,7 @@ _MAGIC: Final = "perco"
 class Method(IntEnum):
     """What can be asked. Of those in `AGAIN` twice is as good as once (R4)."""
 
-    READ = (
-        1  # requests -> cells of each; only of the first ones, where all would be more than READ_BYTES (`read_first`)
-    )
+    READ = 1  # requests -> cells of each; of the first ones only, where all are too much (`RowStore.read_first`)
     SCAN = 2  # a request -> a page
     APPLY = 3  # mutations -> verdicts
     COMMIT = 4  # (header, part, version) -> how a commit in one step went (C1)

@@ -61,7 +61,6 @@ from perco.storage import (
     LmdbOptions,
     LmdbTablet,
     Mutation,
-    RowCells,
     ScanRequest,
     Tablet,
     Verdict,
@@ -70,7 +69,7 @@ from perco.storage.call import Call
 from perco.storage.folder import tablet_path
 from perco.storage.handover import Handover
 from perco.storage.lmdb_engine import Fenced, NotHere
-from perco.storage.rowstore import scan_within, size_of
+from perco.storage.rowstore import read_first_of, scan_within
 from perco.txn.background import Background
 
 log = logging.getLogger("perco.serve")
@@ -253,18 +252,12 @@ class TabletServer(Door[str]):
     # ------------------------------------------------------------ rows
 
     def _read(self, peer: Peer, id: int, requests: Any) -> None:
-        found: list[RowCells] = []
-        size = 0
-        for table, row, queries in requests:
-            if size >= self._options.part_bytes:
-                break
-            held = self.tablets.of(table, row)
-            if held is None:
-                peer.reply(id, NOT_HERE)
-                return
-            found.append(held.tablet.read(row, queries))
-            size += size_of(found[-1])
-        peer.reply(id, found)
+        found = read_first_of(requests, self._options.part_bytes, self._tablet_of)
+        peer.reply(id, NOT_HERE if found is None else found)
+
+    def _tablet_of(self, table: str, row: bytes) -> Tablet | None:
+        held = self.tablets.of(table, row)
+        return held.tablet if held is not None else None
 
     def _scan(self, peer: Peer, id: int, packed: Any) -> None:
         request = read_scan(packed)

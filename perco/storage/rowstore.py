@@ -16,7 +16,7 @@ P3  A mutation whose rows do not lie in one tablet (any more) fails with TabletS
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import trio
@@ -57,13 +57,22 @@ class RowStore(Protocol):
         ...
 
 
-def size_of(found: RowCells) -> int:
-    """Bytes of the values of a row's cells."""
+def read_first_of(
+    requests: Sequence[ReadRequest], bytes_max: int, tablet_of: Callable[[str, bytes], Tablet | None]
+) -> list[RowCells] | None:
+    """Cells of the first rows, until their values are so many bytes; None: one of those rows is nowhere."""
+    out: list[RowCells] = []
     size = 0
-    for cells in found:
-        for _, value in cells:
-            size += len(value)
-    return size
+    for table, row, queries in requests:
+        if size >= bytes_max:
+            break
+        tablet = tablet_of(table, row)
+        if tablet is None:
+            return None
+        found = tablet.read(row, queries)
+        out.append(found)
+        size += sum(len(value) for cells in found for _, value in cells)
+    return out
 
 
 def scan_within(tablet: Tablet, end: bytes | None, request: ScanRequest) -> ScanPage:
@@ -179,15 +188,9 @@ class LocalRowStore:
 
     def find_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
         """The same, at once."""
-        out: list[RowCells] = []
-        size = 0
-        for table, row, queries in requests:
-            if size >= bytes_max:
-                break
-            found = self.tablet(table, row).read(row, queries)
-            out.append(found)
-            size += size_of(found)
-        return out
+        found = read_first_of(requests, bytes_max, self.tablet)
+        assert found is not None, "here are all tablets"
+        return found
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         """A page of rows, from one state of one tablet; a page ends at its tablet's end."""
