@@ -102,17 +102,17 @@ async def pins(store: str, drop: str | None, *, json: bool) -> int:
         else:
             print("no pins")
         return FINE
-    if drop not in [pin["name"] for pin in found]:
+    async with perco.open(store, schema, options=perco.Options(vacuum=perco.VacuumOptions(on=False))) as db:
+        dropped = await db.drop_pin(drop)
+    if not dropped:
         complain(
             f"there is no pin {drop!r} in {store}; those there are: {', '.join(p['name'] for p in found) or 'none'}"
         )
         return FOUND
-    async with perco.open(store, schema, options=perco.Options(vacuum=perco.VacuumOptions(on=False))) as db:
-        dropped = await db.drop_pin(drop)
     if json:
         show_json({"dropped": dropped})
     else:
-        print(f"dropped {drop}" if dropped else f"{drop} had gone by then")
+        print(f"dropped {drop}")
     return FINE
 
 

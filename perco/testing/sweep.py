@@ -17,8 +17,8 @@ or checks (`Watched`). A mutation of a process that died may arrive as well: tha
 
 In a scenario with `one_step`, or that `vacuums`, a process has the store to itself, as whoever commits in one step or
 removes old versions has: nobody takes it for dead while it lives (C2), so it never stands still. A commit in one step
-goes to tablets of its own process, once, and ends with it (C6). With a vacuum, the oracle's bound and the publishing of
-the watermark are steps as well, and end with their process too.
+goes to tablets of its own process, once, and ends with it (C6). With a vacuum, the oracle's bound, the published
+watermark and pins are steps as well, and end with their process too; and so do the floors of tablets.
 
 At the end: no lock is left, `check` is clean, no timestamp was handed out twice (O1), and what the scenario says.
 """
@@ -296,7 +296,7 @@ class _Process:
                 self._store = _Store(db.driver.store, self)
                 use(db, self._store)
                 if run.scenario.vacuums:
-                    db.oracle._store = self._store
+                    db.oracle._store = db.oracle.pins._store = self._store
                 try:
                     with self._scope:
                         await _work(run.scenario, db, first=self.number == 0)
@@ -501,6 +501,9 @@ class Run:
     async def opened(self, number: int) -> AsyncIterator[Database]:
         """The store, for a process. One that lives beside another, which stands still, shares the oracle with it."""
         wall, backfill = lambda: _WALL + trio.current_time(), BackfillOptions(share=1.0, page_rows=2)
+        if self.scenario.vacuums:
+            for tablet in self.machine.store.tablets():
+                tablet.floor = 0  # its process has ended, and with it what it had in memory
         async with self.machine.opened(Options(seed=number, wall=wall, backfill=backfill)) as db:
             beside = self._standing[-1].db if self._standing else None
             if beside is not None:

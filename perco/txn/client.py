@@ -427,7 +427,8 @@ class Client:
             owner: for people; by default the process and its command.
             keep: leave it standing at the end of the block, until its lease runs out.
 
-        Raises: SnapshotTooOld; UsageError for a name in use here, or that stands at another timestamp than `ts`.
+        Raises: SnapshotTooOld; UsageError for a name in use here, or that stands at another timestamp than `ts`;
+        StoreError if nobody knows whether it stands: it holds until it is dropped, or its lease runs out.
         """
         self.usable(writing=True)
         must_be_number("a pin's lease_s", lease_s)

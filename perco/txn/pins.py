@@ -3,8 +3,9 @@
 A row of the system table for each, `pin/` and its name, with one cell. The process that owns the folder has them all in
 memory (`Holds.pins`); others read them.
 
-T15 A pin stands in memory from the step in which its timestamp was chosen, and is durable before anybody is told. When
-    its lease has run out it holds nothing any more; reads at it end with G5.
+T15 A pin stands in memory from the step in which its timestamp was chosen, and is durable before anybody is told. One
+    of which nobody knows whether it is durable holds as if it were: who opens the store next may find it. When its
+    lease has run out it holds nothing any more; reads at it end with G5.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Final
 import msgpack
 import trio
 
-from perco.errors import Corruption, SnapshotTooOld, UsageError
-from perco.storage import APPLIED, DATA, Mutation, RowStore, ScanQuery, ScanRequest, Write
+from perco.errors import Corruption, SnapshotTooOld, StoreError, UsageError
+from perco.storage import APPLIED, DATA, Mutation, NoReply, RowStore, ScanQuery, ScanRequest, Verdict, Write
 from perco.txn.catalogue import SYSTEM_TABLE, raise_for
 from perco.txn.holds import Holds, Pin
 
@@ -50,7 +51,8 @@ class Pins:
     async def put(self, name: str, owner: str, ts: int, lease_s: float) -> Pin:
         """Pin a timestamp that somebody holds already, or that has just been drawn; or renew a pin (T15).
 
-        Raises: SnapshotTooOld for a pin whose lease had run out, and the versions have gone; UsageError; StoreFull.
+        Raises: SnapshotTooOld for a pin whose lease had run out, and the versions have gone; UsageError; StoreFull;
+        StoreError if nobody knows whether it stands.
         """
         _named(name)
         lease_ms = _lease_ms(lease_s)
@@ -71,15 +73,20 @@ class Pins:
             pin = pin._replace(made_ms=before.made_ms)
         elif sum(other.expires_ms > now_ms for other in self._holds.pins.values()) >= PINS_MAX:
             raise UsageError(f"there are {PINS_MAX} pins already; drop one of them first: await db.drop_pin(name)")
-        self._holds.pins[name] = pin
+        both = pin
+        if before is not None and before.expires_ms > now_ms:  # it stands until the other is known to be durable
+            both = pin._replace(ts=min(ts, before.ts), expires_ms=max(pin.expires_ms, before.expires_ms))
+        self._holds.pins[name] = both
+        holds = before
         try:
-            await self._write(name, msgpack.packb([pin.owner, pin.ts, pin.made_ms, pin.expires_ms]))
-        except BaseException:
-            if before is None:
-                self._holds.pins.pop(name, None)
+            verdict = await self._write(name, msgpack.packb([pin.owner, pin.ts, pin.made_ms, pin.expires_ms]))
+            holds = pin if verdict is APPLIED else both if isinstance(verdict, NoReply) else before
+        finally:
+            if holds is None:
+                del self._holds.pins[name]
             else:
-                self._holds.pins[name] = before
-            raise
+                self._holds.pins[name] = holds
+        _must_be_applied(name, verdict)
         return pin
 
     async def drop(self, name: str) -> bool:
@@ -99,16 +106,25 @@ class Pins:
     async def _drop(self, name: str) -> bool:
         if name not in self._holds.pins:
             return False
-        await self._write(name, None)
+        _must_be_applied(name, await self._write(name, None))
         self._holds.pins.pop(name, None)
         return True
 
-    async def _write(self, name: str, value: bytes | None) -> None:
+    async def _write(self, name: str, value: bytes | None) -> Verdict:
         write: Write = (DATA, 0, 1, value)
         row = (_PREFIX + name.encode(), (), (write,))
         [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, (row,), None, True)])
-        if verdict is not APPLIED:
-            raise_for(verdict, f"pin {name!r}")
+        return verdict
+
+
+def _must_be_applied(name: str, verdict: Verdict) -> None:
+    if isinstance(verdict, NoReply):
+        raise StoreError(
+            f"pin {name!r}: nobody knows whether it stands ({verdict.reason}). Take it up by its name alone, drop it "
+            f"(await db.drop_pin({name!r})), or wait for its lease to run out."
+        )
+    if verdict is not APPLIED:
+        raise_for(verdict, f"pin {name!r}")
 
 
 async def pins_in(store: RowStore) -> list[Pin]:

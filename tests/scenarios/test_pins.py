@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 import perco
+from perco.storage import Mutation
 from perco.txn import pins
 from tests.support.faults import Fault, FaultyRowStore, Gate
 from tests.support.machines import Machine
@@ -154,15 +155,68 @@ async def test_the_block_may_end_in_any_way(db: perco.Database) -> None:
     assert await db.pins() == []
 
 
-@pytest.mark.parametrize("fault", [Fault.FAIL, Fault.LOSE_REQUEST])
-async def test_a_pin_that_is_not_durable_holds_nothing(db: perco.Database, fault: Fault) -> None:  # T15
-    store = FaultyRowStore(db.local.store, lambda mutation, number: fault)
+async def test_a_pin_that_is_not_durable_holds_nothing(db: perco.Database) -> None:  # T15
+    store = FaultyRowStore(db.local.store, lambda mutation, number: Fault.FAIL)
     db.oracle.pins._store = store
     with pytest.raises(perco.StoreError):
         async with db.pin("export", lease_s=60):
             pass
-    assert store.fired[fault] == 1
+    assert store.fired[Fault.FAIL] == 1
     assert not db.oracle.holds.pins
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REQUEST, Fault.LOSE_REPLY])
+async def test_a_pin_that_may_be_durable_holds(db: perco.Database, wall: Wall, fault: Fault) -> None:  # T15
+    await put(db, 1)
+    right = db.oracle.pins._store
+    store = FaultyRowStore(db.local.store, lambda mutation, number: fault)
+    db.oracle.pins._store = store
+    with pytest.raises(perco.StoreError, match="nobody knows whether it stands"):
+        async with db.pin("export", lease_s=60):
+            pass
+    assert store.fired[fault] == 1
+    await put(db, 2)
+    assert (await db.vacuum()).holder.name == "export"
+    found = await db.pins()
+    assert len(found) == (fault is Fault.LOSE_REPLY)
+    for pin in found:
+        async with db.snapshot(ts=pin.ts) as snap:
+            assert await snap.get(n, "a") == 1
+    wall.now_s += 61
+    db.oracle.pins._store = right
+    assert (await db.vacuum()).holder.name != "export"
+    assert not db.oracle.holds.pins
+    assert await db.pins() == []
+
+
+@pytest.mark.parametrize("newer_ts", [False, True], ids=["renewed", "at another timestamp"])
+@pytest.mark.parametrize("lease_s", [1, 3600])
+async def test_a_pin_that_may_not_have_been_replaced_holds_as_well(
+    db: perco.Database, wall: Wall, lease_s: int, newer_ts: bool
+) -> None:  # T15
+    await put(db, 1)
+    async with db.pin("export", lease_s=60, keep=True) as old:
+        before = old.pin
+    await put(db, 2)
+    ts = (await put(db, 3)) if newer_ts else before.ts
+    right = db.oracle.pins._store
+    while_written: list[int] = []
+
+    def lost(mutation: Mutation, number: int) -> Fault:
+        while_written.append(db.oracle.holds.pins["export"].ts)
+        return Fault.LOSE_REQUEST
+
+    db.oracle.pins._store = FaultyRowStore(db.local.store, lost)
+    with pytest.raises(perco.StoreError):
+        await db.oracle.pins.put("export", "another", ts, lease_s)
+    db.oracle.pins._store = right
+    assert while_written == [before.ts]
+    wall.now_s += max(lease_s, 60) - 1
+    await db.vacuum()
+    assert db.oracle.holds.pins["export"].ts == before.ts
+    async with db.snapshot(ts=before.ts) as snap:
+        assert await snap.get(n, "a") == 1
+    assert await db.drop_pin("export")
 
 
 async def forgetting(db: perco.Database, wall: Wall, nursery: trio.Nursery, *others: str) -> Gate:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import trio
 
 import perco
-from perco.errors import CommitUnknown, Unavailable
+from perco.errors import CommitUnknown, SnapshotTooOld, Unavailable
 from perco.notify.database import Database
 from perco.notify.worker import WorkerOptions
 from perco.storage import DATA, NOTIFY, PROTOCOL_GROUPS, ROLLBACK, TRACE, WRITE
@@ -23,6 +23,7 @@ from perco.txn.reads import Isolation
 from perco.txn.transaction import Transaction
 
 T = TypeVar("T")
+_DAY_S = 86400.0
 LONG = "x" * 300  # does not fit into a write record: it lies in the data group
 
 
@@ -78,13 +79,15 @@ class World:
                 txn.signal(self.grown, f"+{change.key}")
 
 
-async def run(db: Database, once: Callable[[Transaction], Awaitable[T]], isolation: Isolation = "snapshot") -> T:
-    """And once more, as the error says, where nothing was written: where the oracle's bound could not be (O1)."""
+async def run(
+    db: Database, once: Callable[[Transaction], Awaitable[T]], *, bound: bool, isolation: Isolation = "snapshot"
+) -> T:
+    """`bound`: the oracle's bound is a step too, so there may be no timestamp for a moment (O1); then once more."""
     while True:
         try:
             return await db.options(isolation=isolation).run(once)
         except Unavailable as error:
-            if error.commit_ts:
+            if not bound or error.commit_ts:
                 raise
 
 
@@ -156,7 +159,7 @@ class Writing(Scenario):
             await self.append(txn, name, delete=delete)
 
         try:
-            await run(db, once)
+            await run(db, once, bound=self.vacuums)
         except CommitUnknown as unknown:
             self.told[name] = "unknown"
             self.tokens[name] = unknown.token
@@ -292,7 +295,7 @@ class OneCell(Writing):
 
 class Vacuumed(Writing):
     """Old versions go while a snapshot is read, and before and after others write; a vacuum may be the first to meet
-    what the dead left (G1 - G4, T13)."""
+    what the dead left (G1 - G4). The snapshot's timestamp is answered later as it was then, or not at all (G5)."""
 
     name = "vacuum"
     vacuums = True
@@ -300,6 +303,10 @@ class Vacuumed(Writing):
     deletes = ("b",)
     padding = LONG
     keep = perco.Keep(seconds=0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was: tuple[int, list[Any]] | None = None  # a timestamp, and what was read at it
 
     async def prepare(self, db: Database) -> None:
         for _ in range(2):
@@ -315,6 +322,7 @@ class Vacuumed(Writing):
         await drawn(db)
         async with db.snapshot() as snap:
             before = await self.read(snap)
+            self.was = snap.start_ts, before
             await self.write(db, "first", delete=True)
             await vacuum(db)
             assert await self.read(snap) == before, "G1"
@@ -333,6 +341,11 @@ class Vacuumed(Writing):
 
     async def verify(self, db: Database) -> None:
         await super().verify(db)
+        if self.was is not None:
+            ts, before = self.was
+            with contextlib.suppress(SnapshotTooOld):
+                async with db.snapshot(ts=ts) as old:
+                    assert await self.read(old) == before, "G2, G5: versions have gone, and nobody knows"
         async with db.snapshot() as snap:
             before = await self.read(snap)
         left = await without_waste(db)
@@ -344,13 +357,95 @@ class Vacuumed(Writing):
 
 
 class VacuumedLastAgent(Vacuumed):
-    """Here what the dead left is settled before: the vacuum meets the markers of that (T13)."""
+    """Here what the dead left is settled before: the vacuum meets the markers of that (G4)."""
 
     name = "vacuum, last agent"
     one_step = True
 
     async def meet(self, db: Database) -> None:
         pass
+
+
+class VacuumedPinned(Vacuumed):
+    """What a pin holds can be read for as long as it stands, whoever has died meanwhile (G1, T15)."""
+
+    name = "vacuum, pinned"
+
+    async def first(self, db: Database) -> None:
+        await drawn(db)
+        with contextlib.suppress(perco.StoreError):
+            async with db.pin("nightly", lease_s=_DAY_S, keep=True) as pin:
+                assert await self.read(pin) == self.prepared
+                await pin.renew()
+        await super().first(db)
+
+    @property
+    def prepared(self) -> list[Any]:
+        return [*((self.padding, "old") for _ in self.keys), "old"]
+
+    async def verify(self, db: Database) -> None:
+        for pin in await db.pins():
+            async with db.snapshot(ts=pin.ts) as pinned:
+                assert await self.read(pinned) == self.prepared, "G1: what is pinned has gone"
+            assert await db.drop_pin(pin.name)
+        await super().verify(db)
+
+
+class Undone(Scenario):
+    """What was put together with something that stays, and then deleted and removed, does not come back: not by what
+    arrives late, not after a restart (T13)."""
+
+    name = "vacuum, undone"
+    vacuums = True
+
+    def __init__(self) -> None:
+        self.world = World(perco.Keep(seconds=0))
+        self.schema = self.world.schema
+        self.was_put = self.was_deleted = False  # as they were told
+
+    async def put(self, db: Database) -> None:
+        async def once(txn: Transaction) -> None:
+            for key in ("a", "q"):
+                txn.set(self.world.gone, key, "put")
+
+        with contextlib.suppress(CommitUnknown):
+            await run(db, once, bound=True)
+            self.was_put = True
+
+    async def delete(self, db: Database) -> None:
+        found: str | None = None
+
+        async def once(txn: Transaction) -> None:
+            nonlocal found
+            found = await txn.get(self.world.gone, "q")
+            assert found is None or not self.was_deleted, "T13: it came back"
+            if found is not None:
+                txn.delete(self.world.gone, "q")
+
+        with contextlib.suppress(CommitUnknown):
+            await run(db, once, bound=True)
+            self.was_deleted |= found is not None or self.was_put  # if not by this one, by another
+
+    async def first(self, db: Database) -> None:
+        await self.put(db)
+        await self.delete(db)
+        await vacuum(db)
+
+    async def meet(self, db: Database) -> None:
+        await drawn(db)  # something may arrive before the vacuum that raises the floor
+        await vacuum(db)
+
+    async def later(self, db: Database) -> None:
+        await self.delete(db)
+        await vacuum(db)
+
+    async def verify(self, db: Database) -> None:
+        async with db.snapshot() as snap:
+            found = await snap.get_many(self.world.gone, ("a", "q"))
+        assert found["q"] is None, "T13: it came back"
+        assert found["a"] == "put" or not self.was_put, f"lost: {found}"
+        left = await without_waste(db)
+        assert (left[WRITE], left[ROLLBACK]) == (found["a"] is not None, 0), "G3, G4"
 
 
 class Serializable(Scenario):
@@ -379,7 +474,7 @@ class Serializable(Scenario):
             txn.delete(self.world.gone, who)
 
         with contextlib.suppress(CommitUnknown):
-            await run(db, once, "serializable")
+            await run(db, once, bound=self.vacuums, isolation="serializable")
             self.left += 1
 
     async def first(self, db: Database) -> None:
@@ -396,10 +491,66 @@ class Serializable(Scenario):
         assert len(stayed) in ((1,) if self.left else (1, 2)), f"T14: {found}, and {self.left} times somebody left"
 
 
-class SerializableVacuumed(Serializable):
-    """What read locks leave for others to meet goes as well (G4)."""
+class ReadLocked(Scenario):
+    """One reads the question under a lock and writes which it answers; another reads the answer and writes which it
+    asks after. Whoever came later has seen the other (T14)."""
 
-    name = "serializable, vacuum"
+    name = "read locks"
+    backwards = True
+
+    def __init__(self) -> None:
+        self.world = World(perco.Keep(seconds=0))
+        self.schema = self.world.schema
+        self.asks = False  # the first one does; before that it answers
+
+    async def prepare(self, db: Database) -> None:
+        await self.ask(db)
+
+    async def ask(self, db: Database) -> None:
+        async def once(txn: Transaction) -> None:
+            answer = await txn.row(self.world.lists, "a", [self.world.names])
+            txn.set(self.world.names, "q", answer.commit_ts(self.world.names))
+
+        with contextlib.suppress(CommitUnknown):
+            await run(db, once, bound=self.vacuums)
+
+    async def answer(self, db: Database) -> None:
+        async def once(txn: Transaction) -> None:
+            question = await txn.row(self.world.lists, "q", [self.world.names], lock=True)
+            txn.set(self.world.names, "a", question.commit_ts(self.world.names))
+
+        with contextlib.suppress(CommitUnknown):
+            await run(db, once, bound=self.vacuums)
+
+    async def look(self, db: Database) -> None:
+        column = self.world.names
+        async with db.snapshot() as snap:
+            answer, question = [await snap.row(self.world.lists, key, [column]) for key in "aq"]
+        earlier, later = sorted((answer, question), key=lambda row: row.commit_ts(column))
+        assert later[column] == earlier.commit_ts(column), f"T14: {later} came after {earlier} and had not seen it"
+
+    async def first(self, db: Database) -> None:
+        await self.answer(db)
+        self.asks = True
+        await self.ask(db)
+
+    async def meet(self, db: Database) -> None:
+        """What the first one is not doing."""
+        await (self.answer if self.asks else self.ask)(db)
+        await self.look(db)
+
+    async def later(self, db: Database) -> None:
+        await self.look(db)
+        await (self.answer if self.asks else self.ask)(db)
+
+    async def verify(self, db: Database) -> None:
+        await self.look(db)
+
+
+class ReadLockedVacuumed(ReadLocked):
+    """Traces of read locks go, and the markers of those that the dead left (G4)."""
+
+    name = "read locks, vacuum"
     vacuums = True
 
     async def first(self, db: Database) -> None:
@@ -407,13 +558,16 @@ class SerializableVacuumed(Serializable):
         await vacuum(db)
 
     async def meet(self, db: Database) -> None:
+        await drawn(db)
         await vacuum(db)
+        await self.look(db)
 
     async def verify(self, db: Database) -> None:
         await super().verify(db)
         left = await without_waste(db)
+        await super().verify(db)
+        assert left[WRITE] in (1, 2), "G3"  # nobody may have answered
         assert (left[TRACE], left[ROLLBACK]) == (0, 0), "G4"
-        assert left[WRITE] == 1 or not self.left, "G3"
 
 
 class Observing(Scenario):
@@ -438,7 +592,7 @@ class Observing(Scenario):
                 txn.set(self.world.watched, key, [*(await txn.get(self.world.watched, key) or ()), name])
 
         try:
-            await run(db, once)
+            await run(db, once, bound=self.vacuums)
         except CommitUnknown:
             return
         self.acknowledged.append(name)
@@ -723,9 +877,12 @@ SCENARIOS: list[Callable[[], Scenario]] = [
     LongValues,
     Delete,
     Serializable,
-    SerializableVacuumed,
+    ReadLocked,
+    ReadLockedVacuumed,
     Vacuumed,
     VacuumedLastAgent,
+    VacuumedPinned,
+    Undone,
     ObserverRun,
     ObserverLastAgent,
     ObserverChain,

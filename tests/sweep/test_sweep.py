@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 import pytest
 import trio
 
-from perco.storage import LOCK, Mutation
+from perco.notify import database
+from perco.storage import LOCK, Mutation, RowStore
 from perco.storage.tablet import MemoryTablet
 from perco.testing import sweep
 from perco.testing.machine import Machine
 from perco.testing.sweep import PAUSES, Fault, Kind, Report, Scenario
+from perco.txn import oracle
 from perco.txn.catalogue import SYSTEM_TABLE
+from perco.txn.holds import Holder
+from perco.txn.pins import Pins
 from tests.sweep.scenarios import (
     SCENARIOS,
     Delete,
@@ -28,15 +32,18 @@ from tests.sweep.scenarios import (
     ObserverRun,
     OnlySignalling,
     Read,
+    ReadLocked,
     Serializable,
     SignallingInOneStep,
     Swept,
     TwoTablets,
+    Undone,
     Vacuumed,
     VacuumedObserver,
+    VacuumedPinned,
 )
-from tests.testing.mutants import MUTANTS
-from tests.testing.mutants_serializable import SERIALIZABLE
+from tests.testing.mutants import MUTANTS, Mutant
+from tests.testing.mutants_serializable import LOCKS, SERIALIZABLE
 
 PAIRS = 40  # of each scenario, drawn
 MOMENTS = 2  # at which a late one arrives, besides after everything
@@ -263,6 +270,58 @@ def test_a_lock_that_is_left_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> No
     assert "1 locks are left" in sweep.run(TwoTablets).problem
 
 
+FORGETFUL: dict[str, Mutant] = {}  # who opens the store next does not know what it should
+
+
+def forgets(name: str) -> Callable[[Mutant], Mutant]:
+    def note(function: Mutant) -> Mutant:
+        FORGETFUL[name] = function
+        return function
+
+    return note
+
+
+@forgets("G2 the watermark is not durable")
+def no_watermark(patch: pytest.MonkeyPatch) -> None:
+    published = oracle.published
+    publish = oracle.Oracle.publish
+
+    async def only_in_memory(self: oracle.Oracle, keep_s: Mapping[str, float]) -> Holder:
+        async def is_so(store: RowStore) -> tuple[int, int, dict[str, int]]:
+            return 1, self.holds.watermark, dict(self.holds.cuts)
+
+        patch.setattr(oracle, "published", is_so)
+        try:
+            return await publish(self, keep_s)
+        finally:
+            patch.setattr(oracle, "published", published)
+
+    patch.setattr(oracle.Oracle, "publish", only_in_memory)
+
+
+@forgets("T13 the floor is not raised again")
+def no_floor(patch: pytest.MonkeyPatch) -> None:
+    declare = database.Database.declare
+
+    async def stays(ts: int) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def without(self: database.Database) -> None:
+        with pytest.MonkeyPatch.context() as meanwhile:
+            meanwhile.setattr(self.local, "raise_floor", stays)
+            await declare(self)
+
+    patch.setattr(database.Database, "declare", without)
+
+
+@forgets("T15 pins are not read")
+def no_pins(patch: pytest.MonkeyPatch) -> None:
+    async def load(self: Pins) -> None:
+        await trio.lowlevel.checkpoint()
+
+    patch.setattr(Pins, "load", load)
+
+
 @pytest.mark.parametrize(
     ("name", "make"),
     [
@@ -282,10 +341,21 @@ def test_a_lock_that_is_left_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> No
         ("G3 a delete marker goes while a notify cell stands", VacuumedObserver),
         ("G3 a delete marker goes before what it hides", Vacuumed),
         ("G4 the newest ack goes too", VacuumedObserver),
+        ("G2 the watermark is not durable", Vacuumed),
+        ("T13 the floor is not checked", Undone),
         ("T14 nothing is validated", Serializable),
+        ("T14 a shared lock is not refused by a newer record", ReadLocked),
+        ("T14 a writer ignores traces", ReadLocked),
+        ("T15 pins are not read", VacuumedPinned),
     ],
 )
 def test_a_mutant_dies_of_one_fault(name: str, make: Callable[[], Scenario], monkeypatch: pytest.MonkeyPatch) -> None:
-    (MUTANTS | SERIALIZABLE)[name](monkeypatch)
+    (MUTANTS | SERIALIZABLE | LOCKS | FORGETFUL)[name](monkeypatch)
     dry = sweep.run(make)
     assert dry.problem or any(result.problem for result in sweep.deeper(make, dry, moments=1))
+
+
+def test_a_mutant_dies_of_what_arrives_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:  # T13
+    FORGETFUL["T13 the floor is not raised again"](monkeypatch)
+    firsts = [first for first in sweep.firsts(Undone) if first[0].kind is Kind.REPEAT]
+    assert any(sweep.pairs(Undone, first).wrong for first in firsts)

@@ -27,13 +27,15 @@ from tests.sweep.scenarios import (
     ObserverLastAgent,
     ObserverRun,
     OneStep,
-    SerializableVacuumed,
+    ReadLockedVacuumed,
     Signalling,
     SignallingInOneStep,
     Swept,
     TwoObservers,
+    Undone,
     Vacuumed,
     VacuumedObserver,
+    VacuumedPinned,
 )
 
 BATCHES_MAX = 60  # of one process; a usual one makes ten
@@ -54,7 +56,9 @@ SWEPT: list[tuple[Callable[[], Scenario], int]] = [
     (GrowingInOneStep, 5),
     (Vacuumed, 10),
     (VacuumedObserver, 10),
-    (SerializableVacuumed, 5),
+    (VacuumedPinned, 10),
+    (Undone, 7),
+    (ReadLockedVacuumed, 8),
 ]
 
 
@@ -89,6 +93,7 @@ class Store:
         async def run() -> None:
             async with perco.open(self.path, scenario.schema, options=options(scenario)) as db:
                 with trio.fail_after(30):
+                    await scenario.meet(db)
                     await observe(db)
                     await scenario.later(db)
                     await observe(db)

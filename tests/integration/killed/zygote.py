@@ -32,7 +32,7 @@ from tests.sweep.scenarios import SCENARIOS
 
 ROOT = Path(__file__).parents[3]
 BY_NAME = {make().name: make for make in SCENARIOS}
-NOTES = ("told", "acknowledged", "left")  # what a scenario notes of what it was told
+NOTES = ("told", "acknowledged", "left", "was_put", "was_deleted", "asks")  # what a scenario notes of what it was told
 
 
 class Zygote:
