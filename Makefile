@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo demo-spark test check format bench simulate sweep powerloss clean help
+.PHONY: demo demo-spark test test-everywhere test-spark check format bench simulate sweep powerloss clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -20,8 +20,13 @@ test: .venv/.dev ## tests, ruff, mypy
 	$(BIN)/ruff check perco tests bench examples
 	$(BIN)/ruff format --check perco tests bench examples
 	$(BIN)/mypy
-	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark
-	$(BIN)/pytest -q -n 2 --dist loadfile tests/spark; code=$$?; [ $$code = 5 ] || exit $$code # 5: there is no Spark, which test_spark.py tells
+	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark --ignore tests/test_spark.py
+
+test-everywhere: .venv/.dev ## scenarios and observers over clients: of a folder, over TCP and TLS, with tablet servers
+	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets tests/scenarios tests/component/notify
+
+test-spark: .venv/.dev ## the tests of perco.spark (without Java they are left out, which is said)
+	$(BIN)/pytest -q -n 2 --dist loadfile tests/test_spark.py tests/spark
 
 check: test
 

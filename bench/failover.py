@@ -31,7 +31,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -397,10 +397,27 @@ async def _all(run: Run, folder: Path) -> tuple[list[Found], dict[str, Any]]:
     }
 
 
+def _tell_options(run: Run, report: Report) -> None:
+    """Those of the client that are not the default, beside it; the store is served with what `perco serve` has."""
+    told = []
+    for of, ours, default in (
+        ("WireOptions", OPTIONS.wire, perco.WireOptions()),
+        ("RetryOptions", OPTIONS.retry, perco.RetryOptions()),
+    ):
+        for each in fields(ours):
+            here, usual = getattr(ours, each.name), getattr(default, each.name)
+            if here != usual:
+                told.append(f"{of}({each.name}={here}), by default {usual}")
+                report.figures[f"option {of}.{each.name}"] = here
+    run.say(f"served by: perco serve STORE --processes {SERVERS}, with its defaults")
+    run.say(f"the client's options: {'; '.join(told)}; all others by default\n")
+
+
 def main(run: Run) -> None:
     """Print the tables and the RESULT line."""
     report = Report(run.name, "power")
     facts = run.machine("power (fsync before every answer)")
+    _tell_options(run, report)
     with run.scratch() as scratch:
         found, after = trio.run(_all, run, scratch / "store")
     run.say("")

@@ -144,7 +144,7 @@ class Saturated:
 
     async def fill(self) -> None:
         """Write until so many changes wait."""
-        while (missing := self._backlog - self._db.pending()) > 0:
+        while (missing := self._backlog - self._db.pending_now()) > 0:
             async with self._db.transaction() as txn:
                 for _ in range(min(missing, 500)):
                     txn.set(self._parts.columns[0], self._rng.choice(self._rows), VALUE)
@@ -163,7 +163,7 @@ class Saturated:
         """So long, or until fewer changes wait."""
         until = trio.current_time() + seconds
         while (left := until - trio.current_time()) > 0:
-            if self._db.pending() <= least:
+            if self._db.pending_now() <= least:
                 return
             await trio.sleep(min(left, 0.01))
 

@@ -132,9 +132,9 @@ class Bus(Scanner):
             return self._places()
         return await super()._ahead()
 
-    async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool, root: int) -> None:
+    async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
         self.note(self.number, row)
-        await super()._run_row(table, row, acks, failing, root)
+        await super()._run_row(table, row, acks, failing)
 
 
 class Buses(Database):

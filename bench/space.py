@@ -1,10 +1,13 @@
 """Space: cells that are overwritten again and again, with a short history, in the space of the newest versions alone.
 
-10^7 overwrites of 10^5 cells, ten seconds of history, the vacuum in the background. Then the pages that its cells take,
-and the file, beside those of a fresh store that holds the same newest cells.
+10^7 overwrites of 10^5 cells, ten seconds of history, the vacuum in the background. Where the space goes: pages in use,
+pages that are free to be used again, and the file; beside a fresh store that holds the same newest cells, and beside
+what the versions that stand need at least. That minimum is what a version takes in the fresh store, whose pages are
+full, for each version that stands. `due`: versions that were young enough to be kept at that moment; the rest is what
+the vacuum has yet to remove.
 
-The store is measured as it is right after the last write, when ten seconds of history stand, and once more when that
-history has gone. What LMDB has freed and not used again yet counts as used in the file, and not in the pages.
+The store is measured right after the last write, when ten seconds of history stand; once more when that history may go;
+and once more when it has been compacted.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import trio
 
 import perco
 from bench.harness import Report, Run
-from perco.storage import WRITE, LmdbTablet
+from perco.storage import WRITE, LmdbEngine, LmdbTablet
 
 CELLS = 100_000
 OVERWRITES = 10_000_000
@@ -35,18 +38,34 @@ VACUUM = perco.VacuumOptions(period_s=2.0, share=0.5)
 
 
 class Space:
-    """What a store takes: pages of cells, pages ever written, the file; and how many records there are."""
+    """What a store takes: pages in use, free ones, the file; and how many versions there are."""
 
-    def __init__(self, db: perco.Database) -> None:
-        tablet = db.local.store.tablet("docs", b"")
-        assert isinstance(tablet, LmdbTablet)
-        self.live = tablet.engine.live_bytes()
-        self.used = tablet.engine.used_bytes()
-        self.file = (tablet.engine.path / "data.mdb").stat().st_size
-        self.records = tablet.entries(WRITE)
+    def __init__(self, db: perco.Database, due: int = CELLS) -> None:
+        engine = engine_of(db)
+        *_, pages = engine.survey()
+        assert pages.lost == 0, "a page belongs to a tree, or is free"
+        self.used = pages.used * pages.size
+        self.free = pages.free * pages.size
+        self.list = pages.free_list * pages.size
+        self.file = engine.file_bytes()
+        self.records = engine.entries(WRITE)
+        self.due = due
 
-    def row(self, name: str) -> tuple[str, ...]:
-        return (name, f"{self.records:,}", *(f"{size / (1 << 20):.1f}" for size in (self.live, self.used, self.file)))
+    def minimum(self, fresh: Space) -> float:
+        """Bytes that its versions need, in full pages."""
+        return fresh.used * self.records / fresh.records
+
+    def row(self, name: str, fresh: Space) -> tuple[str, ...]:
+        least = self.minimum(fresh)
+        sizes = (f"{size / (1 << 20):.1f}" for size in (least, self.used, self.free, self.list, self.file))
+        ratios = (f"{self.used / least:.2f}", f"{self.used / fresh.used:.2f}")
+        return (name, f"{self.records:,}", f"{self.due:,}", *sizes, *ratios)
+
+
+def engine_of(db: perco.Database) -> LmdbEngine:
+    tablet = db.local.store.tablet("docs", b"")
+    assert isinstance(tablet, LmdbTablet)
+    return tablet.engine
 
 
 async def write(txn: perco.Transaction, keys: list[int], payload: bytes) -> None:
@@ -54,11 +73,15 @@ async def write(txn: perco.Transaction, keys: list[int], payload: bytes) -> None
         txn.set(value, key, payload)
 
 
-async def overwrite(db: perco.Database, overwrites: int, seed: int, run: Run) -> list[tuple[float, int]]:
-    """Every key is as likely as any; returns (seconds, bytes used) over time."""
+async def overwrite(
+    db: perco.Database, overwrites: int, seed: int, run: Run
+) -> tuple[list[tuple[float, int, int]], int]:
+    """Every key is as likely as any; returns (seconds, pages' bytes that were ever used, versions) over time, and how
+    many overwrites there were in the last `HISTORY_S`."""
     rng = random.Random(seed)
     left = overwrites // PER_TRANSACTION
-    over_time: list[tuple[float, int]] = []
+    over_time: list[tuple[float, int, int]] = []
+    done: list[tuple[float, int]] = []
     began = time.perf_counter()
 
     async def client() -> None:
@@ -71,10 +94,13 @@ async def overwrite(db: perco.Database, overwrites: int, seed: int, run: Run) ->
         told = 0
         while True:
             seconds = time.perf_counter() - began
-            over_time.append((seconds, Space(db).used))
+            engine = engine_of(db)
+            over_time.append((seconds, engine.used_bytes(), engine.entries(WRITE)))
+            done.append((seconds, overwrites - left * PER_TRANSACTION))
             if (tenths := 10 * (overwrites - left * PER_TRANSACTION) // overwrites) > told:
                 told = tenths
-                run.say(f"{10 * tenths} % after {seconds:.0f} s, {over_time[-1][1] / (1 << 20):.0f} MiB used")
+                _, used, versions = over_time[-1]
+                run.say(f"{10 * tenths} % after {seconds:.0f} s, {used / (1 << 20):.0f} MiB, {versions:,} versions")
             await trio.sleep(1.0)
 
     async with trio.open_nursery() as nursery:
@@ -83,7 +109,9 @@ async def overwrite(db: perco.Database, overwrites: int, seed: int, run: Run) ->
             for _ in range(IN_FLIGHT):
                 clients.start_soon(client)
         nursery.cancel_scope.cancel()
-    return over_time
+    ended = time.perf_counter() - began
+    before = max((count for seconds, count in done if seconds <= ended - HISTORY_S), default=0)
+    return over_time, overwrites - before
 
 
 async def load(db: perco.Database, cells: dict[int, bytes]) -> None:
@@ -101,17 +129,20 @@ async def measure(folder: Path, overwrites: int, run: Run) -> tuple[dict[str, Sp
         await load(db, {key: rng.randbytes(VALUE_BYTES) for key in range(CELLS)})
         run.say(f"{CELLS:,} cells are there; {overwrites:,} overwrites begin")
         began = time.perf_counter()
-        over_time = await overwrite(db, overwrites, 2, run)
+        over_time, young = await overwrite(db, overwrites, 2, run)
         seconds = time.perf_counter() - began
         every = max(len(over_time) // SAMPLES, 1)
-        run.say("MiB used over time: " + " ".join(f"{used / (1 << 20):.0f}" for _, used in over_time[::every]))
-        spaces = {"worn": Space(db)}
+        told = (f"{used / (1 << 20):.0f}, {versions // 1000}" for _, used, versions in over_time[::every])
+        run.say("MiB ever used, thousands of versions, over time: " + "; ".join(told))
+        spaces = {"worn": Space(db, CELLS + young)}
         await trio.sleep(HISTORY_S + 2 * db.config.oracle.note_period_s)
         async with db.transaction() as txn:  # a timestamp that is noted, and the history is older
             txn.delete(value, CELLS)
         await db.oracle.note()
         await db.vacuum()
         spaces["worn, history gone"] = Space(db)
+        await db.compact()
+        spaces["worn, compacted"] = Space(db)
         async with db.snapshot() as snap:
             newest = {row.key: row[value] async for row in snap.scan(docs)}
         vacuum = db.statistics().vacuum
@@ -129,31 +160,41 @@ def main(run: Run) -> None:
     report = Report("space", "process")
     with run.scratch() as folder:
         spaces, vacuum, seconds = trio.run(measure, folder, overwrites, run)
+    fresh = spaces["fresh"]
+    head = ("store", "versions", "due", "MiB at least", "in use", "free", "free list", "file", "of least", "of fresh")
     run.table(
         f"{overwrites:,} overwrites of {CELLS:,} cells, {HISTORY_S:g} s of history",
-        ("store", "records", "MiB of cells", "MiB used", "MiB of file"),
-        [space.row(name) for name, space in spaces.items()],
+        head,
+        [space.row(name, fresh) for name, space in spaces.items()],
     )
+    run.say(f"a version takes {fresh.used / fresh.records:.0f} bytes in full pages")
     rate = overwrites / seconds
     run.say(
         f"{rate:,.0f} overwrites/s; the vacuum went through {vacuum.runs} times and removed "
         f"{vacuum.removed.versions:,} versions"
     )
-    fresh = spaces["fresh"]
-    for name in ("worn", "worn, history gone"):
+    for name, space in spaces.items():
         key = name.replace(", ", " ").replace(" ", "_")
-        report.figures[f"{key}_live_bytes"] = spaces[name].live
-        report.figures[f"{key}_used_bytes"] = spaces[name].used
-        report.figures[f"{key}_file_bytes"] = spaces[name].file
-        report.ratios[f"{key}_live_of_fresh"] = round(spaces[name].live / fresh.live, 3)
-        report.ratios[f"{key}_file_of_fresh"] = round(spaces[name].file / fresh.file, 3)
-    report.figures |= {"fresh_live_bytes": fresh.live, "fresh_file_bytes": fresh.file, "overwrites_per_s": rate}
-    report.bars.append(
+        report.figures[f"{key}_used_bytes"] = space.used
+        report.figures[f"{key}_free_bytes"] = space.free
+        report.figures[f"{key}_free_list_bytes"] = space.list
+        report.figures[f"{key}_file_bytes"] = space.file
+        report.figures[f"{key}_versions"] = space.records
+        report.figures[f"{key}_versions_due"] = space.due
+        report.ratios[f"{key}_used_of_minimum"] = round(space.used / space.minimum(fresh), 3)
+        report.ratios[f"{key}_used_of_fresh"] = round(space.used / fresh.used, 3)
+        report.ratios[f"{key}_file_of_fresh"] = round(space.file / fresh.file, 3)
+    report.figures |= {"bytes_per_version": fresh.used / fresh.records, "overwrites_per_s": rate}
+    worn, gone, compacted = (spaces[name] for name in ("worn", "worn, history gone", "worn, compacted"))
+    report.bars += [
+        ("pages in use, history gone, beside a fresh store", gone.used / fresh.used, "at most", 2),
         (
-            "pages of cells, history gone, beside a fresh store",
-            spaces["worn, history gone"].live / fresh.live,
+            "pages in use, history standing, beside what its versions need",
+            worn.used / worn.minimum(fresh),
             "at most",
             2,
-        )
-    )
+        ),
+        ("versions that stand, of those that are due", worn.records / worn.due, "at most", 3),
+        ("the file, compacted, beside a fresh one", compacted.file / fresh.file, "at most", 1.25),
+    ]
     run.finish(report, facts)

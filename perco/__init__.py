@@ -47,6 +47,7 @@ from perco.errors import (
     UsedAfterFork as UsedAfterFork,
     VersionMismatch as VersionMismatch,
     WriteConflict as WriteConflict,
+    WriteUnknown as WriteUnknown,
     WrongToken as WrongToken,
 )
 from perco.notify.backoff import BackoffOptions as BackoffOptions
@@ -77,9 +78,10 @@ from perco.txn.codecs import (
     Codec as Codec,
     Tuple as Tuple,
 )
+from perco.txn.compactor import Compacted as Compacted
 from perco.txn.driver import CommitOptions as CommitOptions
-from perco.txn.heartbeat import HeartbeatOptions as HeartbeatOptions
 from perco.txn.holds import Holder as Holder, Pin as Pin
+from perco.txn.loopwatch import HeartbeatOptions as HeartbeatOptions
 from perco.txn.oracle import OracleOptions as OracleOptions
 from perco.txn.past import PinnedSnapshot as PinnedSnapshot
 from perco.txn.prefetch import PrefetchCounters as PrefetchCounters, PrefetchOptions as PrefetchOptions

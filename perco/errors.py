@@ -11,7 +11,7 @@
     ├── CommitUnknown             it may have committed: ask `db.outcome(token)`, never simply run it again
     ├── SnapshotTooOld            the versions of that moment were collected, or never noted
     │   └── OwnerChanged          another process has begun to write to the store since; take a new snapshot
-    ├── StoreError                the store cannot do it now; nothing was done, data are safe
+    ├── StoreError                the store cannot do it now; data are safe, and nothing was done (but see WriteUnknown)
     │   ├── StoreFull             no space left
     │   ├── StoreLocked           another process owns the folder
     │   ├── FormatUnknown         not a perco folder, or one of another version
@@ -19,6 +19,7 @@
     │   ├── NeedsCheck            power went while writes were only in memory
     │   ├── WrongToken            the server does not know this client
     │   ├── VersionMismatch       the server speaks another version of the wire
+    │   ├── WriteUnknown          a step of the store's own was sent, and its reply was lost: it may have been done
     │   └── Unavailable           the wait for it took longer than the caller allowed
     │       └── NotIdle           ... for observers; says which still wait, and why
     ├── UsageError                the caller's mistake
@@ -283,6 +284,18 @@ class WrongToken(StoreError):
 
 class VersionMismatch(StoreError):
     """Client and server speak different versions of the wire."""
+
+
+class WriteUnknown(StoreError):
+    """A step of the store's own was sent, and its reply was lost: it may have been done, or may yet be (T4). Where that
+    is the commit of a transaction, CommitUnknown is raised.
+
+    Attributes: `what` it was, `reason` why there is no reply, `remedy`: what to do.
+    """
+
+    def __init__(self, what: str, reason: str, remedy: str = "It is safe to do it again.") -> None:
+        self.what, self.reason, self.remedy = what, reason, remedy
+        super().__init__(f"{what}: nobody knows whether that was done ({reason}). {remedy}")
 
 
 class Unavailable(StoreError):

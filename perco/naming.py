@@ -1,12 +1,16 @@
-"""What MODULE:NAME names, as commands and jobs are told of it."""
+"""Names: what MODULE:NAME names, as commands and jobs are told of it; and what a call is named to its caller."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from perco.errors import UsageError
+
+T = TypeVar("T")
 
 
 def named(text: str, form: str, where: str) -> Any:
@@ -29,3 +33,17 @@ def named(text: str, form: str, where: str) -> Any:
         raise UsageError(f"there is no module {error.name!r} {where}") from error
     except AttributeError as error:
         raise UsageError(f"{text}: {error}") from error
+
+
+def told_as(owner: str) -> Callable[[type[T]], type[T]]:
+    """Decorates a class that users know under another name: what Python says of a call that nobody has awaited names
+    that ("coroutine 'Database.vacuum' was never awaited").
+    """
+
+    def named(kind: type[T]) -> type[T]:
+        for name, method in vars(kind).items():
+            if inspect.iscoroutinefunction(method) and not name.startswith("_"):
+                method.__qualname__ = f"{owner}.{name}"
+        return kind
+
+    return named

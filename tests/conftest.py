@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 import threading
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -13,3 +14,13 @@ settings.load_profile("unhurried")
 
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--over",
+        default="one",
+        metavar="NAMES",
+        help="where the suites that run everywhere run: deployments (owner, folder, tls, tablets) with commas between "
+        "them, all, or one: the owner, and for each scenario one of the others. See tests/support/everywhere.py",
+    )

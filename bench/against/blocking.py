@@ -89,7 +89,7 @@ class BlockingClient:
             [[locks, writes]] = self.call(Method.READ, ((table, row, queries),))
             if not locks:
                 old = writes[0][-1][RECORD_HEAD:] if writes else None
-                header = Header(start_ts, Cellref(table, row, column), 0, 0, self._token, 0)
+                header = Header(start_ts, Cellref(table, row, column), 0, 0, self._token)
                 intents = (Intent(table, row, column, PUT, change(old)),)
                 what, *told = self.call(Method.COMMIT, (header, intents, self._version))
                 if what == TOLD and told[0] == 0:

@@ -5,7 +5,8 @@
     python -m bench.against.served SIDE STORE COUNT memory
                                                         ... what a request that waits takes, in bytes
 
-WINDOW: the client's `window_s`; SKEW: of Zipf's law, by which rows are chosen.
+WINDOW: the client's `BatchOptions.window_s`, with an "a" behind it where it is adaptive; SKEW: of Zipf's law, by which
+rows are chosen.
 
 A request is one durable read-modify-write of a row. The sides:
 
@@ -55,14 +56,16 @@ _ATTEMPTS = 1_000_000  # what is measured is how long it takes, not when one wou
 class Server:
     """`perco serve`, in a process of its own, over a folder."""
 
-    def __init__(self, folder: Path, durability: str) -> None:
-        self.folder, self._durability = folder, durability
+    def __init__(self, folder: Path, durability: str, processes: int = 1) -> None:
+        self.folder, self._durability, self._processes = folder, durability, processes
         self.calls = 0  # that were answered, by all clients
         self.start()
 
     def start(self) -> None:
         """Returns when it serves."""
-        more = ("--durability", self._durability, "--connections", str(_CONNECTIONS))
+        more: tuple[str, ...] = ("--durability", self._durability, "--connections", str(_CONNECTIONS))
+        if self._processes > 1:
+            more = (*more, "--processes", str(self._processes))
         command = [sys.executable, "-m", "perco", "serve", str(self.folder), *more]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
@@ -79,10 +82,12 @@ class Server:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def load(self, side: str, in_flight: int, seconds: float, window_s: float = 0.0, skew: float = 0.0) -> Load:
-        """What a client did."""
+    def load(
+        self, side: str, in_flight: int, seconds: float, window: str = "0", skew: float = 0.0, url: str = ""
+    ) -> Load:
+        """What a client did. `url`: where it is to find the store."""
         before = self.cpu_s()
-        found = Load(**json.loads(_child(side, self.folder, in_flight, seconds, window_s, skew)))
+        found = load_of(side, url or str(self.folder), in_flight, seconds, window, skew)
         found.cpu_s += self.cpu_s() - before
         self.calls += found.calls + _warm(in_flight)
         return found
@@ -98,12 +103,25 @@ class Server:
             raise AssertionError(f"{self.calls} calls were answered, and the rows say {total}")
 
 
+def load_of(side: str, url: str, in_flight: int, seconds: float, window: str = "0", skew: float = 0.0) -> Load:
+    """What a process did that opened a store: served or, where nobody has it open, its own."""
+    return Load(**json.loads(_child(side, url, in_flight, seconds, window, skew)))
+
+
 @contextmanager
-def server(folder: Path, *, durable: bool) -> Iterator[Server]:
-    """With all rows in it."""
+def unserved(folder: Path) -> Iterator[Path]:
+    """A store with all rows in it, which nobody has open."""
+    path = folder / f"own-{random.getrandbits(32):x}"
+    trio.run(_fill, path)
+    yield path
+
+
+@contextmanager
+def server(folder: Path, *, durable: bool, processes: int = 1) -> Iterator[Server]:
+    """With all rows in it. `processes`: above 1, so many tablet servers have its tablets."""
     path = folder / f"served-{random.getrandbits(32):x}"
     trio.run(_fill, path)
-    served = Server(path, "power" if durable else "process")
+    served = Server(path, "power" if durable else "process", processes)
     try:
         yield served
     finally:
@@ -245,10 +263,15 @@ async def _column(url: str) -> int:
         return db.bind(value).column
 
 
-def load(side: str, url: str, in_flight: int, seconds: float, window_s: float, skew: float) -> Load:
+def batch_options(window: str) -> perco.BatchOptions:
+    """Of a client: see WINDOW above."""
+    return perco.BatchOptions(window_s=float(window.removesuffix("a")), adaptive=window.endswith("a"))
+
+
+def load(side: str, url: str, in_flight: int, seconds: float, window: str, skew: float) -> Load:
     if side in (TASKS, TASKS_ALONE):
-        wire = perco.WireOptions(frame_messages=1) if side == TASKS_ALONE else perco.WireOptions(window_s=window_s)
-        options = perco.Options(wire=wire, retry=perco.RetryOptions(attempts=_ATTEMPTS))
+        wire = perco.WireOptions(frame_messages=1) if side == TASKS_ALONE else perco.WireOptions()
+        options = perco.Options(wire=wire, batch=batch_options(window), retry=perco.RetryOptions(attempts=_ATTEMPTS))
         return trio.run(_tasks, url, in_flight, seconds, options, skew)
     if side == THREADS:
         return _in_threads(in_flight, seconds, _blocking(Path(url), trio.run(_column, url)))
@@ -353,14 +376,14 @@ def _waiting_threads(count: int, one: Callable[[Callable[[], None]], None]) -> f
     return used / count
 
 
-def main(side: str, url: str, count: str, what: str, window_s: str = "0", skew: str = "0") -> None:
+def main(side: str, url: str, count: str, what: str, window: str = "0", skew: str = "0") -> None:
     threading.stack_size(_STACK_BYTES)
     gc.collect()
     perco.tune_gc()
     if what == "memory":
         print(waiting(side, url, int(count)))
     else:
-        found = load(side, url, int(count), float(what), float(window_s), float(skew))
+        found = load(side, url, int(count), float(what), window, float(skew))
         print(json.dumps(asdict(found)))
 
 

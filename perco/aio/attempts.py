@@ -63,12 +63,18 @@ class Attempt:
     async def __aenter__(self) -> Transaction:
         attempts = self._attempts
         attempts._used = True
-        self._txn = await _begin(attempts._port, attempts._tries)
-        return self._txn
+        txn = self._txn = await _begin(attempts._port, attempts._tries)
+        if txn._limit is not None:
+            txn._limit.begin()
+        return txn
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         assert self._txn is not None
-        return await _finish(self._txn, error)
+        raised = error if self._txn._limit is None else self._txn._limit.end(error)
+        swallowed = await _finish(self._txn, raised)
+        if raised is not error and raised is not None:
+            raise raised from raised.__cause__
+        return swallowed
 
 
 class Attempts:
@@ -125,7 +131,7 @@ class Retrying:
                 running = function(txn, *args, **kwargs)
                 if not inspect.isawaitable(running):
                     raise UsageError(f"db.run takes an `async def` function; {function!r} gave {running!r}")
-                result = await running
+                result = await (running if txn._limit is None else txn._limit.over(running))
                 ending = True
                 if not await _finish(txn, None):
                     return result

@@ -14,7 +14,7 @@ from perco.errors import AsyncOnly, UsageError
 from perco.fronts.tries import Tries, limited
 from perco.notify import database as engine
 from perco.notify.worker import WorkerOptions
-from perco.txn.client import Client, Options
+from perco.txn.client import Options
 from perco.txn.reads import Isolation
 from perco.txn.schema import Schema
 
@@ -116,7 +116,9 @@ class Database:
         """Run a function in a transaction and commit; again from its beginning on a TransientError: see
         `perco.Database.run`. The function runs in the calling task, and may await whatever asyncio can.
         """
-        return Retrying(self._port, self._of, *self._default).run(function, *args, **kwargs)
+        running = Retrying(self._port, self._of, *self._default).run(function, *args, **kwargs)
+        running.__qualname__ = "Database.run"  # type: ignore[attr-defined]  # what Python says if nobody awaits it
+        return running
 
     def attempts(self) -> Attempts:
         """The same without a function: `async for attempt in db.attempts(): async with attempt as txn: ...`."""
@@ -125,8 +127,8 @@ class Database:
     def options(
         self, *, attempts: int | None = None, timeout: float | None = None, isolation: Isolation | None = None
     ) -> Retrying:
-        """`run` and `attempts` with other limits: see `perco.Database.options`. Past the timeout the function's next
-        read raises Unavailable, or its commit does; to stop what else it awaits there is `asyncio.timeout`.
+        """`run` and `attempts` with other limits: see `perco.Database.options`. Past the timeout the task that runs the
+        function, or the block, is cancelled there, and Unavailable comes out.
         """
         return Retrying(self._port, self._of, *limited(self._of, attempts, timeout, isolation))
 
@@ -134,10 +136,10 @@ class Database:
         """A transaction that the caller ends with `commit` or `discard`; prefer `transaction()` or `run`."""
         of = self._begin_nowait(isolation=isolation) if self._port.closed is None else None
         if of is None:
-            of = await self._ask(Client.begin, (), {"isolation": isolation})
+            of = await self._port.ask(self._of.begin, (), {"isolation": isolation})
         return Transaction(self._port, self._of, of)
 
-    _begin_nowait = direct(Client.begin_nowait)
+    _begin_nowait = direct(engine.Database.begin_nowait)
 
     def transaction(self, *, isolation: Isolation | None = None) -> TransactionBlock:
         """One try: commits at the end of the block; an exception discards it."""
@@ -150,7 +152,7 @@ class Database:
 
     async def snapshot_at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
         """As `snapshot`; whoever takes it calls its `end`."""
-        return Snapshot(self._port, await self._ask(Client.snapshot_at, (), {"ts": ts, "at": at}))
+        return Snapshot(self._port, await self._port.ask(self._of.snapshot_at, (), {"ts": ts, "at": at}))
 
     def pin(
         self,
@@ -180,6 +182,7 @@ class Database:
     vacuum = awaiting(engine.Database.vacuum)
     backfill = awaiting(engine.Database.backfill)
     split = awaiting(engine.Database.split)
+    compact = awaiting(engine.Database.compact)
     wait_idle = awaiting(engine.Database.wait_idle)
     wait_for = awaiting(engine.Database.wait_for)
     waiting = awaiting(engine.Database.waiting)
@@ -189,9 +192,9 @@ class Database:
     failed = awaiting(engine.Database.failed)
     replay_failed = awaiting(engine.Database.replay_failed)
     drop_failed = awaiting(engine.Database.drop_failed)
-    failed_count = direct(engine.Database.failed_count)
-    pending = direct(engine.Database.pending)
-    is_idle = direct(engine.Database.is_idle)
-    paused = direct(engine.Database.paused)
-    unserved = direct(engine.Database.unserved)
+    failed_count = awaiting(engine.Database.failed_count)
+    pending = awaiting(engine.Database.pending)
+    is_idle = awaiting(engine.Database.is_idle)
+    paused = awaiting(engine.Database.paused)
+    unserved = awaiting(engine.Database.unserved)
     statistics = direct(engine.Database.statistics)

@@ -22,6 +22,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import trio
 
 from perco.errors import TransactionClosed, UsageError
+from perco.fronts.lookup import by_name
 from perco.fronts.portal import Call, Portal, Server
 from perco.txn.client import Client
 
@@ -32,25 +33,30 @@ T = TypeVar("T")
 def awaiting(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The same method, awaited by a task of asyncio's."""
+    """The same method of the object at hand (R9), awaited by a task of asyncio's."""
+    call, name = by_name(method), method.__qualname__
 
     @functools.wraps(method)
     def ask(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        asked: Coroutine[Any, Any, T] = self._ask(method, args, kwargs)
+        asked: Coroutine[Any, Any, T] = self._ask(call, args, kwargs)
+        asked.__qualname__ = name  # type: ignore[attr-defined]  # what Python says if nobody awaits it
         return asked
 
     return ask
 
 
 def direct(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """The same method, which waits for nothing: called at once, for the loop's thread is the store's."""
+    """The same method of the object at hand (R9), which waits for nothing: called at once, for the loop's thread is the
+    store's."""
+    name = method.__name__
 
     @functools.wraps(method)
     @trio.lowlevel.enable_ki_protection
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if threading.get_ident() != self._port.thread:
             raise UsageError(_WRONG_THREAD)
-        return method(self._of, *args, **kwargs)
+        result: T = getattr(self._of, name)(*args, **kwargs)
+        return result
 
     return call
 
@@ -158,7 +164,8 @@ def portal_of(client: Client) -> Guests:
     portal = _portals.get(client)
     if portal is None:
         raise UsageError(
-            "this observer is made for asyncio (@perco.aio.observer), and the store was not opened with perco.aio.open"
+            "it is made for asyncio (@perco.aio.observer), and the store was not opened with perco.aio.open: run it "
+            "inside `async with perco.aio.open(...) as db, db.worker():`"
         )
     return portal
 

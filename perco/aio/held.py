@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from perco.aio.guest import Guests, awaiting, direct
+from perco.aio.limits import Limit
 from perco.errors import AsyncOnly
 from perco.fronts.tries import Tries, tell
 from perco.txn.client import Client
@@ -113,6 +114,7 @@ class Transaction(Snapshot):
     def __init__(self, port: Guests, client: Client, of: _Transaction, tries: Tries | None = None) -> None:
         super().__init__(port, of)
         self._client, self._tries = client, tries
+        self._limit = Limit(tries, of) if tries is not None and tries.retry.timeout_s is not None else None
 
     def _ask(
         self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -120,8 +122,12 @@ class Transaction(Snapshot):
         tries = self._tries
         if tries is None or tries.retry.timeout_s is None:
             return self._port.ask(function, (self._of, *args), kwargs)
-        do = functools.partial(function, self._of, *args, **kwargs)
-        return self._port.ask(tries.in_time, (lambda: self._of, do), {})
+        return self._in_time(tries, functools.partial(function, self._of, *args, **kwargs), waits=False)
+
+    async def _in_time(self, tries: Tries, do: Callable[[], Awaitable[T]], *, waits: bool) -> T:
+        call = self._port.ask(tries.in_time, (lambda: self._of, do), {}, waits)
+        done: T = await (call if self._limit is None else self._limit.asking(call))
+        return done
 
     set = direct(_Transaction.set)
     delete = direct(_Transaction.delete)
@@ -132,7 +138,10 @@ class Transaction(Snapshot):
         """Commit; see `perco.Transaction.commit`. A task that is cancelled in it is told by a note, and by `outcome`,
         if it has committed all the same (T10)."""
         try:
-            return await self._port.ask(_Transaction.commit, (self._of,), {}, True)
+            tries = self._tries
+            if tries is None or tries.retry.timeout_s is None:
+                return await self._port.ask(self._of.commit, (), {}, True)
+            return await self._in_time(tries, self._of.commit, waits=True)
         except asyncio.CancelledError as error:
             tell(error, self._of)
             raise

@@ -32,7 +32,7 @@ def observer(
             answer = await client.get(change.value)           # httpx under asyncio
             txn.set(body, change.key, answer.text)
 
-    Only for stores that are opened with `perco.aio.open`: elsewhere its runs fail, and say so.
+    Only for stores that are opened with `perco.aio.open`: elsewhere `db.worker()`, and `perco worker`, refuse to begin.
     """
     must_give(function, "an `async def` function", "perco.aio.observer")
 
@@ -61,5 +61,6 @@ def observer(
         if error is not None:
             raise error
 
+    on_asyncio.perco_needs = portal_of  # type: ignore[attr-defined]  # asked before a worker begins
     del on_asyncio.__dict__["__wrapped__"]  # who looks at the observer shall find this one
     return on_asyncio

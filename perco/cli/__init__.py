@@ -16,6 +16,7 @@ import perco
 from perco.cli import (
     backfilling,
     checking,
+    compacting,
     history,
     observed,
     reading,
@@ -35,7 +36,7 @@ _HELP = """Look into a perco store, write single cells; a search index over web 
 
 A store is a folder, or where it is served: tcp://HOST:PORT, tls://HOST:PORT, unix:PATH. If another process has the
 folder open, what only reads looks at the files beside it, up to a second behind, and what writes goes through it.
-check --repair and --accept need the folder for themselves; status and check look at files, so they take a folder.
+check looks at files, so it takes a folder; its --repair and --accept need the folder for themselves.
 
 \b
 Keys and values are written as their column wants them:
@@ -72,7 +73,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder.")]
+Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder, or where it is served.")]
+Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="The store's folder.")]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="A table; status lists them.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The row's key.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -252,7 +254,7 @@ def signal(
 
 @app.command()
 def serve(
-    store: Store,
+    store: Folder,
     listen: Annotated[
         list[str] | None,
         typer.Option("--listen", metavar="ADDRESS", help="unix:PATH, tcp://HOST:PORT or tls://HOST:PORT; repeatable."),
@@ -343,7 +345,7 @@ def wait(
 
 @app.command()
 def check(
-    store: Store,
+    store: Folder,
     accept: Annotated[
         bool, typer.Option("--accept", help="If there are no errors, accept that the newest writes may be lost.")
     ] = False,
@@ -357,6 +359,9 @@ def check(
     Reads every cell and reports what cannot be: records without data, commits without a primary, lost notifications
     and more, each with what can be done about it. Safe while another process writes: what looks wrong is looked at
     again before it counts. Locks that a dead client left are notes, not errors: whoever meets them next settles them.
+
+    The pages of every file are read first, in a process of its own. A file that cannot be read, or on which LMDB gives
+    up, is an error of that tablet; the others are checked all the same. Nothing is repaired while there is one.
 
     --repair settles such locks, deletes data and notifications that belong to nothing, gives a change its lost
     notification back, and the like; each under the check that what was found still holds. What cannot be known, such as
@@ -379,16 +384,17 @@ def check(
       perco check web/ --accept
       perco check web/ --json | jq '.findings[]'
     """
-    perform(checking.check_store, store, json=json, accepting=accept, repairing=repair)
+    checking.check_contained(store, json=json, accepting=accept, repairing=repair)
 
 
 @app.command()
 def vacuum(store: Store, json: Json = False) -> None:
     """Remove old versions that nobody can read any more.
 
-    For a store that no process has open: a program does this by itself while it has one open. What is kept is declared
+    A program does this by itself, in the background, while it has the store open; this does it now. If another process
+    has the store open, or serves it, that one does the work, beside all else. What is kept is declared
     with the tables, a day unless they say otherwise: perco.Table("docs", keep=perco.Keep(seconds=3600)). Open
-    transactions and pins keep what they may read. The space is used again by later writes; the file does not shrink.
+    transactions and pins keep what they may read. The space is used again by later writes; perco compact gives it back.
 
     \b
     Examples:
@@ -477,6 +483,30 @@ def split(
       perco split tcp://localhost:7420 pages --json
     """
     perform(splitting.split, store, table, at, json=json)
+
+
+@app.command()
+def compact(
+    store: Store,
+    table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only this table.")] = None,
+    json: Json = False,
+) -> None:
+    """Give back the space that the files of a store take and do not need.
+
+    What old versions took is used again by later writes, but a file does not shrink by itself. This writes each
+    tablet's cells into a new file, in order, which then takes the place of the old one. Reads go on meanwhile, and so
+    do writes; those to the tablet wait for a moment at the end. The disk needs room for one tablet's new file beside
+    its old one. Interrupted or killed at any moment, the store is whole: each tablet has its old file or its new one.
+    The store may be open elsewhere, or served, though not with --processes. Old versions that are still kept are
+    copied too; perco vacuum first removes those that nobody can read any more.
+
+    \b
+    Examples:
+      perco compact web/
+      perco compact web/ pages
+      perco compact tcp://localhost:7420 --json | jq .given_back
+    """
+    perform_or("interrupted; the tablets that were done stay so", compacting.compact, store, table, json=json)
 
 
 def _register_others() -> None:

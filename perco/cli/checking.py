@@ -1,21 +1,31 @@
-"""`perco check`: verify what is stored, repair what can be, and accept it after a loss (S2)."""
+"""`perco check`: verify what is stored, repair what can be, and accept it after a loss (S2).
+
+It runs in a process of its own (`containing.py`): a damaged file may end the process that reads it, and must not hide
+what is in the others.
+"""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
+from itertools import starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import trio
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress as Bar, TextColumn
 
 import perco
-from perco.cli.screen import FINE, FOUND, counted, must_be_folder, show_json
-from perco.serve.opening import offline
-from perco.storage import PROTOCOL_GROUPS
+from perco.cli.containing import Watch, contained
+from perco.cli.screen import FINE, FOUND, complain, counted, must_be_folder, perform, show_json
+from perco.errors import Corruption, PercoError, StoreError, UsageError
+from perco.rpc import addresses
+from perco.serve.opening import offline, visiting
+from perco.storage import PROTOCOL_GROUPS, Folder, LmdbTablet
+from perco.storage.damaged import DamagedTablet, verify
 from perco.storage.folder import accept, unsynced
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import CheckResult, Progress, check
@@ -23,24 +33,63 @@ from perco.txn.examine import Finding
 from perco.txn.repair import repair
 
 _NOTES_SHOWN = 10
+_RESTORE = "restore the whole folder from one copy; what the other tablets hold can be read there as of then"
 
 
-async def check_store(store: str, *, json: bool, accepting: bool, repairing: bool) -> int:
+def check_contained(store: str, *, json: bool, accepting: bool, repairing: bool) -> NoReturn:
+    """`check_store` in a process of its own, and again without each tablet that ended it; then the command ends."""
+
+    def act(watch: Watch) -> None:
+        perform(check_store, store, watch, json=json, accepting=accepting, repairing=repairing)
+
+    raise typer.Exit(contained(act))
+
+
+async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, repairing: bool) -> int:
     """Findings and counts; with `repairing`, after what can be repaired has been; with `accepting`, and no errors, a
     store that needed a check can be opened again."""
-    async with perco.open(store, readonly=True) as db:
-        path = must_be_folder(db.local.path, "perco check")
-        marked = unsynced(path)
-        if not repairing or (accepting and marked):
-            with _progress(db) as tell:
-                result = await check(db.driver.store, ts=await db.oracle.draw(), alive=_alive(db), progress=tell)
+    if addresses.is_address(store):
+        async with visiting(store) as db:
+            path = Path((await db.folder()).path)
+        raise UsageError(
+            f"perco check reads the files of a store, beside its owner too: on the host that serves {store} run "
+            f"`perco check {path}`"
+        )
+    await _verify(store, watch)
+    if watch.damaged and repairing:
+        complain("nothing is repaired while a tablet cannot be read: restore the folder from a copy")
+        repairing = False
     repaired: tuple[Finding, ...] = ()
     settled = 0
+    path, marked = Path(store), ""
+    try:
+        opening = perco.open(store, readonly=True)
+        opening.damaged = watch.damaged
+        async with opening as db:
+            path = must_be_folder(db.local.path, "perco check")
+            marked = unsynced(path)
+            if not repairing or (accepting and marked):
+                _watched(db, watch)
+                with _progress(db, watch) as tell:
+                    result = await check(
+                        db.driver.store,
+                        ts=await db.oracle.draw(),
+                        alive=_alive(db),
+                        progress=tell,
+                        told=[(each.table, each.start) for each in _damaged(db)],
+                    )
+    except Corruption as error:
+        if not watch.damaged:
+            raise
+        result = _unread(error)
     if repairing and (not (accepting and marked) or _curable(result)):
+        watch.at(None)
         async with offline(store, accept_loss=accepting) as db:
-            with _progress(db) as tell:
+            _watched(db, watch)
+            with _progress(db, watch) as tell:
                 done = await repair(db.driver, db.local.store, ts=db.oracle.last, progress=tell)
         repaired, settled, result = done.repaired, done.settled, done.after
+    result = replace(result, findings=(*starmap(_of_tablet, watch.damaged.items()), *result.findings))
     accepted = accepting and bool(marked) and not result.errors
     if accepted and not repairing:
         accept(path)
@@ -61,6 +110,61 @@ async def check_store(store: str, *, json: bool, accepting: bool, repairing: boo
             print(_done(len(repaired), left, settled))
         _render_mark(path, result, marked, accepted=accepted, accepting=accepting)
     return FINE if result.clean else FOUND
+
+
+async def _verify(store: str, watch: Watch) -> None:
+    """Read each tablet's file once, page by page, before anything is made of what it holds: the ones that cannot be
+    read are set aside, and do not hide what is in the others."""
+    try:
+        folder = Folder.beside(Path(store).expanduser())  # noqa: ASYNC240
+    except PercoError:
+        return  # said where it is opened
+    try:
+        for tablet in sorted(folder.tablet_paths()):
+            if tablet in watch.damaged:
+                continue
+            watch.at(tablet)
+            try:
+                for _ in verify(tablet, lock=not folder.without_lock):
+                    watch.step()
+                    await trio.lowlevel.checkpoint()
+            except (Corruption, StoreError) as error:
+                if tablet.exists():  # else its owner has compacted it meanwhile (P6)
+                    found = error if isinstance(error, Corruption) else Corruption(str(tablet), str(error))
+                    watch.damaged[tablet] = found
+    finally:
+        folder.release(clean=False)
+
+
+def _watched(db: perco.Database, watch: Watch) -> None:
+    """Have every tablet say that it is about to be touched."""
+    for tablet in db.local.store.tablets():
+        if isinstance(tablet, LmdbTablet):
+            for name in ("read", "scan", "submit", "entries", "groups"):
+                setattr(tablet, name, _telling(watch, tablet.engine.path, getattr(tablet, name)))
+
+
+def _damaged(db: perco.Database) -> list[DamagedTablet]:
+    return [tablet for tablet in db.local.store.tablets() if isinstance(tablet, DamagedTablet)]
+
+
+def _telling(watch: Watch, path: Path, call: Callable[..., Any]) -> Callable[..., Any]:
+    def told(*args: Any) -> Any:
+        watch.at(path)
+        return call(*args)
+
+    return told
+
+
+def _of_tablet(path: Path, error: Corruption) -> Finding:
+    return Finding("error", "S1", f"tablet {path.name}", error.what, advice=_RESTORE)
+
+
+def _unread(error: Corruption) -> CheckResult:
+    """What is left to say where not even the catalogue can be read."""
+    what = f"{error.where}: {error.what}; of the tablets only the pages were checked, not what they hold"
+    finding = Finding("error", "N10", "catalogue", what, advice=_RESTORE)
+    return CheckResult(0, (finding,))
 
 
 def _alive(db: perco.Database) -> Callable[[int], bool]:
@@ -132,10 +236,10 @@ def _render_mark(path: Path, result: CheckResult, marked: str, *, accepted: bool
 
 
 @contextmanager
-def _progress(db: perco.Database) -> Iterator[Callable[[Progress], None]]:
+def _progress(db: perco.Database, watch: Watch) -> Iterator[Callable[[Progress], None]]:
     """A bar on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
+    if watch.terminal is None:
+        yield lambda _: watch.step()
         return
     total = sum(
         tablet.entries(group)
@@ -144,6 +248,11 @@ def _progress(db: perco.Database) -> Iterator[Callable[[Progress], None]]:
         for group in (*PROTOCOL_GROUPS, *db.catalogue.groups(tablet.table))
     )
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total} cells"))
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, console=Console(file=watch.terminal), transient=True) as bar:
         task = bar.add_task("checking", total=total)
-        yield lambda seen: bar.update(task, description=f"checking {seen.table}", completed=seen.cells)
+
+        def tell(seen: Progress) -> None:
+            watch.step()
+            bar.update(task, description=f"checking {seen.table}", completed=seen.cells)
+
+        yield tell

@@ -18,16 +18,11 @@ _ERROR_WIDTH = 60
 _KEY_WIDTH = 40
 
 
-async def _count(db: perco.Database) -> int:
-    """How many changes are on the list, also of a store that is served elsewhere."""
-    return db.failed_count() if db.local.path is not None else len(await db.failed(limit=None))
-
-
 async def show_list(store: str, observer: str | None, limit: int, *, json: bool) -> int:
     """The list, or the first of it."""
     async with perco.open(store, readonly=True) as db:
         found = await db.failed(observer, limit=limit)
-        count = await _count(db)
+        count = await db.failed_count()
     now = time.time()
     if json:
         show_json({"count": count, "changes": [_plain(change, now) for change in found]})
@@ -119,7 +114,7 @@ async def _change(
         await db.failed(observer, limit=1)  # an observer that is not there is told before the store is opened to write
     async with perco.open(store, schema) as db:
         count = await act(db, parsed)
-        left = await _count(db)
+        left = await db.failed_count()
     if json:
         show_json({done: count, "left": left})
     elif count:

@@ -15,6 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 import perco
 from perco.cli.screen import FINE, FOUND, ago, complain, counted, show_json, show_table
+from perco.serve.database import RemoteDatabase
+from perco.serve.server import folder_of
 from perco.storage import DATA, WRITE
 from perco.txn.catalogue import SYSTEM_TABLE, schema_of
 from perco.txn.oracle import newest_note, note_below, published
@@ -38,15 +40,15 @@ _KINDS = {
 
 
 async def vacuum(store: str, *, json: bool) -> int:
-    """Open the store as its owner and remove what can go."""
+    """Remove what can go: as the store's owner, or through it."""
     async with perco.open(store, readonly=True) as db:
         schema = schema_of(db.catalogue)
     options = perco.Options(vacuum=perco.VacuumOptions(on=False))
     async with perco.open(store, schema, options=options) as db:
-        before = sum(tablet.entries(WRITE) for tablet in db.local.store.tablets())
+        before = await _records(db)
         with _progress(db) as tell:
             result = await db.vacuum(progress=tell)
-        after = sum(tablet.entries(WRITE) for tablet in db.local.store.tablets())
+        after = await _records(db)
         age_s = await age_of(db, result.watermark, time.time())
         holder = {**result.holder._asdict(), "age_s": await age_of(db, result.holder.ts, time.time())}
     if json:
@@ -66,6 +68,11 @@ async def vacuum(store: str, *, json: bool) -> int:
         done = "does not decode and was" if result.corrupt == 1 else "do not decode and were"
         print(f"{counted(result.corrupt, 'row')} {done} left alone: run perco check {store}")
     return FINE
+
+
+async def _records(db: perco.Database) -> int:
+    folder = await db.folder() if isinstance(db, RemoteDatabase) else folder_of(db)
+    return sum(file.entries[WRITE] for file in folder.files)
 
 
 def _counted(count: int, kind: str) -> str:

@@ -84,7 +84,7 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
                 number = observer_of(column)
                 counts[names.get(number, f"#{number}")] += 1
     untold = tuple(catalogue.unready())
-    return Look(catalogue.version, marks, dict(counts), locks, frozenset(db.paused()), untold, tuple(damaged))
+    return Look(catalogue.version, marks, dict(counts), locks, frozenset(catalogue.paused()), untold, tuple(damaged))
 
 
 async def _cells(db: perco.Database, table: str, group: str) -> AsyncIterator[tuple[bytes, ScanCell]]:

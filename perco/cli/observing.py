@@ -62,7 +62,7 @@ async def pause(store: str, id: str, *, paused: bool, json: bool) -> int:
     async with perco.open(store, readonly=True) as db:
         schema = schema_of(db.catalogue)
         db.catalogue.with_paused(id, paused)  # what is not there is told before the store is opened to write
-        before = id in db.paused()
+        before = id in await db.paused()
     async with perco.open(store, schema) as db:
         await (db.pause(id) if paused else db.resume(id))
         waiting = (await db.waiting()).get(id, 0)

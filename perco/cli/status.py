@@ -5,22 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
-
-import msgpack
 
 import perco
 from perco.cli.history import age_of, history_of, kept, show_pins, watermark_line
 from perco.cli.looks import Look, look, observed_by, some
-from perco.cli.screen import FINE, ago, counted, must_be_folder, show_fields, show_json, show_table, size
+from perco.cli.screen import FINE, ago, counted, show_fields, show_json, show_table, size
 from perco.cli.values import shown
+from perco.serve.database import RemoteDatabase
+from perco.serve.messages import FolderIs
 from perco.serve.opening import visiting
+from perco.serve.server import folder_of
 from perco.serve.tasks import lines
-from perco.storage import DATA, LOCK, NOTIFY, PENDING, PROTOCOL_GROUPS, SHARED, WRITE, owner
-from perco.storage.folder import FORMAT, unsynced
+from perco.storage import DATA, LOCK, NOTIFY, PENDING, SHARED, WRITE
+from perco.storage.folder import FORMAT
 from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.heartbeat import LEASE_ROW
+from perco.txn.heartbeat import LEASE_ROW, Lease, read_lease
 from perco.txn.oracle import durable_bound, newest_note
 
 _DURABILITY = {
@@ -84,7 +84,7 @@ async def tasks(store: str, *, json: bool) -> int:
 
 async def gather(db: perco.Database) -> dict[str, Any]:
     """All that `status` tells, as plain data."""
-    path = must_be_folder(db.local.path, "perco status")
+    folder = await db.folder() if isinstance(db, RemoteDatabase) else folder_of(db)
     now = time.time()
     alive = db.local.owner_alive
     waiting = await look(db)
@@ -92,10 +92,10 @@ async def gather(db: perco.Database) -> dict[str, Any]:
     history = await history_of(db, now=now)
     catalogue = db.catalogue
     return {
-        "store": str(path.absolute()),
+        "store": folder.path,
         "format": FORMAT,
-        "owner": await _owner(db, path, alive=alive, now=now),
-        "durability": {"mark": unsynced(path), "meaning": _DURABILITY[unsynced(path)]},
+        "owner": await _owner(db, folder, alive=alive, now=now),
+        "durability": {"mark": folder.mark, "meaning": _DURABILITY[folder.mark]},
         "catalogue": catalogue.version,
         "clock": {
             "ts": note[0] if note else 0,
@@ -106,44 +106,47 @@ async def gather(db: perco.Database) -> dict[str, Any]:
         "watermark": history["watermark"],
         "pins": history["pins"],
         "tables": [
-            await _table(db, name, history["watermark"]["cuts"].get(name, 0), now)
+            await _table(db, folder, name, history["watermark"]["cuts"].get(name, 0), now)
             for name in catalogue.tables
             if name in db.local.store.tables()
         ],
         "observers": _observers(db, waiting),
         "waiting": waiting.changes,
-        "failed": db.failed_count(),
+        "failed": await db.failed_count(),
         "damaged": waiting.damaged,
         "locks": sum(
-            tablet.entries(group)
-            for tablet in db.local.store.tablets()
-            if tablet.table != SYSTEM_TABLE
+            file.entries[group]
+            for file in folder.files
+            if file.table != SYSTEM_TABLE
             for group in (LOCK, SHARED, PENDING)
         ),
     }
 
 
-async def _owner(db: perco.Database, path: Path, *, alive: bool, now: float) -> dict[str, Any]:
-    pid, command = owner(path)
+async def _owner(db: perco.Database, folder: FolderIs, *, alive: bool, now: float) -> dict[str, Any]:
+    pid, command = folder.process or None, folder.command
     [[cells]] = await db.driver.store.read([(SYSTEM_TABLE, LEASE_ROW, [(DATA, 0, 1, 1, 1)])])
-    beat = msgpack.unpackb(cells[0][1]) if cells else None
-    age_s = round(max(now - beat[2] / 1000, 0.0), 3) if beat and beat[0] == pid else None
-    return {"alive": alive, "pid": pid, "command": command, "heartbeat_age_s": age_s}
+    lease = read_lease(cells[0][1]) if cells else Lease(0, "", 0)
+    found: dict[str, Any] = {"alive": alive, "pid": pid, "command": command, "heartbeat_age_s": None, "held": None}
+    if lease.pid == pid:
+        found["heartbeat_age_s"] = round(max(now - lease.wall_ms / 1000, 0.0), 3)
+        if alive and lease.where:
+            found["held"] = {"seconds": lease.held_s, "where": lease.where}
+    return found
 
 
-async def _table(db: perco.Database, name: str, cut: int, now: float) -> dict[str, Any]:
+async def _table(db: perco.Database, folder: FolderIs, name: str, cut: int, now: float) -> dict[str, Any]:
     entry, key = db.catalogue.tables[name], db.schema.tables[name].key if name in db.schema.tables else perco.BYTES
-    groups = [*PROTOCOL_GROUPS, *db.catalogue.groups(name)]
     numbers = {start: number for number, start, _ in entry.tablets()}
     tablets = [
         {
-            "number": numbers.get(tablet.start),
-            "start": key.decode(tablet.start) if tablet.start else None,
-            "bytes": tablet.statistics().used_bytes,
-            "entries": {group: tablet.entries(group) for group in groups},
+            "number": numbers.get(file.start),
+            "start": key.decode(file.start) if file.start else None,
+            "bytes": file.used_bytes,
+            "entries": file.entries,
         }
-        for tablet in db.local.store.tablets()
-        if tablet.table == name
+        for file in folder.files
+        if file.table == name
     ]
     columns = [
         {
@@ -218,8 +221,9 @@ def _owner_line(found: dict[str, Any]) -> str:
     who = f"process {found['pid'] or 'unknown'} ({found['command'] or 'unknown command'})"
     if not found["alive"]:
         return f"nobody; last: {who}" if found["pid"] else "nobody"
-    beat = found["heartbeat_age_s"]
-    return who if beat is None else f"{who}, heartbeat {ago(beat)}"
+    beat, held = found["heartbeat_age_s"], found["held"]
+    line = who if beat is None else f"{who}, heartbeat {ago(beat)}"
+    return line if held is None else f"{line}; its loop was held then, for {held['seconds']:.1f} s at {held['where']}"
 
 
 def _render_tables(tables: list[dict[str, Any]]) -> None:

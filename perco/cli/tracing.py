@@ -86,9 +86,12 @@ def _concerns(run: Traced, row: tuple[str, Any]) -> bool:
 def _head(traced: Traced) -> Text:
     if traced.observer is None:
         text = Text(f"{traced.commit_ts}  from outside", style="bold")
+        if traced.unsure:
+            text.append(", or a run for a signal whose cause is no longer kept", style="yellow")
     else:
         assert traced.on is not None
-        text = Text(f"{traced.commit_ts}  > {traced.observer} on {_name(traced.on)}", style="cyan")
+        on = f"signal {_name(traced.on)}" if traced.signal else _name(traced.on)
+        text = Text(f"{traced.commit_ts}  > {traced.observer} on {on}", style="cyan")
         if traced.attempts > 1:
             text.append(f"  (attempt {traced.attempts})", style="yellow")
         if traced.through:

@@ -24,7 +24,7 @@ async def set_cell(store: str, table: str, key: str, column: str, value: str, *,
             raise UsageError("null is no value; a cell is emptied with: perco delete STORE TABLE KEY COLUMN")
     async with perco.open(store, schema) as db:
         commit_ts = await db.run(_set, column_named(table_named(db, table), column), parsed, new)
-        observers, paused = observed_by(db.catalogue, table, column), db.paused()
+        observers, paused = observed_by(db.catalogue, table, column), await db.paused()
     if json:
         show_json({"table": table, "key": parsed, "column": column, "commit_ts": commit_ts, "observers": observers})
     else:
@@ -45,7 +45,7 @@ async def delete_cells(store: str, table: str, key: str, columns: Sequence[str],
         chosen = [column_named(here, name) for name in columns] or list(here.columns.values())
         commit_ts, deleted = await db.run(_delete, here, chosen, parsed)
         found = (id for name in deleted for id in observed_by(db.catalogue, table, name))
-        observers, paused = list(dict.fromkeys(found)), db.paused()
+        observers, paused = list(dict.fromkeys(found)), await db.paused()
     if json:
         told = {"table": table, "key": parsed, "deleted": deleted, "commit_ts": commit_ts or None}
         show_json({**told, "observers": observers})
@@ -68,7 +68,7 @@ async def raise_signal(store: str, table: str, key: str, name: str, *, json: boo
         parsed = parse_key(here.key, key)
     async with perco.open(store, schema) as db:
         commit_ts = await db.run(_signal, table_named(db, table).signals[name], parsed)
-        observers, paused = observed_by(db.catalogue, table, name), db.paused()
+        observers, paused = observed_by(db.catalogue, table, name), await db.paused()
     if json:
         told = {"table": table, "key": parsed, "signal": name, "commit_ts": commit_ts or None}
         show_json({**told, "observers": observers})

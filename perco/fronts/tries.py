@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from perco.errors import UsageError
+from perco.errors import CommitUnknown, Unavailable, UsageError
 from perco.txn.attempts import Attempt, Attempts, RetryOptions, late
 from perco.txn.client import Client
 from perco.txn.prefetch import name_of
@@ -40,13 +40,16 @@ class Tries:
     def done(self) -> bool:
         return self._attempts is not None and self._attempts._done
 
+    def _new(self) -> Attempts:
+        return Attempts(self.client, self.retry, self.serializable, self._function, scoped=False)
+
     def begin_nowait(self) -> Transaction | None:
         """On the loop's thread: the transaction of the first attempt, if there is nothing to wait for."""
         if self._attempts is not None or self.retry.timeout_s is not None:
             return None
         txn = self.client._begin_nowait_as(self._function, "serializable" if self.serializable else "snapshot")
         if txn is not None:
-            self._attempts = Attempts(self.client, self.retry, self.serializable, self._function)
+            self._attempts = self._new()
             self._attempt = Attempt(self._attempts)
             self._attempt._txn = txn
         return txn
@@ -54,7 +57,7 @@ class Tries:
     async def begin(self) -> Transaction:
         """On the loop: the next attempt's transaction, when it is its turn."""
         if self._attempts is None:
-            self._attempts = Attempts(self.client, self.retry, self.serializable, self._function)
+            self._attempts = self._new()
             if self._attempts._deadline is not None:  # its time runs since it was asked for
                 self._attempts._deadline -= perf_counter() - self._made_at
         attempt = await anext(self._attempts)
@@ -86,12 +89,20 @@ class Tries:
         """On the loop: something, until the time for all attempts is up. Raises: Unavailable then."""
         if self.retry.timeout_s is None:
             return await do()
-        left_s = self.retry.timeout_s - (perf_counter() - self._made_at)
-        with trio.move_on_after(max(left_s, 0)):
-            return await do()
-        met = self._attempts._met if self._attempts is not None else []
-        now = txn()
-        raise late(self.retry, met, now.commit_ts if now is not None else 0)
+        left_s = self.left_s()
+        if left_s > 0:  # else even what waits for nothing comes too late
+            with trio.move_on_after(left_s):
+                return await do()
+        raise self.late(txn())
+
+    def left_s(self) -> float:
+        """Until the time for all attempts is up."""
+        assert self.retry.timeout_s is not None
+        return self.retry.timeout_s - (perf_counter() - self._made_at)
+
+    def late(self, txn: Transaction | None) -> Unavailable | CommitUnknown:
+        """The time is up. `txn`: of the last attempt."""
+        return late(self.retry, self._attempts._met if self._attempts is not None else [], txn)
 
 
 def tell(interrupt: BaseException, txn: Transaction | None) -> None:

@@ -56,6 +56,7 @@ class Run(NamedTuple):
         cause: what its ack says of its own cause.
         removes: what its commit removes: what it covers; then, below 0, the failed change (N6).
         failed: that, (ts, value), or None.
+        raised: the newest of what it covers that has this root: of a signal, when it was raised.
     """
 
     covers: tuple[int, ...]
@@ -68,6 +69,7 @@ class Run(NamedTuple):
     cause: bytes = b""
     removes: tuple[int, ...] = ()
     failed: Cell | None = None
+    raised: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +139,15 @@ def decide_signal(cells: Sequence[Sequence[Cell]], start_ts: int) -> Run | Gone 
 def _run(covers: tuple[int, ...], notified: Sequence[Cell], pointer: int, failed: Cell | None) -> Run:
     cause = notified[0][1]
     root, depth, path, attempts = unpack_cause(cause)
-    fresh = 1
+    fresh, raised = 1, covers[0]
     if len(notified) > 1:
         fresh = sum(ts > pointer for ts, _ in notified)
         found = [unpack_cause(value) for _, value in notified]
         root = min(one[0] for one in found)
+        raised = next(ts for ts, one in zip(covers, found, strict=True) if one[0] == root)
         _, depth, path, _ = max(found, key=lambda one: one[1])
         attempts = max(one[3] for one in found)
         cause = pack_cause(root, depth, path, attempts)
     removes = covers if failed is None else (*covers, -failed[0])
     depth = depth + 1 if depth < DEPTH_MAX else depth
-    return Run(covers, root, depth, fresh - 1 if fresh else 0, pointer, path, attempts, cause, removes, failed)
+    return Run(covers, root, depth, fresh - 1 if fresh else 0, pointer, path, attempts, cause, removes, failed, raised)

@@ -18,7 +18,16 @@ from typing import Any
 
 import trio
 
-from perco.errors import Corruption, NotIdle, ReadOnly, SchemaMismatch, StoreError, UsageError, must_be_number
+from perco.errors import (
+    Corruption,
+    NotIdle,
+    ReadOnly,
+    SchemaMismatch,
+    StoreError,
+    Unavailable,
+    UsageError,
+    must_be_number,
+)
 from perco.notify.observers import Observers
 from perco.notify.scanner import Scanner, ScannerCounters
 from perco.notify.worker import ObserverCounters, Watch, Worker, WorkerOptions, too_old
@@ -33,12 +42,18 @@ from perco.txn.sweeper import ANY_COLUMN, Sweeper
 _LOOKS_APART_S = 0.02
 _AGAIN_S = 0.5  # between two looks whether those who work elsewhere are still there
 _CELLS_PER_ROW = 1 << 12
+_NOTHING_RUNS = (
+    "changes wait for observers and nothing runs them; wait inside `async with db.worker():`, or start a worker in "
+    "another process"
+)
 # All that is not handled.
 _WAITING = tuple(ScanQuery(group, None, 0, TS_MAX, _CELLS_PER_ROW) for group in (LOCK, PENDING, NOTIFY))
 
 
 class Database(Observers):
     """An open store. Made by `perco.open`; use it inside that block only."""
+
+    _tells_s = math.inf  # how long may be spent, past a deadline, on asking what waits
 
     def __init__(self, local: LocalStore, schema: Schema, options: Options) -> None:
         super().__init__(local, schema, options)
@@ -79,6 +94,12 @@ class Database(Observers):
                 "Declare them all, then open it."
             )
         for observer in self.schema.observers.values():
+            needs: Callable[[Database], object] | None = getattr(observer.function, "perco_needs", None)
+            if needs is not None:  # a mistake of wiring is no attempt
+                try:
+                    needs(self)
+                except UsageError as error:
+                    raise UsageError(f"observer {observer.id!r} cannot run here: {error}") from None
             version = self.catalogue.observers[observer.id].version
             if version > observer.version:
                 raise SchemaMismatch(too_old(observer, version))
@@ -122,8 +143,17 @@ class Database(Observers):
             self._looked.set()
             self._looked = None
 
-    def pending(self) -> int:
-        """How many notify cells stand now, and pending signals (N5)."""
+    async def pending(self) -> int:
+        """How many changes, and pending signals (N5), wait for observers. `waiting` tells for whom.
+
+        Raises: of a client Unavailable.
+        """
+        self.usable(writing=False)
+        await trio.lowlevel.checkpoint()
+        return self.pending_now()
+
+    def pending_now(self) -> int:
+        """The same, of this process's tablets: how many notify cells stand, and pending signals."""
         return self._entries(PENDING) + self._entries(NOTIFY)  # in this order: these become those
 
     def _entries(self, group: str) -> int:
@@ -138,18 +168,32 @@ class Database(Observers):
         """Whether a lock stands in a table that is observed: it may be of an observed cell, and another process's."""
         return self._entries(LOCK) > 0
 
+    def sweep_pending(self) -> None:
+        """Let the sweeper settle pending entries that nobody else will, since no reader ever meets a signal (N5)."""
+        if self._settled() and not self.fates.observed and self._entries(PENDING):
+            self.driver.orphaned.set()
+
     async def changed(self) -> None:
         """Until something has that may have made the store idle."""
         if self._looked is None:
             self._looked = trio.Event()
         await self._looked.wait()
 
-    def is_idle(self) -> bool:
-        """Whether nothing is left to observe, at this moment (N7)."""
+    async def is_idle(self) -> bool:
+        """Whether nothing is left to observe, at this moment (N7). `wait_idle` waits for it.
+
+        Raises: ReadOnly for a folder that was opened with readonly=True; of a client Unavailable.
+        """
+        self._observed_here()
+        await trio.lowlevel.checkpoint()
+        return self.idle_now()
+
+    def idle_now(self) -> bool:
+        """The same, as the store's owner sees it."""
         busy = (self._worker is not None and self._worker.busy) or (
             self.busy_elsewhere is not None and self.busy_elsewhere()
         )
-        return self._settled() and not self.fates.observed and not busy and not self.pending() and not self._stuck()
+        return self._settled() and not self.fates.observed and not busy and not self.pending_now() and not self._stuck()
 
     def _stuck(self) -> Corruption | None:
         """Why a lock of an observed cell can be neither settled nor understood, if there is one: it may be a
@@ -191,7 +235,7 @@ class Database(Observers):
         self._observed_here()
         async with self._deadline(timeout, "the store did not become idle"):
             await trio.lowlevel.checkpoint()  # here, for nothing may come between the last look and the return
-            while not self.is_idle():
+            while not self.idle_now():
                 self.background.check()
                 if self._looked is None:
                     self._looked = trio.Event()
@@ -200,14 +244,13 @@ class Database(Observers):
                 await self._check_served()
                 # Those who work elsewhere may come and go without a word.
                 again_s = math.inf if self.works_elsewhere is None else _AGAIN_S
-                if self.is_idle():
+                if self.idle_now():
                     break
-                if self._settled() and not self.fates.observed and self._entries(PENDING):
-                    self.driver.orphaned.set()  # N5: one that nobody is going to settle, for nobody ever reads a signal
+                self.sweep_pending()
                 with trio.move_on_after(again_s):
                     await looked.wait()
                 await trio.sleep(_LOOKS_APART_S)  # waiting shall not cost more than working
-        return self.failed_count()
+        return self.failed_now()
 
     async def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
         """Until every observer has run for all that was committed, from outside, at or before `ts` (N7, N9).
@@ -224,7 +267,7 @@ class Database(Observers):
         await self._must_be_past(ts)
         async with self._deadline(timeout, f"not all that was committed up to {ts} has been observed"):
             await trio.lowlevel.checkpoint()
-            while not self.is_idle():
+            while not self.idle_now():
                 self.background.check()
                 if await self._none_up_to(ts):
                     return
@@ -258,11 +301,16 @@ class Database(Observers):
         if scope.cancelled_caught:
             failures = self._worker.last_failures if self._worker is not None else {}
             what = f"{what} within {timeout:g} s"
-            raise NotIdle(what, {id: count for id, count in (await self.waiting()).items() if count}, failures)
+            waiting = None
+            with trio.move_on_after(self._tells_s), contextlib.suppress(Unavailable):
+                waiting = await self.waiting()
+            if waiting is None:
+                raise NotIdle(f"{what}, and the server does not answer", {}, failures)
+            raise NotIdle(what, {id: count for id, count in waiting.items() if count}, failures)
 
     async def none_up_to(self, ts: int) -> bool:
         """One look for `wait_for`."""
-        return self.is_idle() or await self._none_up_to(ts)
+        return self.idle_now() or await self._none_up_to(ts)
 
     async def _none_up_to(self, ts: int) -> bool:
         """Whether nothing whose root cause committed at or before `ts` waits for an observer, or is about to (N7, N9).
@@ -372,31 +420,42 @@ class Database(Observers):
         elsewhere = () if self.works_elsewhere is None else self.works_elsewhere()
         if elsewhere is None:
             return
-        if self._worker is None and not elsewhere:
-            raise UsageError(
-                "changes wait for observers and nothing runs them here; wait inside `async with db.worker():`"
-            )
-        here, superseded = (self.schema.observers, self._worker.superseded) if self._worker is not None else ((), {})
-        unserved, paused = set(self.catalogue.observers) - set(here) - set(elsewhere), self.paused()
-        if unserved or superseded or paused:
-            waiting = {id for id, count in (await self.waiting(readable=True)).items() if count}
-            if waiting and waiting <= unserved | set(superseded) | paused:
-                for id in waiting & set(superseded):
-                    raise SchemaMismatch(too_old(self.schema.observers[id], superseded[id]))
-                if waiting & paused:
-                    names = ", ".join(map(repr, sorted(waiting & paused)))
-                    raise UsageError(
-                        f"changes wait for observers that are paused: {names}. Resume them: await db.resume(...), or "
-                        "`perco resume`."
-                    )
-                raise UsageError(
-                    f"changes wait for observers that this program does not have: {', '.join(sorted(waiting))}. "
-                    "Add them to the schema."
-                )
+        worker = self._worker
+        running = set(elsewhere) | (set(self.schema.observers) if worker is not None else set())
+        if not running and worker is None:
+            raise UsageError(_NOTHING_RUNS)
+        if set(self.catalogue.observers) - running or self.catalogue.paused() or (worker and worker.superseded):
+            self._check_run({id for id, count in (await self.waiting(readable=True)).items() if count}, running)
 
-    def unserved(self) -> set[str]:
-        """Ids of registered observers that this program's schema lacks (N10)."""
-        return set(self.catalogue.observers) - set(self.schema.observers)
+    def _check_run(self, waiting: Collection[str], running: Collection[str]) -> None:
+        """That somebody runs one of the observers that changes wait for. `running`: those of programs with a worker.
+
+        Raises: UsageError, SchemaMismatch.
+        """
+        if not waiting:
+            return
+        if not running and self._worker is None:
+            raise UsageError(_NOTHING_RUNS)
+        paused, superseded = self.catalogue.paused(), self._worker.superseded if self._worker is not None else {}
+        if any(id in running and id not in paused and id not in superseded for id in waiting):
+            return
+        for id in superseded.keys() & waiting:
+            raise SchemaMismatch(too_old(self.schema.observers[id], superseded[id]))
+        if paused & set(waiting):
+            names = ", ".join(map(repr, sorted(paused & set(waiting))))
+            raise UsageError(
+                f"changes wait for observers that are paused: {names}. Resume them: await db.resume(...), or "
+                "`perco resume`."
+            )
+        raise UsageError(
+            f"changes wait for observers that no running program has: {', '.join(sorted(waiting))}. Add them to the "
+            "schema, or start a program that has them."
+        )
+
+    async def unserved(self) -> set[str]:
+        """Ids of the store's observers that this program's schema lacks (N10)."""
+        self.usable(writing=False)
+        return set((await catalogues.load(self.driver.store)).observers) - set(self.schema.observers)
 
     async def waiting(self, *, readable: bool = False) -> dict[str, int]:
         """How many changes wait for each observer, by id: one look over the notify cells.
@@ -404,6 +463,8 @@ class Database(Observers):
         Args:
             readable: without those that no observer can run for, for cells that cannot be read.
         """
+        self.usable(writing=False)
+        await self._catch_up()
         names = {entry.number: id for id, entry in self.catalogue.observers.items()}
         counts = dict.fromkeys(self.catalogue.observers, 0)
         async for table, row, column, ts in self._notified():

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from perco.errors import Corruption, TransientError, Unavailable, UsageError
+from perco.naming import told_as
 from perco.notify.claim import claim_queries
 from perco.notify.failing import names_on
 from perco.notify.worker import Worker
@@ -81,6 +82,7 @@ class Listed(NamedTuple):
     cell: FailedCell
 
 
+@told_as("Database")
 class Failures(Client):
     """A client that knows the failed list."""
 
@@ -88,8 +90,17 @@ class Failures(Client):
         super().__init__(local, schema, options)
         self._worker: Worker | None = None
 
-    def failed_count(self) -> int:
-        """How many changes are on the failed list."""
+    async def failed_count(self) -> int:
+        """How many changes are on the failed list.
+
+        Raises: of a client Unavailable.
+        """
+        self.usable(writing=False)
+        await trio.lowlevel.checkpoint()
+        return self.failed_now()
+
+    def failed_now(self) -> int:
+        """The same, of this process's tablets."""
         return sum(tablet.entries(FAILED_LIST) for tablet in self.local.store.tablets())
 
     async def failed(
@@ -142,6 +153,7 @@ class Failures(Client):
 
     async def listed(self, observer: str | None, key: Any) -> AsyncGenerator[list[Listed], None]:
         """The failed list, page by page."""
+        await self._catch_up()
         if observer is None:
             if key is not None:
                 raise UsageError("key= is of an observer's row: name the observer too")

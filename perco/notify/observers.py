@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import trio
 
 from perco.errors import UsageError
+from perco.naming import told_as
 from perco.notify.failures import Failures
 from perco.notify.outputs import outputs_in
 from perco.txn import catalogue as catalogues
@@ -36,6 +37,7 @@ class ObserverState:
     outputs: tuple[tuple[str, str], ...]
 
 
+@told_as("Database")
 class Observers(Failures):
     """A client that knows its store's observers."""
 
@@ -92,6 +94,7 @@ class Observers(Failures):
             await self._worker.committed()
         self.driver.quiet()  # N7: whoever waits shall look who runs it
 
-    def paused(self) -> set[str]:
+    async def paused(self) -> set[str]:
         """Ids of the observers that are paused."""
-        return {id for id, entry in self.catalogue.observers.items() if entry.paused}
+        self.usable(writing=False)
+        return (await catalogues.load(self.driver.store)).paused()

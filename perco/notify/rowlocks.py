@@ -1,12 +1,14 @@
 """Advisory row locks: who is running observers on which row.
 
 N8  A scanner takes a row's lock before it runs observers there, and jumps elsewhere when it meets a row that another
-    scanner holds. The locks save work and nothing else: correctness rests on the ack alone (N3).
+    scanner holds, of its own process or of another (`Elsewhere`). The locks save work and nothing else: correctness
+    rests on the ack alone (N3).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, Protocol
 
 
 class RowLocks:
@@ -35,19 +37,52 @@ class RowLocks:
         return len(self._held)
 
 
+# What has become of a row that was asked for: it was free, and not given; it is this process's; it is another's; it was
+# another's a moment ago, for the same change.
+FREE: Final = 0
+CLAIMED: Final = 1
+HELD: Final = 2
+DONE: Final = 3
+
+
+class Dirty(NamedTuple):
+    """A row that waits for observers. `acks`: which; `newest`: when the newest change was committed that waits there;
+    `root`: the oldest cause of what does (N9)."""
+
+    row: bytes
+    acks: list[int]
+    newest: int
+    root: int
+
+
 class Elsewhere(Protocol):
     """The same among processes that run observers on one store."""
 
-    def waits(self, where: tuple[str, bytes], now: float) -> float:
-        """Until when a row is left alone, for another process had it; 0: it need not be."""
+    def waits(self, where: tuple[str, bytes], newest: int, now: float) -> float:
+        """Until when a row is left alone, of which `newest` is the newest change that waits: another process has been
+        there for that, and looks itself whether something is left to do; 0: it need not be left alone."""
         ...
 
-    async def take(self, where: tuple[str, bytes], root: int) -> bool:
-        """Whether no other process has it, and this one does now; `root`: the oldest cause of what waits there (N9)."""
+    async def take(self, table: str, wanted: Sequence[Dirty], most: int, *, halts: bool) -> bytes:
+        """Claim up to so many rows of a table, in order; what has become of each.
+
+        Args:
+            halts: once one has been claimed, no more are from the first one on that another process has.
+
+        Raises: Unavailable, SessionEnded.
+        """
         ...
 
     def release(self, where: tuple[str, bytes]) -> None: ...
 
-    def woken(self) -> None:
-        """Some row has been let go of."""
+    def full(self) -> None:
+        """There is more to do than this process may run: another one is to look."""
+        ...
+
+    def sleeps(self) -> None:
+        """A scanner has found nothing that it may run, and sleeps."""
+        ...
+
+    def works(self, ids: Iterable[str], runs: Iterable[str]) -> None:
+        """Which observers this process has, and which of them it may run."""
         ...

@@ -18,20 +18,21 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import trio
 
 from perco.errors import Corruption, SessionEnded, Unavailable
+from perco.notify.rowlocks import CLAIMED, FREE, HELD, Dirty, Elsewhere
 from perco.notify.worker import CELLS_PER_ROW, Worker
-from perco.storage import NOTIFY, TS_MAX, ScanCell, ScanPage, ScanQuery, ScanRequest
+from perco.storage import NOTIFY, TS_MAX, ScanCell, ScanPage, ScanQuery, ScanRequest, ScanRow
 from perco.txn.records import observer_of, unpack_cause
 
 log = logging.getLogger("perco.store")
 
 _AWAY_S = 1.0  # between two looks at a store that does not answer
+_INSTEAD_MAX = 16  # rows that are offered to be taken instead of those that others have
 _FURTHER_DOWN = 0.25  # how often one goes on below a priority that has more to do
 _WAYS_GIVEN_MAX = 3  # how often in a row a lower priority gives way to a higher one
 
@@ -46,12 +47,35 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class ScannerCounters:
-    """`tours`, `teleports`, `claims`: rows handed over; `met`: rows found held by another scanner."""
+    """`tours`, `teleports`, `claims`: rows handed over; `met`: how often another scanner was met; `refused`: how
+    often other processes were found to have all rows that it asked for."""
 
     tours: int = 0
     teleports: int = 0
     claims: int = 0
     met: int = 0
+    refused: int = 0
+
+
+class _Walk:
+    """A page of dirty rows.
+
+    Attributes:
+        claims, before: how many the scanner had made when it came to this place, and when it had read this page.
+        taken: rows for which it has a slot, and the lock of this process, and which it has not claimed yet.
+        stale_from: where to read on before the page's end.
+    """
+
+    __slots__ = ("before", "claims", "rows", "stale_from", "table", "taken")
+
+    def __init__(self, table: str, rows: list[tuple[bytes, list[ScanCell]]], claims: int, before: int) -> None:
+        self.table, self.rows, self.claims, self.before = table, rows, claims, before
+        self.taken: list[Dirty] = []
+        self.stale_from: bytes | None = None
+
+    def is_stale(self, claims: int, most: int) -> bool:
+        """Whether so much has been run since the page was read that others may have been at its rows meanwhile."""
+        return claims - self.before >= most
 
 
 def random_row(first: bytes, last: bytes, rng: random.Random) -> bytes:
@@ -77,7 +101,7 @@ class Scanner:
         self.position: tuple[str, bytes] | None = None
         self._most = slots
         self._slots = trio.Semaphore(slots)
-        self._ready: deque[tuple[str, bytes, list[int], bool, int]] = deque()  # claimed, for the next runner
+        self._ready: deque[tuple[str, bytes, list[int], bool]] = deque()  # claimed, for the next runner
         self._runners = slots  # that may still be started: tasks that run observers, one row after the other
         self._idle = trio.lowlevel.ParkingLot()
         self._tables = tables
@@ -179,11 +203,22 @@ class Scanner:
         """Where to begin in a place, or None: it is clean."""
         page = await self._page(place, self.worker.options.page_rows)
         if page.next is None:
-            return self._rng.choice(page.rows)[0] if page.rows else None
+            return self._rng.choice(self._free(place.table, page) or page.rows)[0] if page.rows else None
         last = await self._page(place, 1, reverse=True)
         if not page.rows or not last.rows:
             return place.low
         return random_row(page.rows[0][0], last.rows[0][0], self._rng)
+
+    def _free(self, table: str, page: ScanPage) -> list[ScanRow]:
+        """Those rows of a page that nobody has, as far as is known."""
+        elsewhere, held, now = self.worker.elsewhere, self.worker.rows, trio.current_time()
+        if elsewhere is None:
+            return page.rows
+        return [
+            (row, found)
+            for row, found in page.rows
+            if held.holder(table, row) is None and not elsewhere.waits((table, row), _newest(found[0]), now)
+        ]
 
     async def _page(self, place: Place, rows: int, *, reverse: bool = False) -> ScanPage:
         """The first dirty rows of a place, or the last."""
@@ -197,52 +232,156 @@ class Scanner:
         It does if it has claimed any since it came here (then it had made `claims`). Else jumping gains nothing: where
         it came to was random, and where few rows are dirty, all of them may be held.
         """
-        worker, me = self.worker, self.number
         query = ScanQuery(NOTIFY, None, 0, TS_MAX, CELLS_PER_ROW)
         start: bytes | None = place.low
         while start is not None:
-            request = ScanRequest(place.table, start, place.high, (query,), False, worker.options.page_rows)
-            page = await worker.client.driver.store.scan(request)
-            for row, [cells] in page.rows:
-                self.position = (place.table, row)
-                acks = await self._wanted(place.table, row, cells)
-                if not acks:
-                    self._passed += 1
-                    continue
-                holder = worker.rows.holder(place.table, row)
-                if holder == me:
-                    continue
-                if holder is not None:
-                    self.counters.met += 1
-                    if worker.options.teleport and self.counters.claims > claims:
-                        return True
-                    continue
-                if self._slots.value:
-                    self._slots.acquire_nowait()
-                else:
-                    worker.wake_up()  # whoever still may run something looks for what this one cannot
-                    await self._slots.acquire()
-                    if self._gives_way():
-                        self._slots.release()
-                        return True
-                    now = trio.current_time()  # others may have been faster while this one waited
-                    acks = [ack for ack in acks if worker.claimable(place.table, row, ack, now)]
-                if not acks or (worker.options.row_locks and not worker.rows.take(place.table, row, me)):
-                    self._slots.release()
-                    continue
-                self.counters.claims += 1
-                self._share -= 1
-                root = _oldest_root(cells) if worker.elsewhere is not None else 0
-                self._ready.append((place.table, row, acks, worker.begin_row(place.table, row, acks), root))
-                if self._idle:
-                    self._idle.unpark()
-                elif self._runners:
-                    self._runners -= 1
-                    nursery.start_soon(self._serve)
-                if self._share <= 0:
+            request = ScanRequest(place.table, start, place.high, (query,), False, self.worker.options.page_rows)
+            page = await self.worker.client.driver.store.scan(request)
+            walk = _Walk(place.table, [(row, cells) for row, [cells] in page.rows], claims, self.counters.claims)
+            try:
+                if await self._walk_page(nursery, walk):
                     return True
-            start = page.next
+            finally:
+                for dirty in walk.taken:  # not claimed: it teleports, or is cancelled
+                    self._let_go(walk.table, dirty.row)
+            start = page.next if walk.stale_from is None else walk.stale_from
         return False
+
+    async def _walk_page(self, nursery: trio.Nursery, walk: _Walk) -> bool:
+        worker, table = self.worker, walk.table
+        for at, (row, cells) in enumerate(walk.rows):
+            self.position = (table, row)
+            acks = await self._wanted(table, row, cells)
+            if not acks:
+                self._passed += 1
+                continue
+            holder = worker.rows.holder(table, row)
+            if holder == self.number:
+                continue
+            if holder is not None or self._is_elsewhere(table, row, cells):
+                if await self._claim(nursery, walk, at):
+                    return True
+                self.counters.met += 1
+                if self._jumps(walk):
+                    return True
+                continue
+            if self._slots.value:
+                self._slots.acquire_nowait()
+            else:
+                if await self._claim(nursery, walk, at):
+                    return True
+                if walk.is_stale(self.counters.claims, self._most) and worker.elsewhere is not None:
+                    walk.stale_from = row
+                    return False
+                worker.pass_on()  # whoever still may run something looks for what this one cannot
+                await self._slots.acquire()
+                if self._gives_way():
+                    self._slots.release()
+                    return True
+                now = trio.current_time()  # others may have been faster while this one waited
+                acks = [ack for ack in acks if worker.claimable(table, row, ack, now)]
+            if not acks or not self._takes(table, row):
+                self._slots.release()
+                continue
+            alone = worker.elsewhere is None
+            told = (0, 0) if alone else (_newest(cells), _oldest_root(cells))
+            walk.taken.append(Dirty(row, acks, *told))
+            last = alone or len(walk.taken) >= self._share
+            if last and (await self._claim(nursery, walk, at + 1) or self._share <= 0):
+                return True
+        return await self._claim(nursery, walk, len(walk.rows))
+
+    async def _claim(self, nursery: trio.Nursery, walk: _Walk, at: int) -> bool:
+        """Claim the rows that have been taken here among all processes, and have them run. Whether it teleports from a
+        row that another process has. `at`: which row of the page comes next."""
+        elsewhere = self.worker.elsewhere
+        if elsewhere is not None:
+            return await self._claim_elsewhere(elsewhere, nursery, walk, at)
+        for dirty in walk.taken:
+            self._begin(nursery, walk.table, dirty)
+        walk.taken = []
+        return False
+
+    async def _claim_elsewhere(self, elsewhere: Elsewhere, nursery: trio.Nursery, walk: _Walk, at: int) -> bool:
+        """What others have it passes by, once: it offers to take later rows instead, so that what it asks for is rarely
+        refused altogether. Then it teleports."""
+        worker, table = self.worker, walk.table
+        while walk.taken:
+            instead = await self._instead(walk, at)
+            wanted = [*walk.taken, *instead]
+            states = await elsewhere.take(table, wanted, len(walk.taken), halts=worker.options.teleport)
+            tried, walk.taken = walk.taken, []
+            left = 0  # slots
+            for dirty, state in zip(tried, states[: len(tried)], strict=True):
+                if state == CLAIMED:
+                    self._begin(nursery, table, dirty)
+                elif state == FREE and not self._jumps(walk):
+                    walk.taken.append(dirty)
+                else:
+                    left += 1
+                    if worker.options.row_locks:
+                        worker.rows.release(table, dirty.row)
+            for dirty, state in zip(instead, states[len(tried) :], strict=True):
+                # Another scanner of this process may have it by now, and lets go of it afterwards.
+                if state == CLAIMED and self._takes(table, dirty.row):
+                    self._begin(nursery, table, dirty)
+                    left -= 1
+            assert left >= 0, "no more rows are given than there are slots"
+            for _ in range(left):
+                self._slots.release()
+            if HELD in states:
+                self.counters.met += 1
+                self.counters.refused += CLAIMED not in states
+                if self._jumps(walk):
+                    return True
+        return False
+
+    async def _instead(self, walk: _Walk, at: int) -> list[Dirty]:
+        """Further rows of the page that it would take, if others have the ones that it came to."""
+        found: list[Dirty] = []
+        most = _INSTEAD_MAX  # where it goes on, it mostly has its way
+        for row, cells in walk.rows[at : at + most]:
+            if self.worker.rows.holder(walk.table, row) is None and not self._is_elsewhere(walk.table, row, cells):
+                acks = await self._wanted(walk.table, row, cells)
+                if acks:
+                    found.append(Dirty(row, acks, _newest(cells), _oldest_root(cells)))
+        return found
+
+    def _begin(self, nursery: trio.Nursery, table: str, dirty: Dirty) -> None:
+        """Hand a row to the next runner."""
+        self.counters.claims += 1
+        self._share -= 1
+        failing = self.worker.begin_row(table, dirty.row, dirty.acks)
+        self._ready.append((table, dirty.row, dirty.acks, failing))
+        if self._idle:
+            self._idle.unpark()
+        elif self._runners:
+            self._runners -= 1
+            nursery.start_soon(self._serve)
+
+    def _takes(self, table: str, row: bytes) -> bool:
+        """Whether no other scanner of this process has the row, and this one does now."""
+        return not self.worker.options.row_locks or self.worker.rows.take(table, row, self.number)
+
+    def _let_go(self, table: str, row: bytes) -> None:
+        """Of a row that it took here, and that another process has."""
+        if self.worker.options.row_locks:
+            self.worker.rows.release(table, row)
+        self._slots.release()
+
+    def _is_elsewhere(self, table: str, row: bytes, cells: list[ScanCell]) -> bool:
+        """Whether another process has the row, as far as is known."""
+        elsewhere = self.worker.elsewhere
+        if elsewhere is None:
+            return False
+        until = elsewhere.waits((table, row), _newest(cells), trio.current_time())
+        if until:
+            self._due = min(self._due, until)
+        return bool(until)
+
+    def _jumps(self, walk: _Walk) -> bool:
+        """Having met another one: whether it teleports."""
+        return self.worker.options.teleport and self.counters.claims > walk.claims
 
     async def _wanted(self, table: str, row: bytes, cells: list[ScanCell]) -> list[int]:
         """Of the acks for which a row has notify cells, those that may be run now."""
@@ -254,9 +393,6 @@ class Scanner:
         if level is not None:
             acks = [ack for ack in acks if observer_of(ack) in level]
         acks = [ack for ack in acks if worker.claimable(table, row, ack, now)]
-        if worker.elsewhere is not None and (until := worker.elsewhere.waits((table, row), now)):
-            self._due = min(self._due, until)
-            return []
         if not worker.delays:
             return acks
         due = []
@@ -315,26 +451,25 @@ class Scanner:
         if cancelled is not None:
             raise cancelled
 
-    async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool, root: int) -> None:
+    async def _run_row(self, table: str, row: bytes, acks: list[int], failing: bool) -> None:
         """Run the observers that wait on a row, one after the other."""
-        worker, elsewhere = self.worker, self.worker.elsewhere
-        claimed = False
+        worker = self.worker
         try:
-            if elsewhere is not None:
-                with suppress(Unavailable, SessionEnded):  # R6: the scanner notices
-                    claimed = await elsewhere.take((table, row), root)
-                if not claimed:
-                    return
             for ack in acks:
                 await worker.run(table, row, ack)
         finally:
-            if claimed and elsewhere is not None:
-                elsewhere.release((table, row))
+            if worker.elsewhere is not None:
+                worker.elsewhere.release((table, row))
             worker.end_row(failing=failing)
             if worker.options.row_locks:
                 worker.rows.release(table, row)
             self._slots.release()
             worker.wake_up()  # whoever passed this row by looks again
+
+
+def _newest(cells: list[ScanCell]) -> int:
+    """When the newest change was committed that waits there."""
+    return max(ts for _, ts, _ in cells)
 
 
 def _oldest_root(cells: list[ScanCell]) -> int:

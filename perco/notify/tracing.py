@@ -1,34 +1,39 @@
 """What a row's values came from, and all that followed from the same cause, as a tree. Reads only.
 
-N9  An ack says what it was caused by. So two passes over the write records of a store tell a chain's runs, and what
-    each has written: the cells with its commit timestamp. Nothing is kept for this besides; it takes as long as reading
-    all write records does. What has been collected, or has been written again since, is missing: then a run is shown
-    with the observers that it came through.
+N9  The ack of a run says what it was caused by, and so does the record that a run for a signal leaves (N5). One pass
+    over the write records of a store finds a chain's runs, and what each has written: the cells with its commit
+    timestamp. Which chain is meant is known only at the end of the pass, so the pass keeps what it reads: whole pages
+    up to a bound, of the rest their timestamps (12 bytes for each record, 28 for each ack), and of those pages it reads
+    again the few that belong to the tree. The store keeps nothing for this. What has been collected, or has been
+    written again since, is missing: then a run is shown with the observers that it came through.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 from perco.errors import Corruption
 from perco.notify.failing import names_on
-from perco.storage import TS_MAX, WRITE, ScanCell, ScanQuery, ScanRequest
+from perco.storage import TS_MAX, WRITE, ScanCell, ScanPage, ScanQuery, ScanRequest
 from perco.txn.client import Client
+from perco.txn.oracle import published
 from perco.txn.records import (
     ACK,
-    ACK_HEAD_BYTES,
     Cellref,
+    cause_of_run,
     observed_column,
     observer_of,
-    unpack_cause,
     unpack_record,
 )
 
 _CELLS: Final = 1 << 16  # of a row
 RUNS_MAX: Final = 10_000
 _WRITES_MAX: Final = 100_000
+_KEPT_CELLS: Final = 1 << 17  # records in the pages that are kept whole
 
 Name = tuple[str, Any, str]  # table, key, column
 
@@ -40,12 +45,15 @@ class Traced:
     Attributes:
         commit_ts: of the transaction.
         observer: whose run it was; None: it came from outside.
-        on: the cell that it observed, None from outside.
+        on: the cell that it observed, or the signal that it ran for; None from outside.
         depth, attempts: of a run.
         through: the observers between what it hangs below here and itself, where these have left no trace.
         writes: the cells that have its timestamp, up to now.
         runs: what followed.
         asked: it wrote the row that was asked for.
+        signal: `on` is a signal.
+        unsure: nobody's run as far as is known; but it is so old that, had it been one for a signal, the record of that
+            may have been collected (G4).
     """
 
     commit_ts: int
@@ -57,17 +65,20 @@ class Traced:
     writes: list[Name] = field(default_factory=list)
     runs: list[Traced] = field(default_factory=list)
     asked: bool = False
+    signal: bool = False
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    cell: Cellref  # the ack
+    cell: Cellref  # the ack, or where a run for a signal left its record
     commit_ts: int
     start_ts: int
     root: int
     depth: int
     path: bytes
     attempts: int
+    raised: int  # of a run for a signal: when it was raised; else 0
 
 
 async def trace(
@@ -81,66 +92,141 @@ async def trace(
     return await _Tracing(client, table, row, tell).run()
 
 
+class _Page(NamedTuple):
+    """A page of write records: [start, stop) of a table. `rows` is None where it has to be read again."""
+
+    table: str
+    start: bytes
+    stop: bytes | None
+    rows: list[tuple[bytes, list[ScanCell]]] | None
+
+
+class _Index:
+    """All write records of a store: which timestamps lie in which page, and which belong to a root."""
+
+    def __init__(self) -> None:
+        self.pages: list[_Page] = []
+        self._kept = 0  # cells in pages that are kept whole
+        self._stamps, self._on = array("Q"), array("I")  # of each record: its timestamp, its page
+        self._runs, self._roots = array("Q"), array("Q")  # of each ack: its timestamp, its root
+
+    def add(self, table: str, start: bytes, page: ScanPage, runs: Sequence[_Run]) -> None:
+        """The next page, and the runs whose acks are in it."""
+        stamps = [ts for _, [cells] in page.rows for _, ts, _ in cells]
+        self._stamps.extend(stamps)
+        self._on.extend([len(self.pages)] * len(stamps))
+        self._runs.extend([run.commit_ts for run in runs])
+        self._roots.extend([run.root for run in runs])
+        self._kept += len(stamps)
+        rows = [(row, cells) for row, [cells] in page.rows] if self._kept <= _KEPT_CELLS else None
+        self.pages.append(_Page(table, start, page.next, rows))
+
+    def roots(self, stamps: set[int]) -> set[int]:
+        """What the transactions at these timestamps were caused by; themselves, if they are nobody's runs."""
+        roots = {ts: root for ts, root in zip(self._runs, self._roots, strict=True) if ts in stamps}
+        return {roots.get(ts, ts) for ts in stamps}
+
+    def runs(self, roots: set[int]) -> set[int]:
+        """When the runs committed that had one of these roots, at most RUNS_MAX."""
+        found = (ts for ts, root in zip(self._runs, self._roots, strict=True) if root in roots)
+        return set(islice(found, RUNS_MAX))
+
+    def pages_with(self, stamps: set[int]) -> list[_Page]:
+        """Those with a record at one of these timestamps."""
+        found = {page for ts, page in zip(self._stamps, self._on, strict=True) if ts in stamps}
+        return [self.pages[number] for number in sorted(found)]
+
+
 class _Tracing:
     def __init__(self, client: Client, table: str, row: bytes, tell: Callable[[int], None]) -> None:
         self._client, self._table, self._row, self._tell = client, table, row, tell
+        catalogue = client.catalogue
+        self._signals = {(name, column) for name in catalogue.tables for column in catalogue.signals(name)}
+        self._observers = {entry.number: id for id, entry in catalogue.observers.items()}
         self._read = 0
 
     async def run(self) -> list[Traced]:
-        asked = {ts for _, ts, _ in await self._newest() if ts}
+        asked = await self._newest()
         if not asked:
             return []
-        writers = {run.commit_ts: run async for run in self._runs(lambda run: run.commit_ts in asked)}
-        roots = {writers[ts].root if ts in writers else ts for ts in asked}
-        runs = []
-        async for run in self._runs(lambda run: run.root in roots):
-            runs.append(run)
-            if len(runs) >= RUNS_MAX:
-                break
-        writes = await self._writes({*roots, *(run.commit_ts for run in runs)})
-        return [self._tree(root, [run for run in runs if run.root == root], writes) for root in sorted(roots)[::-1]]
-
-    async def _newest(self) -> list[ScanCell]:
-        """The newest record of each column of the row that was asked for."""
-        found: dict[int, ScanCell] = {}
-        async for _, cells in self._rows(self._table, self._row, self._row + b"\x00"):
-            for cell in cells:
-                if not observer_of(cell[0]):
-                    found.setdefault(cell[0], cell)
-        return list(found.values())
-
-    async def _rows(
-        self, table: str, start: bytes | None, stop: bytes | None
-    ) -> AsyncIterator[tuple[bytes, list[ScanCell]]]:
-        query = ScanQuery(WRITE, None, 0, TS_MAX, _CELLS)
-        while start is not None:
-            page = await self._client.driver.store.scan(ScanRequest(table, start, stop, (query,)))
-            for row, [cells] in page.rows:
-                yield row, cells
-            self._read += len(page.rows)
-            self._tell(self._read)
-            start = page.next
-
-    async def _runs(self, wanted: Callable[[_Run], bool]) -> AsyncIterator[_Run]:
-        for table in sorted({entry.table for entry in self._client.catalogue.observers.values()}):
-            async for row, cells in self._rows(table, b"", None):
-                for column, ts, value in cells:
-                    if observer_of(column) and (run := _run_of(Cellref(table, row, column), ts, value)) and wanted(run):
-                        yield run
-
-    async def _writes(self, stamps: set[int]) -> dict[int, list[Cellref]]:
-        """The cells that were written at these timestamps."""
-        found: dict[int, list[Cellref]] = {ts: [] for ts in stamps}
-        count = 0
-        for table in self._client.local.store.tables():
-            if table not in self._client.catalogue.tables:
-                continue
-            async for row, cells in self._rows(table, b"", None):
+        index = await self._index()
+        roots = index.roots(asked)
+        stamps = roots | index.runs(roots)
+        runs: dict[int, _Run] = {}
+        writes: dict[int, list[Cellref]] = {ts: [] for ts in stamps}
+        left = _WRITES_MAX
+        for page in index.pages_with(stamps):
+            rows = page.rows if page.rows is not None else await self._again(page)
+            runs |= {run.commit_ts: run for run in self._runs(page.table, rows) if run.commit_ts in stamps - roots}
+            for row, cells in rows:
                 for column, ts, _ in cells:
-                    if ts in found and not observer_of(column) and count < _WRITES_MAX:
-                        found[ts].append(Cellref(table, row, column))
-                        count += 1
-        return found
+                    if ts in writes and not observer_of(column) and left:
+                        writes[ts].append(Cellref(page.table, row, column))
+                        left -= 1
+        cut = await self._cut()
+        by_root: dict[int, list[_Run]] = {root: [] for root in roots}
+        for run in runs.values():
+            by_root[run.root].append(run)
+        trees = [self._tree(root, by_root[root], writes) for root in sorted(roots, reverse=True)]
+        for tree in trees:
+            tree.unsure = tree.commit_ts <= cut and not tree.runs
+        return trees
+
+    async def _cut(self) -> int:
+        """Up to when the records of runs for signals may have been collected; 0: there are none."""
+        observed = {(entry.table, entry.column) for entry in self._client.catalogue.observers.values()}
+        tables = self._client.catalogue.tables
+        signalled = {table for table, column in observed if tables[table].columns[column].is_signal}
+        cuts = (await published(self._client.driver.store))[2]
+        return max((cuts.get(table, 0) for table in signalled), default=0)
+
+    async def _newest(self) -> set[int]:
+        """When the newest value of each column was committed, of the row that was asked for."""
+        found: dict[int, int] = {}
+        start: bytes | None = self._row
+        while start is not None:
+            page = await self._page(self._table, start, self._row + b"\x00")
+            for _, [cells] in page.rows:
+                for column, ts, _ in cells:
+                    if not observer_of(column):
+                        found.setdefault(column, ts)
+            start = page.next
+        return set(found.values())
+
+    async def _index(self) -> _Index:
+        """The one pass."""
+        index = _Index()
+        for table in self._client.catalogue.tables:
+            start: bytes | None = b""
+            while start is not None:
+                page = await self._page(table, start, None)
+                index.add(table, start, page, list(self._runs(table, [(row, cells) for row, [cells] in page.rows])))
+                start = page.next
+        return index
+
+    async def _again(self, page: _Page) -> list[tuple[bytes, list[ScanCell]]]:
+        rows: list[tuple[bytes, list[ScanCell]]] = []
+        start: bytes | None = page.start
+        while start is not None:
+            found = await self._page(page.table, start, page.stop)
+            rows += [(row, cells) for row, [cells] in found.rows]
+            start = found.next
+        return rows
+
+    async def _page(self, table: str, start: bytes, stop: bytes | None) -> ScanPage:
+        query = ScanQuery(WRITE, None, 0, TS_MAX, _CELLS)
+        page = await self._client.driver.store.scan(ScanRequest(table, start, stop, (query,)))
+        self._read += len(page.rows)
+        self._tell(self._read)
+        return page
+
+    def _runs(self, table: str, rows: Sequence[tuple[bytes, list[ScanCell]]]) -> Iterator[_Run]:
+        for row, cells in rows:
+            for column, ts, value in cells:
+                if observer_of(column):
+                    signal = (table, observed_column(column)) in self._signals
+                    if run := _run_of(Cellref(table, row, column), ts, value, signal=signal):
+                        yield run
 
     def _tree(self, root: int, runs: list[_Run], writes: dict[int, list[Cellref]]) -> Traced:
         name = self._client.name_of
@@ -152,28 +238,30 @@ class _Tracing:
                 by_commit[ts].writes.append(name(cell))
                 by_commit[ts].asked |= (cell.table, cell.row) == (self._table, self._row)
         for run in sorted(runs, key=lambda run: run.commit_ts):
-            observed = run.cell._replace(column=observed_column(run.cell.column))
-            seen = [ts for ts in written.get(observed, ()) if ts <= run.start_ts]
-            parent = by_commit[max(seen)] if seen else by_commit[root]
-            if not seen:
+            parent = by_commit.get(run.raised) if run.raised else None
+            if not run.raised:
+                observed = run.cell._replace(column=observed_column(run.cell.column))
+                parent = by_commit.get(max((ts for ts in written.get(observed, ()) if ts <= run.start_ts), default=0))
+            if parent is None:
+                parent = by_commit[root]
                 by_commit[run.commit_ts].through = tuple(names_on(self._client, run.path))
             parent.runs.append(by_commit[run.commit_ts])
         return by_commit[root]
 
     def _traced(self, run: _Run) -> Traced:
-        numbers = {entry.number: id for id, entry in self._client.catalogue.observers.items()}
         number = observer_of(run.cell.column)
         on = self._client.name_of(run.cell._replace(column=observed_column(run.cell.column)))
-        observer = numbers.get(number, f"#{number}")
-        return Traced(run.commit_ts, observer, on, run.depth + 1, run.attempts + 1)
+        observer = self._observers.get(number, f"#{number}")
+        return Traced(run.commit_ts, observer, on, run.depth + 1, run.attempts + 1, signal=bool(run.raised))
 
 
-def _run_of(cell: Cellref, ts: int, value: bytes) -> _Run | None:
+def _run_of(cell: Cellref, ts: int, value: bytes, *, signal: bool) -> _Run | None:
     try:
         kind, start_ts, body = unpack_record(value)
-        if kind != ACK or len(body) <= ACK_HEAD_BYTES:
-            return None
-        root, depth, path, attempts = unpack_cause(body[ACK_HEAD_BYTES:])
+        found = cause_of_run(body, signal=signal) if kind == ACK else None
     except Corruption:
         return None  # `perco check` tells of it
-    return _Run(cell, ts, start_ts, root, depth, path, attempts)
+    if found is None:
+        return None
+    raised, (root, depth, path, attempts) = found
+    return _Run(cell, ts, start_ts, root, depth, path, attempts, raised)

@@ -2,7 +2,8 @@
 
 N2  The mutation that commits the ack removes the notify cells that the run saw.
 N3  At most one run commits per change: the ack is read and written by the run's own transaction.
-N5  A run for a signal has no ack: what it has seen goes with what it writes. If it writes nothing, afterwards.
+N5  A run for a signal has no ack that decides: what it has seen goes with what it writes, and a record of its cause
+    stays. If it writes nothing, what it has seen goes afterwards, and nothing stays.
 N6  A failing observer keeps its notification, waits longer each time, and has a bounded share of the worker. So does
     one that meets a cell which cannot be read. What its own function fails for so often is given up (`txn/failed.py`).
 N9  A chain of observers that is longer than it may be is given up.
@@ -55,6 +56,7 @@ from perco.txn.records import (
     longer,
     observed_column,
     observer_of,
+    raised_head,
     unpack_cause,
 )
 from perco.txn.schema import Change, Column, Observer, Signal
@@ -161,13 +163,13 @@ class Worker:
         self._binds = -1  # the catalogue that `observers` was compared with
         self.delays: dict[int, Delays] = {}  # of those observers that have one
         self.levels: list[frozenset[int]] = []  # observers of the same priority, the highest first
+        self.elsewhere: Elsewhere | None = None  # where other processes run observers, too
         self.renew()
         oracle, now = client.oracle, trio.current_time()
         for number, observer in observers.items():
             if observer.manner.delay_s:
                 self.delays[number] = Delays(observer.manner, oracle.last, now, oracle.wall_ms(), self._noted)
         self.rows = RowLocks()
-        self.elsewhere: Elsewhere | None = None  # where other processes run observers, too
         self.backoff = Backoff(options.backoff, client.random)
         self.counters = {observer.id: ObserverCounters() for observer in observers.values()}
         self.again = False  # woken when nobody slept: whoever ends a tour next makes another
@@ -204,6 +206,8 @@ class Worker:
             self.client.driver.quiet()  # N7: whoever waits shall look who runs it
         elif self.observers.keys() - before.keys():
             self.client.driver.notified()
+        if self.elsewhere is not None:
+            self.elsewhere.works(*self.works())
         by_priority: dict[int, set[int]] = {}
         for number, observer in self.observers.items():
             by_priority.setdefault(observer.manner.priority, set()).add(number)
@@ -216,11 +220,23 @@ class Worker:
         else:
             self.again = True
 
+    def pass_on(self) -> None:
+        """A scanner has found more than it may run: another one looks, here or in another process."""
+        if not self._asleep and self.elsewhere is not None:
+            self.elsewhere.full()
+        self.wake_up()
+
+    def works(self) -> tuple[list[str], list[str]]:
+        """Ids of the observers that it has, and of those that it may run."""
+        return [observer.id for observer in self._declared.values()], [o.id for o in self.observers.values()]
+
     async def sleep(self, until: float | None) -> None:
         """A scanner's, until there may be work, or until a time."""
         if self.again:
             await trio.lowlevel.checkpoint()
             return
+        if self.elsewhere is not None:
+            self.elsewhere.sleeps()
         with trio.move_on_at(float("inf") if until is None else until):
             await self._asleep.park()
 
@@ -548,7 +564,8 @@ class Worker:
         assert isinstance(verdict, Run)
         if len(verdict.covers) == COVERS_MAX:
             verdict = await self._with_older(verdict, cell)
-        txn._signals = {(table, row, ack): Intent(table, row, ack, SIGNAL, b"", (), verdict.removes)}
+        body = raised_head(observer.version, verdict.raised) + verdict.cause
+        txn._signals = {(table, row, ack): Intent(table, row, ack, SIGNAL, body, (), verdict.removes)}
         return verdict, Missing(verdict.covers[0])
 
     async def _read_claim(

@@ -102,6 +102,27 @@ async def connect(address: Address, trust: ssl.SSLContext | None = None) -> trio
     return secured
 
 
+def dial(address: Address, trust: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
+    """As `connect`, for a thread: a blocking socket. Raises: OSError."""
+    if address.path is None:
+        made = socket.create_connection((address.host, address.port), timeout_s)
+    else:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.settimeout(timeout_s)
+        if address.path is not None:
+            with _short(address.path) as path:
+                made.connect(path)
+        else:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if address.tls:
+            made = (trust or ssl.create_default_context()).wrap_socket(made, server_hostname=address.host)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
 _listening: weakref.WeakSet[trio.SocketListener] = weakref.WeakSet()
 
 

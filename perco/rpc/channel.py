@@ -5,12 +5,13 @@
 
 What is sent while a frame is on its way goes with the next: without load a message leaves at once, under load frames
 grow, up to `frame_messages`. Then both ends work at the same time: one at this frame, the other at the next. Nothing
-waits for more to come, unless a window is asked for (`window_s`).
+waits here for more to come: what waits in a window does so before it is sent (`storage/batching.py`).
 
 R2  Both sides send an empty frame when they have had nothing else to send for `heartbeat_s`. Who hears nothing for
     `silence_s` takes the connection for dead: half-open ones end so.
 R3  A side that does not read holds up its own connection only, and that ends after `silence_s`: what waits for it is
     bounded by what it asked for, which is bounded (`peer.py`).
+R10 ... unless it says by another way that it lives and cannot read (`excuse`).
 """
 
 from __future__ import annotations
@@ -50,8 +51,6 @@ class WireOptions:
     frame_bytes: a frame is sent as soon as it holds so much; what is longer than a message comes in several.
     frame_messages: ... or so many messages. The other side works at them while the next are on their way; in one great
         frame all would go to and fro between two processes of which one always waits.
-    window_s: how long a client's reads and mutations wait for others to go with, in seconds: fewer, fuller frames, and
-        every transaction takes longer, by twice that (the paper's section 2.5). 0: what is there goes.
     heartbeat_s: how long a side is silent at most; silence_s: after that the other takes it for gone.
     calls_max: calls of one connection that a server works at; then it stops reading, until some are answered.
     waiting_bytes_max: of replies that one connection has not taken yet; then its server stops reading, too.
@@ -65,7 +64,6 @@ class WireOptions:
     message_bytes_max: int = 24 << 20
     frame_bytes: int = 1 << 20
     frame_messages: int = 32
-    window_s: float = 0.0
     heartbeat_s: float = 2.0
     silence_s: float = 10.0
     calls_max: int = 4096
@@ -83,10 +81,9 @@ class WireOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        for less, more in (("window_s", "heartbeat_s"), ("heartbeat_s", "silence_s")):
-            if getattr(self, less) >= getattr(self, more):
-                what = f"{less} is {getattr(self, less):g}; it must be less than {more} ({getattr(self, more):g})"
-                raise UsageError(f"WireOptions: {what}")
+        if self.heartbeat_s >= self.silence_s:
+            what = f"heartbeat_s is {self.heartbeat_s:g}; it must be less than silence_s ({self.silence_s:g})"
+            raise UsageError(f"WireOptions: {what}")
         if self.frame_bytes > self.message_bytes_max:
             raise UsageError(
                 f"WireOptions: frame_bytes is {self.frame_bytes}; a frame is refused that is longer than a message may "
@@ -143,13 +140,13 @@ class Channel:
         self._rest: bytes | memoryview = b""  # of a frame, that the socket has not taken
         self._bytes = 0  # waiting, or on their way
         self._wake = trio.Event()
-        self._hurry = trio.Event()  # what waits for the window to end waits no longer
         self._running = self._receiving = self._flushing = False
         self._listening = False  # to what may come; else it waits in the socket
         self._early: list[list[Message]] = []  # came right behind the greeting
         self._closing = False
         self._failed: OSError | None = None
         self._drained: trio.Event | None = None
+        self._taking: trio.CancelScope | None = None  # while the other side is to take what was sent
         self._decoder = FrameDecoder(_GREETING_BYTES_MAX)
         self._pack = packer()
         self.heard = self._said = trio.current_time()
@@ -180,11 +177,8 @@ class Channel:
 
     # ------------------------------------------------------------ both directions
 
-    def send(self, message: Message, *, waits: bool = False) -> None:
-        """Put a message among those that wait; `waits`: for others to go with, as long as the window is open.
-
-        Raises: TooLarge.
-        """
+    def send(self, message: Message) -> None:
+        """Put a message among those that wait to leave. Raises: TooLarge."""
         data = self._pack(message)
         if len(data) > self._options.message_bytes_max:
             raise TooLarge("a call or its reply", len(data), self._options.message_bytes_max, _REMEDY)
@@ -201,8 +195,6 @@ class Channel:
                 self._flush_soon(self)
             return
         self._wake.set()
-        if not waits or len(self._waiting) >= self._options.frame_messages:
-            self._hurry.set()
 
     def send_first(self, message: Message) -> None:
         """A small one, before those that wait; from `leaving`."""
@@ -212,7 +204,18 @@ class Channel:
 
     def wake(self) -> None:
         """There is something that `leaving` knows of."""
-        self._wake.set()
+        if self._flush_soon is None:
+            self._wake.set()
+        elif not self._flushing:
+            self._flushing = True
+            if not self._receiving:
+                self._flush_soon(self)
+
+    def excuse(self) -> None:
+        """R10: the other side lives, as somebody else has said; from now on it may be silent for `silence_s` again."""
+        self.heard = trio.current_time()
+        if self._taking is not None:
+            self._taking.deadline = self.heard + self._options.silence_s
 
     @property
     def waiting_bytes(self) -> int:
@@ -228,7 +231,6 @@ class Channel:
         """Send what waits, then end."""
         self._closing = True
         self._wake.set()
-        self._hurry.set()
 
     async def run(self, received: Callable[[list[Message]], None], pause: Callable[[], trio.Event | None]) -> None:
         """Exchange messages until the stream ends.
@@ -319,7 +321,6 @@ class Channel:
         self._flushing = False
         if self._socket == _NO_SOCKET or self._rest or not self._running:
             self._wake.set()
-            self._hurry.set()
             return
         if self.leaving is not None:
             self.leaving()
@@ -354,22 +355,16 @@ class Channel:
             self._drained = None
 
     async def _write(self) -> None:
-        options = self._options
         while True:
             if not self._waiting and not self._rest:
                 if self._closing:
                     return
                 await self._wake.wait()
-            if options.window_s and not self._rest and self._waiting and not self._hurry.is_set():
-                with trio.move_on_after(options.window_s):
-                    await self._hurry.wait()
-            self._wake, self._hurry = trio.Event(), trio.Event()
+            self._wake = trio.Event()
             if self.leaving is not None:
                 self.leaving()
             data = self._rest or self._frame()
             self._rest = data  # nobody else sends meanwhile
-            if self._waiting:
-                self._hurry.set()
             await self._send(data)
             self._rest = b""
             self._sent(len(data))
@@ -378,9 +373,9 @@ class Channel:
         """Raises: Silent, when nothing of it is taken for too long."""
         silence_s = self._options.silence_s
         if self._socket == _NO_SOCKET:
-            with trio.move_on_after(silence_s) as scope:
+            with trio.move_on_after(silence_s) as self._taking:
                 await self._stream.send_all(data)
-            if scope.cancelled_caught:
+            if self._taking.cancelled_caught:
                 raise Silent(f"what was sent is not taken for {silence_s:g} s")
             return
         silent = False
@@ -394,9 +389,9 @@ class Channel:
             if silent and len(left) == len(data):  # looked at once more: this process may have stood still
                 raise Silent(f"what was sent is not taken for {silence_s:g} s")
             data = left
-            with trio.move_on_after(silence_s) as scope:
+            with trio.move_on_after(silence_s) as self._taking:
                 await trio.lowlevel.wait_writable(self._socket)
-            silent = scope.cancelled_caught
+            silent = self._taking.cancelled_caught
 
     def _take(self) -> list[bytes]:
         """As many of the waiting messages as make a frame."""

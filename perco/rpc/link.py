@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import trio
 
-from perco.errors import PercoError, SessionEnded, StoreError, TransactionClosed, Unavailable
+from perco.errors import PercoError, SessionEnded, StoreError, TransactionClosed, Unavailable, WriteUnknown
 from perco.rpc.channel import Channel, Silent, WireOptions
 from perco.rpc.crossing import unpack_error
 from perco.rpc.framing import Message, WireError
@@ -45,13 +45,26 @@ class LostError(Exception):
 class _Call:
     """One that waits for its reply; its own `outcome.Outcome`, as `perco.storage.call.Call`."""
 
-    __slots__ = ("again", "arguments", "error", "held", "here", "id", "link", "method", "sent", "task", "value")
+    __slots__ = (
+        "again",
+        "arguments",
+        "error",
+        "held",
+        "here",
+        "id",
+        "link",
+        "method",
+        "sent",
+        "task",
+        "value",
+        "writes",
+    )
 
     def __init__(self, link: Link, id: int, method: int, arguments: Any, again: bool, held: bool, here: bool) -> None:
         self.link, self.id, self.method, self.arguments, self.again = link, id, method, arguments, again
         self.held, self.here = held, here
         self.task: trio.lowlevel.Task = trio.lowlevel.current_task()
-        self.sent = False
+        self.sent = self.writes = False
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -118,21 +131,23 @@ class Link:
         *,
         again: bool,
         held: bool = False,
-        waits: bool = False,
         here: bool = False,
+        writes: bool = False,
     ) -> Any:
         """Ask the server. `again`: it may be asked twice; `held`: only as long as the server holds what this needs;
-        `waits`: for others to go with (`WireOptions.window_s`); `here`: over this connection only, for another server
-        can be asked.
+        `here`: over this connection only, for another server can be asked; `writes`: it is no mere question, so who
+        gives up does not know what was done.
 
-        Raises: what the server answers; LostError, if not `again`, or `here`; Unavailable, SessionEnded.
+        Raises: what the server answers; LostError, if not `again`, or `here`; Unavailable, SessionEnded; WriteUnknown,
+        if it `writes`, was sent, and the server has been away for too long since.
         """
         self._must_be_open()
         self._next = id = self._next + 1
         call = _Call(self, id, method, arguments, again, held, here)
+        call.writes = writes
         channel = self._channel
         if channel is not None:
-            channel.send((id, method, arguments), waits=waits)
+            channel.send((id, method, arguments))
             call.sent = True
         else:
             losses = self._losses
@@ -202,6 +217,13 @@ class Link:
                 return
         raise self._refused or self._unavailable()
 
+    def _give_up(self) -> None:
+        """R6: the server has been away for too long."""
+        for call in [call for call in self._calls.values() if call.writes and call.sent]:
+            self._forget(call)
+            self._end(call, WriteUnknown(f"a call to {self.name}", self._unavailable().what))
+        self.fail_all(self._unavailable)
+
     def _unavailable(self) -> Unavailable:
         away_s = trio.current_time() - self._away_since
         return Unavailable(f"the server at {self.name} was not reached for {away_s:.0f} s ({self._last})")
@@ -251,7 +273,7 @@ class Link:
                     await self._asked.wait()
                     continue
                 if trio.current_time() - self._away_since > self._options.patience_s:
-                    self.fail_all(self._unavailable)
+                    self._give_up()
                 if trio.current_time() - began > _PAUSE_MAX_S:
                     pause_s = _PAUSE_S
                 await trio.sleep(pause_s * self._rng.uniform(0.5, 1.5))

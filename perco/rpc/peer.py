@@ -1,6 +1,7 @@
 """A server's side of one connection: calls come in frames, replies leave in frames.
 
-R3  At most `calls_max` calls of a connection are worked at, and at most `waiting_bytes_max` of replies wait for it:
+R3  Of what a server says of its own accord, the newest of a kind waits for a client that does not read.
+    At most `calls_max` calls of a connection are worked at, and at most `waiting_bytes_max` of replies wait for it:
     then nothing more is read from it until that is less. Others do not notice.
 """
 
@@ -42,6 +43,8 @@ class Peer:
         self._backlog: deque[Message] = deque()  # received, and not begun
         self._working = False
         self._fewer: trio.Event | None = None
+        self._pushes: dict[int, Any] = {}  # not yet sent
+        channel.leaving = self._leaving
         self._answered: trio.Event | None = None
 
     def reply(self, id: int, value: Any) -> None:
@@ -56,9 +59,22 @@ class Peer:
         self._answer(id, ERROR, pack_error(error))
 
     def push(self, what: int, value: Any) -> None:
-        """Something that was not asked for."""
+        """Something that was not asked for, and says all that was said of its kind before: that need not arrive."""
+        if not self.ended:
+            self._pushes[what] = value
+            self.channel.wake()
+
+    def push_each(self, what: int, value: Any) -> None:
+        """The same, of a kind of which each has to arrive."""
         if not self.ended:
             self.channel.send((what, PUSH, value))
+
+    def _leaving(self) -> None:
+        """A frame leaves, and these go first."""
+        if self._pushes:
+            pushes, self._pushes = self._pushes, {}
+            for what, value in pushes.items():
+                self.channel.send_first((what, PUSH, value))
 
     async def answered(self) -> None:
         """Until no call is under way."""

@@ -15,7 +15,7 @@ import os
 import random
 import secrets
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -24,31 +24,40 @@ from typing import Any
 
 import trio
 
-from perco.errors import ReadOnly, SchemaMismatch, Unavailable, UsageError, UsedAfterFork
+from perco.errors import ReadOnly, SchemaMismatch, UsedAfterFork, WriteUnknown
+from perco.naming import told_as
 from perco.notify.database import Database
 from perco.rpc.channel import WireOptions
 from perco.rpc.framing import GREETING_BYTES_MAX, Message, packed
 from perco.rpc.link import BACK_S, Link, LostError
 from perco.serve import tasks
+from perco.serve.elsewhere import Elsewhere
 from perco.serve.messages import (
     ANNOUNCED,
     MOVED,
     NOTIFIED,
+    RELEASED,
     TASKS_ASKED,
+    FolderIs,
     Method,
     TabletsOf,
     hello,
+    read_folder,
     read_servers,
     read_vacuum,
     read_welcome,
 )
-from perco.serve.remote import Elsewhere, LostRowStore, RemoteDriver, RemoteFates, RemoteOracle, RemoteRowStore
+from perco.serve.pulse import Pulse
+from perco.serve.remote import LostRowStore, RemoteDriver, RemoteFates, RemoteOracle, RemoteRowStore
 from perco.serve.tasks import ProcessTasks
+from perco.serve.together import Together
 from perco.txn import catalogue as catalogues
 from perco.txn.backfill import BackfillProgress
 from perco.txn.background import Background
 from perco.txn.catalogue import Catalogue
 from perco.txn.client import Options
+from perco.txn.compactor import Compacted, what_to_compact
+from perco.txn.loopwatch import LoopWatch
 from perco.txn.schema import Schema, Table
 from perco.txn.splitter import Split, where_to_split
 from perco.txn.transaction import Snapshot
@@ -56,7 +65,6 @@ from perco.txn.vacuum import VacuumResult
 
 log = logging.getLogger("perco.serve")
 
-_ELSEWHERE_S = 0.05
 _BYE_S = 1.0
 _locals: weakref.WeakSet[RemoteLocal] = weakref.WeakSet()
 
@@ -100,10 +108,12 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+@told_as("Database")
 class RemoteDatabase(Database):
     """A served store, opened. Made by `perco.open`."""
 
     _served = True
+    _tells_s = 1.0
 
     def __init__(
         self,
@@ -113,6 +123,7 @@ class RemoteDatabase(Database):
         name: str,
         connect: Callable[[int, int], Any],
         token: bytes,
+        pulsing: Callable[[Pulse], LoopWatch] | None = None,
     ) -> None:
         options = replace(options, backfill=replace(options.backfill, on=False))  # the server's affair
         rng = random.Random(options.seed)
@@ -126,19 +137,26 @@ class RemoteDatabase(Database):
         self.link = Link(name, partial(connect, 0, 0), self._hello, self._welcomed, self._pushed, wire, rng)
         local = RemoteLocal(self.link, RemoteRowStore(self.link, self._reach, wire.patience_s, rng))
         super().__init__(local, schema, options)  # type: ignore[arg-type]
-        self._store = local.store
+        self._store: RemoteRowStore = local.store
+        self._together: Together | None = None
+        if options.batch.window_s:
+            self._together = Together(self.link, local.store, options.batch, wire, self.background.spawn)
         self.lease_token = self._session[:16]
         self.fates = RemoteFates(self.link, local.store, self.lease_token)
         self.oracle = RemoteOracle(local.store, self.link, self.background.spawn)
+        self._pulses = pulsing is not None
+        if pulsing is not None:
+            self.heartbeat = pulsing(Pulse(token, self._session, wire, random.Random(rng.random())))
         self._begin_session()
 
     def _begin_session(self) -> None:
         before = self.driver
         self.driver = RemoteDriver(
             self.link,
+            self._together,
             self.oracle.drawn_elsewhere,  # type: ignore[attr-defined]
             self._store.catch_up,
-            self.local.store,
+            self._store if self._together is None else self._together.store,
             self.oracle,
             self.fates,
             self.config.commit,
@@ -183,6 +201,8 @@ class RemoteDatabase(Database):
             self._store.losses += 1
             # R5: whoever reads through the former driver reads nothing any more.
             self.driver.reads = LostRowStore()
+            if self._together is not None:
+                self._together.store.end_reads()
             set.clear(holds.open)
             holds.numbers.clear()  # type: ignore[attr-defined]
             self._begin_session()
@@ -193,14 +213,17 @@ class RemoteDatabase(Database):
         if self.driver.orphaned.is_set():
             self.link.tell(Method.ORPHANED, None)
         if isinstance(elsewhere, Elsewhere):
-            elsewhere.woken()
+            elsewhere.forget()
         self.driver.notified()  # N8: what was pushed meanwhile has not come
         return kept
 
     def _pushed(self, what: int, value: Any) -> None:
-        if what == NOTIFIED:
-            if self._worker is not None and self._worker.elsewhere is not None:
-                self._worker.elsewhere.woken()
+        if what in (NOTIFIED, RELEASED):
+            elsewhere = self._worker.elsewhere if self._worker is not None else None
+            if isinstance(elsewhere, Elsewhere) and what == NOTIFIED:
+                elsewhere.woken()
+            elif isinstance(elsewhere, Elsewhere):
+                elsewhere.released()
             self.driver.notified()
         elif what == ANNOUNCED:
             self.oracle.catalogue_version = max(self.oracle.catalogue_version, value)
@@ -225,6 +248,10 @@ class RemoteDatabase(Database):
         """Who has which tablets open."""
         return read_servers(await self.link.call(Method.SERVERS, None, again=True))
 
+    async def folder(self) -> FolderIs:
+        """The store's folder, as its owner sees it."""
+        return read_folder(await self.link.call(Method.FOLDER, None, again=True))
+
     async def snapshot_at(self, *, ts: int | None = None, at: Any = None) -> Snapshot:
         """As `Client.snapshot_at`."""
         if isinstance(ts, int) and ts > self.oracle.last:
@@ -234,7 +261,7 @@ class RemoteDatabase(Database):
     async def vacuum(self, *, progress: Callable[[VacuumResult], None] | None = None) -> VacuumResult:
         """As `Client.vacuum`, in the server; `progress` is told the end."""
         self.usable(writing=True)
-        result = read_vacuum(await self.link.call(Method.VACUUM, None, again=True))
+        result = read_vacuum(await self.link.call(Method.VACUUM, None, again=True, writes=True))
         if progress is not None:
             progress(result)
         return result
@@ -242,41 +269,65 @@ class RemoteDatabase(Database):
     async def backfill(self, *, progress: Callable[[BackfillProgress], None] | None = None) -> list[BackfillProgress]:
         """As `Client.backfill`, in the server; `progress` is told the end."""
         self.usable(writing=True)
-        told = [BackfillProgress(*each) for each in await self.link.call(Method.BACKFILL, None, again=True)]
+        told = [
+            BackfillProgress(*each) for each in await self.link.call(Method.BACKFILL, None, again=True, writes=True)
+        ]
         for each in told:
             if progress is not None:
                 progress(each)
         return told
 
     async def split(self, table: Table[Any] | str, key: Any = None) -> Split:
-        """As `Client.split`, in the server. Raises: Unavailable too where the answer is lost: `perco tablets` tells."""
+        """As `Client.split`, in the server. Raises: WriteUnknown too, where the answer is lost."""
         self.usable(writing=True)
         try:
             return Split(*await self.link.call(Method.SPLIT, where_to_split(table, key), again=False))
         except LostError as error:
-            raise Unavailable(f"{error}: nobody knows whether the tablet was split") from error
+            raise WriteUnknown("splitting a tablet", str(error), "`perco tablets` shows which there are.") from error
 
-    def pending(self) -> int:
-        raise UsageError("a served store is asked: await db.waiting()")
+    async def compact(self, table: Table[Any] | str | None = None) -> list[Compacted]:
+        """As `Client.compact`, in the server. Raises: WriteUnknown too, where the answer is lost."""
+        self.usable(writing=True)
+        try:
+            done = await self.link.call(Method.COMPACT, what_to_compact(table), again=False)
+        except LostError as error:
+            raise WriteUnknown("compacting tablets", str(error)) from error
+        return [Compacted(*each) for each in done]
 
-    def failed_count(self) -> int:
-        raise UsageError("a served store is asked: len(await db.failed())")
+    async def _now(self) -> tuple[bool, int, int]:
+        self.usable(writing=False)
+        idle, pending, failed = await self.link.call(Method.NOW, None, again=True)
+        return idle, pending, failed
 
-    def is_idle(self) -> bool:
-        raise UsageError("a served store is asked: await db.wait_idle(timeout=...)")
+    async def is_idle(self) -> bool:
+        """As `Database.is_idle`."""
+        return (await self._now())[0]
+
+    async def pending(self) -> int:
+        """As `Database.pending`."""
+        return (await self._now())[1]
+
+    async def failed_count(self) -> int:
+        """As `Failures.failed_count`."""
+        return (await self._now())[2]
+
+    async def _catch_up(self) -> None:
+        """As `Client._catch_up`: here nobody tells of every change of the catalogue."""
+        await self.reload()
 
     # ------------------------------------------------------------ observers
 
-    def _observers(self) -> tuple[str, ...]:
-        return tuple(self.schema.observers) if self._worker is not None else ()
+    def _observers(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Those that it has, and those that it may run."""
+        return self._worker.works() if self._worker is not None else ((), ())
 
     async def _worker_begins(self) -> None:
         assert self._worker is not None
-        self._worker.elsewhere = Elsewhere(self.link, _ELSEWHERE_S)
+        self._worker.elsewhere = Elsewhere(self.link, self._together)
         await self.link.call(Method.WORKS, self._observers(), again=True)
 
     async def _worker_ended(self) -> None:
-        self.link.tell(Method.WORKS, ())
+        self.link.tell(Method.WORKS, ((), ()))
 
     async def wait_idle(self, *, timeout: float | None = None) -> int:
         """As `Database.wait_idle`."""
@@ -307,20 +358,7 @@ class RemoteDatabase(Database):
         if trio.current_time() < self.link.back_since + BACK_S:
             return
         waiting = {id for id, count in (await self.waiting(readable=True)).items() if count}
-        left = waiting - set(workers) - self.paused()
-        if waiting and not workers:
-            raise UsageError(
-                "changes wait for observers and nothing runs them; wait inside `async with db.worker():`, or start one "
-                "in another process"
-            )
-        if left and waiting == left:
-            raise UsageError(f"changes wait for observers that no program here has: {', '.join(sorted(left))}")
-        if waiting and waiting <= self.paused():
-            names = ", ".join(map(repr, sorted(waiting)))
-            raise UsageError(
-                f"changes wait for observers that are paused: {names}. Resume them: await db.resume(...), or "
-                "`perco resume`."
-            )
+        self._check_run(waiting, workers)
 
     # ------------------------------------------------------------ the beginning and the end
 
@@ -331,6 +369,8 @@ class RemoteDatabase(Database):
         """
         self._connections.start(self.link.run, "link")
         await self._store.refresh()
+        if self._pulses:
+            self.heartbeat.start()
         if not known and not readonly:
             await self.declare()
             return
@@ -354,6 +394,7 @@ class RemoteDatabase(Database):
     async def _end(self) -> None:
         with trio.CancelScope(shield=True):
             await self.background.aclose()
+            await self.heartbeat.aclose()
             with suppress(Exception), trio.move_on_after(_BYE_S):
                 if self.link.connected.is_set():
                     await self.link.call(Method.BYE, None, again=True)
@@ -369,13 +410,15 @@ async def open_served(
     token: bytes,
     *,
     readonly: bool = False,
+    pulsing: Callable[[Pulse], LoopWatch] | None = None,
 ) -> RemoteDatabase:
     """A database on whoever answers. Raises: as `RemoteDatabase.begin_link`.
 
     Args:
         connect: makes a stream to the tablet server of a number and a port; 0 and 0: to the owner.
+        pulsing: makes what watches the loop and sends pulses while it is held (R10); None: nothing does.
     """
-    db = RemoteDatabase(schema or Schema(), options, wire, name, connect, token)
+    db = RemoteDatabase(schema or Schema(), options, wire, name, connect, token, pulsing)
     try:
         await db.begin_link(known=schema is None, readonly=readonly)
     except BaseException:

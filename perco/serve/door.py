@@ -10,7 +10,7 @@ import hmac
 import logging
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeVar
 
@@ -22,7 +22,7 @@ from perco.rpc.addresses import NOWHERE, Address
 from perco.rpc.channel import Channel, Flusher, Silent, WireOptions
 from perco.rpc.framing import Message, WireError
 from perco.rpc.peer import Peer
-from perco.serve.messages import check_version, read_hello, turned_away, wrong_token
+from perco.serve.messages import Hello, check_version, read_hello, turned_away, wrong_token
 from perco.txn.background import Background
 
 log = logging.getLogger("perco.serve")
@@ -47,6 +47,7 @@ class Door(ABC, Generic[Who]):
     def __init__(self, background: Background, options: WireOptions) -> None:
         self._background, self._options = background, options
         self._connections = 0
+        self._pulses = 0  # of these
         self._flusher = Flusher()
         self._draining = False
         self._serving: dict[Peer, Who] = {}
@@ -54,6 +55,16 @@ class Door(ABC, Generic[Who]):
     @abstractmethod
     def _let_in(self, name: str, held: Sequence[int]) -> tuple[Who, Message]:
         """Greet a client whose token is right. Raises: PercoError, why it is turned away."""
+
+    def _let_in_pulse(self, name: str, channel: Channel) -> tuple[Callable[[list[Message]], None], Message]:
+        """Greet a client's pulse (R10). Returns what is told the pulse's messages, and the greeting.
+
+        Raises: PercoError, why it is turned away.
+        """
+        raise UsageError("a tablet server takes no pulses; they are for the store's owner")
+
+    def _pulse_ended(self, name: str, channel: Channel) -> None:
+        """A pulse's connection has ended."""
 
     @abstractmethod
     def _begun(self, peer: Peer, who: Who) -> None:
@@ -152,10 +163,13 @@ class Door(ABC, Generic[Who]):
 
     async def _talk(self, channel: Channel, wanted: bytes | None, at: Address) -> None:
         with trio.move_on_after(self._options.connect_s) as scope:
-            version, token, name, held = read_hello(await channel.greeting(alone=True))
+            said = read_hello(await channel.greeting(alone=True))
             try:
-                self._check(version, token, wanted, name)
-                who, welcome = self._let_in(name, held)
+                self._check(said, wanted)
+                if said.pulse:
+                    hear, welcome = self._let_in_pulse(said.session, channel)
+                else:
+                    who, welcome = self._let_in(said.session, said.held)
             except PercoError as error:
                 log.log(self._noticed(error), "a client was turned away: %s", error)
                 await channel.greet(turned_away(error))
@@ -163,7 +177,15 @@ class Door(ABC, Generic[Who]):
             await channel.greet(welcome)
         if scope.cancelled_caught:
             return
-        peer = Peer(channel, self._options, self._handle, name)
+        if said.pulse:
+            self._pulses += 1
+            try:
+                await channel.run(hear, lambda: None)
+            finally:
+                self._pulses -= 1
+                self._pulse_ended(said.session, channel)
+            return
+        peer = Peer(channel, self._options, self._handle, said.session)
         peer.at = at
         self._serving[peer] = who
         self._begun(peer, who)
@@ -173,14 +195,16 @@ class Door(ABC, Generic[Who]):
             self._serving.pop(peer, None)  # unless its client has another connection already
             self._ended(peer, who)
 
-    def _check(self, version: int, token: bytes, wanted: bytes | None, name: str) -> None:
+    def _check(self, said: Hello, wanted: bytes | None) -> None:
         """Raises: VersionMismatch, WrongToken, Unavailable."""
-        mismatch = check_version(version)
+        mismatch = check_version(said.version)
         if mismatch is not None:
             raise mismatch
-        if wanted is not None and not hmac.compare_digest(token, wanted):
-            raise wrong_token(bool(token))
-        if self._connections - self._replaces(name) > self._options.connections_max:
+        if wanted is not None and not hmac.compare_digest(said.token, wanted):
+            raise wrong_token(bool(said.token))
+        if said.pulse:
+            return  # R10: of a client that has been let in
+        if self._connections - self._pulses - self._replaces(said.session) > self._options.connections_max:
             raise Unavailable(
                 f"this server has {self._options.connections_max} connections already; close some, or allow more "
                 "(WireOptions.connections_max, perco serve --connections)"

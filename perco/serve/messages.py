@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import Any, Final, NamedTuple
 
 from perco.errors import PercoError, StoreError, VersionMismatch, WrongToken
@@ -32,10 +32,11 @@ from perco.txn.records import Cellref
 from perco.txn.retention import Removed
 from perco.txn.vacuum import VacuumResult
 
-WIRE_VERSION: Final = 5
+WIRE_VERSION: Final = 6
 _MAGIC: Final = "perco"
 
 
+@unique
 class Method(IntEnum):
     """What can be asked. Of those in `AGAIN` twice is as good as once (R4)."""
 
@@ -53,11 +54,12 @@ class Method(IntEnum):
     RELEASE = 11  # that number -> no answer
     AT = 12  # a wall time -> (timestamp, wall time)
     OLDEST = 13  # -> the oldest timestamp at which any table can be read
-    PIN = 14  # (name, owner, ts, lease) -> a pin
-    DROP_PIN = 15  # a name -> whether there was one
-    CLAIM = 16  # ((table, row), oldest cause) -> whether nobody runs observers there, and this client does now (N8)
+    PIN = 14  # (name, owner, ts, lease, id, the id of the pin that it renews or takes over, or None) -> a pin
+    DROP_PIN = 15  # (name, id) -> whether there was one
+    CLAIM = 16  # (table, rows, how many of them, whether it halts) -> (a byte for each, rows that others have) (N8)
     UNCLAIM = 17  # (table, row) -> no answer
-    WORKS = 18  # ids of the observers that this client runs -> no answer
+    WORKS = 18  # ids of the observers that this client has, and of those that it may run -> nothing
+    LOOKED = 43  # whether it has found more than it may run; else a scanner found nothing, and sleeps -> no answer
     IDLE = 19  # -> how far from idle the store is, after a while (N7)
     UP_TO = 25  # a timestamp -> as IDLE, of what was committed up to then (N9)
     VACUUM = 20  # -> what it did
@@ -68,7 +70,13 @@ class Method(IntEnum):
     TASKS = 28  # -> what the tasks of all processes wait for
     TASKS_ARE = 29  # (the number of what was asked, what the client's tasks wait for) -> no answer
     SERVERS = 30  # -> who has which tablets
+    READS = 40  # what several calls of READ ask -> an answer for each; None: that one is to be asked alone (D8)
+    COMMITS = 41  # the same of COMMIT
+    CLAIMS = 42  # the same of CLAIM
     SPLIT = 31  # (table, row; None: in the middle of its largest tablet) -> what it did (P4)
+    NOW = 32  # -> (whether the store is idle, changes that wait, changes on the failed list), at this moment (N7)
+    FOLDER = 34  # -> the folder, its owner's process, and what is in each of its files
+    COMPACT = 33  # (a table; None: all) -> what it did, for each tablet (P6)
     BYE = 23  # the client is done
 
 
@@ -82,6 +90,7 @@ class Order(IntEnum):
     REPACK = 68  # (table, number, group, start, skip) -> (where to go on, whether it was worth it)
     LISTEN = 69  # (path or host, port, token, certificate, key) -> the port
     SESSIONS = 70  # (tickets of sessions that began, and of those that ended) -> no answer (F3)
+    EXCUSE = 79  # the ticket of a session whose client's loop is held (R10) -> no answer
     STATISTICS = 71  # -> of all tablets
     STOP = 72  # answer what was asked for, and end
     MIDDLE = 73  # (table, number, stop) -> a row at which to split it, or None
@@ -92,7 +101,7 @@ class Order(IntEnum):
     REMOVE = 78  # (table, number, row): some of those -> whether there may be more (P4)
 
 
-AGAIN: Final = frozenset(Method) - {Method.APPLY, Method.COMMIT, Method.SPLIT}
+AGAIN: Final = frozenset(Method) - {Method.APPLY, Method.COMMIT, Method.COMMITS, Method.SPLIT, Method.COMPACT}
 
 # What a server says of its own accord.
 NOTIFIED: Final = 1  # there may be work for observers (N8)
@@ -100,7 +109,10 @@ ANNOUNCED: Final = 2  # a newer version of the catalogue, that writers have to k
 MOVED: Final = 4  # tablets have
 QUIET: Final = 5  # of a tablet server: notify cells have gone (N7)
 DROPPED: Final = 6  # of a tablet server: it has lost a tablet to another process (F1)
+RELEASED: Final = 7  # rows that this client wanted were let go of by who does not run its observers (N8)
 TASKS_ASKED: Final = 3  # somebody wants to know what the client's tasks wait for; to be told with this number
+
+PULSE: Final = 96  # over a pulse (R10): (process, for how many seconds its loop is held; 0: it turns, where)
 
 # How a commit in one step went.
 TOLD: Final = 0  # (verdict, commit_ts)
@@ -118,22 +130,37 @@ NOBODY: Final = -1  # in place of a tablet server's number: none has the tablet 
 # ------------------------------------------------------------------ the greeting
 
 
-def hello(token: bytes, session: str, held: Sequence[int]) -> Message:
-    """A client's. `session`: the one it had, or a new name for one; `held`: start timestamps that it still needs."""
-    return _MAGIC, WIRE_VERSION, token, session, tuple(held)
+class Hello(NamedTuple):
+    """A client's greeting.
+
+    Attributes:
+        session: the one it had, or a new name for one.
+        held: start timestamps that it still needs.
+        pulse: this connection only says that the client lives, while its loop is held (R10).
+    """
+
+    version: int
+    token: bytes
+    session: str
+    held: tuple[int, ...]
+    pulse: bool = False
 
 
-def read_hello(message: Message) -> tuple[int, bytes, str, tuple[int, ...]]:
-    """(version, token, session, held). Raises: WireError."""
-    try:
-        magic, version, token, session, held, *_ = message
-    except ValueError as error:
-        raise WireError("no greeting of perco's") from error
-    right = magic == _MAGIC and type(version) is int and type(token) is bytes and type(session) is str
-    right = right and 0 < len(session) <= 64 and type(held) is tuple
-    if not right or any(type(ts) is not int for ts in held):
+def hello(token: bytes, session: str, held: Sequence[int], *, pulse: bool = False) -> Message:
+    """See `Hello`."""
+    return _MAGIC, *Hello(WIRE_VERSION, token, session, tuple(held), pulse)
+
+
+def read_hello(message: Message) -> Hello:
+    """Raises: WireError."""
+    if len(message) < 5 or message[0] != _MAGIC:
         raise WireError("no greeting of perco's")
-    return version, token, session, held
+    said = Hello(*message[1:6])  # a client of another version may say less, or more
+    kinds = [type(part) for part in said]
+    right = kinds == [int, bytes, str, tuple, bool] and 0 < len(said.session) <= 64
+    if not right or any(type(ts) is not int for ts in said.held):
+        raise WireError("no greeting of perco's")
+    return said
 
 
 def welcome(new: bool, kept: bool, info: dict[str, Any]) -> Message:
@@ -206,6 +233,30 @@ class TabletsOf(NamedTuple):
     process: int
     addresses: list[str]
     tablets: list[TabletIs]
+
+
+class FileOf(NamedTuple):
+    """A tablet's file. `entries`: how many cells of each group."""
+
+    table: str
+    start: bytes
+    used_bytes: int
+    entries: dict[str, int]
+
+
+class FolderIs(NamedTuple):
+    """A store's folder, as its owner sees it. `mark`: see `perco.storage.folder.unsynced`."""
+
+    path: str
+    process: int
+    command: str
+    mark: str
+    files: list[FileOf]
+
+
+def read_folder(packed: Any) -> FolderIs:
+    path, process, command, mark, files = packed
+    return FolderIs(path, process, command, mark, [FileOf(*each) for each in files])
 
 
 def read_servers(packed: Any) -> list[TabletsOf]:

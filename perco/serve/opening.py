@@ -13,18 +13,30 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 import trio
 
-from perco.errors import AsyncOnly, PercoWarning, SchemaMismatch, StoreError, StoreLocked, Unavailable, UsageError
+from perco.errors import (
+    AsyncOnly,
+    Corruption,
+    PercoWarning,
+    SchemaMismatch,
+    StoreError,
+    StoreLocked,
+    Unavailable,
+    UsageError,
+)
 from perco.notify.database import Database
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.serve import tokens
+from perco.serve.beating import PulseThread
 from perco.serve.database import RemoteDatabase, open_served
 from perco.serve.processes import ProcessOptions, TabletServers
+from perco.serve.pulse import Pulse
 from perco.serve.server import Server
 from perco.storage.folder import shared_by_owner
 from perco.txn import catalogue as catalogues
@@ -43,8 +55,9 @@ class open(AsyncOnly):
 
     Args:
         url: a folder, made if there is none; if another process has it open, that one is asked, over a socket in the
-            folder. Or "memory:", or where a store is served: "unix:PATH", "tcp://HOST:PORT",
-            "tls://HOST:PORT".
+            folder. In production run `perco serve`, an owner that does nothing else: while the loop of the process that
+            owns a folder is held, by an observer that computes or a call that blocks, all others wait. Or "memory:",
+            or where a store is served: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT".
         schema: tables, columns and observers. May be left out when reading only: then the store's own is used, and
             `db.schema.tables["docs"].columns["body"]` gives its columns.
         options: see `Options`.
@@ -86,6 +99,7 @@ class open(AsyncOnly):
         self._serving = AsyncExitStack()
         self.server: Server | None = None  # of the owner of a folder
         self.processes: ProcessOptions | None = None  # set before: its tablets are open in others
+        self.damaged: dict[Path, Corruption] = {}  # set before: tablets that are not to be opened, and why
         self.tablet_servers: TabletServers | None = None  # which these are
 
     async def __aenter__(self) -> Database:
@@ -120,6 +134,7 @@ class open(AsyncOnly):
                     batch=options.batch,
                     shared=options.shared,
                     elsewhere=self.tablet_servers,
+                    damaged=self.damaged,
                 )
                 break
             except StoreLocked as locked:
@@ -182,8 +197,14 @@ class open(AsyncOnly):
         def connect(number: int, port: int) -> Awaitable[trio.abc.Stream]:
             return addresses.connect(address.beside(number, port) if number else address, trust)
 
+        def pulsing(pulse: Pulse) -> PulseThread:
+            return PulseThread(self._options.heartbeat, wire, pulse, partial(addresses.dial, address, trust))
+
+        wire = self._options.wire
         return await open_served(
-            str(address), connect, self._schema, self._options, self._options.wire, self._token, readonly=self._readonly
+            *(str(address), connect, self._schema, self._options, wire, self._token),
+            readonly=self._readonly,
+            pulsing=pulsing,
         )
 
     async def _prepare(self, local: LocalStore, options: Options) -> Database:

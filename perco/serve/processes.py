@@ -509,15 +509,7 @@ class TabletServers:
 
     async def _live(self, number: int) -> None:
         """One of its lives. Raises: OSError."""
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                process = await self._started(theirs.fileno())
-        except BaseException:
-            ours.close()
-            raise
-        ours.setblocking(False)
-        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        stream, process = await self._begin(number)
         try:
             await self.serve_by(number, stream, process)
         finally:
@@ -528,6 +520,18 @@ class TabletServers:
                 await process.wait()
                 process.close()
                 self.died(number)
+
+    async def _begin(self, number: int) -> tuple[trio.abc.Stream, Child]:
+        """Start a process, with a stream to it; a simulation has processes of its own. Raises: OSError."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = await self._started(theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        ours.setblocking(False)
+        return trio.SocketStream(trio.socket.from_stdlib_socket(ours)), process
 
     async def _started(self, descriptor: int) -> Child:
         how = json.dumps(asdict(self._serving))
@@ -814,6 +818,10 @@ class TabletServers:
         """F3: before what it holds is let go of."""
         self._sessions.discard(ticket)
         self._tell(Order.SESSIONS, ((), (ticket,)))
+
+    def session_held(self, ticket: str) -> None:
+        """R10."""
+        self._tell(Order.EXCUSE, ticket)
 
     def _tell(self, order: Order, arguments: Any) -> None:
         for server in self.all.values():

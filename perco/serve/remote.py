@@ -19,7 +19,15 @@ from typing import Any, Final
 
 import trio
 
-from perco.errors import CatalogueChanged, SessionEnded, SnapshotTooOld, TabletSplit, Unavailable, UsageError
+from perco.errors import (
+    CatalogueChanged,
+    PercoError,
+    SessionEnded,
+    SnapshotTooOld,
+    TabletSplit,
+    Unavailable,
+    UsageError,
+)
 from perco.rpc.framing import WireError
 from perco.rpc.link import Link, LostError
 from perco.serve.messages import (
@@ -31,6 +39,7 @@ from perco.serve.messages import (
     read_page,
     unpack_verdict,
 )
+from perco.serve.together import Together
 from perco.storage import Failed, Mutation, NoReply, ReadRequest, RowCells, ScanPage, ScanRequest, Tablet, Verdict
 from perco.txn.commit import Commit
 from perco.txn.driver import ConflictAt, Driver
@@ -43,6 +52,7 @@ from perco.txn.records import Cellref, Lock
 _REACHED_S: Final = 0.2  # how long a tablet server is waited for before it is asked where the tablet is by now
 _LOOK_S, _LOOK_MAX_S = 0.01, 0.25  # between two looks where tablets are
 _MAP_S: Final = 1.0  # how long a newer map is waited for, by who knows already what has become of what it sent
+_UNDO_S, _UNDO_AGAIN_S = 5.0, 0.2  # for a pin that nobody has
 _AWAY: Final = "the connection to the server was away for too long: what was begun before it has ended"
 _READ, _SCAN, _APPLY = int(Method.READ), int(Method.SCAN), int(Method.APPLY)
 
@@ -152,7 +162,7 @@ class RemoteRowStore:
 
     async def _part(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
         """Of the first ones, where all are too much for a message."""
-        found: list[RowCells] = await self._link.call(_READ, requests, again=True, held=True, waits=True)
+        found: list[RowCells] = await self._link.call(_READ, requests, again=True, held=True)
         return _checked(found, requests)
 
     async def scan(self, request: ScanRequest) -> ScanPage:
@@ -166,7 +176,7 @@ class RemoteRowStore:
         if self._stale:
             await self.catch_up()
         try:
-            answer = await self._link.call(_APPLY, mutations, again=False, waits=True)
+            answer = await self._link.call(_APPLY, mutations, again=False)
         except LostError as error:
             return [NoReply(str(error))] * len(mutations)
         except (SessionEnded, Unavailable) as error:
@@ -219,7 +229,7 @@ class RemoteRowStore:
         if link is None:
             return NOT_HERE
         try:
-            return await link.call(method, arguments, again=True, held=True, waits=True, here=server > 0)
+            return await link.call(method, arguments, again=True, held=True, here=server > 0)
         except LostError:
             return NOT_HERE
 
@@ -242,7 +252,7 @@ class RemoteRowStore:
             if link is None:
                 return
             try:
-                answer = await link.call(_APPLY, [mutations[i] for i in which], again=False, waits=True)
+                answer = await link.call(_APPLY, [mutations[i] for i in which], again=False)
             except LostError as error:
                 answer = [str(error)] * len(which)  # T4
             except (SessionEnded, Unavailable) as error:
@@ -428,19 +438,44 @@ class _Waiter:
 class RemotePins:
     """The pins of a served store."""
 
-    def __init__(self, link: Link, oracle: RemoteOracle) -> None:
-        self._link, self._oracle = link, oracle
+    def __init__(self, link: Link, oracle: RemoteOracle, spawn: Callable[[Callable[[], Any]], None]) -> None:
+        self._link, self._oracle, self._spawn = link, oracle, spawn
 
     async def find(self, name: str) -> Pin | None:
         """The pin of that name, if its lease has not run out."""
-        found = [pin for pin in await pins_in(self._oracle.store) if pin.name == name]
-        return found[0] if found and found[0].expires_ms > self._oracle.wall_ms() else None
+        pin = await self._named(name)
+        return pin if pin is not None and pin.expires_ms > self._oracle.wall_ms() else None
 
-    async def put(self, name: str, owner: str, ts: int, lease_s: float) -> Pin:
-        return Pin(*await self._link.call(Method.PIN, (name, owner, ts, lease_s), again=True))
+    async def _named(self, name: str) -> Pin | None:
+        return next((pin for pin in await pins_in(self._oracle.store) if pin.name == name), None)
 
-    async def drop(self, name: str) -> bool:
-        return bool(await self._link.call(Method.DROP_PIN, name, again=True))
+    async def put(self, name: str, owner: str, ts: int, lease_s: float, id: str, over: str | None = None) -> Pin:
+        """As `Pins.put`. A call that is cancelled, or fails, leaves no new pin: should it stand, it is dropped."""
+        pin = name, owner, ts, lease_s, id, over
+        try:
+            return Pin(*await self._link.call(Method.PIN, pin, again=True, writes=True))
+        except BaseException:
+            if over is None:
+                self._spawn(lambda: self._undo(name, id))
+            raise
+
+    async def _undo(self, name: str, id: str) -> None:
+        """Drop a pin that nobody has; where that does not succeed soon, its lease bounds it."""
+        with trio.move_on_after(_UNDO_S), suppress(PercoError, LostError):
+            while True:
+                with suppress(Unavailable):
+                    await self._link.call(Method.DROP_PIN, (name, id), again=True)
+                    return
+                await trio.sleep(_UNDO_AGAIN_S)
+
+    async def drop(self, name: str, id: str) -> bool:
+        """As `Pins.drop`."""
+        return bool(await self._link.call(Method.DROP_PIN, (name, id), again=True, writes=True))
+
+    async def drop_named(self, name: str) -> bool:
+        """As `Pins.drop_named`."""
+        pin = await self._named(name)
+        return pin is not None and await self.drop(name, pin.id)
 
 
 class RemoteOracle(Oracle):
@@ -450,7 +485,7 @@ class RemoteOracle(Oracle):
         super().__init__(store, OracleOptions(), lambda: 0.0)
         self.store, self._link, self._spawn = store, link, spawn
         self.holds: RemoteHolds = RemoteHolds(link)
-        self.pins = RemotePins(link, self)  # type: ignore[assignment]
+        self.pins = RemotePins(link, self, spawn)  # type: ignore[assignment]
         self._waiting: list[_Waiter] = []
         self._asking = False
         self._told = 0, 0.0  # wall time in ms, and when it was told
@@ -606,17 +641,25 @@ class RemoteDriver(Driver):
     """Lets the server make the commits in one step."""
 
     def __init__(
-        self, link: Link, drawn: Callable[[int], None], catch_up: Callable[[], Awaitable[None]], *args: Any
+        self,
+        link: Link,
+        together: Together | None,
+        drawn: Callable[[int], None],
+        catch_up: Callable[[], Awaitable[None]],
+        *args: Any,
     ) -> None:
         super().__init__(*args)
-        self._link, self._drawn, self._catch_up = link, drawn, catch_up
+        self._link, self._together, self._drawn, self._catch_up = link, together, drawn, catch_up
         self.orphaned = _Orphaned(link)  # type: ignore[assignment]
 
     async def _in_one_step(self, commit: Commit, version: int) -> None:
         """C1: the server draws, enters and writes; here it is only asked for, once (C6)."""
         arguments = commit.header, commit.primary_part, version
         try:
-            answer = await self._link.call(Method.COMMIT, arguments, again=False, waits=True)
+            if self._together is not None:
+                answer = await self._together.commit(*arguments)
+            else:
+                answer = await self._link.call(Method.COMMIT, arguments, again=False)
         except LostError as error:
             commit.sent_in_one_step(0)
             commit.primary_told(NoReply(str(error)))
@@ -639,44 +682,3 @@ class RemoteDriver(Driver):
 
     def _leave_behind(self, commit: Commit) -> None:
         """The same."""
-
-
-class Elsewhere:
-    """Rows that other processes run observers on, for a moment: they are passed by (N8)."""
-
-    def __init__(self, link: Link, hold_s: float) -> None:
-        self._link, self._hold_s = link, hold_s
-        self._until: dict[tuple[str, bytes], float] = {}
-        self.claims: dict[tuple[str, bytes], int] = {}  # held, or asked for; and the oldest cause of what waits there
-
-    def waits(self, where: tuple[str, bytes], now: float) -> float:
-        """Until when a row is left alone; 0: it need not be."""
-        until = self._until.get(where)
-        if until is None:
-            return 0
-        if until <= now:
-            del self._until[where]
-            return 0
-        return until
-
-    async def take(self, where: tuple[str, bytes], root: int) -> bool:
-        """Whether nobody else works on the row."""
-        self.claims[where] = root
-        try:
-            taken = await self._link.call(Method.CLAIM, (where, root), again=True)
-        except BaseException:
-            self.release(where)  # it may have arrived
-            raise
-        if taken:
-            return True
-        self.claims.pop(where, None)
-        self._until[where] = trio.current_time() + self._hold_s
-        return False
-
-    def release(self, where: tuple[str, bytes]) -> None:
-        self.claims.pop(where, None)
-        self._link.tell(Method.UNCLAIM, where)
-
-    def woken(self) -> None:
-        """Somebody has let go of a row."""
-        self._until.clear()

@@ -6,6 +6,7 @@ owner's own tasks do, so one commit of LMDB serves them all.
 C1  A commit in one step is made here: the timestamp is drawn, and the cells are entered, in one step of the loop (C2).
 C4  Readers elsewhere cannot look into this memory: what they read is looked up in it before it is read.
 R7  What an ended session asks for is not done.
+R10 Who answers for a client whose loop is held is its pulse; it is heard, and not answered.
 N8  Clients that run observers are woken when notify cells have become visible, whoever put them.
 N10 Every drawn timestamp tells the catalogue's version; a newer one is also announced at once.
 """
@@ -23,10 +24,10 @@ from typing import Any, Final
 
 import trio
 
-from perco.errors import SessionEnded
+from perco.errors import SessionEnded, Unavailable, UsageError
 from perco.notify.database import Database
 from perco.rpc.addresses import Address
-from perco.rpc.channel import WireOptions
+from perco.rpc.channel import Channel, WireOptions
 from perco.rpc.framing import Message, WireError
 from perco.rpc.link import BACK_S
 from perco.rpc.peer import Peer
@@ -36,10 +37,12 @@ from perco.serve.messages import (
     ANNOUNCED,
     MET,
     MOVED,
-    NOTIFIED,
+    PULSE,
     STALE,
     TASKS_ASKED,
     TOLD,
+    FileOf,
+    FolderIs,
     Method,
     TabletIs,
     TabletsOf,
@@ -52,19 +55,23 @@ from perco.serve.messages import (
     welcome,
 )
 from perco.serve.processes import TabletServers, on_news
-from perco.serve.sessions import Session, Sessions
+from perco.serve.sessions import Session, Sessions, Stuck
 from perco.serve.tasks import ProcessTasks
-from perco.storage import NOTIFY, WRITE, Mutation, Verdict
+from perco.storage import NOTIFY, PROTOCOL_GROUPS, WRITE, Mutation, Verdict, owner
 from perco.storage.call import Call
+from perco.storage.folder import unsynced
 from perco.txn.commit import Commit, State
 from perco.txn.entered import Entry, Where
+from perco.txn.loopwatch import Held
 
 log = logging.getLogger("perco.serve")
 
 _OUTLIVE_S: Final = 5.0  # how long somebody waits for another's transaction, before asking again
 _IDLE_S: Final = 1.0
+_HELD_S: Final = 1.0  # an owner's loop that was held for longer is worth a warning, if others wait for it
 _LOOKS_APART_S: Final = 0.02
 _EXPIRE_EVERY: Final = 4  # looks for dead sessions within a lease
+_CLAIMS_MAX: Final = 4096  # rows in one call
 _TASKS_S: Final = 1.0  # how long clients may take to say what their tasks wait for
 _DRAWS_MAX: Final = 1 << 16  # timestamps in one call
 
@@ -79,10 +86,14 @@ class Server(Door[Session]):
         self.sessions = Sessions(db.oracle.holds, db.fates, options.lease_s, driver.leave_orphans)
         if servers is not None:
             self.sessions.on_begin, self.sessions.on_end = servers.session_began, servers.session_ended
+            self.sessions.on_held = servers.session_held
             servers.told = on_news(driver.notified, driver.quiet)
             servers.on_moved = self._moved
         db.splitting.on_split.append(self._moved)
+        self._pulses_of: dict[str, Channel] = {}  # by session (R10)
         self._waits: set[trio.CancelScope] = set()
+        self._by: Session | None = None  # whose commit makes the notify cells that are told of just now
+        self._watching = False
         self.served = 0  # calls, in all
         self._told_tasks: _ToldTasks | None = None  # while they are asked for
         self._asked_tasks = 0
@@ -102,13 +113,16 @@ class Server(Door[Session]):
             Method.AT: self._later(lambda session, wall_s: db.oracle.at(wall_s)),
             Method.OLDEST: lambda session, peer, id, _: peer.reply(id, db.oracle.holds.oldest()),
             Method.PIN: self._later(lambda session, pin: db.oracle.pins.put(*pin)),
-            Method.DROP_PIN: self._later(lambda session, name: db.oracle.pins.drop(name)),
+            Method.DROP_PIN: self._later(lambda session, pin: db.oracle.pins.drop(*pin)),
             Method.CLAIM: self._claim,
             Method.UNCLAIM: self._untold(self._unclaim),
             Method.HOLDING: self._untold(self._holding),
             Method.WORKS: self._works,
+            Method.LOOKED: self._untold(self._looked),
             Method.IDLE: self._later(self._idle),
             Method.UP_TO: self._later(self._up_to),
+            Method.NOW: self._now,
+            Method.FOLDER: lambda session, peer, id, _: peer.reply(id, folder_of(db)),
             Method.VACUUM: self._later(self._vacuum),
             Method.BACKFILL: self._later(self._backfill),
             Method.LAST: lambda session, peer, id, _: peer.reply(id, db.oracle.last),
@@ -117,7 +131,11 @@ class Server(Door[Session]):
             Method.TASKS_ARE: self._untold(self._tasks_are),
             Method.SERVERS: self._later(self._servers_are),
             Method.SPLIT: self._later(self._split),
+            Method.COMPACT: self._later(self._compact),
             Method.BYE: self._bye,
+            Method.READS: self._reads,
+            Method.COMMITS: self._commits,
+            Method.CLAIMS: self._claims,
         }
         self._handlers = {int(method): handler for method, handler in handlers.items()}
 
@@ -159,7 +177,8 @@ class Server(Door[Session]):
         db.driver.on_notified.append(self._notified)
         db.oracle.on_announced.append(self._announced)
         db.watch_elsewhere = self.sessions.watch
-        db.busy_elsewhere = lambda: bool(self.sessions.claims)
+        db.busy_elsewhere = self._busy
+        db.heartbeat.on_held = self._held_up
         db.works_elsewhere = partial(self._works_elsewhere, trio.current_time())
         stops = [db.background.start(self._expire, "sessions"), db.background.start(self._flusher.run, "flusher")]
         try:
@@ -170,7 +189,7 @@ class Server(Door[Session]):
             self._end_waits()
             db.driver.on_notified.remove(self._notified)
             db.oracle.on_announced.remove(self._announced)
-            db.watch_elsewhere = db.busy_elsewhere = db.works_elsewhere = None
+            db.watch_elsewhere = db.busy_elsewhere = db.works_elsewhere = db.heartbeat.on_held = None
             for session in list(self.sessions.all.values()):
                 self.sessions.end(session)
 
@@ -184,6 +203,45 @@ class Server(Door[Session]):
             before.peer = None
         session, new, kept = self.sessions.greet(name, held, trio.current_time())
         return session, welcome(new, kept, {**self._info(), "ticket": session.ticket})
+
+    def _let_in_pulse(self, name: str, channel: Channel) -> tuple[Callable[[list[Message]], None], Message]:
+        session = self.sessions.all.get(name)
+        if session is None:
+            raise Unavailable("the session of that pulse has ended, or has not begun here yet")
+        former = self._pulses_of.get(name)
+        if former is not None:
+            former.close_soon()
+        self._pulses_of[name] = channel
+
+        def hear(messages: list[Message]) -> None:
+            if session.ended:
+                channel.close_soon()
+                return
+            for message in messages:
+                self._beat(session, message)
+
+        return hear, welcome(False, True, {})
+
+    def _pulse_ended(self, name: str, channel: Channel) -> None:
+        if self._pulses_of.get(name) is channel:
+            del self._pulses_of[name]
+
+    def _beat(self, session: Session, message: Message) -> None:
+        """R10: what a client says while its loop is held. Raises: WireError."""
+        try:
+            _, what, (pid, seconds, where) = message
+            if what != PULSE or type(pid) is not int or type(seconds) is not float or not 0 <= seconds < math.inf:
+                raise ValueError(f"{what}")
+            where = tasks.text(where)
+        except (TypeError, ValueError) as error:
+            raise WireError(f"a pulse that does not read: {error}") from error
+        now, before, silence_s = trio.current_time(), session.stuck, self._options.silence_s
+        self.sessions.beat(session, now, Stuck(pid, seconds, where, now) if seconds else None)
+        if seconds > silence_s and (before is None or before.seconds <= silence_s):
+            log.warning(
+                "the loop of client %s (process %d) has been held for %.1f s, at %s; what the client holds stays held",
+                *(session.name, pid, seconds, where),
+            )
 
     def _begun(self, peer: Peer, session: Session) -> None:
         session.peer = peer
@@ -216,6 +274,7 @@ class Server(Door[Session]):
                 log.info(
                     "client %s was not heard of for %g s: its session has ended", session.name, self._options.lease_s
                 )
+            self._wake(())  # N8: who was told of it may not answer
 
     # ------------------------------------------------------------ calls
 
@@ -255,6 +314,21 @@ class Server(Door[Session]):
             peer.reply(id, None)
 
         return handle
+
+    def _reads(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
+        """Reads of several callers; None in place of what would have to wait (C4), or makes it too much (D8)."""
+        db = self._db
+        meets = bool(db.driver.entered.cells)
+        free = [i for i, requests in enumerate(asked) if not (meets and self._entered(session, requests))]
+        found = db.local.store.find_first([request for i in free for request in asked[i]], self._options.part_bytes)
+        answers: list[Any] = [None] * len(asked)
+        at = 0
+        for i in free:
+            answers[i] = found[at : at + len(asked[i])]
+            at += len(asked[i])
+            if at > len(found):
+                answers[i] = None
+        peer.reply(id, answers)
 
     def _read(self, session: Session, peer: Peer, id: int, requests: Any) -> None:
         db = self._db
@@ -329,7 +403,9 @@ class Server(Door[Session]):
             answer(verdicts)
             self.sessions.applied(session)
             if notifies:
+                self._by = session
                 self._db.driver.notified()
+                self._by = None
             elif notifies is not None:
                 self._db.driver.quiet()
 
@@ -344,54 +420,106 @@ class Server(Door[Session]):
 
     def _commit(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
         header, part, version = packed
-        commit = Commit(read_header(header), [read_part(part)], one_step=True)
-        if len(commit.cells) > 1 and len(set(commit.cells)) != len(commit.cells):
-            raise ValueError("a cell twice")  # it would be entered once, and leave twice (C3)
-        self._in_one_step(session, peer, id, commit, version)
+        self._in_one_step(session, peer, id, _read_commit(header, part), version)
 
     def _in_one_step(self, session: Session, peer: Peer, id: int, commit: Commit, version: int) -> None:
-        driver, oracle = self._db.driver, self._db.oracle
-        if self._servers is not None:  # who reads elsewhere does not ask this memory (C4)
-            peer.fail(id, SessionEnded("the store's rows are with tablet servers now"))
+        if (ended := self._ends_commits(session)) is not None:
+            peer.fail(id, ended)
             return
-        if session.ended:  # R7: while it waited
-            peer.fail(id, SessionEnded("the server has let go of what this client held"))
-            return
-        met = driver.entered.in_the_way(commit)
+        met = self._db.driver.entered.in_the_way(commit)
         if met is not None:
             self._meet(session, peer, id, commit, version, met)
             return
-        # C2: no await between the look, the draw, and the entry.
+        answer = self._enter(commit, version)
+        if answer is None:
+            self._extend(session, peer, id, commit, version)
+        elif answer:
+            peer.reply(id, answer)
+        else:
+            self._write(session, [commit], lambda answers: peer.reply(id, answers[0]))
+
+    def _commits(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
+        """Commits of several transactions, in one call to the tablets; None in place of the answer to one that would
+        have to wait (D8)."""
+        commits = [(_read_commit(header, part), version) for header, part, version in asked]
+        if (ended := self._ends_commits(session)) is not None:
+            peer.fail(id, ended)
+            return
+        answers: list[Any] = [None] * len(commits)
+        entered: list[int] = []
+        for i, (commit, version) in enumerate(commits):
+            if self._db.driver.entered.in_the_way(commit) is None:
+                answers[i] = self._enter(commit, version)
+                if answers[i] == ():
+                    entered.append(i)
+
+        def told(verdicts: Sequence[Any]) -> None:
+            for i, answer in zip(entered, verdicts, strict=True):
+                answers[i] = answer
+            peer.reply(id, answers)
+
+        if entered:
+            self._write(session, [commits[i][0] for i in entered], told)
+        else:
+            peer.reply(id, answers)
+
+    def _ends_commits(self, session: Session) -> SessionEnded | None:
+        """Why nothing is committed in one step any more."""
+        if self._servers is not None:  # who reads elsewhere does not ask this memory (C4)
+            return SessionEnded("the store's rows are with tablet servers now")
+        if session.ended:  # R7: while it waited
+            return SessionEnded("the server has let go of what this client held")
+        return None
+
+    def _enter(self, commit: Commit, version: int) -> tuple[int, ...] | None:
+        """C2: no await between the look, the draw, and the entry. Returns an answer instead; (): there is none yet;
+        None: there is no timestamp to be had at once."""
+        driver, oracle = self._db.driver, self._db.oracle
         commit_ts = oracle.draw_nowait()
         if not commit_ts:
-            self._extend(session, peer, id, commit, version)
-            return
+            return None
         if oracle.catalogue_version > version:  # N10
-            peer.reply(id, (STALE, oracle.catalogue_version))
-            return
+            return STALE, oracle.catalogue_version
         commit.drawn(commit_ts)
         driver.entered.enter(commit)
         driver.writing[commit_ts] = None
+        return ()
+
+    def _write(self, session: Session, commits: Sequence[Commit], answer: Callable[[list[Any]], None]) -> None:
+        """Queue commits that were entered; `answer` is told what to say of each."""
+        driver = self._db.driver
 
         def told(verdicts: Sequence[Verdict]) -> None:
-            [verdict] = verdicts
-            commit.primary_told(verdict)
-            if commit.state is State.ASK:
-                driver.entered.leave_behind(commit)  # C3
-                driver.leave_orphans()
-            else:
-                driver.entered.leave(commit)
-            if commit.state is State.COMMITTED and self._db.fates.known(commit.header.start_ts) is None:
-                self._db.fates.settle(commit.header.start_ts, commit_ts)
-            driver.written(commit_ts)
-            peer.reply(id, (TOLD, pack_verdict(verdict), commit_ts))
+            for commit, verdict in zip(commits, verdicts, strict=True):
+                self._written(commit, verdict)
+            answer(
+                [
+                    (TOLD, pack_verdict(verdict), commit.commit_ts)
+                    for commit, verdict in zip(commits, verdicts, strict=True)
+                ]
+            )
 
         try:
-            self._submit(session, (commit.primary_commit(),), told)
+            self._submit(session, [commit.primary_commit() for commit in commits], told)
         except BaseException:
-            driver.entered.leave(commit)  # C3: it was never queued
-            driver.written(commit_ts)
+            for commit in commits:
+                driver.entered.leave(commit)  # C3: it was never queued
+                driver.written(commit.commit_ts)
             raise
+
+    def _written(self, commit: Commit, verdict: Verdict) -> None:
+        """C3: the write transaction of a commit in one step has ended, or nobody knows."""
+        driver, fates, start_ts = self._db.driver, self._db.fates, commit.header.start_ts
+        commit_ts = commit.commit_ts
+        commit.primary_told(verdict)
+        if commit.state is State.ASK:
+            driver.entered.leave_behind(commit)
+            driver.leave_orphans()
+        else:
+            driver.entered.leave(commit)
+        if commit.state is State.COMMITTED and fates.known(start_ts) is None:
+            fates.settle(start_ts, commit_ts)
+        driver.written(commit_ts)
 
     def _meet(
         self, session: Session, peer: Peer, id: int, commit: Commit, version: int, met: tuple[Where, Entry]
@@ -509,17 +637,35 @@ class Server(Door[Session]):
     # ------------------------------------------------------------ observers
 
     def _notified(self) -> None:
-        """N8: notify cells have become visible."""
-        for peer, session in self._serving.items():
-            if session.works:
-                peer.push(NOTIFIED, None)
+        """N8: notify cells have become visible, perhaps by a commit of `_by`."""
+        self._wake(self.sessions.wakes.notified(trio.current_time(), self._by))
+
+    def _wake(self, sessions: Sequence[Session]) -> None:
+        self.sessions.wake(sessions)
+        if not self._watching and self.sessions.wakes.deadline < math.inf:
+            self._watching = True
+            self._db.background.spawn(self._watch)
+
+    async def _watch(self) -> None:
+        """While it is waited for processes that were woken: wake others instead of those that do not answer."""
+        wakes = self.sessions.wakes
+        try:
+            while wakes.deadline < math.inf:
+                await trio.sleep_until(wakes.deadline)
+                self.sessions.wake(wakes.overdue(trio.current_time()))
+        finally:
+            self._watching = False
+
+    def _looked(self, session: Session, full: Any) -> None:
+        self._wake(self.sessions.wakes.looked(session, trio.current_time(), full=bool(full)))
 
     def _announced(self, version: int) -> None:
         for peer in self._serving:
             peer.push(ANNOUNCED, version)
 
-    def _works(self, session: Session, peer: Peer, id: int, ids: Any) -> None:
-        session.works = frozenset(ids)
+    def _works(self, session: Session, peer: Peer, id: int, told: Any) -> None:
+        ids, runs = told
+        self.sessions.works(session, ids, runs)
         peer.reply(id, None)
 
     def _works_elsewhere(self, began: float) -> Collection[str] | None:
@@ -527,10 +673,19 @@ class Server(Door[Session]):
         return self.sessions.workers() or (None if trio.current_time() < began + BACK_S else ())
 
     def _claim(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
-        (table, row), root = asked
-        if type(table) is not str or type(row) is not bytes or type(root) is not int:
-            raise TypeError("a table, a row and a timestamp")
-        peer.reply(id, self.sessions.claim(session, (table, row), root))
+        peer.reply(id, self._claimed(session, asked))
+
+    def _claims(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
+        peer.reply(id, [self._claimed(session, each) for each in asked])
+
+    def _claimed(self, session: Session, asked: Any) -> tuple[bytes, list[tuple[bytes, int]]]:
+        table, wanted, most, halts = asked
+        if (type(table), type(most), type(halts)) != (str, int, bool) or len(wanted) > _CLAIMS_MAX:
+            raise TypeError("a table, rows, and how many of them")
+        if any((type(row), type(newest), type(root)) != (bytes, int, int) for row, newest, root in wanted):
+            raise TypeError("rows and timestamps")
+        self.sessions.wakes.heard(session)
+        return self.sessions.claim(session, table, wanted, most, halts=halts)
 
     def _unclaim(self, session: Session, where: Any) -> None:
         self.sessions.unclaim(session, where)
@@ -546,14 +701,19 @@ class Server(Door[Session]):
         a while (N7)."""
         db = self._db
         with self._waiting(_IDLE_S):
-            while not self.is_idle():
+            if not db.idle_now():
+                db.sweep_pending()  # once a call, and so once a second for each client that waits
+            while not db.idle_now():
                 await db.changed()
-        return self.is_idle(), db.failed_count(), self._workers()
+        return db.idle_now(), db.failed_now(), self._workers()
+
+    def _now(self, session: Session, peer: Peer, id: int, _: Any) -> None:
+        peer.reply(id, (self._db.idle_now(), self._db.pending_now(), self._db.failed_now()))
 
     async def _up_to(self, session: Session, ts: int) -> tuple[bool, int, dict[str, int]]:
         done = False
         with self._waiting(_IDLE_S):
-            while not (done := self.is_idle() or await self._db.none_up_to(ts)):
+            while not (done := await self._db.none_up_to(ts)):
                 with trio.move_on_after(_LOOKS_APART_S):
                     await self._db.changed()
         return done, 0, self._workers()
@@ -565,14 +725,20 @@ class Server(Door[Session]):
             counts[id] = counts.get(id, 0) + 1
         return counts
 
-    def is_idle(self) -> bool:
-        """N7: here nobody works, nothing waits, and no client is at a row, or is committing.
+    def _held_up(self, held: Held) -> None:
+        """The loop did not turn, and so nobody was answered. In the thread that watches it."""
+        if held.seconds >= _HELD_S and self.sessions.all:
+            log.warning(
+                "this process owns the store, and its loop was held for %.1f s (%s): all other processes that have the "
+                "store open waited. In production, run `perco serve`: an owner that does nothing else",
+                *(held.seconds, held.where),
+            )
 
-        Locks are looked for first: they become notify cells, while other threads and processes write, and never the
-        other way.
-        """
-        db = self._db
-        return not db.driver.entered.cells and not db.locked_observed() and db.is_idle()
+    def _busy(self) -> bool:
+        """N7: whether a client is at a row, or may be committing an observed write."""
+        if not self.sessions.all:
+            return False
+        return bool(self.sessions.claims or self._db.driver.entered.cells) or self._db.locked_observed()
 
     # ------------------------------------------------------------ upkeep
 
@@ -582,6 +748,9 @@ class Server(Door[Session]):
     async def _split(self, session: Session, where: Any) -> tuple[Any, ...]:
         table, row = where
         return astuple(await self._db.splitting.split(table, row))
+
+    async def _compact(self, session: Session, table: Any) -> list[Any]:
+        return [astuple(each) for each in await self._db.compact(table)]
 
     async def _backfill(self, session: Session, _: Any) -> list[Any]:
         return [astuple(each) for each in await self._db.backfill()]
@@ -594,7 +763,9 @@ class Server(Door[Session]):
         if self._told_tasks is not None:
             return await self._told_tasks.shared()
         self._asked_tasks += 1
-        asked = [peer for peer, other in self._serving.items() if other is not session]
+        since = trio.current_time() - self._options.silence_s
+        stuck = [other.stuck for other in self.sessions.all.values() if other.stuck and other.stuck.told >= since]
+        asked = [peer for peer, other in self._serving.items() if other is not session and other.stuck not in stuck]
         told = self._told_tasks = _ToldTasks(self._asked_tasks, len(asked))
         try:
             for peer in asked:
@@ -604,7 +775,8 @@ class Server(Door[Session]):
                     await told.all.wait()
         finally:
             self._told_tasks = None
-            told.found = [tasks.here("owner"), *told.answers.values()]
+            held = [tasks.held(each.pid, each.seconds, each.where) for each in stuck]
+            told.found = [tasks.here("owner"), *told.answers.values(), *held]
             told.over.set()
         return told.found
 
@@ -622,6 +794,28 @@ class Server(Door[Session]):
         self.sessions.end(session)
         peer.reply(id, None)
         peer.channel.close_soon()
+
+
+def _read_commit(header: Any, part: Any) -> Commit:
+    """Raises: TypeError, ValueError."""
+    commit = Commit(read_header(header), [read_part(part)], one_step=True)
+    if len(commit.cells) > 1 and len(set(commit.cells)) != len(commit.cells):
+        raise ValueError("a cell twice")  # it would be entered once, and leave twice (C3)
+    return commit
+
+
+def folder_of(db: Database) -> FolderIs:
+    """What there is to know of the folder of a store that is open here, or is read beside its owner."""
+    path = db.local.path
+    if path is None:
+        raise UsageError("this store is in memory: it has no folder")
+    process, command = owner(path)
+    files, catalogue = [], db.catalogue
+    for tablet in db.local.store.tablets():
+        groups = [*PROTOCOL_GROUPS, *(catalogue.groups(tablet.table) if tablet.table in catalogue.tables else ())]
+        entries = {group: tablet.entries(group) for group in groups}
+        files.append(FileOf(tablet.table, tablet.start, tablet.statistics().used_bytes, entries))
+    return FolderIs(str(path.absolute()), process or 0, command, unsynced(path), files)
 
 
 def _notifies(mutations: Sequence[Mutation]) -> bool | None:

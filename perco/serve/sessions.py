@@ -6,23 +6,46 @@ R7  A session begins with a greeting and outlives its connection: who comes back
     for is done: its mutations that are queued by then are still made, and no others.
     Who comes back says what it still has: its open timestamps in the greeting, then its holds and claims. All else that
     the session had is let go of, for what was said while there was no connection never arrived.
+R10 While a client's pulse says that its loop is held, the client is heard of, and its connections are not taken for
+    silent; when it says that the loop turns again, once more, so that the client finds time to speak.
 R8  When a server has begun anew, the timestamps that a client greets with are held again, if they still can be (L3):
     nothing is collected for `lease_s`.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import trio
+
+from perco.notify.rowlocks import CLAIMED, DONE, FREE, HELD
 from perco.notify.worker import Watch
-from perco.serve.messages import NOTIFIED
+from perco.serve.messages import NOTIFIED, RELEASED
+from perco.serve.wakes import Wakes
 from perco.txn.fates import Fates
 from perco.txn.holds import Holds
 
 if TYPE_CHECKING:
     from perco.rpc.peer import Peer
+
+_ENDED_S: Final = 1.0  # how long a claim that has ended is remembered
+_ENDED_MAX: Final = 4096  # of these
+_TOLD_MAX: Final = 256  # rows that others have, in one answer to who has met one of them
+_AHEAD_MAX: Final = 16  # likewise, to who has not
+
+
+class Stuck(NamedTuple):
+    """A client's loop did not turn for `seconds`, by `told` (the server's time); it was seen at `where`."""
+
+    pid: int
+    seconds: float
+    where: str
+    told: float
 
 
 class Session:
@@ -33,24 +56,29 @@ class Session:
         open: start timestamps that were given to it and are not over.
         held: holds on past timestamps, by the client's number.
         claims: rows on which it runs observers.
-        works: ids of the observers that it runs.
+        works: ids of the observers that it has; `runs`: of those that it may run.
+        full, asked_at: see `Wakes`.
         peer: its connection, if it has one.
         ticket: what its client shows to tablet servers; a new one as soon as it holds no more what it held (F3).
         last_heard: when it had one last.
         applying: its mutations that are queued.
+        stuck: what its pulse said last; None: its loop turns, as far as is known.
     """
 
     __slots__ = (
         "applying",
+        "asked_at",
         "claims",
         "ended",
+        "full",
         "held",
         "last_heard",
         "name",
         "open",
         "orphans",
         "peer",
-        "refused_claims",
+        "runs",
+        "stuck",
         "ticket",
         "works",
     )
@@ -62,11 +90,36 @@ class Session:
         self.held: dict[int, int] = {}
         self.claims: set[tuple[str, bytes]] = set()
         self.works: frozenset[str] = frozenset()
-        self.refused_claims = False  # it waits for a row that another one works on
+        self.runs: frozenset[str] = frozenset()
+        self.full, self.asked_at = False, math.inf
         self.peer: Peer | None = None
         self.ended = False
         self.orphans = False  # its client left locks behind
         self.applying = 0
+        self.stuck: Stuck | None = None
+
+
+class _Claim:
+    """A row on which a session runs observers, or has until a moment ago.
+
+    Attributes:
+        newest: the newest change that the session saw waiting there: it looks itself what becomes of that.
+        root: the oldest cause of what waits there.
+        refused: who wanted it meanwhile for other observers.
+        until: of one that has ended: how long it is remembered.
+    """
+
+    __slots__ = ("newest", "refused", "root", "session", "until")
+
+    def __init__(self, session: Session, newest: int, root: int) -> None:
+        self.session, self.newest, self.root = session, newest, root
+        self.refused: set[Session] = set()
+        self.until = 0.0
+
+    def answers_for(self, session: Session, newest: int) -> bool:
+        """Whether another session need not look at the row for changes up to `newest`."""
+        holder = self.session
+        return holder is not session and not holder.ended and newest <= self.newest and session.runs <= holder.runs
 
 
 class Sessions:
@@ -78,7 +131,11 @@ class Sessions:
         # F3: called with a ticket, before what its session holds is let go of.
         self.on_begin: Callable[[str], None] = lambda ticket: None
         self.on_end: Callable[[str], None] = lambda ticket: None
-        self.claims: dict[tuple[str, bytes], tuple[Session, int]] = {}  # and the oldest cause of what waits there
+        self.on_held: Callable[[str], None] = lambda ticket: None  # R10
+        self.claims: dict[tuple[str, bytes], _Claim] = {}
+        self._rows: dict[str, list[bytes]] = {}  # of claims, by table, in order
+        self._ended: dict[tuple[str, bytes], _Claim] = {}  # the one that ended first comes first
+        self.wakes: Wakes[Session] = Wakes()
         self._watches: set[Watch] = set()
 
     def __len__(self) -> int:
@@ -134,15 +191,35 @@ class Sessions:
         if session.ended and not session.applying:
             self._let_go(session)
 
+    def works(self, session: Session, ids: Iterable[str], runs: Iterable[str]) -> None:
+        """Which observers its client has, and which of them it may run; if none, it does no more work."""
+        session.works = frozenset(ids)
+        self.wake(self.wakes.works(session, runs, trio.current_time()))
+        if not session.works:
+            for where in list(session.claims):
+                self.unclaim(session, where)
+
+    def wake(self, sessions: Iterable[Session]) -> None:
+        """Tell them that there may be work (N8). Who has no connection now looks when it has one again."""
+        for session in sessions:
+            if session.peer is not None:
+                session.peer.push(NOTIFIED, None)
+
     def _let_go(self, session: Session) -> None:
         orphans = bool(session.open)
         self.done(session, list(session.open))
         for number in list(session.held):
             self.release(session, number)
-        for claim in list(session.claims):
-            self.unclaim(session, claim)
+        self.works(session, (), ())
         if orphans:
             self._orphaned()
+
+    def beat(self, session: Session, now: float, stuck: Stuck | None) -> None:
+        """R10: what its pulse says; None: its loop turns again."""
+        session.last_heard, session.stuck = now, stuck
+        if session.peer is not None:
+            session.peer.channel.excuse()
+        self.on_held(session.ticket)
 
     def expire(self, now: float) -> list[Session]:
         """End those that were not heard of for too long; returns them."""
@@ -194,7 +271,7 @@ class Sessions:
             self._holds.release(held)
 
     def holding(
-        self, session: Session, numbers: Iterable[int], claims: Iterable[tuple[tuple[str, bytes], int]]
+        self, session: Session, numbers: Iterable[int], claims: Iterable[tuple[tuple[str, bytes], tuple[int, int]]]
     ) -> None:
         """R7: that is all that its client has; what was said while there was no connection never arrived."""
         for number in set(session.held).difference(numbers):
@@ -202,36 +279,95 @@ class Sessions:
         claimed = dict(claims)
         for where in session.claims.difference(claimed):
             self.unclaim(session, where)
-        for where, root in claimed.items():
-            self.claim(session, where, root)
+        for where, (newest, root) in claimed.items():
+            if where not in self.claims:
+                self._give(session, where, newest, root)
 
-    def claim(self, session: Session, where: tuple[str, bytes], root: int) -> bool:
-        """N8: whether nobody else works on the row."""
-        holder = self.claims.get(where)
-        if holder is None:
-            self.claims[where] = session, root
-            session.claims.add(where)
-            for watch in self._watches:
-                watch.moved |= root <= watch.ts
-            return True
-        if holder[0] is session:
-            return True
-        session.refused_claims = True
-        return False
+    def claim(
+        self, session: Session, table: str, wanted: Sequence[tuple[bytes, int, int]], most: int, *, halts: bool
+    ) -> tuple[bytes, list[tuple[bytes, int]]]:
+        """N8: claim up to so many rows, in order, on which nobody else works.
+
+        Args:
+            wanted: rows of the table, with the newest change that waits there, and the oldest cause of what does.
+            halts: once one has been given, no more are from the first one on that another session works on.
+
+        Returns: of each row, whether it is `CLAIMED` by the session; `HELD` by another; `DONE`, as another has just
+        been there for that change; or `FREE`, and not given. Then rows of the table that others have, from the first
+        one that was wanted on, each with the newest change that its holder saw there.
+        """
+        self._forget(trio.current_time())
+        out = bytearray()
+        given, halted = 0, False
+        for row, newest, root in wanted:
+            where = table, row
+            claim, before = self.claims.get(where), self._ended.get(where)
+            if claim is None and before is not None and before.answers_for(session, newest):
+                out.append(DONE)
+            elif claim is not None and claim.session is not session:
+                halted |= halts and given > 0
+                out.append(HELD)
+            elif halted or given >= most:  # what another task of the session has, too: it has room for no more
+                out.append(FREE)
+            else:
+                self._give(session, where, newest, root)
+                given += 1
+                out.append(CLAIMED)
+        if not wanted:
+            return b"", []
+        return bytes(out), self._held_by_others(session, table, wanted[0][0], _TOLD_MAX if HELD in out else _AHEAD_MAX)
+
+    def _held_by_others(self, session: Session, table: str, row: bytes, most: int) -> list[tuple[bytes, int]]:
+        """The next rows of a table that others have, from a row on, then from the first one on."""
+        rows = self._rows.get(table, [])
+        at = bisect_left(rows, row)
+        told = []
+        for each in islice(chain(islice(rows, at, None), islice(rows, at)), 2 * most):
+            claim = self.claims[table, each]
+            if claim.session is not session:
+                if not session.runs <= claim.session.runs:
+                    claim.refused.add(session)
+                told.append((each, claim.newest))
+        return told[:most]
+
+    def _give(self, session: Session, where: tuple[str, bytes], newest: int, root: int) -> None:
+        claim = self.claims.get(where)
+        if claim is None:
+            self.claims[where] = _Claim(session, newest, root)
+            insort(self._rows.setdefault(where[0], []), where[1])
+        else:  # it asks twice
+            claim.newest, claim.root = max(newest, claim.newest), min(root, claim.root)
+        self._ended.pop(where, None)
+        session.claims.add(where)
+        for watch in self._watches:
+            watch.moved |= root <= watch.ts
+
+    def _forget(self, now: float) -> None:
+        """Claims that ended a while ago, or before many others."""
+        while self._ended:
+            where = next(iter(self._ended))
+            if self._ended[where].until > now and len(self._ended) <= _ENDED_MAX:
+                break
+            del self._ended[where]
 
     def unclaim(self, session: Session, where: tuple[str, bytes]) -> None:
-        if where in session.claims:
-            session.claims.discard(where)
-            del self.claims[where]
-            for other in self.all.values():
-                if other.refused_claims and other is not session:
-                    other.refused_claims = False
-                    if other.peer is not None:
-                        other.peer.push(NOTIFIED, None)
+        """A session's work on a row has ended. It looks itself whether something is left to do there; whoever was
+        refused the row for observers that the session does not run is told."""
+        if where not in session.claims:
+            return
+        session.claims.discard(where)
+        claim = self.claims.pop(where)
+        rows = self._rows[where[0]]
+        del rows[bisect_left(rows, where[1])]
+        claim.until = trio.current_time() + _ENDED_S
+        self._ended[where] = claim
+        for other in claim.refused:
+            if not other.ended and other.peer is not None:
+                other.peer.push(RELEASED, None)
 
     def watch(self, ts: int) -> Watch:
         """Notes whether a run that carries a cause at or before `ts` was under way (N7)."""
-        return Watch(ts, any(root <= ts for _, root in self.claims.values()), self._watches)
+        return Watch(ts, any(claim.root <= ts for claim in self.claims.values()), self._watches)
 
     def workers(self) -> dict[str, int]:
         """How many sessions run each observer, by id."""

@@ -232,6 +232,9 @@ class TabletServer(Door[str]):
         if method == Order.SESSIONS:
             self._told_sessions(*arguments)
             return
+        if method == Order.EXCUSE:
+            self._excuse(arguments)
+            return
         ordered = self._ordered.get(method)
         if ordered is None:
             _reading(self._asked[method], peer, id, arguments, method)
@@ -324,6 +327,12 @@ class TabletServer(Door[str]):
             if name in gone:
                 peer.channel.close_soon()
 
+    def _excuse(self, ticket: str) -> None:
+        """R10: that client's loop is held."""
+        for peer, name in self._serving.items():
+            if name == ticket:
+                peer.channel.excuse()
+
     async def _open(self, order: Any) -> int:
         table, number, start, stop, groups, floor = order
         tablet, epoch = await self._opened(table, number, start, groups, floor)
@@ -352,7 +361,7 @@ class TabletServer(Door[str]):
     async def _dropped(self, held: Held) -> None:
         await _end(held)
         if self._owner is not None:
-            self._owner.push(DROPPED, (held.tablet.table, held.number))
+            self._owner.push_each(DROPPED, (held.tablet.table, held.number))
 
     async def _groups(self, order: Any) -> bool:
         table, number, groups = order
@@ -506,27 +515,30 @@ class Serving:
 
 def control(wire: WireOptions, silence_s: float) -> WireOptions:
     """Of the connection between an owner and a tablet server: who stands still is noticed after `silence_s`."""
-    return replace(wire, heartbeat_s=min(silence_s, _NOTICED_S) / 8, silence_s=silence_s, window_s=0.0)
+    return replace(wire, heartbeat_s=min(silence_s, _NOTICED_S) / 8, silence_s=silence_s)
 
 
-async def _serve(descriptor: int, serving: Serving) -> None:
-    """Until the owner says that it is enough, or is gone."""
-    wire = WireOptions(**serving.wire)
-    background = Background()
-    server = TabletServer(background, wire, _Opener(serving).open)
+async def serve(server: TabletServer, background: Background, stream: trio.abc.Stream, timeout_s: float) -> bool:
+    """Obey the owner at the other end of a stream, until it is gone or has said that it is enough; returns which."""
 
     async def watch_disk() -> None:
         while True:
-            await trio.sleep(serving.timeout_s / 4)
+            await trio.sleep(timeout_s / 4)
             for held in server.tablets.every():
-                held.tablet.expire(serving.timeout_s)
+                held.tablet.expire(timeout_s)
 
     background.start(watch_disk, "disk")
-    background.on_failure.append(lambda: _failed(background))
-    stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor)))
     with contextlib.suppress(OSError, WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError):
         await server.obey(stream)
-    if not server.stopping.is_set():
+    return server.stopping.is_set()
+
+
+async def _serve(descriptor: int, serving: Serving) -> None:
+    background = Background()
+    server = TabletServer(background, WireOptions(**serving.wire), _Opener(serving).open)
+    background.on_failure.append(lambda: _failed(background))
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor)))
+    if not await serve(server, background, stream, serving.timeout_s):
         os._exit(1)  # F4: nobody has been told of what is not committed by now
     await background.aclose()
 

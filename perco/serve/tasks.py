@@ -55,7 +55,7 @@ def here(role: str) -> ProcessTasks:
         at, wants = _where(task)
         if not wants:
             continue
-        seen = Waiting(depth, 1, _text(task.name), _text(at), _text(wants))
+        seen = Waiting(depth, 1, text(task.name), text(at), text(wants))
         if found and found[-1][2:] == seen[2:] and found[-1].depth == depth:
             found[-1] = found[-1]._replace(alike=found[-1].alike + 1)
         elif len(found) < _GROUPS_MAX:
@@ -65,25 +65,30 @@ def here(role: str) -> ProcessTasks:
     return ProcessTasks(role, os.getpid(), found, more)
 
 
+def held(pid: int, seconds: float, where: str) -> ProcessTasks:
+    """Of a client whose loop is held, and which cannot tell by itself (R10)."""
+    return ProcessTasks("client", pid, [Waiting(0, 1, "(the loop)", where, f"has not turned for {seconds:.1f} s")], 0)
+
+
 def read(packed: Any) -> ProcessTasks:
     """As it came over the wire, from somebody who may say anything. Raises: WireError."""
     try:
         role, pid, listed, more = packed
         told = [Waiting(*task) for task in listed]
         found = [
-            Waiting(min(depth, _DEPTH_MAX), alike, _text(name), _text(at), _text(wants))
+            Waiting(min(depth, _DEPTH_MAX), alike, text(name), text(at), text(wants))
             for depth, alike, name, at, wants in told
         ]
         numbers = [pid, more, *(task.depth for task in told), *(task.alike for task in told)]
         if len(found) > _GROUPS_MAX or not all(type(each) is int and 0 <= each < _NUMBER_MAX for each in numbers):
             raise ValueError("a number, or too many tasks")
-        return ProcessTasks(_text(role), pid, found, more)
+        return ProcessTasks(text(role), pid, found, more)
     except (TypeError, ValueError) as error:
         raise WireError(f"tasks that do not read: {error}") from error
 
 
-def _text(value: Any) -> str:
-    """What can be sent, and shown on a terminal. Raises: TypeError."""
+def text(value: Any) -> str:
+    """What can be sent, and shown on a terminal, of what a client says. Raises: TypeError."""
     if type(value) is not str:
         raise TypeError(f"a {type(value).__name__} in place of a text")
     return "".join(c if c.isprintable() else "?" for c in value[:_TEXT_MAX])

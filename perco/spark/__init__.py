@@ -14,6 +14,7 @@ serves the store; they never open its folder.
 
 from perco.spark.draining import Drained as Drained, drain as drain
 from perco.spark.loading import (
+    KeyNotUnique as KeyNotUnique,
     Loaded as Loaded,
     LoadFailed as LoadFailed,
     acknowledge as acknowledge,

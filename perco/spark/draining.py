@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 import perco
 from perco.errors import UsageError
 from perco.naming import named
-from perco.spark.store import WHERE, Store, serve
+from perco.spark.store import WHERE, Store, in_task, serve
 from perco.tuning import collecting_less
 
 
@@ -109,7 +109,7 @@ def _task(
     done = Drained(workers=1)
 
     async def main() -> None:
-        async with store.open(named_schema(schema)) as db:
+        async with in_task(store, store.open(named_schema(schema))) as db:
             db._borrowed = True  # a schema that was sent is a copy of the one that its observers' module has
             async with db.worker(options=options) as handle:
                 done.failed = await db.wait_idle()

@@ -16,6 +16,9 @@ of other jobs. Then the mark goes with the row: one cell more, in the same step.
 A job that is acknowledged is closed first, and its inputs are removed after that. A task that has outlived its job and
 began before sees its input's mark, or meets its removal; one that begins later finds no job. A job that is opened again
 under the same name is another *run*: a task of the former one finds it closed, and rows of the former one say nothing.
+
+Micro-batches of a stream are numbered, and Spark runs the last one again when it does not know whether it has ended.
+So a job may have a *batch*: the run that is open is that of this batch, and when none is open, it has taken effect.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ NAME: Final = LEDGER.column("name", perco.TEXT)
 RUN: Final = LEDGER.column("run", perco.BYTES)
 CLOSED: Final = LEDGER.column("closed", perco.BYTES)  # of a job that has been, until all its marks have gone
 BESIDE: Final = LEDGER.column("beside", perco.TEXT)  # of a job: the table that its marks are in; "": here
+BATCH: Final = LEDGER.column("batch", perco.INT64)  # of a job that has them: the last that was begun
 
 Mark = tuple[perco.Column[Any, bytes], Any]  # the cell that tells of an input: a column, and a key
 
@@ -126,7 +130,7 @@ class Watch:
     """
 
     def __init__(self, db: perco.Database, ledger: Ledger) -> None:
-        self._db, self._ledger = db, ledger
+        self.db, self._ledger = db, ledger
         self._next = _Look()
         self._looking = trio.Lock()
 
@@ -142,16 +146,16 @@ class Watch:
             if not look.failed:
                 return look.found[mark[1]]
 
-    async def all_before(self, column: perco.Column[Any, bytes], keys: list[Any]) -> dict[Any, bytes | None]:
+    async def all_before(self, marks: list[Mark]) -> dict[Any, bytes | None]:
         """The same of many marks, to one transaction, at a look of its own."""
         look = _Look()
-        look.marks += [(column, key) for key in keys]
+        look.marks += marks
         await self._read(look)
         return look.found
 
     async def _read(self, look: _Look) -> None:
         ledger, column = self._ledger, look.marks[0][0]
-        async with self._db.snapshot() as snap:
+        async with self.db.snapshot() as snap:
             if await snap.get(RUN, ledger.row) != ledger.run:
                 raise JobClosed(f"job {ledger.job!r} is over: this task is left over from it")
             look.found.update(await snap.get_many(column, [key for _, key in look.marks]))
@@ -205,13 +209,61 @@ async def surely(retrying: perco.Retrying, function: Callable[..., Awaitable[T]]
 
 async def begin(db: perco.Database, job: str, beside: str = "") -> Ledger:
     """Open a job, or go on with it. Raises: UsageError where it has its marks elsewhere."""
+    ledger = await _begin(db, job, beside, None)
+    assert ledger is not None
+    return ledger
+
+
+async def begin_batch(db: perco.Database, job: str, batch: int) -> Ledger | None:
+    """Open a job for a batch, or go on with it; None: this batch has taken effect. Its marks lie in the ledger: to
+    forget those that lie beside rows takes a scan of the whole table, and batches are many and small.
+
+    Raises: UsageError where a later one has.
+    """
     row = row_of(job)
     async with db.snapshot() as snap:
-        unfinished = (await snap.row(LEDGER, row, columns=[CLOSED]))[CLOSED] is not None
-    if unfinished:  # an acknowledgement that was interrupted
-        await acknowledge(db, job)
+        found = await snap.row(LEDGER, row, columns=[RUN, BATCH])
+    run, last = found[RUN], found[BATCH]
+    if run is not None and last is not None and last < batch:
+        await _end(db, job, only=run)  # its stream has given that batch up; tasks of it that are left find it closed
+    return await _begin(db, job, "", batch)
 
-    async def once(txn: perco.Transaction) -> bytes:
+
+async def end_batch(db: perco.Database, job: str, batch: int) -> None:
+    """A batch has taken effect: forget its inputs, and not that it has."""
+    async with db.snapshot() as snap:
+        found = await snap.row(LEDGER, row_of(job), columns=[RUN, BATCH])
+    if found[BATCH] == batch:
+        await _end(db, job, only=found[RUN] or b"")
+
+
+async def _begin(db: perco.Database, job: str, beside: str, batch: int | None) -> Ledger | None:
+    row = row_of(job)
+    async with db.snapshot() as snap:
+        closed = (await snap.row(LEDGER, row, columns=[CLOSED]))[CLOSED]
+    if closed is not None:  # an acknowledgement that was interrupted
+        await _end(db, job, only=closed)
+
+    async def once(txn: perco.Transaction) -> bytes | None:
+        last = (await txn.row(LEDGER, row, columns=[BATCH]))[BATCH]
+        if batch is None:
+            if last is not None:
+                raise UsageError(f"job {job!r} is that of a stream's batches: give this one another name")
+        elif last is None:
+            if await txn.get(RUN, row) is not None:
+                raise UsageError(f"job {job!r} is open and has no batches: give the stream's another name")
+            txn.set(BATCH, row, batch)
+        elif batch < last:
+            raise UsageError(
+                f"job {job!r} is at batch {last} and was given batch {batch}: batches go up. If its stream has begun "
+                "anew, with another checkpoint, give it another job=; or forget this one: perco.spark.acknowledge"
+            )
+        elif batch > last:
+            if await txn.get(RUN, row) is not None:
+                raise UsageError(f"two streams write under job {job!r}: each wants a name of its own")
+            txn.set(BATCH, row, batch)
+        elif await txn.get(RUN, row) is None:
+            return None
         run, where = await txn.get(RUN, row), await txn.get(BESIDE, row)
         if run is None:
             run = secrets.token_bytes(_RUN_BYTES)
@@ -223,20 +275,27 @@ async def begin(db: perco.Database, job: str, beside: str = "") -> Ledger:
             raise UsageError(f"job {job!r} was begun with {was}; go on with it so, or acknowledge it first")
         return run
 
-    return Ledger(job, await db.run(once), beside)
+    run = await db.run(once)
+    return None if run is None else Ledger(job, run, beside)
 
 
 async def acknowledge(db: perco.Database, job: str) -> int:
     """Close a job, and forget its inputs; returns how many they were. Again is harmless: it goes on where it ended."""
+    return await _end(db, job)
+
+
+async def _end(db: perco.Database, job: str, *, only: bytes | None = None) -> int:
+    """The same; `only`: where this run is open, or has been closed, and the number of its batch stays."""
     row = row_of(job)
 
     async def close(txn: perco.Transaction) -> tuple[bytes | None, str]:
         run = await txn.get(RUN, row)
-        if run is not None:
+        if only is None:
+            txn.delete(BATCH, row)
+        if run is not None and only in (None, run):
             txn.delete(RUN, row)
             txn.set(CLOSED, row, run)
-        closed = await txn.get(CLOSED, row)
-        return run or closed, await txn.get(BESIDE, row) or ""
+        return await txn.get(CLOSED, row), await txn.get(BESIDE, row) or ""
 
     run, beside = await db.run(close)
     if run is None:
@@ -246,14 +305,14 @@ async def acknowledge(db: perco.Database, job: str) -> int:
         table = db.schema.tables[beside]
         total += await _forget(db, table, taken_in(table), run, b"", None)
 
-    async def forget(txn: perco.Transaction) -> None:
+    async def forget_job(txn: perco.Transaction) -> None:
         if await txn.get(CLOSED, row) == run:
             txn.delete(CLOSED, row)
             if await txn.get(RUN, row) is None:
                 txn.delete(NAME, row)
                 txn.delete(BESIDE, row)
 
-    await db.run(forget)  # last: a job whose removal was interrupted is still listed
+    await db.run(forget_job)  # last: a job whose removal was interrupted is still listed
     return total
 
 

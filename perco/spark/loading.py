@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import itertools
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
@@ -19,11 +21,13 @@ from perco.errors import PercoError, UsageError
 from perco.naming import named
 from perco.spark import keys, ledger as ledgers
 from perco.spark.ledger import LEDGER, Ledger
-from perco.spark.partition import Failure, Loader, LoadOptions, PartitionResult, load_partition
-from perco.spark.store import WHERE, Store, serve
+from perco.spark.partition import Failure, Loader, LoadOptions, PartitionResult, load_partition, short
+from perco.spark.sink import QUERY
+from perco.spark.store import WHERE, Store, in_task, serve
 from perco.tuning import collecting_less
 from perco.txn.codecs import TupleCodec, codec_named
 
+_SHARED: Final = 5  # keys that are told of as not unique
 _COLUMNS: Final = (
     "partition int, attempt int, committed bigint, skipped bigint, failed bigint, stopped boolean, seconds double, "
     "failures array<struct<row: string, reason: string>>"
@@ -80,6 +84,23 @@ class LoadFailed(PercoError):
         )
 
 
+class KeyNotUnique(PercoError):
+    """Several rows of one load have the same key, so only one of them has been loaded. What was loaded stays.
+
+    Attributes: `loaded`, what was done; `keys`, some of the keys, as text, and how many rows have each.
+    """
+
+    def __init__(self, loaded: Loaded, keys: dict[str, int]) -> None:
+        self.loaded, self.keys = loaded, keys
+        key, rows = next(iter(keys.items()))
+        super().__init__(
+            f"key= is not unique: {rows} rows have the key {key}, and only one of them has been loaded. If they are "
+            "one input, keep one of each (rows.dropDuplicates([...])) and load again with "
+            f"job={loaded.job!r}. If they are different inputs, remove what this job has loaded, and load under "
+            "another job with a key that tells them apart, such as key=lambda row: (row.url, row.day)."
+        )
+
+
 def load(
     rows: DataFrame | RDD[Any],
     store: str | os.PathLike[str] | Store,
@@ -110,15 +131,15 @@ def load(
             again where it meets others, and has no effects but in the transaction.
         schema: what the store is to have; by default what it has. The tables that `loader` uses have to be in it.
         key: what an input is known by: a column's name, or a function of the row that gives a str, bytes, number or a
-            tuple of such. Two inputs with one key are one. By default the whole row, and of equal rows each counts:
-            that moves rows between partitions, so that equal ones meet.
+            tuple of such. Each row needs a key of its own. By default it is the whole row, and each of several equal
+            rows counts: that moves rows between partitions, so that equal ones meet.
         beside: a table in which the input's key is that of a row that `loader` writes. Then the ledger's mark lies in
             that row, which costs one cell; else it costs another tablet in each transaction.
         job: by which it is known when it is run again. Without one it is acknowledged when it has ended.
         concurrency: transactions in flight in each partition, in place of `options.concurrency`.
 
-    Raises: LoadFailed with more than `options.failures_max` failures; UsageError; what ends a task for good comes as
-    Spark's error; and what `perco.open` raises.
+    Raises: LoadFailed with more than `options.failures_max` failures; KeyNotUnique; UsageError; what ends a task for
+    good comes as Spark's error; and what `perco.open` raises.
     """
     options = LoadOptions() if options is None else options
     if not isinstance(options, LoadOptions):
@@ -136,6 +157,11 @@ def load(
     if beside is not None and not isinstance(beside.key, TupleCodec) and codec_named(beside.key.name) is not beside.key:
         raise UsageError(f"beside= wants a table with keys of perco's own codecs, which {beside.key.name!r} is not")
     unnamed = job is None
+    if unnamed and spark.sparkContext.getLocalProperty(QUERY) is not None:
+        raise UsageError(
+            "these rows are a micro-batch of a stream, which Spark loads again after a failure: give "
+            "job=f'NAME {batch_id}', and acknowledge the one before it"
+        )
     job = job if job is not None else f"unnamed {secrets.token_hex(8)}"
     with serve(store, spark) as reached:
         ledger = trio.run(_begin, reached, schema, job, beside)
@@ -152,6 +178,10 @@ def load(
         loaded = Loaded(job, results, spark)
         if loaded.failed > options.failures_max:
             raise LoadFailed(loaded)
+        # Nothing was skipped: then each row has written a mark of its own. Else either this task, or this job, had
+        # come to a row before, or another row has its key; a mark does not tell which.
+        if key is not None and loaded.skipped and (shared := _shared(rdd, keys.valued(key), beside)):
+            raise KeyNotUnique(loaded, shared)
         if unnamed:
             trio.run(_acknowledge, reached, job)
     return loaded
@@ -197,6 +227,12 @@ def _with_ledger(schema: perco.Schema | None, beside: perco.Table[Any] | None) -
     whole = perco.Schema(*tables.values(), LEDGER, keep=schema.keep if schema is not None else None)
     whole.observers = dict(schema.observers) if schema is not None else {}
     return whole
+
+
+def _shared(rows: RDD[Any], key: Callable[[Any], Any], beside: perco.Table[Any] | None) -> dict[str, int]:
+    """Keys that several rows have, as text, and how many do: a few of them, if there are any."""
+    counted = rows.mapPartitions(functools.partial(_keyed, key, beside)).reduceByKey(_together)
+    return dict(counted.mapPartitions(_several).collect()[:_SHARED])
 
 
 def _rdd(rows: Any) -> tuple[RDD[Any], SparkSession]:
@@ -250,12 +286,32 @@ def _task(
     function = _named(loader) if isinstance(loader, str) else loader
 
     async def main() -> None:
-        async with store.joining() as db:
+        async with in_task(store, store.joining()) as db:
             await load_partition(db, rows, key, function, ledger, options, result)
 
     with collecting_less():
         trio.run(main)
     return [result]
+
+
+def _keyed(
+    key: Callable[[Any], Any], beside: perco.Table[Any] | None, rows: Iterable[Any]
+) -> Iterator[tuple[bytes, tuple[str, int]]]:
+    """The key of each row, as its mark has it, with the key as text and 1. Rows without one have failed already."""
+    for row in rows:
+        with contextlib.suppress(PercoError, TypeError, ValueError):
+            value = key(row)
+            stored = value if beside is None else beside.row(value)
+            yield keys.digest_of(stored), (short(repr(value)), 1)
+
+
+def _together(one: tuple[str, int], other: tuple[str, int]) -> tuple[str, int]:
+    return one[0], one[1] + other[1]
+
+
+def _several(counted: Iterable[tuple[bytes, tuple[str, int]]]) -> Iterator[tuple[str, int]]:
+    """Keys that more than one row has; a few of them."""
+    return itertools.islice(((key, rows) for _, (key, rows) in counted if rows > 1), _SHARED)
 
 
 def _with_digest(row: Any) -> tuple[bytes, Any]:

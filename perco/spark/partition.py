@@ -161,9 +161,10 @@ def _failed(result: PartitionResult, row: Any, error: Exception) -> None:
     result.failed += 1
     if len(result.failures) >= _FAILURES_KEPT:
         return
-    text = _short(f"{type(error).__name__}: {error}")
-    result.failures.append(Failure(_short(str(row)), text))
+    text = short(f"{type(error).__name__}: {error}")
+    result.failures.append(Failure(short(str(row)), text))
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """As much of it as is told."""
     return text if len(text) <= _REASON_MAX else text[:_REASON_MAX] + "..."

@@ -1,29 +1,15 @@
-"""Key ranges: from options and filters, and cut into parts. Rows are compared as stored, which is the keys' order."""
+"""Key ranges: from options, and cut into parts. Rows are compared as stored, which is the keys' order."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-    StringStartsWith,
-)
-
 import perco
-from perco.errors import PercoError, UsageError
+from perco.errors import UsageError
 from perco.txn.scan import range_of
 
 _DIGITS: Final = 8  # bytes after what two rows have in common by which the space between them is measured
-_ALIKE: Final[dict[str, Any]] = {perco.TEXT.name: str, perco.BYTES.name: (bytes, bytearray), perco.INT64.name: int}
 
 
 class Range(NamedTuple):
@@ -64,38 +50,6 @@ def of_options(table: perco.Table[Any], start: str | None, stop: str | None, pre
         raise UsageError(f"{name}= wants a table whose keys have one part; of {table.name!r} filter the key's fields")
 
     return Range(*range_of(table, key("start", start), key("stop", stop), key("prefix", prefix)))
-
-
-def of_filter(table: perco.Table[Any], key: str, filter: Filter) -> tuple[Range, bool] | None:
-    """What rows a filter leaves, and whether these are just those that it lets pass; None: it says nothing about keys,
-    or Spark's order of them is not the store's."""
-    if isinstance(filter, IsNotNull):
-        return (Range(), True) if filter.attribute == (key,) else None
-    kinds = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, In, StringStartsWith)
-    if not isinstance(filter, kinds) or filter.attribute != (key,):
-        return None
-    values = list(filter.value) if isinstance(filter, In) else [filter.value]
-    alike = _ALIKE.get(table.key.name)
-    if alike is None or not values or not all(isinstance(value, alike) for value in values):
-        return None
-    try:
-        rows = sorted(table.row(bytes(value) if isinstance(value, bytearray) else value) for value in values)
-        if isinstance(filter, StringStartsWith):
-            return (Range(*range_of(table, None, None, filter.value)), True)
-    except (PercoError, TypeError, ValueError):
-        return None
-    row = rows[0]
-    match filter:
-        case GreaterThan():
-            return Range(row + b"\0"), True
-        case GreaterThanOrEqual():
-            return Range(row), True
-        case LessThan():
-            return Range(b"", row), True
-        case LessThanOrEqual():
-            return Range(b"", row + b"\0"), True
-        case _:
-            return Range(row, rows[-1] + b"\0"), len(rows) == 1
 
 
 def cut(whole: Range, starts: Sequence[bytes]) -> list[Range]:

@@ -5,19 +5,21 @@ the frame does not have, and rows, stay in both: nothing is truncated.
 
 A row takes effect once, though Spark runs a task again or twice at a time: a mark of the ledger lies beside its cells.
 Else a task that is run again could put a value back that somebody has changed since. Of two rows of one key one takes
-effect.
+effect. For the same reason a micro-batch of a stream takes effect once, though Spark writes it again where it does not
+know whether it had been written: the ledger has the number of the last that was.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 import trio
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ByteType, DataType, DoubleType, FloatType, IntegerType, LongType, ShortType, StructType
 
 import perco
@@ -25,10 +27,13 @@ from perco.errors import SchemaMismatch, UsageError
 from perco.spark import ledger as ledgers, types
 from perco.spark.ledger import LEDGER, Ledger, Watch, surely
 from perco.spark.partition import one_error
-from perco.spark.store import Store
+from perco.spark.store import Store, in_task
 from perco.tuning import collecting_less
 
-OPTIONS: Final = ("table", "url", "path", "key")
+STREAM_OPTIONS: Final = ("table", "url", "path", "key")
+OPTIONS: Final = (*STREAM_OPTIONS, "job", "batch")
+QUERY: Final = "sql.streaming.queryId"  # of Spark's properties of what a stream runs
+_BATCH: Final = "streaming.sql.batchId"
 _ROWS: Final = 100  # in a transaction
 _BYTES: Final = 1 << 20
 _CONCURRENCY: Final = 16
@@ -43,86 +48,175 @@ _WIDER: Final[dict[type[DataType], DataType]] = {  # what is stored as something
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task has written: rows, and those that had been before."""
+    """What a task has written: rows, and those that had been before; of which job."""
 
     rows: int
     skipped: int
+    job: str = ""
+
+
+class Sink:
+    """Where the rows of a frame go. A plain value, which is sent to the tasks."""
+
+    def __init__(self, store: Store, table: str, key: str, schema: StructType, *, overwrite: bool) -> None:
+        self.store, self.table, self._key, self._overwrite = store, table, key, overwrite
+        self._names = schema.fieldNames()
+
+    async def declare(self, schema: StructType) -> None:
+        """Raises: SchemaMismatch, UsageError where the frame does not fit; what `perco.open` raises."""
+        async with self.store.joining() as db:  # it is served, and what is to be written can be
+            table = _table(db, self.table)
+            _must_fit(table, self._key, schema)
+            ledgers.taken_in(table)
+        async with self.store.open(perco.Schema(table, LEDGER)):
+            pass
+
+    async def write(self, db: perco.Database, ledger: Ledger | None, batches: Iterator[pa.RecordBatch]) -> Written:
+        """What a task does; no ledger: all of it has been written."""
+        if ledger is None:
+            return Written(0, await trio.to_thread.run_sync(_counted, batches))
+        written = Written(0, 0, ledger.job)
+        cells = Cells(_table(db, self.table), self._key, self._names, overwrite=self._overwrite)
+        watch = Watch(db, ledger)
+        send, receive = trio.open_memory_channel[Any](0)
+        with one_error():
+            async with trio.open_nursery() as nursery, send:
+                async with receive:
+                    for _ in range(_CONCURRENCY):
+                        nursery.start_soon(_take, db, ledger, cells, watch, receive.clone(), written)
+                while (batch := await trio.to_thread.run_sync(next, batches, None)) is not None:
+                    for some in _pieces(batch):
+                        await send.send(some)
+        return written
+
+
+async def _take(
+    db: perco.Database,
+    ledger: Ledger,
+    cells: Cells,
+    watch: Watch,
+    receive: trio.MemoryReceiveChannel[list[dict[str, Any]]],
+    written: Written,
+) -> None:
+    retrying = db.options(attempts=_ATTEMPTS)
+    async with receive:
+        async for rows in receive:
+            done = await surely(retrying, _put, ledger, cells, watch, rows)
+            written.rows += done
+            written.skipped += len(rows) - done
+
+
+async def _put(txn: perco.Transaction, ledger: Ledger, cells: Cells, watch: Watch, rows: list[dict[str, Any]]) -> int:
+    keyed = [(cells.key_of(row), row) for row in rows]
+    marks = [ledger.mark(watch.db, key if ledger.beside else cells.table.row(key)) for key, _ in keyed]
+    found = await watch.all_before(marks)
+    done = 0
+    for (key, row), mark in zip(keyed, marks, strict=True):
+        if not ledger.has(found[mark[1]]):
+            found[mark[1]] = written = await ledger.marked(txn, found[mark[1]])
+            txn.set(*mark, written)
+            cells.put(txn, key, row)
+            done += 1
+    return done
+
+
+def _counted(batches: Iterator[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)
 
 
 class PercoWriter(DataSourceArrowWriter):
-    """Writes a frame. Made where the driver plans, and sent to the tasks."""
+    """Writes a frame. Made where the driver plans, and sent to the tasks.
 
-    def __init__(self, store: Store, table: str, key: str, schema: StructType, *, overwrite: bool) -> None:
-        self._store, self._table, self._key, self._overwrite = store, table, key, overwrite
-        self._names = schema.fieldNames()
+    Args: `job`, `batch`: of a micro-batch that may come again; "", 0: of a write that Spark makes once.
+    """
+
+    def __init__(self, sink: Sink, schema: StructType, job: str = "", batch: int = 0) -> None:
+        self._sink, self._named, self._job, self._batch = sink, bool(job), job or f"write {secrets.token_hex(8)}", batch
         self._ledger = trio.run(self._begin, schema)
 
-    async def _begin(self, schema: StructType) -> Ledger:
-        async with self._store.joining() as db:  # it is served, and what is to be written can be
-            table = _table(db, self._table)
-            _must_fit(table, self._key, schema)
-            ledgers.taken_in(table)
-            schema_of = perco.Schema(table, LEDGER)
-        async with self._store.open(schema_of) as db:
-            return await ledgers.begin(db, f"write {secrets.token_hex(8)}", table.name)
+    async def _begin(self, schema: StructType) -> Ledger | None:
+        await self._sink.declare(schema)
+        async with self._sink.store.joining() as db:
+            if self._named:
+                return await ledgers.begin_batch(db, self._job, self._batch)
+            return await ledgers.begin(db, self._job, self._sink.table)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        with collecting_less():
-            return trio.run(self._write, iterator)
+        if not self._named and micro_batch() is not None:
+            raise UsageError(
+                "this frame is a micro-batch of a stream, which Spark writes again after a failure: older values would "
+                "replace newer ones. Give .option('job', NAME).option('batch', batch_id) to have it written once; or "
+                "let the stream write, with stream.writeStream.format('perco')"
+            )
+        return _run(self._write, iterator)
 
     async def _write(self, batches: Iterator[pa.RecordBatch]) -> Written:
-        written = Written(0, 0)
-        async with self._store.joining() as db:
-            cells = Cells(_table(db, self._table), self._key, self._names, overwrite=self._overwrite)
-            watch = Watch(db, self._ledger)
-            send, receive = trio.open_memory_channel[Any](0)
-            with one_error():
-                async with trio.open_nursery() as nursery, send:
-                    async with receive:
-                        for _ in range(_CONCURRENCY):
-                            nursery.start_soon(self._take, db, cells, watch, receive.clone(), written)
-                    while (batch := await trio.to_thread.run_sync(next, batches, None)) is not None:
-                        for some in _pieces(batch):
-                            await send.send(some)
-        return written
-
-    async def _take(
-        self,
-        db: perco.Database,
-        cells: Cells,
-        watch: Watch,
-        receive: trio.MemoryReceiveChannel[list[dict[str, Any]]],
-        written: Written,
-    ) -> None:
-        retrying = db.options(attempts=_ATTEMPTS)
-        async with receive:
-            async for rows in receive:
-                done = await surely(retrying, self._put, cells, watch, rows)
-                written.rows += done
-                written.skipped += len(rows) - done
-
-    async def _put(self, txn: perco.Transaction, cells: Cells, watch: Watch, rows: list[dict[str, Any]]) -> int:
-        ledger, marks = self._ledger, ledgers.taken_in(cells.table)
-        keyed = [(cells.key_of(row), row) for row in rows]
-        found = await watch.all_before(marks, [key for key, _ in keyed])
-        done = 0
-        for key, row in keyed:
-            if not ledger.has(found[key]):
-                found[key] = mark = await ledger.marked(txn, found[key])
-                txn.set(marks, key, mark)
-                cells.put(txn, key, row)
-                done += 1
-        return done
+        async with in_task(self._sink.store, self._sink.store.joining()) as db:
+            return await self._sink.write(db, self._ledger, batches)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         trio.run(self._end)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        trio.run(self._end)
+        if not self._named:  # else it comes again, and finds what has been written
+            trio.run(self._end)
 
     async def _end(self) -> None:
-        async with self._store.joining() as db:
-            await ledgers.acknowledge(db, self._ledger.job)
+        async with self._sink.store.joining() as db:
+            if self._named:
+                await ledgers.end_batch(db, self._job, self._batch)
+            else:
+                await ledgers.acknowledge(db, self._job)
+
+
+class PercoStreamWriter(DataSourceStreamArrowWriter):
+    """Writes a stream, each of its micro-batches once. Spark makes one for each batch, and another to commit it.
+
+    A stream is known by its query's id, which is in its checkpoint: tasks are told of it, and of the batch's number.
+    """
+
+    def __init__(self, sink: Sink, schema: StructType) -> None:
+        self._sink = sink
+        trio.run(sink.declare, schema)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return _run(self._write, iterator)
+
+    async def _write(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        found = micro_batch()
+        if found is None:
+            raise UsageError(
+                "this Spark does not tell tasks which micro-batch they write, so it cannot be written once"
+            )
+        query, batch = found
+        async with in_task(self._sink.store, self._sink.store.joining()) as db:
+            ledger = await ledgers.begin_batch(db, f"stream {query} {self._sink.table}", batch)
+            return await self._sink.write(db, ledger, batches)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        trio.run(self._end, {each.job for each in messages if isinstance(each, Written) and each.job}, batchId)
+
+    async def _end(self, jobs: set[str], batch: int) -> None:
+        async with self._sink.store.joining() as db:
+            for job in jobs:
+                await ledgers.end_batch(db, job, batch)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Its marks stay: the batch comes again, and finds what has been written."""
+
+
+def micro_batch() -> tuple[str, int] | None:
+    """The query and the number of the micro-batch that this task is a part of; None: of none."""
+    context = TaskContext.get()
+    if context is None:
+        return None
+    query, batch = context.getLocalProperty(QUERY), context.getLocalProperty(_BATCH)
+    return None if query is None or batch is None else (query, int(batch))
+
+
+def _run(function: Callable[..., Awaitable[Written]], batches: Iterator[pa.RecordBatch]) -> Written:
+    with collecting_less():
+        return trio.run(function, batches)
 
 
 class Cells:

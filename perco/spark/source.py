@@ -11,9 +11,10 @@ columns. A partition is a tablet, or a part of one.
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
@@ -23,8 +24,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
     DataSourceWriter,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
@@ -34,14 +36,19 @@ from perco.errors import SchemaMismatch, UsageError, must_be_number
 from perco.spark import ranges, sink, types
 from perco.spark.partition import one_error
 from perco.spark.ranges import Range
-from perco.spark.store import Store, reached
+from perco.spark.store import Store, in_task, reached
 from perco.spark.streaming import streamed
 
 _OPTIONS: Final = ("table", "url", "path", "columns", "ts", "at", "start", "stop", "prefix", "key", "partitions")
 _LEASE_S: Final = 600.0
 _BATCH_ROWS: Final = 4096
 _BATCH_BYTES: Final = 4 << 20
-_PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+_OF_SPARK: Final = ("checkpointlocation", "queryname")  # options of a stream that Spark reads itself
+_REFUSES: Final = "_refuses_perco"  # a class of Spark's that was told so
+_NO_STREAM: Final = (
+    "format('perco') is no stream to read: read a frame with spark.read.format('perco'), or run what is to happen at "
+    "each change as an observer (perco.spark.drain)"
+)
 
 
 def register(
@@ -49,16 +56,12 @@ def register(
     store: str | os.PathLike[str] | Store | None = None,
     *,
     lease_s: float = _LEASE_S,
-    push_filters: bool = False,
 ) -> None:
     """Make `format("perco")` known to a session.
 
     Args:
         store: where rows are if no `url` is given, and with whose token: it travels in the closures of jobs, and is
             in no plan. A folder that a process of this machine has open will do where executors are on this machine.
-        push_filters: read only the keys that a query's filters leave. PySpark 4.1 to 4.3 keep what was pushed down for
-            one query with the frame, and read no more for the next: so only where each frame that is loaded is used in
-            one query, once. Without it, say `start`, `stop` or `prefix`.
         lease_s: for how long the snapshot of a read is held after the last of its tasks has renewed it, in seconds.
     """
     must_be_number("lease_s", lease_s)
@@ -71,11 +74,26 @@ def register(
     class Source(PercoSource):  # not of a module: it travels whole, with what it knows
         _store = known
         _lease_s = lease_s
-        _reader = PushingReader if push_filters else PercoReader
 
-    if push_filters:
-        spark.conf.set(_PUSHDOWN, "true")
     spark.dataSource.register(Source)
+    _refuse_streams(type(spark.readStream))
+
+
+def _refuse_streams(reader: Any) -> None:
+    """Have `readStream.format("perco")` raise. Spark asks a source written in Python whether it can be read as a stream
+    when the query has started, in a thread of its own: there `PercoSource.streamReader` says the same."""
+    if hasattr(reader, _REFUSES):
+        return
+    chosen = reader.format
+
+    @functools.wraps(chosen)
+    def format(self: Any, source: str) -> Any:
+        if isinstance(source, str) and source.lower() == PercoSource.name():
+            raise UsageError(_NO_STREAM)
+        return chosen(self, source)
+
+    reader.format = format
+    setattr(reader, _REFUSES, True)
 
 
 class Asked:
@@ -103,6 +121,10 @@ class Asked:
             raise UsageError("give either ts or at, not both")
         self.start, self.stop, self.prefix = (given.get(name) for name in ("start", "stop", "prefix"))
         self.partitions = _number("partitions", given.get("partitions")) or 1
+        self.job: str = given.get("job", "")
+        self.batch = _number("batch", given.get("batch"), least=0) or 0
+        if bool(self.job) != ("batch" in given):
+            raise UsageError("give job and batch together: .option('job', NAME).option('batch', batch_id)")
 
     def table_of(self, db: perco.Database) -> perco.Table[Any]:
         if self.table not in db.schema.tables:
@@ -113,11 +135,11 @@ class Asked:
         return [table.columns[name] for name in (table.columns if self.columns is None else self.columns)]
 
 
-def _number(name: str, text: str | None) -> int | None:
+def _number(name: str, text: str | None, least: int = 1) -> int | None:
     if text is None:
         return None
-    if not text.isdecimal() or not int(text):
-        raise UsageError(f"{name}={text!r}: it is a whole number from 1 on")
+    if not text.isdecimal() or int(text) < least:
+        raise UsageError(f"{name}={text!r}: it is a whole number from {least} on")
     return int(text)
 
 
@@ -136,7 +158,6 @@ class PercoSource(DataSource):
 
     _store: ClassVar[Store | None] = None
     _lease_s: ClassVar[float] = _LEASE_S
-    _reader: ClassVar[type[PercoReader]]
     _moment: tuple[int, str] | None = None
 
     @classmethod
@@ -160,11 +181,21 @@ class PercoSource(DataSource):
             raise UsageError(
                 "a frame with a schema of its own wants ts or at: else each of its queries has a moment of its own"
             )
-        return self._reader(asked, schema, self._lease_s, self._moment)
+        return PercoReader(asked, schema, self._lease_s, self._moment)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         asked = Asked(self.options, self._store, sink.OPTIONS)
-        return sink.PercoWriter(asked.store, asked.table, asked.key, schema, overwrite=overwrite)
+        to = sink.Sink(asked.store, asked.table, asked.key, schema, overwrite=overwrite)
+        return sink.PercoWriter(to, schema, asked.job, asked.batch)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        options = {name: self.options[name] for name in self.options if name.lower() not in _OF_SPARK}
+        asked = Asked(options, self._store, sink.STREAM_OPTIONS)
+        to = sink.Sink(asked.store, asked.table, asked.key, schema, overwrite=overwrite)
+        return sink.PercoStreamWriter(to, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        raise UsageError(_NO_STREAM)
 
 
 async def _moment_of(db: perco.Database, asked: Asked, lease_s: float) -> tuple[int, str]:
@@ -195,7 +226,6 @@ class PercoReader(DataSourceReader):
 
     def __init__(self, asked: Asked, schema: StructType, lease_s: float, moment: tuple[int, str] | None) -> None:
         self._asked, self._schema, self._lease_s, self._moment = asked, schema, lease_s, moment
-        self._range = Range()
 
     def partitions(self) -> list[Span]:
         return trio.run(self._plan)
@@ -205,7 +235,7 @@ class PercoReader(DataSourceReader):
         async with self._asked.store.reading() as db:
             table = asked.table_of(db)
             self._columns_of(table)
-            whole = ranges.of_options(table, asked.start, asked.stop, asked.prefix).within(self._range)
+            whole = ranges.of_options(table, asked.start, asked.stop, asked.prefix)
             if whole.empty:
                 return []
             ts, pin = self._moment or await _moment_of(db, asked, self._lease_s)
@@ -236,7 +266,10 @@ class PercoReader(DataSourceReader):
             await self._read_span(span, send)
 
     async def _read_span(self, span: Span, send: Any) -> None:
-        async with self._asked.store.reading() as db, trio.open_nursery() as nursery:
+        async with (
+            in_task(self._asked.store, self._asked.store.reading()) as db,
+            trio.open_nursery() as nursery,
+        ):
             table = self._asked.table_of(db)
             columns = self._columns_of(table)
             if span.pin:
@@ -276,23 +309,6 @@ class PercoReader(DataSourceReader):
                     f"says {field.dataType.simpleString()}; cast it after reading"
                 )
         return columns
-
-
-class PushingReader(PercoReader):
-    """... and pushes filters down: see `register`."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        async def main() -> perco.Table[Any]:
-            async with self._asked.store.reading() as db:
-                return self._asked.table_of(db)
-
-        table = trio.run(main)
-        for filter in filters:
-            found = ranges.of_filter(table, self._asked.key, filter)
-            if found is not None:
-                self._range = self._range.within(found[0])
-            if found is None or not found[1]:
-                yield filter
 
 
 class Batch:

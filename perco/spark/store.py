@@ -7,10 +7,11 @@ import ipaddress
 import json
 import os
 import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -74,6 +75,22 @@ class Store:
     def open(self, schema: perco.Schema) -> open:
         """For a program that declares its schema."""
         return open(self.url, schema, options=self.options(), token=self.token or None)
+
+
+@asynccontextmanager
+async def in_task(store: Store, opening: AbstractAsyncContextManager[perco.Database]) -> AsyncIterator[perco.Database]:
+    """What a task has open of a store. Raises: Unavailable, with what to do where this machine does not reach it; what
+    `opening` does."""
+    async with AsyncExitStack() as stack:
+        try:
+            db = await stack.enter_async_context(opening)
+        except Unavailable as error:
+            raise Unavailable(
+                f"the executor on {socket.gethostname()} does not reach the store at {store.url}, where the driver has "
+                "it served: name the driver's machine by an address that executors reach, with serve(host=...) or "
+                f"spark.driver.host, and let its port through ({error.what})"
+            ) from error
+        yield db
 
 
 def reached(store: str | os.PathLike[str] | Store) -> Store | None:

@@ -4,6 +4,7 @@ Read `cells.py` (the vocabulary), `keys.py` (key bytes), `row.py` (check, then w
 `tablet.py` (group commit), `rowstore.py` (the seam), `folder.py` (who owns the files).
 """
 
+from perco.storage.batching import Batching as Batching, Gathering as Gathering
 from perco.storage.cells import (
     ABSENT as ABSENT,
     APPLIED as APPLIED,

@@ -5,7 +5,11 @@
       owner               locked (flock) by the writing process while it has the store open; says who, and which term
       socket              where the owner serves other processes of the same user, while it does
       unsynced            there only while a store with durability="process" is open: this boot's id
-      tablets/NAME-N/     one LMDB environment per tablet
+      tablets/NAME-N/     one LMDB environment per tablet; NAME-N.new: in the making; NAME-N.next: in place of NAME-N
+
+P6  The files of a tablet that is compacted are made as NAME-N.new, and renamed to NAME-N.next when all of them are on
+    disk. In that moment they count, and NAME-N does no more: it is removed, and the new ones get its name. Whoever is
+    stopped anywhere in between leaves the old files or the new ones, whole.
 
 A folder has one writing process at a time; others may read beside it. The kernel lets go of the lock when the
 process ends, however it ends: that is what makes the next owner safe (O1).
@@ -36,6 +40,8 @@ _OWNER_FILE = "owner"
 _OWNER_BYTES = 1024
 _UNSYNCED_FILE = "unsynced"
 _TABLETS = "tablets"
+_NEW = ".new"  # in the making: nobody looks at it
+_NEXT = ".next"  # whole, and in place of the one without it (P6)
 _GLANCES_MAX, _GLANCE_S = 50, 0.002
 
 # flock and shared maps do not hold between hosts there.
@@ -100,6 +106,8 @@ class Folder:
                     _sync_entry(new)
                 _write_durably(path / _FORMAT_FILE, FORMAT + "\n")
             folder = cls(path, lock, readonly=False, owner_alive=False)
+            for newer in path.glob(f"{_TABLETS}/*{_NEXT}"):  # its last owner was stopped
+                _settle(newer)
             folder._check_unsynced(durable=durable, accept_loss=accept_loss)
         except BaseException as error:
             _open_here.discard(_identity(path))
@@ -217,7 +225,7 @@ class Folder:
     def begin_tablet(self, table: str, number: int) -> Path:
         """An empty folder in which to make a tablet that is not there; what was begun and not recorded goes (P4)."""
         path = tablet_path(self.path, table, number)
-        making = path.with_name(f"{path.name}.new")
+        making = path.with_name(path.name + _NEW)
         self.remove_tablet(table, number)
         try:
             making.mkdir(parents=True)
@@ -228,7 +236,7 @@ class Folder:
     def place_tablet(self, table: str, number: int) -> Path:
         """All of what was begun is on disk: put it in its place, for good (S2)."""
         path = tablet_path(self.path, table, number)
-        making = path.with_name(f"{path.name}.new")
+        making = path.with_name(path.name + _NEW)
         try:
             _sync_folder(making)
             making.rename(path)
@@ -240,8 +248,58 @@ class Folder:
     def remove_tablet(self, table: str, number: int) -> None:
         """One that was begun, or put in its place, and is not recorded."""
         path = tablet_path(self.path, table, number)
-        for left in (path.with_name(f"{path.name}.new"), path):
+        for left in (path.with_name(path.name + _NEW), path):
             shutil.rmtree(left, ignore_errors=True)
+
+    def tablet_paths(self) -> list[Path]:
+        """The folders of all tablets that are there, but for what is in the making, or has been replaced."""
+        there = {path for path in (self.path / _TABLETS).glob("*") if path.is_dir() and path.suffix != _NEW}
+        return [path for path in there if path.suffix == _NEXT or path.with_name(path.name + _NEXT) not in there]
+
+    # ------------------------------------------------------------ a tablet's files in place of its old ones
+
+    def begin_next(self, table: str, number: int) -> Path:
+        """An empty folder in which to write a tablet's files anew (P6)."""
+        making = self._own(table, number, _NEW)
+        try:
+            shutil.rmtree(making, ignore_errors=True)
+            making.mkdir()
+        except OSError as error:
+            raise _unusable(making, error) from error
+        return making
+
+    def place_next(self, table: str, number: int) -> Path:
+        """All of what was begun is on disk, and whole: from now on it counts, and the old files do not (P6, S2). Where
+        this raises, ask `has_next`."""
+        making, placed = self._own(table, number, _NEW), self._own(table, number, _NEXT)
+        try:
+            _sync_folder(making)
+            making.rename(placed)
+            _sync_folder(placed.parent)
+        except OSError as error:
+            raise _unusable(making, error) from error
+        return placed
+
+    def has_next(self, table: str, number: int) -> bool:
+        """Whether new files count in place of the old ones, which may still be there."""
+        return self._own(table, number, _NEXT).exists()
+
+    def drop_next(self, table: str, number: int) -> None:
+        """What was begun is not to be."""
+        shutil.rmtree(self._own(table, number, _NEW), ignore_errors=True)
+
+    def settle_next(self, table: str, number: int) -> Path:
+        """Remove the old files of a tablet, and give the new ones their name. Whoever is stopped here has new ones,
+        and the next owner goes on."""
+        path = self._own(table, number)
+        try:
+            _settle(path.with_name(path.name + _NEXT))
+        except OSError as error:
+            raise _unusable(path, error) from error
+        return path
+
+    def _own(self, table: str, number: int, suffix: str = "") -> Path:
+        return self.path / _TABLETS / f"{_name_of(table, number)}{suffix}"
 
     def _sync_tablets_folder(self) -> None:
         try:
@@ -269,8 +327,22 @@ class Folder:
 
 
 def tablet_path(folder: Path, table: str, number: int) -> Path:
-    """Where a tablet lies; a table's name may hold any character."""
-    return folder / _TABLETS / f"{urllib.parse.quote(table, safe='')}-{number}"
+    """Where a tablet lies, its newer files if there are two of them (P6)."""
+    path = folder / _TABLETS / _name_of(table, number)
+    newer = path.with_name(path.name + _NEXT)
+    return newer if newer.exists() else path
+
+
+def _name_of(table: str, number: int) -> str:
+    """A table's name may hold any character."""
+    return f"{urllib.parse.quote(table, safe='')}-{number}"
+
+
+def _settle(newer: Path) -> None:
+    path = newer.with_name(newer.name.removesuffix(_NEXT))
+    shutil.rmtree(path, ignore_errors=True)
+    newer.rename(path)
+    _sync_folder(path.parent)
 
 
 def owner(path: Path) -> tuple[int | None, str]:

@@ -63,8 +63,12 @@ def unescape(prefix: bytes) -> bytes:
 
     Raises: Corruption for bytes that `escape` never makes.
     """
-    if prefix.count(0) == 1 and prefix.endswith(_END):
-        return prefix[:-2]
+    zeros = prefix.count(0)
+    if zeros <= _PLAIN_ZEROS and prefix.endswith(_END):
+        if zeros == 1:
+            return prefix[:-2]
+        if prefix.count(_ESCAPED) == zeros - 1:  # each but that of the end
+            return prefix[:-2].replace(_ESCAPED, b"\x00")
     row = _unescape_zeros(prefix)
     if escape(row) != prefix:
         raise Corruption(f"key {prefix.hex()}", "the row is not written as it should be")

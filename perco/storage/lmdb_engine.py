@@ -45,6 +45,7 @@ from perco.storage.cells import (
 )
 from perco.storage.engine import Cursor
 from perco.storage.keys import escape
+from perco.storage.pages import PageDamaged, Pages, survey
 from perco.storage.row import NOWHERE, check_and_write, read_row, scan_rows
 
 _META_PAGES = 2
@@ -53,6 +54,18 @@ _WORTH = 0.5  # pages saved for each page that is written again
 _MAP_BYTES_MIN = 256 << 10  # the named databases of every group, made one by one
 _EPOCH = b"\0epoch"  # a key beside the names of the groups
 _STOP = b"\0stop"  # another one: the first row that is with another tablet by now
+_SURVEYS_MAX = 100
+_NAMES_MAX = 1000  # more groups than any environment has
+# What LMDB says of pages that cannot be, and of a transaction that has met one.
+_DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.BadTxnError,
+)
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
@@ -83,6 +96,17 @@ class LmdbOptions:
 def _is_full(error: lmdb.Error) -> bool:
     """LMDB gives an errno as text only."""
     return isinstance(error, lmdb.DiskError) or any(os.strerror(code) in str(error) for code in _FULL)
+
+
+def _goes_on(request: ScanRequest, next: bytes) -> bool:
+    if request.reverse:
+        return request.stop is None or next < request.stop
+    return next > request.start
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 _parents: list[LmdbEngine] = []  # of forked children, kept for good: see `forget`
@@ -149,6 +173,7 @@ class LmdbEngine:
         self.path, self.options, self.readonly = path, options, readonly
         data = path / "data.mdb"
         used = data.stat().st_size if data.exists() else 0
+        self._identity = _identity(data) if readonly and used else (0, 0)  # asked before it is opened: see `moved`
         try:
             self._env = lmdb.open(
                 str(path),
@@ -174,8 +199,9 @@ class LmdbEngine:
         self._epoch = b""  # F1; empty: the whole folder is this process's
         self._data = -1
         try:
-            self._open_groups(groups)
             self._page = int(self._env.stat()["psize"])
+            self._check_size(data)
+            self._open_groups(groups)
             self._allocated = 0 if readonly else data.stat().st_size
             self._data = -1 if readonly else os.open(data, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -184,6 +210,12 @@ class LmdbEngine:
         except BaseException:
             self._env.close()
             raise
+
+    def _check_size(self, data: Path) -> None:
+        """A file that was cut short would end the process with SIGBUS at the first read of what is missing."""
+        used = self.used_bytes()
+        if (size := data.stat().st_size) < used:  # looked at after `used`: meanwhile it only grows
+            raise Corruption(str(data), f"the file is cut short: it has {size} bytes, and {used} are in use")
 
     @staticmethod
     def make(path: Path, groups: Sequence[str], options: LmdbOptions) -> None:
@@ -263,11 +295,15 @@ class LmdbEngine:
     def _unreadable(self, error: lmdb.Error) -> PercoError:
         if isinstance(error, lmdb.ReadersFullError):
             return Unavailable(f"{self.path}: all {self.options.readers_max} reader slots are taken (readers_max)")
-        return Corruption(str(self.path), f"LMDB cannot read it: {error}")
+        return Corruption(str(self.path), f"LMDB cannot read it ({error})")
 
     def scan(self, request: ScanRequest) -> ScanPage:
+        """A page; see `ScanRequest`. Raises: Corruption where the next one would not be a step further."""
         try:
-            return self._scan(request)
+            page = self._scan(request)
+            if page.next is not None and not _goes_on(request, page.next):
+                raise Corruption(str(self.path), f"rows are out of order at {page.next!r:.100}")
+            return page
         except lmdb.Error as error:
             raise self._unreadable(error) from error
 
@@ -280,6 +316,8 @@ class LmdbEngine:
             present = tuple(query for query in request.queries if query.group in self._dbs)
             with self._begin() as txn:
                 self._check_stop(txn, request.start, request.stop, whole=True)
+                if not present:
+                    return ScanPage([], None)
                 page = scan_rows(_LmdbView(txn, self._dbs), request._replace(queries=present))
             rows = []
             for row, cells in page.rows:
@@ -311,10 +349,54 @@ class LmdbEngine:
         """The names of all groups in the file, whoever made them."""
         try:
             with self._begin() as txn:
-                names = [bytes(name) for name in txn.cursor().iternext(values=False)]
+                names = [bytes(name) for name in islice(txn.cursor().iternext(values=False), _NAMES_MAX + 1)]
+                if len(names) > _NAMES_MAX or names != sorted(set(names)):
+                    raise Corruption(str(self.path), "the list of its locality groups is damaged")
                 return [name.decode(errors="replace") for name in names if name not in (_EPOCH, _STOP)]
         except lmdb.Error as error:
             raise self._unreadable(error) from error
+
+    def survey(self) -> Iterator[Pages]:
+        """Go through all pages of the file, without LMDB (see `pages.survey`); pins them. Raises: Corruption."""
+        file = os.open(self.path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for _ in range(_SURVEYS_MAX):
+                with self._begin() as txn:
+                    try:
+                        yield from survey(file, self._page, txn.id())
+                        return
+                    except LookupError:  # another process has committed twice since
+                        continue
+            raise Unavailable(f"{self.path}: it is written to too fast to be surveyed")
+        except PageDamaged as error:
+            raise Corruption(str(self.path), str(error)) from error
+        except lmdb.Error as error:
+            raise self._unreadable(error) from error
+        finally:
+            os.close(file)
+
+    def verify_from(self, group: str, key: bytes, count: int, size: int) -> bytes | None:
+        """Read so many cells, or bytes, of a group, each both in order and by a search for it. A search goes by the
+        pages above; where these are damaged it misses cells, and so would reads and writes.
+
+        Returns: the key to go on at; None: that was the end. Raises: Corruption.
+        """
+        self._open_groups([group] if group not in self._dbs else [])
+        last = b""
+        try:
+            with self._begin() as txn, txn.cursor(self._dbs[group]) as opened, txn.cursor(self._dbs[group]) as found:
+                cursor: Any = opened
+                for at, value in cursor.iternext(True, True) if cursor.set_range(key) else ():
+                    if at <= last or at < key:
+                        raise Corruption(str(self.path), f"group {group!r}: cells are out of order at key {at.hex()}")
+                    if not found.set_key(at):
+                        raise Corruption(str(self.path), f"group {group!r}: a search misses the cell at key {at.hex()}")
+                    last, count, size = bytes(at), count - 1, size - len(value)
+                    if count <= 0 or size <= 0:
+                        return last + b"\0"
+        except lmdb.Error as error:
+            raise self._unreadable(error) from error
+        return None
 
     def used_bytes(self) -> int:
         """What has ever been written of the file; pages that became free since are used again."""
@@ -385,6 +467,8 @@ class LmdbEngine:
             if _is_full(error):
                 raise StoreFull(str(self.path), str(error)) from error
             if not committing:
+                if isinstance(error, _DAMAGE):
+                    raise self._unreadable(error) from error
                 raise
             if self._surely_not(committing):
                 raise self._disk_failed(error) from error
@@ -434,6 +518,8 @@ class LmdbEngine:
         except lmdb.Error as error:
             if _is_full(error):
                 raise StoreFull(str(self.path), str(error)) from error
+            if isinstance(error, _DAMAGE):
+                raise self._unreadable(error) from error
             raise self._disk_failed(error) from error
 
     def _repack(self, txn: Any, db: Any, start: bytes, cells: int, skip: int) -> tuple[bytes | None, bool]:
@@ -457,6 +543,10 @@ class LmdbEngine:
         return after, saved * self._page > size * _WORTH
 
     # ------------------------------------------------------------ splitting
+
+    def another(self, path: Path, groups: Sequence[str], options: LmdbOptions) -> LmdbEngine:
+        """An environment for a copy of some of this one, at a path that is there and empty."""
+        return LmdbEngine(path, groups, options, readonly=False, lock=True)
 
     def cells_from(self, group: str, key: bytes, count: int, size: int) -> list[tuple[bytes, bytes]]:
         """The cells of a group, in order, from a key on: so many, or those in which so many bytes are reached. Any
@@ -499,6 +589,43 @@ class LmdbEngine:
                     txn.delete(key, b"", self._dbs[group])
                 else:
                     txn.put(key, value, True, True, False, self._dbs[group])
+
+    def take_marks(self, other: LmdbEngine) -> None:
+        """Have the marks that another one has beside its groups (F1, P4); this one takes its place (P6)."""
+        with other.still, other._env.begin() as txn:
+            marks = [(name, txn.get(name)) for name in (_EPOCH, _STOP)]
+        with self._beside_batches() as txn:
+            for name, mark in marks:
+                if mark is not None:
+                    txn.put(name, mark)
+
+    def fill_up(self) -> None:
+        """Have the file as long as its pages say: LMDB does not write a last page that became free at once."""
+        missing = self.used_bytes() - os.fstat(self._data).st_size
+        if missing > 0:
+            os.truncate(self._data, self.used_bytes())
+            os.fsync(self._data)
+
+    def check_room_for_copy(self) -> None:
+        """Whether the disk has room for another file with the same cells. Raises: StoreFull."""
+        need = self.live_bytes() + self.live_bytes() // 8 + self.options.ahead_bytes + self.options.reserve_bytes
+        disk = os.statvfs(self.path)
+        if (free := disk.f_bavail * disk.f_frsize) < need:
+            raise StoreFull(
+                str(self.path),
+                f"to compact it takes {need >> 20} MiB beside it for a while, and {free >> 20} MiB are free",
+            )
+
+    def file_bytes(self) -> int:
+        """The length of the file."""
+        return os.fstat(self._data).st_size
+
+    def moved(self, path: Path) -> bool:
+        """Whether another file has taken the place of the one that is open (P6)."""
+        try:
+            return _identity(path / "data.mdb") != self._identity
+        except OSError:
+            return True
 
     def remove_from(self, row: bytes, cells: int) -> bool:
         """Remove so many of the cells from a row on, which are another tablet's (P4). Writer's thread, between batches.

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Container, Sequence
 from typing import Final
 
+from perco.errors import Corruption
 from perco.storage.cells import (
     ABSENT,
     APPLIED,
@@ -188,13 +189,21 @@ def _query(view: View, prefix: bytes, query: ScanQuery) -> list[ScanCell]:
             break
         _, column, ts = split_key(key)
         if ts > query.to_ts:  # a seek past versions that nobody asked for, however many there are
-            more = cursor.set_range(cell_key(prefix, column, query.to_ts))
+            more = _seek(cursor, cell_key(prefix, column, query.to_ts))
         elif ts < query.from_ts:
-            more = cursor.set_range(cell_key(prefix, column, 0) + b"\xff")
+            more = _seek(cursor, cell_key(prefix, column, 0) + b"\xff")
         else:
             out.append((column, ts, cursor.value()))
             more = cursor.next()
     return out
+
+
+def _seek(cursor: Cursor, key: bytes) -> bool:
+    """Go forward. Over damaged pages a search may land before where it began, and then again and again."""
+    more = cursor.set_range(key)
+    if more and cursor.key() < key:
+        raise Corruption(f"key {key.hex()}", "a search for it ends before it")
+    return more
 
 
 class _Forward:

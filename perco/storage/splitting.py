@@ -4,6 +4,7 @@ The copy goes through the groups a page at a time, each page from a view of its 
 meanwhile is noted and applied to the copy again, in order. However old a page was: what was written to its cells since
 has been noted, and comes after it. So the copy may lag, and never keeps pages of the tablet from being used again.
 
+P6  A tablet that is compacted is copied whole in the same way, and the copy takes its place.
 P2  What is noted is noted on the writer's thread, before anybody is told of it. After the cut nothing is written there
     any more: once all that was noted has been applied, the copy is what the tablet holds.
 S2  The copy is on disk, whole, before anybody knows of it.
@@ -38,6 +39,7 @@ class Copying:
     Args:
         row, stop: the first row of the copy, and the first one after it (None: to the end).
         path: of the copy's environment, which is there and empty.
+        whole: it takes the place of the source (P6), so it gets its marks too.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class Copying:
         path: Path,
         groups: Sequence[str],
         options: LmdbOptions,
+        *,
+        whole: bool = False,
     ) -> None:
-        self.row, self.stop = row, stop
+        self.row, self.stop, self._whole = row, stop, whole
         self._source = source
         self._groups = list(dict.fromkeys([*PROTOCOL_GROUPS, *groups, *source.groups()]))
-        self._copy = LmdbEngine(path, self._groups, replace(options, sync=False), readonly=False, lock=True)
+        self._copy = source.another(path, self._groups, replace(options, sync=False))
         self._noted: deque[tuple[str, bytes, bytes | None]] = deque()
         self._noted_bytes = self._applied_bytes = 0  # on the whole
         self._failure: Unavailable | None = None
@@ -149,7 +153,10 @@ class Copying:
         """After the cut: what was noted last; all of it on disk (S2)."""
         self._apply_noted()
         assert not self._noted, "P2: nothing is noted after the cut"
+        if self._whole:
+            self._copy.take_marks(self._source)
         self._copy.sync()
+        self._copy.fill_up()
 
     def close(self) -> None:
         self._copy.close()

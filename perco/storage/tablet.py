@@ -10,6 +10,8 @@ disk works on one half of the transactions while the loop works on the other.
 
 P1  A tablet that is being split holds what is submitted for the rows that it is about to give away, from the cut until
     whoever has them by then can be asked; other rows, and reads, do not wait.
+P6  What a tablet has open is replaced by a copy of it while all its writes are held, the writer stands still, and
+    nobody reads.
 S1, S4, S5, S6: see `cells.py` and `lmdb_engine.py`. T10: see `call.py`.
 """
 
@@ -22,7 +24,7 @@ import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import trio
 
@@ -52,15 +54,23 @@ from perco.storage.splitting import Copying, middle
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchOptions:
-    """How mutations gather.
+    """How calls gather: mutations in a write transaction of their tablet, and, where a client gives them a window
+    (`batching.py`), reads, mutations, commits and claims in a call to it.
 
     Attributes:
-        mutations_max: mutations in one write transaction; 1 switches batching off.
-        bytes_max: bytes of file that one write transaction may take (a larger mutation still goes alone).
+        mutations_max: mutations in one write transaction, and parts of one call; 1 switches batching off.
+        bytes_max: bytes of file that one write transaction may take, and bytes of one call (a larger mutation still
+            goes alone).
+        window_s: how long a call waits for others to the same tablet, in seconds. 0: there is no window.
+        adaptive: a call waits only while an earlier one of its kind to that tablet is out; it goes when that is
+            answered, or when the window ends. False: every call waits for all of the window, as in the paper, and a
+            transaction takes longer by two windows or more.
     """
 
     mutations_max: int = 4096
     bytes_max: int = 64 << 20
+    window_s: float = 0.0
+    adaptive: bool = True
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -233,6 +243,7 @@ class MemoryTablet:
         """A child has its own copy."""
 
 
+T = TypeVar("T")
 Resubmit = Callable[[Sequence[Mutation], Call], None]
 
 # In the queue: the mutation, who waits for it, which of the caller's mutations it is, its `_room`, its number.
@@ -433,7 +444,7 @@ class LmdbTablet:
         self._handover.under_way += 1
         self._batch = batch
         self._closed_at = trio.current_time()
-        busy = time.thread_time()
+        busy = self._cpu_s()
         self._busy_each += ((busy - self._busy) / len(batch) - self._busy_each) / _BATCHES_AVERAGED
         self._busy = busy
         written = Written()
@@ -441,7 +452,7 @@ class LmdbTablet:
         # Whatever puts into a group has been submitted by now: what is empty stays so until after this batch.
         self._hand_over(mutations, room, lambda verdicts: self._post(batch, verdicts), written, self._empty.copy())
         written.wait()
-        self._handed_over = time.perf_counter()
+        self._handed_over = self._now_s()
 
     def _take(self) -> tuple[list[_Entry], int]:
         """The next batch, bounded, and its room; cancelled calls leave the queue here (T10)."""
@@ -463,7 +474,7 @@ class LmdbTablet:
     def _post(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
         """Writer's thread: bring the verdicts to the loop; one hop per batch."""
         try:
-            self._token.run_sync_soon(self._finish, batch, verdicts, time.perf_counter())
+            self._token.run_sync_soon(self._finish, batch, verdicts, self._now_s())
         except trio.RunFinishedError:
             self._writing = False  # the loop is gone and so is everybody who waited
 
@@ -656,7 +667,7 @@ class LmdbTablet:
         """A row before `stop` at which to split, in the middle of the cells; None: all is in one row."""
         search = middle(self.engine, stop)
         while True:
-            found = await trio.to_thread.run_sync(next, search, b"")
+            found = await self._beside(next, search, b"")
             if found is not None:
                 return found or None
 
@@ -667,15 +678,20 @@ class LmdbTablet:
         Raises: StoreFull, Unavailable; then `uncut`.
         """
         assert self._splitting is None, "one at a time"
-        copying = self._splitting = Copying(self.engine, row, stop, path, groups, self.engine.options)
+        whole = row == self.start  # P6
+        copying = self._splitting = Copying(self.engine, row, stop, path, groups, self.engine.options, whole=whole)
 
         def begin() -> None:
             self._copying = copying
 
         await self._on_writer(begin)
-        while not await trio.to_thread.run_sync(copying.step):
+        while not await self._beside(copying.step):
             pass
         return copying.cells
+
+    def copied(self) -> int:
+        """How many cells have been copied of the copy that is being made."""
+        return self._splitting.cells if self._splitting is not None else 0
 
     async def cut(self, row: bytes) -> None:
         """P1, P2: from now on what is submitted for rows from there on is held; when this returns, the copy is whole,
@@ -692,7 +708,7 @@ class LmdbTablet:
             self._stop = row
 
         await self._on_writer(stop)  # behind the batch that is under way
-        await trio.to_thread.run_sync(copying.finish)
+        await self._beside(copying.finish)
         await self._end_copying(row)
 
     async def _end_copying(self, stop: bytes | None) -> None:
@@ -706,7 +722,7 @@ class LmdbTablet:
             with contextlib.suppress(Unavailable, TransactionClosed):  # a disk that does not answer: done later
                 await self._on_writer(end)
             if copying is not None:
-                await trio.to_thread.run_sync(copying.close)
+                await self._beside(copying.close)
 
     def let_go(self) -> list[tuple[Mutation, Call, int]]:
         """After `cut`: what was held, for whoever has these rows now."""
@@ -727,6 +743,31 @@ class LmdbTablet:
         await self._end_copying(self._gone)
         for mutation, call, index in self._no_longer_held():
             self.submit(mutation, call, index)
+
+    async def replace(self, engine: LmdbEngine) -> LmdbEngine:
+        """P6: after a `cut` at its first row, so that nothing is being written: go on with the copy. Returns what was
+        open until now, which nobody looks at any more. Then `uncut`."""
+        assert self._held is not None, "P6: a batch would be lost"
+        assert self._cut_row == self.start
+        replaced: list[LmdbEngine] = []
+        done = trio.Event()
+
+        def swap(swapped: threading.Event) -> None:  # on the loop: nobody reads
+            self.engine.end_shared()
+            replaced.append(self.engine)
+            self.engine = engine
+            swapped.set()
+            done.set()
+
+        def act() -> None:  # on the writer's thread: nobody writes
+            swapped = threading.Event()
+            self._token.run_sync_soon(swap, swapped)
+            swapped.wait()
+
+        with contextlib.suppress(Unavailable):  # upkeep before it takes long
+            await self._on_writer(act)
+        await done.wait()
+        return replaced[0]
 
     def has_from(self, row: bytes) -> bool:
         """Whether anything lies here from a row on."""
@@ -856,6 +897,22 @@ class LmdbTablet:
         with trio.CancelScope(shield=True):
             self._ended = True
             if self._thread is not None:
-                self._work.put(None)
-                await trio.to_thread.run_sync(self._thread.join)
+                await self._join()
         self.engine.close()
+
+    # ------------------------------------------------------------ what is not the loop's: where a simulation steps in
+
+    def _cpu_s(self) -> float:
+        return time.thread_time()
+
+    def _now_s(self) -> float:
+        return time.perf_counter()
+
+    async def _beside(self, act: Callable[..., T], *args: object) -> T:
+        return await trio.to_thread.run_sync(act, *args)
+
+    async def _join(self) -> None:
+        """End the writer's thread, which has nothing to do."""
+        assert self._thread is not None
+        self._work.put(None)
+        await self._beside(self._thread.join)

@@ -70,7 +70,7 @@ class TransactionBlock:
     def __enter__(self) -> Transaction:
         if self._txn is not None:
             raise UsageError("a transaction's block is entered once; call db.transaction() again")
-        begun = self._port.ask(Client.begin, (self._client,), {"isolation": self._isolation})
+        begun = self._port.ask(self._client.begin, (), {"isolation": self._isolation})
         txn = self._txn = Transaction(self._port, self._client, begun)
         return txn
 
@@ -131,7 +131,7 @@ class Database:
 
     def begin(self, *, isolation: Isolation | None = None) -> Transaction:
         """A transaction that the caller ends with `commit` or `discard`; prefer `transaction()` or `run`."""
-        return Transaction(self._port, self._of, self._ask(Client.begin, (), {"isolation": isolation}))
+        return Transaction(self._port, self._of, self._port.ask(self._of.begin, (), {"isolation": isolation}))
 
     def transaction(self, *, isolation: Isolation | None = None) -> TransactionBlock:
         """One try: commits at the end of the block; an exception discards it."""
@@ -143,7 +143,7 @@ class Database:
 
     def snapshot_at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
         """As `snapshot`; whoever takes it calls its `end`."""
-        return Snapshot(self._port, self._ask(Client.snapshot_at, (), {"ts": ts, "at": at}))
+        return Snapshot(self._port, self._port.ask(self._of.snapshot_at, (), {"ts": ts, "at": at}))
 
     def pin(
         self,
@@ -173,6 +173,7 @@ class Database:
     vacuum = blocking(engine.Database.vacuum)
     backfill = blocking(engine.Database.backfill)
     split = blocking(engine.Database.split)
+    compact = blocking(engine.Database.compact)
     wait_idle = blocking(engine.Database.wait_idle)
     wait_for = blocking(engine.Database.wait_for)
     waiting = blocking(engine.Database.waiting)
@@ -182,9 +183,9 @@ class Database:
     failed = blocking(engine.Database.failed)
     replay_failed = blocking(engine.Database.replay_failed)
     drop_failed = blocking(engine.Database.drop_failed)
-    failed_count = asking(engine.Database.failed_count)
-    pending = asking(engine.Database.pending)
-    is_idle = asking(engine.Database.is_idle)
-    paused = asking(engine.Database.paused)
-    unserved = asking(engine.Database.unserved)
+    failed_count = blocking(engine.Database.failed_count)
+    pending = blocking(engine.Database.pending)
+    is_idle = blocking(engine.Database.is_idle)
+    paused = blocking(engine.Database.paused)
+    unserved = blocking(engine.Database.unserved)
     statistics = asking(engine.Database.statistics)

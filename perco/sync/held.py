@@ -226,7 +226,7 @@ class Transaction(Snapshot):
     def commit(self) -> int:
         """Commit; see `perco.Transaction.commit`."""
         try:
-            ts: int = self._port.ask(self._in_time, (_Transaction.commit, (), {}), {}, True)
+            ts: int = self._port.ask(self._in_time, (_commit, (), {}), {}, True)
             return ts
         except KeyboardInterrupt as error:
             tell(error, self._begun)
@@ -260,6 +260,10 @@ class Transaction(Snapshot):
             return self._begun.isolation
         assert self._tries is not None
         return "serializable" if self._tries.serializable else "snapshot"
+
+
+async def _commit(txn: _Transaction) -> int:
+    return await txn.commit()
 
 
 async def _nothing(_: _Snapshot) -> None:

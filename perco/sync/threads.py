@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import trio
 
 from perco.errors import TransactionClosed, UsageError
+from perco.fronts.lookup import by_name
 from perco.fronts.portal import Call, Portal, Server
 
 P = ParamSpec("P")
@@ -21,21 +22,23 @@ T = TypeVar("T")
 
 
 def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """The same method, waited for by the calling thread."""
+    """The same method of the object at hand (R9), waited for by the calling thread."""
+    call = by_name(method)
 
     @functools.wraps(method)
     def ask(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = self._ask(method, args, kwargs)
+        result: T = self._ask(call, args, kwargs)
         return result
 
     return ask
 
 
 def asking(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """The same method, which waits for nothing, called on the loop."""
+    """The same method of the object at hand (R9), which waits for nothing, called on the loop."""
+    call = by_name(method)
 
     async def on_loop(*args: Any, **kwargs: Any) -> T:
-        return method(*args, **kwargs)
+        return call(*args, **kwargs)
 
     @functools.wraps(method)
     def ask(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -6,10 +6,15 @@ serializable, and if not, names the anomaly with a shortest cycle (`isolation.py
     python -m perco.testing history.jsonl
 
 `simulate` runs clients, observers and processes that die over a network that loses, delays, repeats and reorders, from
-one seed (`simulation.py`): `python -m perco.testing.simulate --seeds 2000`. What clients do is in `workloads.py`, how
-several processes share a store in `cluster.py`; every choice is in a `Plan` (`plan.py`), and a run that fails shrinks
-to a short script (`shrink.py`). `FaultyRowStore` (`faults.py`) is the network, `Machine` (`machine.py`) a memory store
-that outlives processes. `sweep.py` takes a scenario through every fault at every step, and every two of them.
+one seed (`simulation.py`): `python -m perco.testing.simulate --seeds 2000`. What clients do is in `workloads.py`; every
+choice is in a `Plan` (`plan.py`), and a run that fails shrinks to a short script (`shrink.py`).
+
+Of an embedded store (`embedded.py`) `FaultyRowStore` (`faults.py`) is the network, and `Machine` (`machine.py`) a
+memory store that outlives processes. Of a served one (`served.py`) all that ships is driven: its processes
+(`processes.py`) are stopped and killed, and speak over connections that break (`network.py`) and to a disk of memory
+(`disk.py`).
+
+`sweep.py` takes a scenario through every fault at every step, and every two of them.
 """
 
 from perco.testing.drawing import draw as draw

@@ -15,7 +15,6 @@ from perco.storage import (
     LOCK,
     NOTIFY,
     PENDING,
-    PRESENT,
     ROLLBACK,
     SHARED,
     TRACE,
@@ -64,7 +63,7 @@ _OLD: Final = {(WRITE, True), (TRACE, True)}
 def kind_of(mutation: Mutation) -> str:
     """Which step of the protocol it is.
 
-    prewrite, refresh, commit (or roll-forward), one step, marker, rollback; tidy: notify cells removed, notify: put, by
+    prewrite, commit (or roll-forward), one step, marker, rollback; tidy: notify cells removed, notify: put, by
     themselves; give up, replay: to the failed list and back; vacuum; of the system table: bound, catalogue, clock,
     lease; other.
     """
@@ -79,8 +78,7 @@ def kind_of(mutation: Mutation) -> str:
     if PENDING in unlocks and any(group == NOTIFY for group, _ in groups):
         return "commit"
     if puts & _LOCKS:
-        checks = mutation.rows[0][1]
-        return "refresh" if checks and checks[0][0] == PRESENT else "prewrite"
+        return "prewrite"
     if unlocks:
         return "rollback"
     if (ROLLBACK, False) in groups:

@@ -18,14 +18,15 @@ _LATEST: Final = 2
 
 
 class Growth:
-    """Of one run. `latest`: the highest version that any process has come up with; 0: none."""
+    """Of one run, which ends after so many `commits`. `latest`: the highest version that any process has come up with;
+    0: none."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, commits: int = 200) -> None:
         self._plan = plan
         rng = plan.random("growth")
         self.active = rng.random() < _OFTEN
         first = rng.randint(15, 80)
-        self._from = (first, first + rng.randint(20, 80))  # commits
+        self._from = (first * commits // 200, (first + rng.randint(20, 80)) * commits // 200)
         self.latest = 0
         self.registered = 0  # the highest that surely is in the catalogue
         self.refused = 0  # older programs

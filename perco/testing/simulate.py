@@ -13,8 +13,11 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 
+from perco.testing.embedded import CRASHES, FAULTS, STEPS, faults_of
+from perco.testing.network import FAULTS as WIRE_FAULTS, LOCAL_FAULTS
+from perco.testing.served import DISK_FAULTS, ORDERED, SENT, WRITTEN
 from perco.testing.shrink import ShrinkOptions, shrink
-from perco.testing.simulation import CRASHES, FAULTS, PAUSE, STEPS, Outcome, faults_of, simulate
+from perco.testing.simulation import Outcome, simulate
 
 _SEEDS = 200  # with fewer, many a pair of step and fault does not come up
 _SEEDS_WHOLE = 2000  # with so many, each has to
@@ -23,7 +26,25 @@ _PARTS_AHEAD = 8  # for each process
 
 COMMAND = "python -m perco.testing.simulate --seed"
 
-_COUNTED = ("committed", "failed", "unknown", "runs", "lives", "jumps", "terms", "late", "removed", "mistaken")
+_COUNTED = {  # fields of an outcome, and what they are called
+    "committed": "committed",
+    "failed": "failed",
+    "unknown": "unknown",
+    "runs": "observer runs",
+    "lives": "lives",
+    "terms": "terms of owners",
+    "servers": "tablet servers",
+    "splits": "splits",
+    "pins": "pins",
+    "jumps": "jumps of the clock",
+    "mistaken": "times the living taken for dead",
+    "late": "messages late",
+    "removed": "cells removed by vacuums",
+}
+
+
+def _told(outcome: Outcome) -> str:
+    return ", ".join(f"{getattr(outcome, name)} {what}" for name, what in _COUNTED.items())
 
 
 def _one(seed: int) -> Outcome:
@@ -38,15 +59,22 @@ def _some(seeds: range) -> list[Outcome]:
 
 
 def table(fired: Counter[tuple[str, str]]) -> tuple[str, list[str]]:
-    """Which fault met which step how often; and the cells that are empty."""
-    columns = [*FAULTS, *CRASHES, PAUSE]
-    lines = ["step      " + "".join(f"{name:>14}" for name in columns)]
-    empty = []
-    for step in STEPS:
-        possible = faults_of(step)
-        counts = [fired[step, name] if name in possible else "-" for name in columns]
-        lines.append(f"{step:10}" + "".join(f"{count:>14}" for count in counts))
-        empty += [f"{step} x {name}" for name in columns if name in possible and not fired[step, name]]
+    """Which fault met which step how often; and the cells that are empty: of an embedded store, on the wire of a served
+    one, on its disk."""
+    parts = (
+        ("embedded", STEPS, (*FAULTS, *CRASHES), faults_of),
+        ("sent", SENT, WIRE_FAULTS, lambda step: WIRE_FAULTS),
+        ("ordered", ORDERED, LOCAL_FAULTS, lambda step: LOCAL_FAULTS),
+        ("written", WRITTEN, DISK_FAULTS, lambda step: DISK_FAULTS),
+    )
+    lines, empty = [], []
+    for title, steps, columns, faults in parts:
+        lines.append(f"{title:18}" + "".join(f"{name:>14}" for name in columns))
+        for step in steps:
+            possible = faults(step)
+            counts = [fired[step, name] if name in possible else "-" for name in columns]
+            lines.append(f"{step:18}" + "".join(f"{count:>14}" for count in counts))
+            empty += [f"{step} x {name}" for name in columns if name in possible and not fired[step, name]]
     return "\n".join(lines), empty
 
 
@@ -78,9 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.seed is not None:
         outcome = _one(given.seed)
         print(
-            f"seed {outcome.seed}: {outcome.processes} processes, {outcome.committed} committed, {outcome.failed} "
-            f"failed, {outcome.unknown} unknown, {outcome.runs} observer runs, {outcome.lives} lives, {outcome.terms} "
-            f"terms of coordinators, {outcome.jumps} jumps of the clock, digest {outcome.digest[:16]}"
+            f"seed {outcome.seed}: {outcome.processes} processes, {_told(outcome)}, {outcome.fired.total()} faults, "
+            f"digest {outcome.digest[:16]}"
         )
         print(table(outcome.fired)[0])
         for problem in outcome.problems:
@@ -148,10 +175,7 @@ def _many(seeds: range, processes: int | None) -> int:
     seconds = time.perf_counter() - began
     print(
         f"{len(seeds)} runs in {seconds:.0f} s ({3600 * len(seeds) / max(seconds, 1e-9):.0f} an hour): "
-        f"{total.committed} committed, {total.failed} failed, {total.unknown} unknown, {total.runs} observer runs, "
-        f"{total.lives} lives, {total.terms} terms of coordinators, {total.jumps} jumps of the clock, {total.mistaken} "
-        f"times the living taken for dead, {total.late} messages late, {total.removed} "
-        f"cells removed by vacuums, {fired.total()} faults"
+        f"{_told(total)}, {fired.total()} faults"
     )
     text, empty = table(fired)
     print(text)

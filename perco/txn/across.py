@@ -75,15 +75,18 @@ class Across:
     async def _ask(self, start_ts: int, primary: Cellref) -> Judgement | None:
         if primary.table not in self._tables:
             return None
-        [cells] = await self._store.read([(primary.table, primary.row, primary_queries(primary, start_ts))])
         try:
+            [cells] = await self._store.read([(primary.table, primary.row, primary_queries(primary, start_ts))])
             return judge(primary, start_ts, cells)
         except Corruption:  # reported where it stands
             return None
 
     async def stands(self, group: str, cell: Cellref, ts: int) -> bool:
         query: Query = (group, cell.column, ts, ts, 1)
-        [[cells]] = await self._store.read([(cell.table, cell.row, [query])])
+        try:
+            [[cells]] = await self._store.read([(cell.table, cell.row, [query])])
+        except Corruption:  # nobody can tell; that it cannot be read is reported where its tablet is
+            return False
         return bool(cells)
 
     async def of_lock(self, book: Book, cell: Cellref, start_ts: int, lock: Lock) -> list[Finding]:

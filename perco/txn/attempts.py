@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from perco.errors import PercoWarning, TransientError, Unavailable, UsageError
+from perco.errors import CommitUnknown, PercoWarning, TransientError, Unavailable, UsageError
 from perco.options import check_options
 from perco.txn.reads import Isolation
 from perco.txn.transaction import Transaction
@@ -51,9 +51,12 @@ class RetryOptions:
         return rng.uniform(0, min(self.backoff_s * 2.0 ** min(failed, 64), self.backoff_max_s))
 
 
-def late(retry: RetryOptions, met: list[TransientError], commit_ts: int) -> Unavailable:
-    """The time for all attempts is up; its cause is what the last one met."""
+def late(retry: RetryOptions, met: list[TransientError], txn: Transaction | None) -> Unavailable | CommitUnknown:
+    """The time for all attempts is up; its cause is what the last one met. `txn`: of the last attempt."""
     what = f"the transaction did not get through within {retry.timeout_s} s"
+    if txn is not None and txn.outcome == "unknown":  # T4: its function went on all the same
+        return CommitUnknown(txn.token, what)
+    commit_ts = txn.commit_ts if txn is not None else 0
     if met and not commit_ts:
         what += f", in {met[-1].attempts} attempts that met others (the last: {type(met[-1]).__name__})"
     late = Unavailable(what, commit_ts)
@@ -73,8 +76,17 @@ class Attempts:
     was written.
     """
 
-    def __init__(self, client: Client, retry: RetryOptions, serializable: bool, function: str = "transaction") -> None:
+    def __init__(
+        self,
+        client: Client,
+        retry: RetryOptions,
+        serializable: bool,
+        function: str = "transaction",
+        *,
+        scoped: bool = True,
+    ) -> None:
         self._function = function  # by whose past it is read ahead
+        self._scoped = scoped  # each attempt begins and ends in one task, in which its deadline can be held
         self._owed = False  # the last attempt met another transaction, and nobody has asked for the next one
         self._client, self._retry = client, retry
         self._isolation: Isolation = "serializable" if serializable else "snapshot"
@@ -97,7 +109,8 @@ class Attempts:
         self._used = self._owed = False
         if self._pause:
             assert self._turn is not None
-            await trio.sleep(self._retry.delay_s(self._turn.lost, self._client.random))
+            delay_s = self._retry.delay_s(self._turn.lost, self._client.random)
+            await trio.sleep(max(min(delay_s, self._left_s()), 0))
         self._check_time()
         return Attempt(self)
 
@@ -110,17 +123,19 @@ class Attempts:
                 stacklevel=2,
             )
 
+    def _left_s(self) -> float:
+        return math.inf if self._deadline is None else self._deadline - trio.current_time()
+
     def _check_time(self) -> None:
         if self._deadline is not None and trio.current_time() >= self._deadline:
-            raise late(self._retry, self._met, 0)
+            raise late(self._retry, self._met, None)
 
     async def _begin(self) -> Transaction:
         """Takes the turn here, not between two attempts, where the loop may be left: so it always ends (W3)."""
         turn = self._turn
         if turn is None:
             return await self._client._begin_as(self._function, self._isolation)
-        left_s = math.inf if self._deadline is None else self._deadline - trio.current_time()
-        await turn.take(left_s)
+        await turn.take(self._left_s())
         try:
             self._check_time()
             return await self._client._begin_as(self._function, self._isolation)
@@ -142,16 +157,43 @@ class Attempt:
     def __init__(self, attempts: Attempts) -> None:
         self._attempts = attempts
         self._txn: Transaction | None = None
+        self._scope: trio.CancelScope | None = None
+        if attempts._scoped and attempts._deadline is not None:
+            self._scope = trio.CancelScope(deadline=attempts._deadline)
 
     async def __aenter__(self) -> Transaction:
         self._attempts._used = True
-        self._txn = txn = await self._attempts._begin()
+        if self._scope is not None:
+            self._scope.__enter__()
+        try:
+            self._txn = txn = await self._attempts._begin()
+        except BaseException as error:
+            self._leave_scope(error)
+            raise
         return txn
+
+    def _leave_scope(self, error: BaseException | None) -> None:
+        """Raises: Unavailable in place of a cancellation by the deadline."""
+        scope, attempts = self._scope, self._attempts
+        if scope is None:
+            return
+        kind, trace = (None, None) if error is None else (type(error), error.__traceback__)
+        if scope.__exit__(kind, error, trace) and error is not None:
+            raise late(attempts._retry, attempts._met, self._txn)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"an attempt has no {name!r}: write `async with attempt as txn:` and use txn")
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        try:
+            swallowed = await self._end(error)
+        except BaseException as raised:
+            self._leave_scope(raised)
+            raise
+        self._leave_scope(None)
+        return swallowed
+
+    async def _end(self, error: BaseException | None) -> bool:
         txn, attempts = self._txn, self._attempts
         assert txn is not None
         try:

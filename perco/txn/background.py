@@ -8,10 +8,13 @@ out of the user's `async with`. One that dies of a bug makes the store unusable,
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import trio
 
-from perco.errors import BackgroundFailure, TransactionClosed
+from perco.errors import BackgroundFailure, PercoError, TransactionClosed
+
+T = TypeVar("T")
 
 
 class Background:
@@ -60,6 +63,35 @@ class Background:
         self._long += 1
         trio.lowlevel.spawn_system_task(self._run_long, scope, loop, name=f"perco-{name}")
         return scope.cancel
+
+    async def apart(self, action: Callable[[], Awaitable[T]], name: str) -> T:
+        """Run something in a task of the store's own and return what it does. Whoever waits may be cancelled, or
+        interrupted, at any moment; the action is cancelled then, and waited for. Raises: what the action does."""
+        done = trio.Event()
+        made: list[T] = []
+        failed: list[PercoError] = []
+
+        async def act() -> None:
+            try:
+                made.append(await action())
+            except PercoError as error:
+                failed.append(error)
+            finally:
+                done.set()
+
+        cancel = self.start(act, name)
+        try:
+            await done.wait()
+        except BaseException:
+            cancel()
+            with trio.CancelScope(shield=True):
+                await done.wait()
+            raise
+        if failed:
+            raise failed[0]
+        if not made:
+            self.check()
+        return made[0]
 
     async def _run_long(self, scope: trio.CancelScope, loop: Callable[[], Awaitable[None]]) -> None:
         try:

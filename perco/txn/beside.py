@@ -13,6 +13,8 @@ T9  It meets locks as everybody does. Decided: it answers from the lock (S4). Un
     the past of a snapshot that was taken in between.
 P5  The owner may split tablets. Rows that have gone elsewhere are not read where they lay: TabletSplit; the next
     snapshot finds them.
+P6  The owner may replace the files of a tablet. What was open until then holds all that was committed before that, and
+    nothing later: so who draws a timestamp looks for new files afterwards, and so does who waits for a lock.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class BesideOracle(Oracle):
             await trio.sleep(_POLL_S)
             newest = await self._look()
         self._newest = newest
+        self._local.find_moved()  # P6: after the timestamp; what was written up to then is in either of the two files
         await self._find_splits()
         return newest
 
@@ -101,6 +104,7 @@ class BesideDriver(Driver):
             raise self.at(lock.primary, error) from error
         if recovery.fate is None and owned:
             await trio.sleep(_POLL_S)
+            self._local.find_moved()
             return await self._look_again(cell, ts, -1)
         if recovery.fate and recovery.fate <= ts:
             return _from_lock(lock, start_ts, recovery.fate)

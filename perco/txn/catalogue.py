@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgpack
 
-from perco.errors import Corruption, SchemaMismatch, Unavailable, UsageError
+from perco.errors import Corruption, SchemaMismatch, Unavailable, UsageError, WriteUnknown
 from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict
 from perco.txn.codecs import codec_named
 from perco.txn.records import ack_of, column_of, signal_of
@@ -257,6 +257,10 @@ class Catalogue:
             return self
         return self._with(id, replace(entry, ready=True))
 
+    def paused(self) -> set[str]:
+        """Ids of the observers that are paused."""
+        return {id for id, entry in self.observers.items() if entry.paused}
+
     def with_paused(self, id: str, paused: bool) -> Catalogue:
         """The next version, in which an observer is paused, or is not any more.
 
@@ -399,8 +403,9 @@ async def declare(store: RowStore, schema: Schema) -> Catalogue:
 
 async def change(store: RowStore, step: Callable[[Catalogue], Catalogue]) -> Catalogue:
     """Replace the newest version by the next one, unless somebody else did: then again on theirs (N10)."""
+    lost = ""
     for _ in range(_TRIES):
-        before = await load(store)
+        before = await load(store)  # T4: and so, whether what was sent before has arrived
         after = step(before)
         if after is before:
             return before
@@ -412,6 +417,10 @@ async def change(store: RowStore, step: Callable[[Catalogue], Catalogue]) -> Cat
             return after
         if isinstance(verdict, Failed):
             raise verdict.error
+        if isinstance(verdict, NoReply):
+            lost = verdict.reason
+    if lost:
+        raise WriteUnknown("a change of the catalogue", lost)
     raise Unavailable("the catalogue kept changing while the schema was declared")
 
 
@@ -461,9 +470,12 @@ def registered(schema: Schema, catalogue: Catalogue) -> dict[int, Observer]:
 
 
 def raise_for(verdict: Verdict, what: str) -> None:
-    """A verdict of the system table that should have been `APPLIED`."""
+    """For a verdict that should have been `APPLIED`, of a write that may be made again.
+
+    Raises: WriteUnknown, where the reply was lost (T4); why it was not made; Corruption for a refusal.
+    """
     if isinstance(verdict, Failed):
         raise verdict.error
     if isinstance(verdict, NoReply):
-        raise Unavailable(f"{what}: {verdict.reason}")
+        raise WriteUnknown(what, verdict.reason)
     raise Corruption(what, f"could not be written: {verdict}")

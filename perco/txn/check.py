@@ -20,7 +20,7 @@ N1  Locks decode. A change of an observed column that no run has seen has its no
     cell has its change (a warning).
 N2  An ack's lock is its transaction's primary and covers nothing newer than itself. N3: acks point at the past.
 N5  A pending entry decodes, is a signal's or of a run for one, and its observers are that signal's. The column of a
-    signal has no records, locks or data.
+    signal has no records, locks or data; that of its observer has records, which may overlap.
 N6  Failed changes decode, one for a row and observer, neither waiting nor acknowledged.
 N9  Notify cells say what caused them. N10: columns, observers and locality groups are in the catalogue.
 O1  Nothing is above the oracle's durable bound. O3: the clock's notes rise together.
@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -115,21 +115,21 @@ class CheckResult:
 
     ts: int
     findings: tuple[Finding, ...]
-    dropped: int
-    tables: int
-    rows: int
-    cells: int
-    locks: int
-    records: int
-    markers: int
-    notifications: int
-    failed: int
-    unsettled: int
-    orphans: int
-    waste: int
-    again: int
-    sampled: int
-    seconds: float
+    dropped: int = 0
+    tables: int = 0
+    rows: int = 0
+    cells: int = 0
+    locks: int = 0
+    records: int = 0
+    markers: int = 0
+    notifications: int = 0
+    failed: int = 0
+    unsettled: int = 0
+    orphans: int = 0
+    waste: int = 0
+    again: int = 0
+    sampled: int = 1
+    seconds: float = 0.0
 
     @property
     def errors(self) -> int:
@@ -174,6 +174,7 @@ async def check(
     alive: Callable[[int], bool] = lambda start_ts: True,
     options: CheckOptions | None = None,
     progress: Callable[[Progress], None] | None = None,
+    told: Collection[tuple[str, bytes]] = (),
 ) -> CheckResult:
     """Verify all that a store holds; reads only.
 
@@ -182,10 +183,11 @@ async def check(
         alive: whether the client of the transaction that began at a timestamp may still be there (L1).
         options: see `CheckOptions`.
         progress: called after every page.
+        told: the tables and first rows of tablets that are known to be unreadable.
 
     Raises: Corruption if not even the catalogue can be read.
     """
-    return await _Check(store, alive, options or CheckOptions(), progress or (lambda _: None)).run(ts)
+    return await _Check(store, alive, options or CheckOptions(), progress or (lambda _: None), told).run(ts)
 
 
 @dataclass(slots=True)
@@ -209,6 +211,7 @@ class _Check:
         alive: Callable[[int], bool],
         options: CheckOptions,
         progress: Callable[[Progress], None],
+        told: Collection[tuple[str, bytes]],
     ) -> None:
         self._store, self._alive, self._options, self._tell = store, alive, options, progress
         self._seen = Progress()
@@ -218,6 +221,7 @@ class _Check:
         self._groups: dict[str, tuple[str, ...]] = {}  # of each table, as they were when the check began
         self._across = Across(store, (), options.tracked_max)
         self._pools: dict[int, _Pool] = {}
+        self._unread = set(told)  # tablets that cannot be read to their end
         self._watermark = 0
         self._cuts: dict[str, int] = {}
         self._book = Book(Catalogue(), 0)
@@ -283,16 +287,25 @@ class _Check:
     async def _pages(
         self, table: str, queries: tuple[ScanQuery, ...]
     ) -> AsyncIterator[list[tuple[bytes, list[list[ScanCell]]]]]:
-        """A table's rows, by the page. Where keys do not decode, a finding, and the rest is not read."""
+        """A table's rows, by the page. Where keys do not decode, a finding, and the rest of that tablet is not read."""
         start: bytes | None = b""
         while start is not None:
             try:
                 page = await self._store.scan(ScanRequest(table, start, None, queries))
             except Corruption as error:
-                self._report([Finding("error", "S1", table, f"from {start!r} on it cannot be read: {error}")])
-                return
+                self._unreadable(table, start, error)
+                start = next((bound for bound in self._store.bounds(table) if bound > start), None)
+                continue
             yield page.rows
             start = page.next
+
+    def _unreadable(self, table: str, start: bytes, error: Corruption) -> None:
+        """Once for a tablet: two passes meet it."""
+        first = max(bound for bound in self._store.bounds(table) if bound <= start)
+        if (table, first) not in self._unread:
+            self._unread.add((table, first))
+            what = f"the tablet from {first!r} on cannot be read from {start!r} on: {error.where}: {error.what}"
+            self._report([Finding("error", "S1", table, what)])
 
     async def _survey(self, table: str) -> None:
         """Locks name primaries, markers name the dead: known before any record is read (T1, T3)."""
@@ -318,10 +331,13 @@ class _Check:
             self._across.forget_fates()
             for row, found in rows:
                 cells = {group: part for (group, _), part in zip(limits, found, strict=True)}
-                if any(len(part) >= n for (_, n), part in zip(limits, found, strict=True)):
-                    here = {column for part in found for column, _, _ in part}
-                    cells = await self._whole(table, row, here)
-                await self._row(Image(table, row, cells), cells)
+                try:
+                    if any(len(part) >= n for (_, n), part in zip(limits, found, strict=True)):
+                        here = {column for part in found for column, _, _ in part}
+                        cells = await self._whole(table, row, here)
+                    await self._row(Image(table, row, cells), cells)
+                except Corruption as error:
+                    self._unreadable(table, row, error)
             self._tell(seen)
         seen.tables += 1
 

@@ -12,6 +12,7 @@ import functools
 import inspect
 import os
 import random
+import secrets
 import struct
 import sys
 import time
@@ -34,18 +35,21 @@ from perco.errors import (
     UsageError,
     must_be_number,
 )
+from perco.naming import told_as
 from perco.options import check_options
 from perco.rpc.channel import WireOptions
-from perco.storage import BatchOptions, LmdbOptions, TabletStatistics
+from perco.storage import Batching, BatchOptions, LmdbOptions, RowStore, TabletStatistics
 from perco.txn.attempts import Attempts, RetryOptions, late
 from perco.txn.backfill import Backfill, BackfillOptions, BackfillProgress
 from perco.txn.background import Background
 from perco.txn.catalogue import Bound, Catalogue, change, load
+from perco.txn.compactor import Compacted, Compactor, what_to_compact
 from perco.txn.driver import CommitOptions, Counters, Driver, StaleAt, read_token
 from perco.txn.fates import Fates
-from perco.txn.heartbeat import Heartbeat, HeartbeatOptions, LoopStatistics
+from perco.txn.heartbeat import Heartbeat
 from perco.txn.holds import Pin
 from perco.txn.local import LocalStore
+from perco.txn.loopwatch import HeartbeatOptions, LoopStatistics, LoopWatch
 from perco.txn.oracle import Oracle, OracleOptions, oldest_wall
 from perco.txn.past import PastSnapshot, PinnedSnapshot
 from perco.txn.pins import pins_in
@@ -145,6 +149,7 @@ class Statistics:
     damaged: tuple[str, ...] = ()
 
 
+@told_as("Database")
 class Client:
     """Transactions over one opened store. Loop thread only; made by `perco.open`."""
 
@@ -165,14 +170,24 @@ class Client:
         self.lines = Lines()  # of those who conflict
         self.prefetch = Predictor(options.prefetch, served=self._served)
         self._pinned: set[str] = set()  # names of pins whose block has not ended
-        self.driver = Driver(local.store, self.oracle, self.fates, options.commit, self.background, options.on_event)
+        store = self._windowed(options)
+        self.driver = Driver(store, self.oracle, self.fates, options.commit, self.background, options.on_event)
         self.driver.name = self.name_of
-        self.heartbeat = Heartbeat(options.heartbeat, local.store, self.driver, options.wall, self.lease_token)
+        self.heartbeat: LoopWatch = Heartbeat(options.heartbeat, local.store, options.wall, self.lease_token)
         self.vacuuming = Vacuum(local, self.driver, options.vacuum, lambda: self.catalogue, options.on_event)
         self.backfilling = Backfill(
             self.driver, self.background, options.backfill, lambda: self.catalogue, self.change_catalogue
         )
         self.splitting = Splitter(local, self.background, options.split, lambda: self.catalogue, self._adopt)
+        self.compacting = Compactor(local, self.background, self.splitting)
+
+    def _windowed(self, options: Options) -> RowStore:
+        """The store, as transactions see it: with a window, if one was asked for (D3). An adaptive one is for calls
+        that are out for a while: reads of this process's tablets are not, and their mutations gather behind each other
+        as it is."""
+        if options.batch.window_s and not options.batch.adaptive and not self._served:
+            return Batching(self.local.store, options.batch, self.background.spawn)
+        return self.local.store
 
     # ------------------------------------------------------------ transactions
 
@@ -199,7 +214,9 @@ class Client:
         kwargs: dict[str, Any],
     ) -> Coroutine[Any, Any, T]:
         run = self._run if retry.timeout_s is None else self._run_until
-        return run(retry, serializable, function, args, kwargs)
+        running = run(retry, serializable, function, args, kwargs)
+        running.__qualname__ = "Database.run"  # type: ignore[attr-defined]  # what Python says if nobody awaits it
+        return running
 
     async def _run_until(
         self,
@@ -221,7 +238,7 @@ class Client:
 
         with trio.move_on_after(retry.timeout_s):
             return await self._run(retry, serializable, noted, args, kwargs, met)
-        raise late(retry, met, last[0].commit_ts if last else 0)
+        raise late(retry, met, last[0] if last else None)
 
     async def _run(
         self,
@@ -292,7 +309,7 @@ class Client:
 
         Args:
             attempts: how often at most, the first one included.
-            timeout: seconds for all attempts together; `attempts` looks at the time between two of them.
+            timeout: seconds for all attempts together. A commit that was sent by then is waited for all the same (T10).
             isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
         retry = self.config.retry
@@ -428,7 +445,7 @@ class Client:
             keep: leave it standing at the end of the block, until its lease runs out.
 
         Raises: SnapshotTooOld; UsageError for a name in use here, or that stands at another timestamp than `ts`;
-        StoreError if nobody knows whether it stands: it holds until it is dropped, or its lease runs out.
+        WriteUnknown if nobody knows whether it stands: it holds until it is dropped, or its lease runs out.
         """
         self.usable(writing=True)
         must_be_number("a pin's lease_s", lease_s)
@@ -445,7 +462,7 @@ class Client:
                 snap.end()
                 if not keep:
                     with trio.CancelScope(shield=True):
-                        await self.oracle.pins.drop(name)
+                        await self.oracle.pins.drop(name, pin.id)
         finally:
             self._pinned.discard(name)
 
@@ -459,10 +476,12 @@ class Client:
                     f"pin {name!r} stands at timestamp {standing.ts}; drop it first (await db.drop_pin({name!r})), or "
                     "take it up as it is, without ts= or at="
                 )
-            return await self.oracle.pins.put(name, owner, standing.ts, lease_s), None
+            pin = await self.oracle.pins.put(name, owner, standing.ts, lease_s, secrets.token_hex(8), standing.id)
+            return pin, None
         snap = await self.snapshot_at(ts=ts, at=at)  # which holds its timestamp until the pin does
         try:
-            return await self.oracle.pins.put(name, owner, snap.start_ts, lease_s), snap.wall
+            pin = await self.oracle.pins.put(name, owner, snap.start_ts, lease_s, secrets.token_hex(8))
+            return pin, snap.wall
         finally:
             snap.end()
 
@@ -475,7 +494,7 @@ class Client:
         """End a pin; returns whether there was one of that name. Reads at it raise SnapshotTooOld from then on, as soon
         as the versions have gone."""
         self.usable(writing=True)
-        return await self.oracle.pins.drop(name)
+        return await self.oracle.pins.drop_named(name)
 
     async def outcome(self, token: str) -> int:
         """What became of a transaction (T4): its commit_ts, or 0: it did not commit and never will.
@@ -540,12 +559,32 @@ class Client:
         self.usable(writing=True)
         return await self.splitting.split(*where_to_split(table, key))
 
+    async def compact(self, table: Table[Any] | str | None = None) -> list[Compacted]:
+        """Give the space back that the files of tablets take and do not need: each is written anew, in order, and takes
+        the place of the old one (P6). What old versions took is used again by itself; the file just does not shrink.
+
+        Args:
+            table: which, or its name; None: all.
+
+        Returns what was done, for each tablet. Reads and writes go on; writes to a tablet wait for a moment at its end.
+        The disk needs room for the new file of one tablet beside the old one. Cancelled: the tablets that are done stay
+        so, and the one under way is as it was.
+        Raises: UsageError of a memory: store, and where tablet servers have the tablets; StoreFull, Unavailable: that
+        tablet and those after it are as they were; ReadOnly.
+        """
+        self.usable(writing=True)
+        return await self.compacting.compact(what_to_compact(table))
+
     # ------------------------------------------------------------ the catalogue
 
     async def reload(self) -> None:
         """Take over the newest catalogue: another process has changed it (N10)."""
         await self._adopt(await load(self.driver.store))
         self.backfilling.wake()
+
+    async def _catch_up(self) -> None:
+        """Before the catalogue is asked who observes: take over what others have changed in it. Nothing to do for the
+        owner, which is told of every change."""
 
     async def change_catalogue(self, step: Callable[[Catalogue], Catalogue]) -> None:
         """Replace the newest catalogue by the next one, and announce it (N10)."""
@@ -671,7 +710,7 @@ def _must_be_async(function: object, running: object) -> None:
         if inspect.iscoroutine(function):
             function.close()
         raise UsageError(
-            f"db.run takes a function, and then its arguments: db.run(function, ...), not {function!r}"
+            f"db.run takes an `async def` function, and then its arguments: db.run(function, ...), not {function!r}"
         ) from None
     if running is not None and not inspect.isawaitable(running):
         raise UsageError(f"db.run takes an `async def` function; {function!r} gave {running!r}") from None

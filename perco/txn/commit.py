@@ -271,13 +271,6 @@ class Commit:
             self._standing[0] = 0
             self.state = State.RELEASE
 
-    def refresh(self, wall_ms: int) -> Mutation | None:
-        """The primary's lock with a newer wall time, if we hold it and it is still wanted (L1); any thread."""
-        waiting = (State.DRAW, State.VALIDATE, State.COMMIT, State.BLOCKED, State.ASK)
-        if self.state not in waiting or self._standing[0] != _HELD:
-            return None
-        return mutations.refresh(self.header._replace(wall_ms=wall_ms), self._parts[0][0])
-
     # ------------------------------------------------------------ RELEASE, COMMITTED
 
     def releases(self) -> list[Mutation]:

@@ -47,6 +47,7 @@ from perco.storage import (
     TRACE,
     TS_MAX,
     WRITE,
+    Batching,
     Cell,
     LocalRowStore,
     Mutation,
@@ -62,6 +63,7 @@ from perco.txn.chain import Chain, Settling
 from perco.txn.commit import Commit, State
 from perco.txn.entered import Entered, Entry, Where
 from perco.txn.fates import Fates
+from perco.txn.mutations import bytes_of
 from perco.txn.oracle import Oracle
 from perco.txn.prefetch import Plan
 from perco.txn.reads import Stale
@@ -123,7 +125,6 @@ class Driver:
         self.store, self.oracle, self.fates, self.options = store, oracle, fates, options
         self.reads = store  # of snapshots; else that of an ended session, which answers nothing (R5)
         self.counters = Counters()
-        self.inflight: dict[int, Commit] = {}  # what the refresher of locks looks after (L1)
         self.entered = Entered()  # C2
         self.writing: dict[int, trio.Event | None] = {}  # what others commit in one step; an event if somebody waits
         self.damaged: dict[str, Corruption] = {}  # what the background has met, by place
@@ -160,7 +161,6 @@ class Driver:
             if commit.state is State.DRAW:
                 await self._in_one_step(commit, version)
             else:
-                self.inflight[start_ts] = commit
                 await self._prewritten(commit, version)
             if commit.state is not State.COMMITTED:
                 await self._until_decided(commit, version)
@@ -194,11 +194,8 @@ class Driver:
             if observed:
                 self.notified()
             self._begin_phase_two(commit, observed=observed)
-        else:
-            if not commit.one_step:
-                del self.inflight[start_ts]
-            if observed:
-                self._observed_done(observed=True)
+        elif observed:
+            self._observed_done(observed=True)
         return commit.commit_ts
 
     async def _prewritten(self, commit: Commit, version: int) -> None:
@@ -221,15 +218,13 @@ class Driver:
             if found is not None:
                 await self._settle_entered(commit, *found)
                 continue
-            # C2: no await between the look, the draw, and the entry.
-            commit_ts = self.oracle.draw_nowait()
-            if commit_ts:
+            if isinstance(self.store, Batching):
+                if await self._in_one_step_late(self.store, commit, version):
+                    return
+                continue
+            if self._enter(commit, version):
                 break
             await self.oracle.extend()
-        commit.drawn(commit_ts)
-        if self.oracle.catalogue_version > version:  # N10
-            raise CatalogueChanged(commit.header.start_ts, self.oracle.catalogue_version)
-        entered.enter(commit)
         try:
             [verdict] = await self._chained((commit.primary_commit(),), None)
         except BaseException:
@@ -238,6 +233,52 @@ class Driver:
         commit.primary_told(verdict)
         if commit.state is not State.ASK:
             entered.leave(commit)
+
+    def _enter(self, commit: Commit, version: int) -> bool:
+        """C2: no await between the look, the draw, and the entry. False: there is no timestamp to be had at once.
+
+        Raises: CatalogueChanged.
+        """
+        commit_ts = self.oracle.draw_nowait()
+        if not commit_ts:
+            return False
+        commit.drawn(commit_ts)
+        if self.oracle.catalogue_version > version:  # N10
+            raise CatalogueChanged(commit.header.start_ts, self.oracle.catalogue_version)
+        self.entered.enter(commit)
+        return True
+
+    async def _in_one_step_late(self, store: Batching, commit: Commit, version: int) -> bool:
+        """The same in a window: the timestamp is drawn, and the cells are entered, when that has ended. False: by then
+        something was in the way."""
+        entered, stale, has_entered = self.entered, False, False
+
+        def make() -> Mutation | None:
+            nonlocal stale, has_entered
+            if entered.in_the_way(commit) is not None:
+                return None
+            try:
+                has_entered = self._enter(commit, version)
+            except CatalogueChanged:
+                stale = True
+            return commit.primary_commit() if has_entered else None
+
+        primary = commit.header.primary
+        try:
+            verdict = await store.apply_late(primary.table, primary.row, bytes_of(commit.primary_part), make)
+        except BaseException:
+            if has_entered:
+                entered.leave(commit)  # C3: it was never sent
+            raise
+        if stale:
+            raise CatalogueChanged(commit.header.start_ts, self.oracle.catalogue_version)
+        if verdict is None:
+            await self.oracle.extend()
+            return False
+        commit.primary_told(verdict)
+        if commit.state is not State.ASK:
+            entered.leave(commit)
+        return True
 
     def _leave(self, commit: Commit) -> None:
         """C3: the fate of a commit in one step has been asked for."""
@@ -571,7 +612,6 @@ class Driver:
             self.orphaned.set()
         if self._event is not None:
             self._event("secondaries")
-        self.inflight.pop(commit.header.start_ts, None)
         self._observed_done(observed=observed)
 
     async def _settle_all(self, settling: Settling) -> None:
@@ -582,7 +622,6 @@ class Driver:
             self.orphaned.set()
 
     def _settled(self, start_ts: int, fate: int | None, *, observed: bool) -> None:
-        self.inflight.pop(start_ts, None)
         if start_ts not in self.entered.left:  # else its records may still come
             self.oracle.holds.open.discard(start_ts)
         self.fates.settle(start_ts, fate)
@@ -607,16 +646,6 @@ class Driver:
             self.notified()
             if not self.fates.observed:
                 self.quiet()
-
-    def refreshes(self, wall_ms: int, age_ms: int) -> list[Mutation]:
-        """Locks of primaries that are older than that, with a newer wall time (L1); any thread."""
-        out = []
-        for commit in list(self.inflight.values()):
-            if commit.header.wall_ms <= wall_ms - age_ms or wall_ms < commit.header.wall_ms:
-                mutation = commit.refresh(wall_ms)
-                if mutation is not None:
-                    out.append(mutation)
-        return out
 
     @contextmanager
     def observing(self) -> Iterator[None]:

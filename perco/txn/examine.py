@@ -241,9 +241,9 @@ def _of_traces(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
 
 
 def _of_written(image: Image, column: int) -> str:
-    """What cannot be in the column of a signal, or of an observer of one."""
+    """What cannot be in the column of a signal, or of an observer of one, whose runs leave records of their causes."""
     for what, there in (
-        ("a write record", {*image.records, *image.broken}),
+        ("a write record", () if observer_of(column) else {*image.records, *image.broken}),
         ("a lock", image.locks),
         ("a shared lock", image.shared),
         ("a trace", image.traces),
@@ -340,7 +340,8 @@ def _of_record(
     if start_ts in image.markers.get(column, ()):
         repair = repairs.drop_marker(cell, start_ts, ts)
         return "T5", f"transaction {start_ts} committed at {ts} and was rolled back", repair
-    if older is not None and older.ts >= start_ts and older.start_ts != start_ts:
+    runs_beside = is_ack and book.is_signal(image.table, column)  # N5: they do not exclude each other
+    if older is not None and older.ts >= start_ts and older.start_ts != start_ts and not runs_beside:
         return "T7", f"transaction {start_ts}, committed at {ts}, overlaps the one that committed at {older.ts}", None
     if kind == PUT_DATA and (what := _of_group(image, column, start_ts, group, f"the record at {ts}", book)):
         return "T2", what, None

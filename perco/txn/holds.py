@@ -24,6 +24,7 @@ class Pin(NamedTuple):
     ts: int
     made_ms: int
     expires_ms: int
+    id: str = ""  # of its maker's choice, at random; "": an earlier version made it
 
 
 class Holder(NamedTuple):

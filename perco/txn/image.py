@@ -153,8 +153,8 @@ def lock_of(value: bytes) -> Lock | None:
         lock = unpack_lock(value)
     except (Corruption, ValueError):
         return None
-    kind, primary, body, observers, covers, root, depth, token, wall_ms, _ = lock
-    numbers = (kind, primary.column, root, depth, wall_ms, *_tuple(observers))
+    kind, primary, body, observers, covers, root, depth, token, _ = lock
+    numbers = (kind, primary.column, root, depth, *_tuple(observers))
     if not all(type(number) is int and 0 <= number <= TS_MAX for number in numbers):
         return None
     typed = (

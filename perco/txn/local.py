@@ -3,6 +3,8 @@
 P4  A split: the new tablet is copied whole, and on disk; then it is recorded; then it has its rows; then they are
     removed where they lay. Whoever dies before the record has left a folder that nobody looks at, and that is removed
     when the next one of that number is begun; whoever dies after it has left rows that nobody looks at.
+P6  A tablet that is compacted is copied as one that is split, whole; its writes wait while its folder is renamed and
+    the copy opened. It has no record: which files count is told by the name.
 """
 
 from __future__ import annotations
@@ -10,15 +12,25 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import trio
 
-from perco.errors import Corruption, PercoError, StoreError, TransactionClosed, UsageError, UsedAfterFork
+from perco.errors import (
+    Corruption,
+    PercoError,
+    StoreError,
+    TransactionClosed,
+    Unavailable,
+    UnsuitableFolder,
+    UsageError,
+    UsedAfterFork,
+)
 from perco.storage import (
     PROTOCOL_GROUPS,
     BatchOptions,
@@ -30,6 +42,7 @@ from perco.storage import (
     MemoryTablet,
     Tablet,
 )
+from perco.storage.damaged import DamagedTablet
 from perco.storage.folder import tablet_path
 from perco.storage.tablet import Resubmit
 from perco.txn.catalogue import SYSTEM_TABLE, Catalogue
@@ -67,6 +80,8 @@ class Elsewhere(Protocol):
 
 Placed = tuple[int, bytes, "bytes | None"]  # number, first row, first row of the next one
 
+_LOOKS = 10  # for files that are being renamed
+
 _stores: weakref.WeakSet[LocalStore] = weakref.WeakSet()
 
 
@@ -87,8 +102,10 @@ class LocalStore:
         batch: BatchOptions,
         shared: bool = False,
         elsewhere: Elsewhere | None = None,
+        damaged: Mapping[Path, Corruption] = MappingProxyType({}),
     ) -> None:
         self.store = LocalRowStore()
+        self._damaged = damaged  # folders of tablets that are not to be opened, and why
         self._elsewhere = elsewhere
         self.readonly = readonly
         self._batch = batch
@@ -188,13 +205,29 @@ class LocalStore:
             return MemoryTablet(table, start)
         options = self._lmdb if sync is None else replace(self._lmdb, sync=sync)
         path = tablet_path(self._folder.path, table, number)
-        engine = LmdbEngine(path, every, options, readonly=self.readonly, lock=not self._folder.without_lock)
+        if path in self._damaged:
+            numbers[number] = start
+            return DamagedTablet(table, start, self._damaged[path])
+        engine = self._engine_at(table, number, every, options)
         opened.callback(engine.close)
         if not self.readonly:
             engine.clear_dead_readers()
         tablet = LmdbTablet(table, start, engine, self._batch, self.store.submit, self.store.handover)
         numbers[number] = start
         return tablet
+
+    def _engine_at(self, table: str, number: int, every: Sequence[str], options: LmdbOptions) -> LmdbEngine:
+        """A tablet's environment, wherever it lies by then."""
+        assert self._folder is not None
+        lock = not self._folder.without_lock
+        for _ in range(_LOOKS):
+            path = tablet_path(self._folder.path, table, number)
+            try:
+                return LmdbEngine(path, every, options, readonly=self.readonly, lock=lock)
+            except UnsuitableFolder:
+                if tablet_path(self._folder.path, table, number) == path and path.exists():
+                    raise  # else its owner has just compacted it (P6)
+        raise Unavailable(f"{path} is being compacted; try again")
 
     async def adapt(self, catalogue: Catalogue) -> None:
         """Open, or make, the tablets and groups that a catalogue names."""
@@ -279,9 +312,80 @@ class LocalStore:
             raise
         return cells, trio.current_time() - paused
 
+    # ------------------------------------------------------------ compacting
+
+    async def compact(self, tablet: Tablet) -> tuple[int, int, float]:
+        """Write a tablet's files anew, without what is free in them, while all goes on (P6). Returns the bytes of its
+        file before and after, and for how many seconds it was not written to.
+
+        Raises: UsageError where there is no file, or another process has it open; StoreFull, Unavailable: nothing has
+        changed.
+        """
+        folder, table = self._folder, tablet.table
+        if folder is None:
+            raise UsageError("a memory: store has no files; there is nothing to compact")
+        if not isinstance(tablet, LmdbTablet):
+            raise UsageError(
+                f"the tablets of {table!r} are open in tablet servers (perco serve --processes), which do not compact. "
+                "Serve the store without them for as long as that takes"
+            )
+        [number] = [number for number, start in self._numbers[table].items() if start == tablet.start]
+        before = tablet.engine.file_bytes()
+        tablet.engine.check_room_for_copy()
+        try:
+            path = await trio.to_thread.run_sync(folder.begin_next, table, number)
+            every = [*PROTOCOL_GROUPS, *sorted(self._groups[table])]
+            await tablet.copy_from(tablet.start, self.store.stop_of(tablet), path, every)
+            async with self._changing:
+                paused = trio.current_time()
+                await tablet.cut(tablet.start)
+                with trio.CancelScope(shield=True):
+                    path = await trio.to_thread.run_sync(folder.place_next, table, number)
+                    every = [*PROTOCOL_GROUPS, *sorted(self._groups[table])]  # some came meanwhile
+                    engine = LmdbEngine(path, every, tablet.engine.options, readonly=False, lock=True)
+                    old = await tablet.replace(engine)
+                    await tablet.uncut()
+                    paused_s = trio.current_time() - paused
+        except BaseException as error:
+            lost = folder.has_next(table, number)
+            if lost:  # nothing may be written to the old files: what is held fails, and all that comes
+                tablet.refuse()
+            with trio.CancelScope(shield=True):
+                await tablet.uncut()
+                if lost:
+                    raise AssertionError("P6: the new files count, and could not be opened") from error
+                await trio.to_thread.run_sync(folder.drop_next, table, number)
+            raise
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(old.close)
+            engine.path = await trio.to_thread.run_sync(folder.settle_next, table, number)
+        return before, engine.file_bytes(), paused_s
+
+    def find_moved(self) -> None:
+        """P6, for a reader beside: the owner may have replaced files of a tablet, which are not written to any more."""
+        if self._folder is None or not self.readonly:
+            return
+        for tablet in self.store.tablets():
+            if not isinstance(tablet, LmdbTablet):
+                continue
+            numbers = self._numbers[tablet.table]
+            [number] = [number for number, start in numbers.items() if start == tablet.start]
+            path = tablet_path(self._folder.path, tablet.table, number)
+            if tablet.engine.moved(path):
+                every = [*PROTOCOL_GROUPS, *sorted(self._groups.get(tablet.table, ()))]
+                tablet.end_views()
+                old, tablet.engine = tablet.engine, self._engine_at(tablet.table, number, every, tablet.engine.options)
+                old.close()
+
     async def raise_floor(self, ts: int) -> None:
         """T13, in every tablet of every table."""
         await self.store.raise_floor(ts)
+
+    def clear_dead_readers(self) -> None:
+        """Whoever read beside and was killed would keep the pages that it read from being used again, for good."""
+        for tablet in self.store.tablets():
+            if isinstance(tablet, LmdbTablet):
+                tablet.engine.clear_dead_readers()
 
     def lock_file(self) -> int:
         """See `Folder.lock_file`; -1: there is no folder."""

@@ -5,8 +5,8 @@ T5  (a) the primary's lock is there: check it, delete lock and data, put the mar
     lock and data.
 T7  A prewrite is refused by a write record at or above start_ts, by a marker at exactly start_ts, and by any lock
     but its own; that of a write also by any shared lock, and by a trace at or above start_ts (T14).
-T8  Whoever commits, rolls forward, rolls back or refreshes does so under the check that the lock with that start_ts is
-    still there; the one exception is T5 (b).
+T8  Whoever commits, rolls forward or rolls back does so under the check that the lock with that start_ts is still
+    there; the one exception is T5 (b).
 T13 What must not come late carries start_ts for the tablet's floor.
 T14 A shared lock is refused as an exclusive one is, only not by its like. Commit puts a trace in its place.
 C5  A one-step commit is refused by all that refuses a prewrite (T7, T13).
@@ -14,8 +14,8 @@ N1  The mutation that replaces the lock of an observed cell by its record, or wr
     also puts a notify cell for each observer.
 N2  The mutation that commits an ack removes the notify cells that its run saw, at exactly their timestamps.
 N5  A signal travels as a pending entry, without a check, so it never conflicts; what makes it final checks that it is
-    still there. What a run for signals has seen goes in the same way. A bare primary is refused by its own marker only
-    (T5), and leaves a trace at its start_ts.
+    still there. What a run for signals has seen goes in the same way, and a record of its cause stays (N9). A bare
+    primary is refused by its own marker only (T5), and leaves a trace at its start_ts.
 N6  An ack goes only if the failed list has what its run saw there of the row and observer: nothing, or a failed change,
     which goes with it.
 """
@@ -63,7 +63,8 @@ class Intent(NamedTuple):
     """One cell that a transaction writes, or, of kind READ, has read under a lock; of kind SIGNAL, raises (N5); of kind
     BARE, commits by.
 
-    `body`: the short value, or the data group's name; `data`: the long value, to be put into that group.
+    `body`: the short value, or the data group's name; of a run, what its ack says of it (N9). `data`: the long value,
+    to be put into that group.
     """
 
     table: str
@@ -76,6 +77,14 @@ class Intent(NamedTuple):
     data: bytes | None = None
 
 
+_CELL_BYTES: Final = 64  # of a cell, besides its row and value
+
+
+def bytes_of(part: Sequence[Intent]) -> int:
+    """About what these cells take in a message."""
+    return sum(_CELL_BYTES + len(intent.row) + len(intent.body) + len(intent.data or b"") for intent in part)
+
+
 class Header(NamedTuple):
     """What is the same in all locks of a transaction."""
 
@@ -84,7 +93,6 @@ class Header(NamedTuple):
     root: int
     depth: int
     token: str
-    wall_ms: int
     path: bytes = b""
 
 
@@ -114,7 +122,7 @@ def _by_row(cells: Sequence[_Cell]) -> Sequence[_Cell]:
 
 def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation:
     """Lock every cell of a part. `again`: it may have been applied before, so our own lock is no conflict (T6)."""
-    start_ts, primary, root, depth, token, wall_ms, path = header
+    start_ts, primary, root, depth, token, path = header
     cells: list[_Cell] = []
     for _, row, column, kind, body, observers, covers, data in part:
         checks: tuple[Check, ...] = (
@@ -130,13 +138,13 @@ def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation
             if kind == READ:
                 cells.append((row, checks[:CHECKS_PER_READ], ((SHARED, column, start_ts, _shared(header)),)))
             else:
-                entry = pack_lock((kind, primary, body, observers, covers, root, depth, token, wall_ms, path))
+                entry = pack_lock((kind, primary, body, observers, covers, root, depth, token, path))
                 cells.append((row, _unmarked(kind, column, start_ts), ((PENDING, column, start_ts, entry),)))
             continue
         if again:
             but_ours = (ABSENT, LOCK, column, 0, start_ts - 1), (ABSENT, LOCK, column, start_ts + 1, TS_MAX)
             checks = (*checks[:LOCK_CHECK], *but_ours, *checks[LOCK_CHECK + 1 :])
-        lock = pack_lock((kind, primary, body, observers, covers, root, depth, token, wall_ms, path))
+        lock = pack_lock((kind, primary, body, observers, covers, root, depth, token, path))
         writes: tuple[Write, ...] = ((LOCK, column, start_ts, lock),)
         if data is not None:
             writes = (*writes, (body.decode(), column, start_ts, data))
@@ -170,8 +178,8 @@ def commit(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
 
 
 def _shared(header: Header) -> bytes:
-    _, primary, root, depth, token, wall_ms, path = header
-    return pack_lock((READ, primary, b"", (), (), root, depth, token, wall_ms, path))
+    _, primary, root, depth, token, path = header
+    return pack_lock((READ, primary, b"", (), (), root, depth, token, path))
 
 
 def _leave_trace(row: bytes, column: int, start_ts: int, commit_ts: int) -> _Cell:
@@ -218,18 +226,22 @@ def _unmarked(kind: int, column: int, start_ts: int) -> tuple[Check, ...]:
 
 
 def _final(intent: Intent, header: Header, commit_ts: int) -> list[Write]:
-    """What a signal becomes, what goes of what a run has seen, or what a bare primary leaves (N5)."""
-    _, _, column, kind, _, observers, covers, _ = intent
+    """What a signal becomes, what goes of what a run has seen and what tells its cause, or what a bare primary leaves
+    (N5)."""
+    _, _, column, kind, body, observers, covers, _ = intent
     start_ts, root, depth = header.start_ts, header.root or commit_ts, header.depth
     if kind == BARE:
         return [(TRACE, column, start_ts, pack_proof(commit_ts))]
-    return _notify(column, start_ts, commit_ts, observers, covers, root, depth, header.path)
+    writes = _notify(column, start_ts, commit_ts, observers, covers, root, depth, header.path)
+    if body:
+        writes.append((WRITE, column, commit_ts, pack_record(ACK, start_ts, body)))
+    return writes
 
 
 def roll_forward(cell: Cellref, start_ts: int, lock: Lock, commit_ts: int) -> Mutation:
     """A stranger's `commit` of one cell: all that it needs is in the lock (N1)."""
     intent = Intent(cell.table, cell.row, cell.column, lock.kind, lock.body, lock.observers, lock.covers)
-    header = Header(start_ts, lock.primary, lock.root, lock.depth, lock.token, lock.wall_ms, lock.path)
+    header = Header(start_ts, lock.primary, lock.root, lock.depth, lock.token, lock.path)
     return commit(header, [intent], commit_ts)
 
 
@@ -300,13 +312,6 @@ def roll_back_secondary(cell: Cellref, start_ts: int, lock: Lock) -> Mutation:
     writes: list[Write] = []
     _clear(writes, cell.column, start_ts, lock.kind, lock.body)
     return _one(cell, [_held(cell.column, start_ts, lock.kind)], writes)
-
-
-def refresh(header: Header, primary: Intent) -> Mutation:
-    """Put the primary's lock again, with the header's newer wall time and all else kept (L1, T8)."""
-    cell = Cellref(primary.table, primary.row, primary.column)
-    put = prewrite(header, [primary], again=True).rows[0][2][0]
-    return _one(cell, [_held(cell.column, header.start_ts, primary.kind)], [put])
 
 
 def _held(column: int, start_ts: int, kind: int) -> Check:

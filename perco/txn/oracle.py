@@ -134,6 +134,8 @@ class Oracle:
         if isinstance(verdict, NoReply):
             self._unsure = bound
         if verdict is not APPLIED and not (self._unsure == bound == await durable_bound(self._store)):
+            if isinstance(verdict, NoReply):  # no timestamp of the range was handed out, whether it is durable or not
+                raise Unavailable(f"there are no timestamps: the next range of them was sent, {verdict.reason}")
             raise_for(verdict, "the oracle's range")
         self._timestamps.extend(bound)
         self._unsure = 0

@@ -104,7 +104,8 @@ class PinnedSnapshot(PastSnapshot):
     async def renew(self, lease_s: float | None = None) -> None:
         """Begin the lease anew, of `lease_s` seconds or as long as it was.
 
-        Raises: SnapshotTooOld if it had run out and the versions have gone.
+        Raises: SnapshotTooOld if it had run out and the versions have gone; StoreError if it was dropped; UsageError if
+        another program has taken it over.
         """
         if not self._open:
             raise self._closed()
@@ -113,6 +114,6 @@ class PinnedSnapshot(PastSnapshot):
             must_be_number("a pin's lease_s", lease_s)
         self._lease_s = lease_s or self._lease_s
         try:
-            self.pin = await self._client.oracle.pins.put(pin.name, pin.owner, pin.ts, self._lease_s)
+            self.pin = await self._client.oracle.pins.put(pin.name, pin.owner, pin.ts, self._lease_s, pin.id, pin.id)
         except SnapshotTooOld:
             raise await self._too_old(await self._client.oracle.oldest(), "") from None

@@ -6,6 +6,9 @@ memory (`Holds.pins`); others read them.
 T15 A pin stands in memory from the step in which its timestamp was chosen, and is durable before anybody is told. One
     of which nobody knows whether it is durable holds as if it were: who opens the store next may find it. When its
     lease has run out it holds nothing any more; reads at it end with G5.
+    A pin is known by the id that its maker chose, not by its name alone. So a call that comes twice does what it does
+    once: a pin that stands is renewed by who knows its id, it is dropped under its id, and who has been dropped is not
+    made again.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Final
 import msgpack
 import trio
 
-from perco.errors import Corruption, SnapshotTooOld, StoreError, UsageError
+from perco.errors import Corruption, SnapshotTooOld, StoreError, UsageError, WriteUnknown
 from perco.storage import APPLIED, DATA, Mutation, NoReply, RowStore, ScanQuery, ScanRequest, Verdict, Write
 from perco.txn.catalogue import SYSTEM_TABLE, raise_for
 from perco.txn.holds import Holds, Pin
@@ -26,6 +29,7 @@ _PREFIX: Final = b"pin/"
 _AFTER: Final = b"pin0"
 _NAME_MAX: Final = 64
 _TEXT_MAX: Final = 200
+_DROPPED_MAX: Final = 1000
 
 
 class Pins:
@@ -34,6 +38,7 @@ class Pins:
     def __init__(self, store: RowStore, holds: Holds, now_ms: Callable[[], int]) -> None:
         self._store, self._holds, self._now_ms = store, holds, now_ms
         self._alone = trio.Lock()
+        self._dropped: dict[str, None] = {}  # ids, the newest last; of others nobody asks twice any more
 
     async def load(self) -> None:
         """What stood when the store was opened."""
@@ -48,11 +53,15 @@ class Pins:
         """As `standing`."""
         return self.standing(name)
 
-    async def put(self, name: str, owner: str, ts: int, lease_s: float) -> Pin:
+    async def put(self, name: str, owner: str, ts: int, lease_s: float, id: str, over: str | None = None) -> Pin:
         """Pin a timestamp that somebody holds already, or that has just been drawn; or renew a pin (T15).
 
-        Raises: SnapshotTooOld for a pin whose lease had run out, and the versions have gone; UsageError; StoreFull;
-        StoreError if nobody knows whether it stands.
+        Args:
+            id: of the pin; the same in each renewal.
+            over: the id of the pin that stands, to be renewed or taken over; None: none is known to stand.
+
+        Raises: SnapshotTooOld for a pin whose lease had run out, and the versions have gone; UsageError for a name at
+        which another pin stands; StoreFull; StoreError for one that was dropped; WriteUnknown.
         """
         _named(name)
         lease_ms = _lease_ms(lease_s)
@@ -61,14 +70,21 @@ class Pins:
             raise SnapshotTooOld(ts, self._holds.oldest())
         try:
             async with self._alone:
-                return await self._put(name, owner[:_TEXT_MAX], ts, lease_ms)
+                return await self._put(name, owner[:_TEXT_MAX], ts, lease_ms, id, over)
         finally:
             self._holds.release(held)
 
-    async def _put(self, name: str, owner: str, ts: int, lease_ms: int) -> Pin:
+    async def _put(self, name: str, owner: str, ts: int, lease_ms: int, id: str, over: str | None) -> Pin:
+        if id in self._dropped:
+            raise StoreError(f"pin {name!r} has been dropped since it was asked for")
         now_ms = self._now_ms()
-        pin = Pin(name, owner, ts, now_ms, now_ms + lease_ms)
+        pin = Pin(name, owner, ts, now_ms, now_ms + lease_ms, id)
         before = self._holds.pins.get(name)
+        if before is not None and before.expires_ms > now_ms and before.id not in (id, over):
+            raise UsageError(
+                f"another program ({before.owner}) has pinned {before.ts} under the name {name!r} meanwhile; choose "
+                "another name, or take that pin up as it is"
+            )
         if before is not None and before.ts == ts:
             pin = pin._replace(made_ms=before.made_ms)
         elif sum(other.expires_ms > now_ms for other in self._holds.pins.values()) >= PINS_MAX:
@@ -79,7 +95,7 @@ class Pins:
         self._holds.pins[name] = both
         holds = before
         try:
-            verdict = await self._write(name, msgpack.packb([pin.owner, pin.ts, pin.made_ms, pin.expires_ms]))
+            verdict = await self._write(name, msgpack.packb([pin.owner, pin.ts, pin.made_ms, pin.expires_ms, id]))
             holds = pin if verdict is APPLIED else both if isinstance(verdict, NoReply) else before
         finally:
             if holds is None:
@@ -89,10 +105,30 @@ class Pins:
         _must_be_applied(name, verdict)
         return pin
 
-    async def drop(self, name: str) -> bool:
-        """Returns whether there was one of that name, expired or not."""
+    async def drop(self, name: str, id: str) -> bool:
+        """End the pin of that name and id, if it stands or has expired, and keep a call that made it from making it
+        again. Returns whether it was there; asked twice, the same. Raises: StoreFull; WriteUnknown."""
         async with self._alone:
-            return await self._drop(name)
+            pin = self._holds.pins.get(name)
+            if pin is None or pin.id != id:
+                known = id in self._dropped
+                self._forget(id)
+                return known
+            done = await self._drop(name)
+            self._forget(id)
+            return done
+
+    async def drop_named(self, name: str) -> bool:
+        """End whichever pin has that name; returns whether there was one."""
+        pin = self._holds.pins.get(name)
+        return pin is not None and await self.drop(name, pin.id)
+
+    def _forget(self, id: str) -> None:
+        if id:
+            self._dropped.pop(id, None)
+            self._dropped[id] = None
+            if len(self._dropped) > _DROPPED_MAX:
+                del self._dropped[next(iter(self._dropped))]
 
     async def drop_expired(self) -> int:
         """Forget those whose lease has run out; returns how many."""
@@ -119,10 +155,8 @@ class Pins:
 
 def _must_be_applied(name: str, verdict: Verdict) -> None:
     if isinstance(verdict, NoReply):
-        raise StoreError(
-            f"pin {name!r}: nobody knows whether it stands ({verdict.reason}). Take it up by its name alone, drop it "
-            f"(await db.drop_pin({name!r})), or wait for its lease to run out."
-        )
+        remedy = f"Take it up by its name alone, drop it (await db.drop_pin({name!r})), or let its lease run out."
+        raise WriteUnknown(f"pin {name!r}", verdict.reason, remedy)
     if verdict is not APPLIED:
         raise_for(verdict, f"pin {name!r}")
 
@@ -135,8 +169,9 @@ async def pins_in(store: RowStore) -> list[Pin]:
         page = await store.scan(ScanRequest(SYSTEM_TABLE, start, _AFTER, (ScanQuery(DATA, (0,), 1, 1),)))
         for row, [[(_, _, value)]] in page.rows:
             try:
-                owner, ts, made_ms, expires_ms = msgpack.unpackb(value)
-                pins.append(Pin(row[len(_PREFIX) :].decode(), str(owner), int(ts), int(made_ms), int(expires_ms)))
+                owner, ts, made_ms, expires_ms, *id = msgpack.unpackb(value)
+                name = row[len(_PREFIX) :].decode()
+                pins.append(Pin(name, str(owner), int(ts), int(made_ms), int(expires_ms), *map(str, id)))
             except (ValueError, TypeError, msgpack.UnpackException) as error:
                 raise Corruption(f"pin {row!r}", f"does not read: {error}") from error
         start = page.next

@@ -22,6 +22,7 @@ N1  A lock holds all that a stranger needs to roll it forward: primary, kind, sh
     also holds the notify cells that its commit removes (N2).
 N5  A pending entry is written as a lock is, and names its primary; it keeps nobody out. Under a signal's column it
     lists the observers that are to be notified; under an observer's own, the notify cells that a run of it has seen.
+    There the commit of the run leaves a record of kind ACK too, which says what caused it. Nothing is decided by it.
 """
 
 from __future__ import annotations
@@ -90,6 +91,24 @@ def ack_version(body: bytes) -> int:
     if len(body) < ACK_HEAD_BYTES:
         raise Corruption("write group", f"not the version of an observer: {body[:16].hex()}")
     return int.from_bytes(body[:ACK_HEAD_BYTES], "big")
+
+
+def raised_head(version: int, raised: int) -> bytes:
+    """What stands before the cause in the record of a run for a signal: the observer's version, and when the signal was
+    raised (N5)."""
+    return ack_head(version) + raised.to_bytes(8, "big")
+
+
+def cause_of_run(body: bytes, *, signal: bool) -> tuple[int, tuple[int, int, bytes, int]] | None:
+    """What an ack's record says of its cause (N9): when the signal was raised (0: it observed no signal), and the cause
+    as `unpack_cause` gives it. None: it says nothing of it.
+
+    Raises: Corruption.
+    """
+    head = ACK_HEAD_BYTES + 8 * signal
+    if len(body) <= head:
+        return None
+    return int.from_bytes(body[ACK_HEAD_BYTES:head], "big"), unpack_cause(body[head:])
 
 
 def bare_column(signal: int) -> int:
@@ -175,8 +194,8 @@ class Lock(NamedTuple):
 
     `body` as in Record. `observers`: numbers of the observers to notify when this is rolled forward. `covers`: the
     timestamps of the notify cells that a run's commit removes (N2); below 0: of the failed change that it removes (N6).
-    `root`, `depth`, `path`: where the change came from (N9); root 0: from this transaction itself. `token`: the
-    client's lease; `wall_ms`: oracle's wall time when it was written or refreshed; both meaningful on the primary (L1).
+    `root`, `depth`, `path`: where the change came from (N9); root 0: from this transaction itself. `token`: whose it is
+    (L3).
     """
 
     kind: int
@@ -187,11 +206,11 @@ class Lock(NamedTuple):
     root: int
     depth: int
     token: str
-    wall_ms: int
     path: bytes = b""
 
 
 _packer = msgpack.Packer(use_bin_type=True)
+_WALL_AT: Final = 6  # behind kind and primary: a wall time, in locks that perco wrote before it went by sessions (L1)
 
 
 def pack_lock(lock: tuple[Any, ...]) -> bytes:
@@ -203,6 +222,8 @@ def unpack_lock(value: bytes, start_ts: int = TS_MAX) -> Lock:
     """The lock of the transaction that began at `start_ts`."""
     try:
         kind, primary, *rest = msgpack.unpackb(value, use_list=False, max_bin_len=1 << 20)
+        if len(rest) > _WALL_AT and type(rest[_WALL_AT]) is int:
+            del rest[_WALL_AT]
         lock = Lock(kind, Cellref(*primary), *rest)
         if not _is_sound(lock, start_ts):
             raise ValueError("a field that no lock has")
@@ -212,11 +233,11 @@ def unpack_lock(value: bytes, start_ts: int = TS_MAX) -> Lock:
 
 
 def _is_sound(lock: Lock, start_ts: int) -> bool:
-    kind, primary, body, observers, covers, root, depth, token, wall_ms, path = lock
+    kind, primary, body, observers, covers, root, depth, token, path = lock
     sound = (
         [type(part) for part in primary] == [str, bytes, int]
         and [type(part) for part in (body, observers, covers, token, path)] == [bytes, tuple, tuple, str, bytes]
-        and all(type(number) is int for number in (kind, *observers, *covers, root, depth, wall_ms))
+        and all(type(number) is int for number in (kind, *observers, *covers, root, depth))
         and PUT <= kind <= BARE
         and len(primary.row) <= ROW_BYTES_MAX
         and 0 <= primary.column <= COLUMN_MAX

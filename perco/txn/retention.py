@@ -12,7 +12,8 @@ G3  Of each cell the newest version at or below the cut stays. A delete marker t
     cell of that column stands there, nor a failed change: its observers still have to see it. Long values go with
     their records (T2).
 G4  Rollback markers and traces of read locks below the watermark go. Of an ack the newest at or below the cut stays,
-    else an observer would run twice; it goes when the cell that it acknowledges has gone.
+    else an observer would run twice; it goes when the cell that it acknowledges has gone. A run for a signal has
+    acknowledged no cell (N5): its record goes as soon as it is below the cut.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from perco.errors import AsyncOnly, Corruption, UsageError
 from perco.storage import LOCK, WRITE, Cell, ReadRequest, RowCells, ScanQuery, ScanRequest
 from perco.txn.catalogue import Bound
 from perco.txn.codecs import TupleCodec, decoded_key
+from perco.txn.own_rows import OwnRows
 from perco.txn.reads import Range
 from perco.txn.records import Cellref
 from perco.txn.schema import Column, Table
@@ -176,7 +177,7 @@ class Scan(AsyncOnly, Generic[K]):
         if self._seen:
             [next_row, _] = self._seen[0]
             next_row += b"\x00" if self._reverse else b""
-        self._rows = sorted(rows | self._own_rows(next_row))
+        self._rows = sorted(rows.union(self._own_rows(next_row)))
         self._at, self._last, self._noted = 0, None, len(snapshot._writes)
         self._span = (self._low, self._high)
         if next_row is not None:
@@ -255,20 +256,18 @@ class Scan(AsyncOnly, Generic[K]):
         self._found, self._seen = out, self._seen[done:]
         return rows
 
-    def _own_rows(self, next_row: bytes | None) -> set[bytes]:
+    def _own_rows(self, next_row: bytes | None) -> list[bytes]:
         """Rows of the page's range that the transaction itself has written."""
-        writes = self._snapshot._writes
-        if not writes:
-            return set()
+        snapshot = self._snapshot
+        if not snapshot._writes:
+            return []
         low, high = self._low, self._high
         if next_row is not None:
             low, high = (next_row, high) if self._reverse else (low, next_row)
+        if snapshot._own_rows is None:
+            snapshot._own_rows = OwnRows()
         columns = {bound.column for bound in self._bounds}
-        return {
-            row
-            for table, row, column in writes
-            if table == self._table.name and column in columns and low <= row and (high is None or row < high)
-        }
+        return snapshot._own_rows.within(snapshot._writes, self._table.name, columns, low, high)
 
     def _move(self, next_row: bytes | None) -> None:
         if next_row is None:

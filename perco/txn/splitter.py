@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import trio
 
-from perco.errors import Corruption, PercoError, StoreError, Unavailable, UsageError
+from perco.errors import Corruption, StoreError, Unavailable, UsageError, WriteUnknown
 from perco.options import check_options
 from perco.storage import ROW_BYTES_MAX, WRITE, Tablet
 from perco.txn.background import Background
@@ -112,32 +113,18 @@ class Splitter:
         is split, or as it was. Raises: UsageError where that cannot be; StoreFull, Unavailable.
         """
         self._check(table, row)
-        done = trio.Event()
-        made: list[Split] = []
-        failed: list[PercoError] = []
 
-        async def act() -> None:
-            try:
-                async with self._alone:
-                    made.append(await self._split_at(table, row))
-            except PercoError as error:
-                failed.append(error)
-            finally:
-                done.set()
+        async def act() -> Split:
+            async with self._alone:
+                return await self._split_at(table, row)
 
-        cancel = self._background.start(act, "split")
-        try:
-            await done.wait()
-        except BaseException:
-            cancel()
-            with trio.CancelScope(shield=True):
-                await done.wait()
-            raise
-        if failed:
-            raise failed[0]
-        if not made:
-            self._background.check()
-        return made[0]
+        return await self._background.apart(act, "split")
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """No tablet is split meanwhile, nor is anything removed that a split has left."""
+        async with self._alone, self._clearing:
+            yield
 
     def _check(self, table: str, row: bytes | None) -> None:
         entry = self._catalogue().tables.get(table)
@@ -207,7 +194,7 @@ class Splitter:
         while True:
             try:
                 return await change(store, step)
-            except Unavailable:  # it may have been written
+            except (Unavailable, WriteUnknown):  # it may have been written
                 await trio.sleep(_AGAIN_S)
             except StoreError:
                 if row not in (await load(store)).tables[table].splits:

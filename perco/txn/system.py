@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from perco.errors import Corruption
-from perco.storage import DATA, PROTOCOL_GROUPS, TS_MAX, LocalRowStore, Query, RowStore
+from perco.storage import DATA, PROTOCOL_GROUPS, TS_MAX, Batching, LocalRowStore, Query, RowStore
 from perco.txn import repairs
 from perco.txn.backfill import noted
 from perco.txn.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue, load
@@ -97,6 +97,8 @@ Groups = tuple[str, bytes, list[str]]  # a tablet's table, its first row, the lo
 
 def groups_of(store: RowStore) -> list[Groups]:
     """Of all tablets, where they are in this process."""
+    if isinstance(store, Batching):
+        store = store.inner
     if not isinstance(store, LocalRowStore):
         return []
     return [(tablet.table, tablet.start, tablet.groups()) for tablet in store.tablets()]

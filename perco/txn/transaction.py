@@ -33,6 +33,7 @@ from perco.txn.codecs import decoded, encoded
 from perco.txn.commit import Commit
 from perco.txn.driver import ConflictAt, Driver, StaleAt, conflict, make_token
 from perco.txn.mutations import Header, Intent
+from perco.txn.own_rows import OwnRows
 from perco.txn.prefetch import Ahead, Plan
 from perco.txn.reads import Isolation, Reads
 from perco.txn.records import BARE, DELETE, PUT, PUT_DATA, READ, SHORT_VALUE_BYTES, SIGNAL, Cellref, bare_column
@@ -108,7 +109,19 @@ class Snapshot:
     that it stands on, else None.
     """
 
-    __slots__ = ("_ahead", "_bounds", "_client", "_driver", "_known", "_open", "_reads", "_writes", "start_ts", "wall")
+    __slots__ = (
+        "_ahead",
+        "_bounds",
+        "_client",
+        "_driver",
+        "_known",
+        "_open",
+        "_own_rows",
+        "_reads",
+        "_writes",
+        "start_ts",
+        "wall",
+    )
 
     def __init__(self, client: Client, start_ts: int) -> None:
         self.wall: float | None = None
@@ -120,7 +133,8 @@ class Snapshot:
         self._driver: Driver = client.driver
         self._bounds = client.bounds
         self.start_ts = start_ts
-        self._writes: dict[_WHERE, tuple[Bound, bytes | None]] = {}
+        self._writes: dict[_WHERE, tuple[Bound, bytes | None]] = {}  # nothing is removed from it
+        self._own_rows: OwnRows | None = None  # of these, once a scan wants them
 
     def end(self) -> None:
         """Nothing is read any more; the versions that it needed may go (G1)."""
@@ -578,9 +592,7 @@ class Transaction(Snapshot):
         primary = Cellref(first.table, first.row, first.column)
         driver = self._driver
         one_step = self._reads is None and driver.options.one_step and driver.fates.alone
-        # Only locks carry the time.
-        wall_ms = 0 if one_step and len(parts) == 1 else client.oracle.wall_ms()
-        header = Header(self.start_ts, primary, self._root, self._depth, client.lease_token, wall_ms, self._path)
+        header = Header(self.start_ts, primary, self._root, self._depth, client.lease_token, self._path)
         self._primary = primary
         self.outcome = "unknown"
         observed = self._ack is not None or bool(signals)

@@ -65,6 +65,7 @@ _SYSTEM_CELLS = 32  # removed at once: they shall fit the reserve
 _LOOSE_MIN = 1000
 _REMOVED_AT_ONCE = 2048  # cells, in one write transaction
 _SLICE_MIN_S, _SLICE_MAX_S = 0.002, 0.02  # of the loop, for a page
+_CREDIT_MAX_S = 0.1  # for how long it has given way beyond its share, to be made up for
 _LOOKS_APART = 4000  # cells between two looks for half empty pages where there were none
 _CRAMPED_CELLS = 4  # of a row at a time on a full disk: what the reserve has room for
 
@@ -228,6 +229,7 @@ class Vacuum:
                 return result
             self._done = None
             await self._local.raise_floor(result.watermark)  # T13
+            self._local.clear_dead_readers()
             self._step("floor")
             await self._settle_locks()
             self._step("locks")
@@ -422,7 +424,10 @@ class Vacuum:
     async def _apply(self, mutations: Sequence[Mutation], of: Sequence[Waste]) -> bool:
         room = True
         refused = []
-        for mutation, waste, verdict in zip(mutations, of, await self._store.apply(mutations), strict=True):
+        began = time.perf_counter()
+        verdicts = await self._store.apply(mutations)
+        self._waited += time.perf_counter() - began  # the loop was others'
+        for mutation, waste, verdict in zip(mutations, of, verdicts, strict=True):
             if isinstance(verdict, Refused):  # G3: a notify cell has come in between
                 self._result.blocked += 1
                 refused += waste.without_ends().mutations(self.options.row_cells)
@@ -512,7 +517,7 @@ class Vacuum:
         worked = max(time.perf_counter() - began - 2 * turn, _SLICE_MIN_S / 8)
         self._worked += worked
         self._waited += 2 * turn
-        wanted = min(max(turn * self._share, _SLICE_MIN_S), _SLICE_MAX_S)
+        wanted = slice_s(turn, self._share)
         rows = int(self._rows * min(max(wanted / worked, 0.5), 2.0))
         self._rows = min(max(rows, self.options.page_rows), 16 * self.options.page_rows)
         return page
@@ -520,8 +525,18 @@ class Vacuum:
     async def _give_way(self) -> None:
         """So long that it takes no more than its share of the loop."""
         pause_s = self._worked * (1 / self._share - 1) - self._waited
-        self._worked = self._waited = 0.0
-        await trio.sleep(max(pause_s, 0.0))
+        self._worked = 0.0
+        self._waited = min(max(-pause_s, 0.0), _CREDIT_MAX_S)
+        if pause_s > 0:  # else others have had their turns; one more of a busy loop may take as long as a page
+            began = time.perf_counter()
+            await trio.sleep(pause_s)
+            self._waited = min(max(time.perf_counter() - began - pause_s, 0.0), _CREDIT_MAX_S)
+
+
+def slice_s(turn_s: float, share: float) -> float:
+    """For how long to work on a page, beside which others have two turns of the loop: so that this is the share. With
+    less it would give way more than it has to, and lag behind who writes."""
+    return min(max(2 * turn_s * share / max(1 - share, 0.01), _SLICE_MIN_S), _SLICE_MAX_S)
 
 
 def _acks(catalogue: Catalogue, table: str) -> Callable[[int], Sequence[int]]:

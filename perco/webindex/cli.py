@@ -94,8 +94,8 @@ def load(
 ) -> None:
     """Crawl pages into a store until all are searchable.
 
-    Without a source: the documentation of the running Python's standard library. With --spark each source is crawled by
-    a task, and tasks load the pages and run the observers.
+    Without a source: the documentation of the running Python's standard library, and what it does not have any more is
+    removed. With --spark each source is crawled by a task, and tasks load the pages and run the observers.
 
     \b
     Examples:

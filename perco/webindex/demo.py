@@ -25,6 +25,7 @@ from rich.tree import Tree
 import perco
 from perco.cli.checking import verdict
 from perco.cli.screen import called, counted
+from perco.notify.tracing import Traced, trace
 from perco.txn.check import check
 from perco.webindex.batch import build, digest
 from perco.webindex.crawl import DOCS_URL
@@ -36,8 +37,8 @@ from perco.webindex.service import Service, reap, search_path, serve
 
 _MARK = "perco-demo"  # a folder that this made: only such a one is made anew
 _QUERY = "asyncio future callback"
+_AGO_S = (60, 30, 10, 5, 2)  # moments to look back at: the first for which the store is old enough
 _EDITED = DOCS_URL + "asyncio.Future"
-_CAUSES = {"elect": "parse", "export": "elect"}  # what runs because of what, when a page is edited
 
 
 async def run(folder: Path, limit: int | None) -> int:
@@ -279,8 +280,10 @@ async def _edit(service: Service) -> tuple[str, float]:
     await db.wait_idle()
     hits = service.search.search(word)
     edit_s = time.perf_counter() - began
+    # The newest first; the page's rank may be of the load that wrote the page before.
+    caused = next(tree for tree in await trace(db, "pages", index.pages.row(url)) if _wrote(tree, url))
     async with db.snapshot() as snap:
-        await _show_tree(index, snap, url, runs)
+        await _show_tree(index, snap, caused, runs)
         after = None if content is None else await snap.get(index.listing, content)
     assert [hit.url for hit in hits] == [url], "the edit must be found, there and nowhere else"
     console.print(f"   durable, observed and searchable after {edit_s * 1000:.0f} ms")
@@ -304,17 +307,31 @@ async def _canonical_with_duplicates(service: Service) -> tuple[str, bytes | Non
     return document.url, place[0] if document.duplicates and place is not None else None
 
 
-async def _show_tree(index: WebIndex, snap: perco.Snapshot, url: str, runs: list[tuple[str, Any, float]]) -> None:
-    """Every run under the one that caused it."""
-    tree = Tree(f"pages.contents {_short(url)}", guide_style="dim")
-    parents: dict[tuple[str, Any], Tree] = {}
-    for id, key, seconds in runs:
-        name = _short(key) if isinstance(key, str) else key.hex()[:8]
+def _wrote(tree: Traced, url: str) -> bool:
+    return ("pages", url, "contents") in tree.writes
+
+
+async def _show_tree(index: WebIndex, snap: perco.Snapshot, edit: Traced, runs: list[tuple[str, Any, float]]) -> None:
+    """What `perco trace` finds: every run under what it was caused by, as their acknowledgements say. How long a run
+    took is of this process, in which the observers ran."""
+    took = {(id, key): seconds for id, key, seconds in runs}
+
+    async def add(below: Tree, run: Traced) -> None:
+        assert run.on is not None
+        table, key, column = run.on
+        of = f" {_short(key)}" if isinstance(key, str) else f" {key.hex()[:8]}"
         if isinstance(key, bytes) and (canonical := await snap.get(index.canonical, key)) is not None:
-            name += f", of {_short(canonical)}"
-        cause = parents.get((_CAUSES.get(id, ""), key if id == "export" else None), tree)
-        node = cause.add(Text(f"{id:<8}{name}   {seconds * 1000:.1f} ms", style="dim"))
-        parents[id, key if id == "elect" else None] = node
+            of = f", of {_short(canonical)}"
+        seconds = took.get((run.observer or "", key))
+        ms = "" if seconds is None else f"   {seconds * 1000:.1f} ms"
+        node = below.add(Text(f"{run.observer:<8}{table}.{column}{of}{ms}", style="dim"))
+        for each in run.runs:
+            await add(node, each)
+
+    tree = Tree(f"pages.contents {_short(next(key for _, key, name in edit.writes if name == 'contents'))}")
+    tree.guide_style = "dim"
+    for run in edit.runs:
+        await add(tree, run)
     console.print(Padding(tree, (0, 0, 0, 5)))
 
 
@@ -351,7 +368,7 @@ async def _past(store: Path) -> None:
     index = WebIndex()
     async with perco.open(store, index.schema, readonly=True) as db:
         now = datetime.now(UTC)
-        for ago_s in (60, 30, 10, 5, 2):
+        for ago_s in _AGO_S:
             try:
                 async with db.snapshot(at=now - timedelta(seconds=ago_s)) as snap:
                     documents = await index.documents(snap)
@@ -359,7 +376,13 @@ async def _past(store: Path) -> None:
                 continue
             with SearchIndex.in_memory(documents) as past:
                 hits = past.search(_QUERY, 3)
-            moment = "a minute" if ago_s == 60 else f"{ago_s} seconds"
-            say(f'\n7  "{_QUERY}" as of {moment} ago: {len(documents)} documents then, from the store\'s history.')
+            say(f'\n7  "{_QUERY}" as of {_moment(ago_s)} ago, when there were {len(documents)} documents.')
+            if ago_s != _AGO_S[0]:
+                console.print(f"   (this store's history does not go back {_moment(_AGO_S[0])} yet)", style="dim")
             _show(hits)
             return
+    say(f'\n7  "{_QUERY}" a while ago? The history of this store does not go back {_moment(_AGO_S[-1])} yet.')
+
+
+def _moment(ago_s: int) -> str:
+    return "a minute" if ago_s == 60 else f"{ago_s} seconds"

@@ -99,7 +99,7 @@ class Service:
             async with send:
                 await self._crawl(sources, send, seen)
         if not sources and loaded.done:
-            await self._remove_vanished(seen)
+            await self.remove_vanished(seen)
         return loaded
 
     async def remember_sources(self, sources: Sequence[str]) -> None:
@@ -159,7 +159,8 @@ class Service:
                 else:
                     self.loaded.unchanged += 1
 
-    async def _remove_vanished(self, seen: set[str]) -> None:
+    async def remove_vanished(self, seen: set[str]) -> None:
+        """Of the documentation, all but the pages that a whole crawl of it has seen."""
         async with self.db.snapshot() as snap:
             rows = snap.scan(self.index.pages, prefix=DOCS_URL, columns=[self.index.contents])
             gone = [row.key async for row in rows if row.key not in seen]
@@ -178,10 +179,10 @@ class Service:
             stages,
             self.index.exporter.rows,
             await trio.to_thread.run_sync(self._count),
-            self.db.is_idle() if self.db.local.path is not None else not any(waiting.values()),
+            await self.db.is_idle(),
             self.db.sweeper.settled,
             trio.current_time() - self._began,
-            [f"{held.seconds:.2f} s in {held.where}" for held in self.db.statistics().loop.held],
+            [f"{held.seconds:.2f} s at {held.where}" for held in self.db.statistics().loop.held],
         )
 
     def _count(self) -> int:

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -9,6 +13,8 @@ import pytest
 
 import perco
 from examples.fastapi_app import make_app
+from tests.examples.links_worker import ROUNDS
+from tests.examples.running import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")  # the temporary folder may lie on tmpfs
 
@@ -61,3 +67,27 @@ def test_what_the_store_cannot_do_now_is_a_503_that_says_so(monkeypatch: pytest.
         assert "no space left" in answer.json()["detail"]
 
     served("memory:", body)
+
+
+def test_every_worker_of_several_answers_what_is_fresh(tmp_path: Path) -> None:  # R9
+    """One of them owns the folder, the other one is its client."""
+    command = [sys.executable, "-m", "tests.examples.links_worker", str(tmp_path / "store")]
+    with ExitStack() as stack:
+        workers: dict[str, subprocess.Popen[str]] = {}
+        for name in "owner", "client":
+            workers[name] = stack.enter_context(
+                subprocess.Popen([*command, name], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(workers[name].kill)
+            assert workers[name].stdout.readline() == "up\n"  # type: ignore[union-attr]
+        for worker in workers.values():
+            assert worker.stdin is not None
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        for name, worker in workers.items():
+            assert worker.stdout is not None
+            wanted = [[200, 200, {f"{name}-{i}": f"https://{name}.example/{i}"}] for i in range(ROUNDS)]
+            assert json.loads(worker.stdout.readline()) == wanted
+        for worker in reversed(workers.values()):
+            worker.communicate(timeout=60)
+            assert worker.returncode == 0

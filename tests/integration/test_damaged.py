@@ -36,7 +36,7 @@ async def damage(path: Path, group: str) -> None:
                 LOCK,
                 bound.column,
                 ts,
-                pack_lock(Lock(PUT_DATA, absent, b"data:gone", (), (), 0, 0, "", 0)),
+                pack_lock(Lock(PUT_DATA, absent, b"data:gone", (), (), 0, 0, "")),
             ),
             "notify": (NOTIFY, ack_of(bound.column, bound.observers[0]), ts, b"junk"),
             "record of no group": (WRITE, bound.column, ts, pack_record(PUT_DATA, 1, b"data:gone")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import lmdb
 import pytest
 import trio
+import trio.testing
 
 import perco
 from perco.storage import ROLLBACK, WRITE, LmdbTablet
 from perco.txn.check import check
+from perco.txn.vacuum import slice_s
 
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
@@ -160,3 +163,44 @@ async def test_a_reopened_store_has_the_watermark_and_the_floor(tmp_path: Path) 
     async with perco.open(tmp_path / "s", SCHEMA, options=SMALL) as db:
         assert db.oracle.holds.watermark == watermark
         assert all(t.floor == watermark for t in db.local.store.tablets() if isinstance(t, LmdbTablet))
+
+
+# ------------------------------------------------------------------ manners, and who reads beside
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
+def test_a_page_takes_its_share_beside_two_turns_of_others(share: float) -> None:
+    turn_s = 0.01
+    work_s = slice_s(turn_s, share)
+    if 0.002 < work_s < 0.02:  # else the bounds of a slice count
+        assert work_s / (work_s + 2 * turn_s) == pytest.approx(share)
+    assert slice_s(0.0, share) == 0.002
+    assert slice_s(1.0, share) == 0.02
+    assert slice_s(1.0, 1.0) == 0.02
+
+
+async def test_who_has_given_way_already_goes_on_at_once(tmp_path: Path) -> None:
+    """One more turn of a busy loop may take as long as a page, and the vacuum lagged far behind its share by that."""
+    async with perco.open(tmp_path / "s", SCHEMA, options=SMALL) as db:
+        vacuum = db.vacuuming
+        vacuum._share, vacuum._worked, vacuum._waited = 0.5, 0.01, 0.05
+        with trio.testing.assert_no_checkpoints():
+            await vacuum._give_way()
+        assert vacuum._waited == pytest.approx(0.04), "the rest is made up for later"
+        vacuum._worked, vacuum._waited = 0.01, 0.0
+        with trio.testing.assert_checkpoints():
+            await vacuum._give_way()
+
+
+async def test_a_reader_beside_that_was_killed_keeps_no_pages(tmp_path: Path) -> None:
+    async with perco.open(tmp_path / "s", SCHEMA, options=SMALL) as db:
+        await overwrite(db, 1, 10, b"")
+        path = tablet(db).engine.path
+        program = f"import lmdb, os; t = lmdb.open({str(path)!r}, readonly=True).begin(); os.kill(os.getpid(), 9)"
+        done = await trio.run_process([sys.executable, "-c", program], check=False)
+        assert done.returncode == -9
+        env = tablet(db).engine._env
+        assert "no active readers" not in env.readers(), "it holds a place"
+        await overwrite(db, 2, 10, b"")
+        await db.vacuum()
+        assert env.reader_check() == 0, "there is nobody dead left"

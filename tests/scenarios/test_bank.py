@@ -17,6 +17,7 @@ import perco
 from perco.storage import ROLLBACK, WRITE, Mutation
 from perco.txn.check import CheckOptions, check
 from tests.support import bank
+from tests.support.everywhere import inside
 from tests.support.faults import Fault, FaultyRowStore, Plan, kind_of, use
 from tests.support.machines import CrashedError, Machine
 
@@ -152,7 +153,8 @@ async def test_the_total_never_changes_while_a_vacuum_runs(
                 for _ in range(6):
                     nursery.start_soon(transfer, db, rng, 7, unknown)
             looking.cancel_scope.cancel()
-        removed, runs = db.statistics().vacuum.removed, db.statistics().vacuum.runs
+        vacuum = inside(db).statistics().vacuum
+        removed, runs = vacuum.removed, vacuum.runs
         for token in unknown:
             with contextlib.suppress(perco.CommitUnknown):
                 await db.outcome(token)

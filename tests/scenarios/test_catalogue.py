@@ -47,9 +47,9 @@ async def test_an_observer_registered_between_prewrite_and_commit() -> None:  # 
             await shop.observe(db, "new", backfill=False)
             gate.open()
         assert txn.outcome == "aborted"
-        assert db.pending() == 0
+        assert await db.pending() == 0
         await write(shop, db, "k")
-        assert db.pending() == 1
+        assert await db.pending() == 1
 
 
 async def expect_change(txn: perco.Transaction) -> None:
@@ -73,7 +73,7 @@ async def test_an_observer_registered_between_set_and_commit(tmp_path: Path, whe
         await shop.observe(db, "newer")
         txn.set(shop.n, "k", 1)
         await txn.commit()
-        assert db.pending() == 2
+        assert await db.pending() == 2
 
 
 async def test_run_does_it_again_by_itself(autojump_clock: trio.testing.MockClock) -> None:  # N10 T11
@@ -90,7 +90,7 @@ async def test_run_does_it_again_by_itself(autojump_clock: trio.testing.MockCloc
 
         await db.run(body)
         assert tried == 2
-        assert db.pending() == 1
+        assert await db.pending() == 1
 
 
 async def test_a_transaction_that_only_reads_does_not_mind() -> None:  # N10
@@ -114,7 +114,7 @@ async def test_what_is_there_is_notified_once_though_the_writer_is_not_done() ->
         await shop.observe(db, "new")
         gate.open()
         await trio.testing.wait_all_tasks_blocked()
-        assert db.pending() == 3
+        assert await db.pending() == 3
 
 
 @pytest.mark.parametrize("kind", ["commit", "one step"])
@@ -130,7 +130,7 @@ async def test_what_commits_while_an_observer_is_registered_is_notified(kind: st
             await trio.testing.wait_all_tasks_blocked()
             gate.open()
         await trio.testing.wait_all_tasks_blocked()
-        assert db.pending() == 2
+        assert await db.pending() == 2
 
 
 async def test_the_catalogue_survives_and_is_compared() -> None:  # N10

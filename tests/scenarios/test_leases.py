@@ -162,7 +162,7 @@ async def test_who_has_not_heard_of_a_new_observer_runs_again_with_it(
         with pytest.raises(perco.CatalogueChanged):
             await txn.commit()
         await put(db, "a", 1)
-        assert db.pending() == 1
+        assert await db.pending() == 1
         async with other.worker() as worker:
             ran = trio.Event()
             worker.on_run(lambda *_: ran.set())

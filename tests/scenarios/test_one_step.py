@@ -440,7 +440,7 @@ async def test_what_nobody_knows_is_settled_before_the_store_is_idle(fault: Faul
         await db.wait_idle()
         assert store.fired[fault] == 1
         await store.deliver_late()
-        assert db.is_idle(), "a late one is refused"
+        assert await db.is_idle(), "a late one is refused"
         async with db.snapshot() as snap:
             assert await snap.get(seen_by, "a") == (1 if fault is Fault.LOSE_REPLY else None)
 

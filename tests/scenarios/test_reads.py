@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -180,6 +181,58 @@ async def test_scans_and_multigets_over_many_pages(count: int) -> None:
             assert [row.key for row in await txn.scan(docs, reverse=True).all()] == kept[::-1]
             assert [row.key for row in await txn.scan(docs, limit=17).all()] == kept[:17]
             assert len(await txn.get_many(a, wanted)) == count
+
+
+class Counting(dict[Any, Any]):
+    """A transaction's writes; counts how many of them its scans look at."""
+
+    looked_at = 0
+
+    def _count(self, keys: Iterable[Any]) -> Iterator[Any]:
+        for key in keys:
+            self.looked_at += 1
+            yield key
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._count(super().__iter__())
+
+    def __reversed__(self) -> Iterator[Any]:  # type: ignore[override]
+        return self._count(super().__reversed__())
+
+    def __contains__(self, key: object) -> bool:
+        self.looked_at += 1
+        return super().__contains__(key)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("step", [0, 1, 5000])  # what is written: the row itself, the next one, one that is far ahead
+async def test_writing_while_scanning_looks_at_each_write_a_bounded_number_of_times(
+    monkeypatch: pytest.MonkeyPatch, step: int, reverse: bool
+) -> None:
+    monkeypatch.setattr(scan_module, "_ROWS_PER_READ", 16)
+    counts = []
+    async with perco.open("memory:", SCHEMA) as db:
+        for count in (200, 400, 800):
+            ahead = -step if reverse else step
+            async with db.transaction() as txn:
+                for i in range(count):
+                    txn.set(square, i, i)
+            async with db.transaction() as txn:
+                txn._writes = writes = Counting()
+                seen = []
+                async for row in txn.scan(
+                    numbers, columns=[square], stop=count if not reverse else None, reverse=reverse
+                ):
+                    seen.append(row.key)
+                    if 0 <= row.key < count:
+                        txn.set(square, row.key + ahead, 1)
+                assert set(range(count)) <= set(seen)
+                assert len(writes) == count
+                counts.append(writes.looked_at)
+                txn.discard()
+    assert counts[0] >= 200, "it counts"
+    assert counts[1] <= 2.2 * counts[0]
+    assert counts[2] <= 2.2 * counts[1], "else it grows faster than what is written"
 
 
 async def test_long_values_are_read_as_many_at_a_time_as_fit() -> None:

@@ -133,6 +133,34 @@ async def test_a_timeout_ends_the_attempts(autojump_clock: trio.testing.MockCloc
         assert isinstance(caught.value.__cause__, perco.WriteConflict)
 
 
+async def test_a_timeout_ends_a_block_that_hangs(autojump_clock: trio.testing.MockClock) -> None:  # T10
+    async with perco.open("memory:", SCHEMA) as db:
+        began = trio.current_time()
+        with pytest.raises(perco.Unavailable, match=r"within 2\.5 s.* Nothing was written"):  # noqa: PT012
+            async for attempt in db.options(timeout=2.5).attempts():
+                async with attempt as txn:
+                    txn.set(n, "k", 1)
+                    await trio.sleep_forever()
+        assert trio.current_time() - began == pytest.approx(2.5)
+        assert db.statistics().live_transactions == 0
+        async with db.snapshot() as snap:
+            assert await snap.get(n, "k") is None
+
+
+async def test_past_the_timeout_what_nobody_knows_is_not_told_as_nothing(
+    autojump_clock: trio.testing.MockClock,
+) -> None:  # T4
+    async with perco.open("memory:", SCHEMA) as db:
+
+        async def swallowed(txn: perco.Transaction) -> None:
+            txn.set(n, "k", 1)
+            txn._open, txn.outcome = False, "unknown"  # as after a CommitUnknown that the function catches
+            await trio.sleep_forever()
+
+        with pytest.raises(perco.CommitUnknown):
+            await db.options(timeout=2.5).run(swallowed)
+
+
 async def test_one_try_is_told_to_run_again() -> None:
     async with perco.open("memory:", SCHEMA) as db:
         with pytest.raises(perco.WriteConflict, match=r"nothing was written\. Run it again"):  # noqa: PT012
@@ -346,23 +374,20 @@ async def test_a_transaction_rolled_back_by_another_is_run_again() -> None:  # T
     """RolledBack is transient: a marker stands at its start_ts."""
     async with perco.open("memory:", SCHEMA) as db:
         gate: Gate = await gated(db, "prewrite")
-        tried = 0
+        tried: list[perco.Transaction] = []
 
-        async def body(txn: perco.Transaction) -> int:
-            nonlocal tried
-            tried += 1
-            txn.set(n, "k", tried)
-            return txn.start_ts
+        async def body(txn: perco.Transaction) -> None:
+            tried.append(txn)
+            txn.set(n, "k", len(tried))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(db.run, body)
             await gate.reached()
-            [start_ts] = db.driver.inflight
-            db.fates._live.pop(start_ts)  # somebody takes it for dead
-            commit = db.driver.inflight[start_ts]
-            assert await db.driver.outcome(start_ts, commit.header.primary) == 0
+            [txn] = tried
+            db.fates._live.pop(txn.start_ts)  # somebody takes it for dead
+            assert await db.outcome(txn.token) == 0
             gate.open()
-        assert tried == 2
+        assert len(tried) == 2
         async with db.snapshot() as snap:
             assert await snap.get(n, "k") == 2
 

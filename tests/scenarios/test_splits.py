@@ -11,6 +11,7 @@ import trio.testing
 import perco
 from perco.storage import LOCK, MemoryTablet, Mutation, Verdict
 from perco.txn.check import check
+from tests.support.everywhere import inside
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
 n = docs.column("n", perco.INT64)
@@ -140,7 +141,7 @@ async def test_split_where_one_asks(autojump_clock: trio.testing.MockClock) -> N
             await db.split("docs", b"\xff")
         with pytest.raises(perco.UsageError, match="takes a table"):
             await db.split(7)  # type: ignore[arg-type]
-        assert [number for number, _, _ in db.catalogue.tables["docs"].tablets()] == [0, 2, 1, 3, 4]
+        assert [number for number, _, _ in inside(db).catalogue.tables["docs"].tablets()] == [0, 2, 1, 3, 4]
         await _whole(db, LEFT + RIGHT, 7)
 
 

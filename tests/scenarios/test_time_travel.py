@@ -258,15 +258,14 @@ async def test_a_machine_suspended_for_an_hour(autojump_clock: trio.testing.Mock
 async def test_a_clock_set_back_does_not_keep_the_locks_of_the_dead(
     autojump_clock: trio.testing.MockClock, wall: Wall
 ) -> None:  # L1 O3
-    """Liveness does not hang on wall times: after a restart every lock is dead, however young it says it is."""
+    """No wall time decides whether a transaction lives: after a restart every lock is dead."""
     from tests.support.machines import CrashedError, Machine
 
     machine = Machine(SCHEMA, one_step=False)
     async with machine.crashing(1, made=False, options=options(wall)) as (db, _):
         with pytest.raises(CrashedError):
             await put(db, 1)
-    [(_, _, lock)] = machine.rows.locks()
-    assert lock.wall_ms >= EPOCH * 1000
+    assert len(machine.rows.locks()) == 1
     wall.set_by_s = -3600.0
     async with machine.opened(options(wall)) as db, db.snapshot() as snap:
         assert await snap.get(n, "k") is None

@@ -21,6 +21,7 @@ from perco.txn.driver import make_token
 from perco.txn.mutations import Header, Intent
 from perco.txn.oracle import published
 from perco.txn.records import PUT, Cellref
+from tests.support.everywhere import inside
 from tests.support.faults import Fault, FaultyRowStore, kind_of, use
 from tests.support.machines import CrashedError, Machine
 
@@ -310,7 +311,7 @@ async def test_a_table_that_keeps_less_is_not_read_below_its_own_cut() -> None: 
 
 
 def _header(start_ts: int) -> Header:
-    return Header(start_ts, Cellref("docs", b"a", 1 << 16), 0, 0, "token", 1)
+    return Header(start_ts, Cellref("docs", b"a", 1 << 16), 0, 0, "token")
 
 
 async def test_a_late_copy_of_a_collected_secondary_does_not_come_back(db: perco.Database) -> None:  # T13
@@ -341,7 +342,7 @@ async def test_the_floor_is_there_again_after_a_restart() -> None:  # T13
     for tablet in machine.store.tablets():
         tablet.floor = 0  # type: ignore[attr-defined]
     async with machine.opened() as db:
-        assert db.oracle.holds.watermark == watermark
+        assert inside(db).oracle.holds.watermark == watermark
         late = mutations.prewrite(_header(watermark - 1), [Intent("docs", b"a", 1 << 16, PUT, b"")], again=False)
         assert await db.local.store.apply([late]) == [Refused(0, -1)]
         with pytest.raises(perco.SnapshotTooOld):
@@ -449,7 +450,7 @@ async def test_notes_of_the_clock_go_but_the_newest_at_or_below_the_watermark(au
         for i in range(20):
             await put(db, i, "a")
             await trio.sleep(1.0)
-        await db.oracle.note()
+        await inside(db).oracle.note()
         notes = [ts for row, _, ts in cells(db, "data", SYSTEM_TABLE) if row == b"clock"]
         assert len(notes) > 10
         result = await db.vacuum()
@@ -468,7 +469,7 @@ async def test_the_past_can_be_read_as_far_back_as_it_is_kept(autojump_clock: An
     async with perco.open("memory:", perco.Schema(docs, keep=perco.Keep(seconds=10)), options=options) as db:
         for i in range(30):
             await put(db, i, "a")
-            await db.oracle.note()
+            await inside(db).oracle.note()
             await trio.sleep(1.0)
         result = await db.vacuum()
         assert result.holder.kind == "retention"
@@ -503,14 +504,14 @@ async def test_a_lock_that_cannot_be_read_holds_up_what_it_may_need() -> None:  
     async with perco.open("memory:", SCHEMA) as db:
         for i in range(3):
             await put(db, i, *KEYS)
-        damaged = await db.oracle.draw()
+        damaged = await inside(db).oracle.draw()
         for i in range(3):
             await put(db, 10 + i, *KEYS)
         column = db.bind(n).column
         await db.local.store.apply([Mutation("docs", ((b"b", (), ((LOCK, column, damaged, b"junk"),)),))])
         result = await db.vacuum()
         assert result.held_up == ("docs['b'].n, lock group",)
-        assert db.statistics().damaged == result.held_up
+        assert inside(db).statistics().damaged == result.held_up
         assert result.watermark > damaged
         # As if the watermark stood at the lock: the newest of before it, and all since.
         assert result.removed.versions == 2 * len(KEYS)
@@ -540,8 +541,8 @@ async def test_the_vacuum_in_the_background_goes_on_past_damage(autojump_clock: 
         ):
             await db.local.store.apply([Mutation("docs", ((row, (), ((group, column, ts, value),)),))])
         await trio.sleep(100)
-        assert db.statistics().vacuum.runs
-        assert db.statistics().vacuum.failure is None
+        assert inside(db).statistics().vacuum.runs
+        assert inside(db).statistics().vacuum.failure is None
         assert len(list(cells(db, WRITE))) < 2 * len(KEYS) + 2
         await put(db, 3, "a")
         assert await got(db, "a") == 3

@@ -1,4 +1,4 @@
-"""One Spark for all of these tests but those of a cluster. They run by themselves (`make test`), file by file."""
+"""One Spark for all of these tests but those of a cluster. They run by themselves (`make test-spark`), file by file."""
 
 from __future__ import annotations
 

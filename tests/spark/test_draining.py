@@ -27,7 +27,7 @@ def test_a_table_that_was_loaded_is_observed_by_tasks(spark: SparkSession, tmp_p
 
     async def main() -> int:
         async with perco.open(store, app.schema) as db, db.snapshot() as snap:
-            assert not db.pending()
+            assert not await db.pending()
             assert (await check(db.driver.store, ts=db.oracle.last)).clean
             return sum([row.get(app.size, 0) async for row in snap.scan(app.pages)])
 

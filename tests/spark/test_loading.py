@@ -209,3 +209,49 @@ def test_a_store_that_another_process_has_open_is_loaded_through_it(spark: Spark
 def test_a_table_that_the_store_does_not_have(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(perco.spark.LoadFailed, match=r"SchemaMismatch: .*not in the schema"):
         perco.spark.load(frame(spark, 3), tmp_path / "s", app.bump, key="id")
+
+
+@pytest.mark.parametrize("key", ["name", lambda row: row.name])
+def test_a_key_that_several_rows_have_is_an_error_that_names_it(
+    spark: SparkSession, tmp_path: Path, key: str | Callable[[Any], Any]
+) -> None:
+    with pytest.raises(
+        perco.spark.KeyNotUnique, match=r"10 rows have the key 'n[01]'.*dropDuplicates.*job='j'"
+    ) as told:
+        perco.spark.load(frame(spark, 20, names=2), tmp_path / "s", app.bump, schema=app.schema, key=key, job="j")
+    assert (told.value.loaded.committed, told.value.loaded.skipped) == (2, 18)
+    assert totals(tmp_path / "s") == {"n0": 1, "n1": 1}
+    one_of_each = frame(spark, 20, names=2).dropDuplicates(["name"])
+    again = perco.spark.load(one_of_each, tmp_path / "s", app.bump, schema=app.schema, key=key, job="j")
+    assert (again.committed, again.skipped) == (0, 2)
+
+
+def test_a_key_of_the_table_beside_is_compared_as_it_is_stored(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.createDataFrame([("a", 1), ("a", 2)], "name string, n long")
+    with pytest.raises(perco.spark.KeyNotUnique, match="2 rows have the key 'a'"):
+        perco.spark.load(rows, tmp_path / "s", app.bump, schema=app.schema, key="name", beside=app.counts)
+
+
+def test_rows_without_a_key_beside_rows_that_share_one(spark: SparkSession, tmp_path: Path) -> None:
+    """Those that have failed are not compared."""
+    rows = spark.createDataFrame([(None, "a"), (None, "a"), (1, "b"), (1, "c")], "id long, name string")
+    options = perco.spark.LoadOptions(failures_max=2)
+    with pytest.raises(perco.spark.KeyNotUnique, match="2 rows have the key 1,"):
+        perco.spark.load(rows, tmp_path / "s", app.bump, schema=app.schema, key="id", options=options)
+
+
+def test_executors_that_do_not_reach_the_store_say_what_to_do(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a path that begins here: Spark's processes have been begun elsewhere."""
+    said = r"Unavailable: the executor on .* does not reach the store at unix:s/socket, .* serve\(host=\.\.\.\)"
+    with perco.spark.serve(tmp_path / "s", spark) as served:
+        monkeypatch.chdir(tmp_path)
+        there = perco.spark.Store(url="unix:s/socket")
+        with pytest.raises(Exception, match=said) as raised:
+            perco.spark.load(frame(spark, 20).coalesce(1), there, app.bump, schema=app.schema, key="id", job="j")
+        assert "load the rest with job='j'" in raised.value.__notes__[0]
+        with pytest.raises(Exception, match=said):
+            perco.spark.drain(spark, there, "tests.spark.app:schema", workers=1)
+        loaded = perco.spark.load(frame(spark, 20), served, app.bump, key="id", job="j")
+        assert (loaded.committed, loaded.skipped) == (20, 0)

@@ -383,3 +383,74 @@ def test_options_of_a_wrong_kind(wrong: dict[str, Any]) -> None:
 def test_a_job_has_a_name(name: Any) -> None:
     with pytest.raises(UsageError, match="job= is a name"):
         ledgers.row_of(name)
+
+
+async def test_tasks_that_begin_a_batch_at_once_share_its_run() -> None:
+    """The one before it was given up half-way; none of them closes what another has opened."""
+    async with opened() as (db, _):
+        given_up = await ledgers.begin_batch(db, "stream", 3)
+        assert given_up is not None
+        runs: list[bytes] = []
+
+        async def begin() -> None:
+            ledger = await ledgers.begin_batch(db, "stream", 4)
+            assert ledger is not None
+            runs.append(ledger.run)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(begin)
+        assert len(runs) == 8
+        assert {*runs} & {given_up.run} == set()
+        assert len({*runs}) == 1
+        with pytest.raises(JobClosed):
+            await loaded(db, given_up, inputs(1))
+        await ledgers.end_batch(db, "stream", 3)  # late: it is not this one's
+        assert await ledgers.begin_batch(db, "stream", 4) is not None
+        await ledgers.end_batch(db, "stream", 4)
+        assert await ledgers.begin_batch(db, "stream", 4) is None
+        with pytest.raises(UsageError, match="is at batch 4 and was given batch 3"):
+            await ledgers.begin_batch(db, "stream", 3)
+
+
+async def test_an_end_of_a_batch_that_was_interrupted_is_made_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as (db, _):
+        ledger = await ledgers.begin_batch(db, "stream", 0)
+        assert ledger is not None
+        await loaded(db, ledger, inputs(10))
+
+        async def dies(*_: Any) -> int:
+            raise OSError("so")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ledgers, "_forget", dies)
+            with pytest.raises(OSError, match="so"):
+                await ledgers.end_batch(db, "stream", 0)
+        assert await _marks(db) == 10
+        assert await ledgers.begin_batch(db, "stream", 0) is None  # it had taken effect
+        assert await _marks(db) == 0
+        again = await ledgers.begin_batch(db, "stream", 1)
+        assert again is not None
+        assert (await loaded(db, again, inputs(10))).committed == 10
+
+
+async def test_a_name_is_that_of_a_load_or_of_a_stream() -> None:
+    async with opened() as (db, _):
+        with pytest.raises(UsageError, match="'job' is open and has no batches"):
+            await ledgers.begin_batch(db, "job", 0)
+        await ledgers.begin_batch(db, "stream", 0)
+        with pytest.raises(UsageError, match="'stream' is that of a stream's batches"):
+            await ledgers.begin(db, "stream")
+
+
+async def test_two_streams_of_one_name_do_not_share_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one has begun a batch since this one looked: its marks are not this one's."""
+    async with opened() as (db, _):
+        await ledgers.begin_batch(db, "stream", 0)
+
+        async def looked_before(*_: Any, **__: Any) -> int:
+            return 0
+
+        monkeypatch.setattr(ledgers, "_end", looked_before)
+        with pytest.raises(UsageError, match="two streams write under job 'stream'"):
+            await ledgers.begin_batch(db, "stream", 1)

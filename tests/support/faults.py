@@ -2,18 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import trio
 import trio.testing
 
-from perco.storage import Mutation
-from perco.testing.faults import Fault as Fault, FaultyRowStore as FaultyRowStore, Plan, kind_of as kind_of, use as use
+from perco.rpc.link import Link, LostError
+from perco.serve.database import RemoteDatabase
+from perco.serve.messages import TOLD, Method, pack_verdict
+from perco.storage import APPLIED, Mutation, NoReply, Verdict
+from perco.testing.faults import (
+    Fault as Fault,
+    FaultyRowStore as FaultyRowStore,
+    Plan,
+    kind_of as kind_of,
+    use as _use,
+)
+from perco.txn import mutations
 from perco.txn.client import Client, Options
 from perco.txn.driver import CommitOptions
 
 TWO_PHASES = Options(commit=CommitOptions(one_step=False))
+
+
+def use(client: Client, store: FaultyRowStore) -> FaultyRowStore:
+    """From now on the client's transactions go through this store: also commits in one step, which a client asks the
+    owner for."""
+    if isinstance(client, RemoteDatabase):
+        faulty = isinstance(store, FaultyRowStore)  # else it is what was there before
+        link = _FaultyLink(client.link, store, client.oracle.draw_commit) if faulty else client.link
+        client.driver._link = link  # type: ignore[attr-defined, assignment]
+    return _use(client, store)
+
+
+class _FaultyLink:
+    """Calls for a commit in one step meet what the mutations of a faulty row store meet."""
+
+    def __init__(self, link: Link, store: FaultyRowStore, draw: Callable[[], Awaitable[int]]) -> None:
+        self._link, self._store, self._draw = link, store, draw
+        self._calls: dict[int, tuple[Mutation, Callable[[], Awaitable[Any]]]] = {}  # still to be made, by identity
+        self._answers: dict[int, Any] = {}
+        self._make, store._make = FaultyRowStore._make.__get__(store), self._made  # type: ignore[method-assign]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
+
+    async def call(self, method: int, arguments: Any, **how: Any) -> Any:
+        if method != Method.COMMIT:
+            return await self._link.call(method, arguments, **how)
+        header, part, _ = arguments
+        mutation = mutations.one_step(header, part, header.start_ts + 1)  # the owner draws the timestamp
+        self._calls[id(mutation)] = mutation, lambda: self._link.call(method, arguments, **how)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        verdict = await self._store._apply(mutation)
+        answer = self._answers.pop(id(mutation), None)
+        if isinstance(verdict, NoReply):
+            raise LostError(verdict.reason)
+        if answer is not None:
+            return answer
+        return TOLD, pack_verdict(verdict), await self._draw()  # the owner tried, and could not
+
+    async def _made(self, mutation: Mutation) -> Verdict:
+        if id(mutation) not in self._calls:
+            return await self._make(mutation)
+        _, call = self._calls.pop(id(mutation))
+        with trio.CancelScope(shield=True):
+            self._answers[id(mutation)] = await call()
+            if self._store.after is not None:
+                await self._store.after(mutation)
+        return APPLIED
 
 
 def on(kinds: str | Iterable[str], fault: Fault, *, times: int = 1) -> Plan:

@@ -14,7 +14,6 @@ from pathlib import Path
 import trio
 
 import perco
-from perco.txn.driver import make_token
 from tests.support import bank
 
 warnings.simplefilter("ignore")
@@ -66,9 +65,7 @@ async def stop(folder: Path, at: str, *, killed: bool) -> None:
 
     def event(name: str) -> None:
         if armed and name == at:
-            [commit] = db.driver.inflight.values()
-            header = commit.header
-            say(make_token(header.start_ts, header.primary))
+            say(txn.token)
             if killed:
                 os.kill(os.getpid(), signal.SIGKILL)
             wait()

@@ -626,7 +626,7 @@ class Observing(Scenario):
                     assert found == expected[id], f"N1: {id} of {key} is {found}, not {expected[id]}"
                     handled = await snap.get(world.handled, f"{id}/{key}") or []
                     assert len(set(handled)) == len(handled), f"N3: {id} committed twice for a change: {handled}"
-        assert db.is_idle(), "N7"
+        assert await db.is_idle(), "N7"
 
 
 class ObserverRun(Observing):
@@ -752,7 +752,7 @@ class Signalling(Scenario):
             for row in (self.hub, f"+{self.hub}"):
                 if self.acknowledged:
                     assert await snap.get(world.length, row) == len(names), f"N5: {row} has not seen {names}"
-        assert db.is_idle(), "N7"
+        assert await db.is_idle(), "N7"
 
 
 class OnlySignalling(Signalling):
@@ -793,7 +793,7 @@ class GivenUp(Observing):
         self.world.fails = False
         await db.replay_failed()
         await observe(db)
-        assert db.failed_count() == 0, "N6: it has failed, and nothing fails any more"
+        assert await db.failed_count() == 0, "N6: it has failed, and nothing fails any more"
         await super().verify(db)
 
 
@@ -846,7 +846,7 @@ class Growing(Scenario):
     async def verify(self, db: Database) -> None:
         world = self.world
         assert not db.catalogue.unready(), "N10"
-        assert db.is_idle(), "N7"
+        assert await db.is_idle(), "N7"
         async with db.snapshot() as snap:
             for key in self.keys:
                 names = await snap.get(world.watched, key) or []

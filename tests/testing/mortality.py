@@ -6,6 +6,7 @@ Those of T14 are seeds of `serializable_runs.py`, all others of the simulation.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import sys
 import time
@@ -15,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from perco.testing.plan import Plan
+from perco.testing.runs import SimulationOptions
 from perco.testing.shrink import fails
 from tests.testing.mutants import MUTANTS, SLOW
 from tests.testing.mutants_ahead import AHEAD
@@ -22,11 +24,25 @@ from tests.testing.mutants_failing import FAILING
 from tests.testing.mutants_growing import GROWING
 from tests.testing.mutants_one_step import ONE_STEP
 from tests.testing.mutants_serializable import LOCKS, SERIALIZABLE
+from tests.testing.mutants_served import SERVED, SERVED_UNFOUND
 from tests.testing.mutants_signals import SIGNALS, SIGNALS_SLOW
 from tests.testing.serializable_runs import Mode, seeds_to_anomaly
 
 SEEDS_MAX = 200  # within which a mutant has to die
-ALL = {**MUTANTS, **SLOW, **ONE_STEP, **SIGNALS, **SIGNALS_SLOW, **SERIALIZABLE, **LOCKS, **FAILING, **GROWING, **AHEAD}
+ALL = {
+    **MUTANTS,
+    **SLOW,
+    **ONE_STEP,
+    **SIGNALS,
+    **SIGNALS_SLOW,
+    **SERIALIZABLE,
+    **LOCKS,
+    **FAILING,
+    **GROWING,
+    **AHEAD,
+    **SERVED,
+    **SERVED_UNFOUND,
+}
 
 
 def death(name: str, first: int = 0, seconds: float = float("inf")) -> tuple[int, str]:
@@ -40,7 +56,9 @@ def death(name: str, first: int = 0, seconds: float = float("inf")) -> tuple[int
         for number in range(1, SEEDS_MAX + 1):
             if time.monotonic() - began > seconds:
                 return 0, ""
-            how = fails(Plan(first + number - 1))
+            seed = first + number - 1
+            processes = 2 + seed % 2 if name in SERVED or name in SERVED_UNFOUND else None
+            how = fails(Plan(seed), SimulationOptions(processes=processes))
             if how:
                 return number, how
     return 0, ""
@@ -55,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [name for name in ALL if name.startswith(given.only)]
     survived = 0
     medians = []
-    with ProcessPoolExecutor() as pool:
+    with ProcessPoolExecutor(max_tasks_per_child=1, mp_context=multiprocessing.get_context("spawn")) as pool:
         trials = {
             name: [pool.submit(death, name, trial * SEEDS_MAX, given.seconds) for trial in range(given.trials)]
             for name in names

@@ -6,7 +6,6 @@ Each is a function of a `pytest.MonkeyPatch` that breaks one rule. `HARMLESS` ar
 from __future__ import annotations
 
 import types
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from perco.errors import CommitUnknown, RolledBack, TransientError
 from perco.notify import claim, database, worker
 from perco.storage import LOCK, NOTIFY, ROLLBACK, TS_MAX, WRITE, Mutation, NoReply, tablet
-from perco.testing import cluster, faults
+from perco.testing import faults
 from perco.txn import (
     client,
     commit,
@@ -153,111 +152,7 @@ def _pass_on(waited: Any) -> Any:
     return (yield waited)
 
 
-@mutant("O1 a second oracle still serves its range")
-def still_serving(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cluster.Coordinator, "expired", lambda self: False)
-
-
-@mutant("O2 who comes while a call is under way shares it")
-def shared_call(patch: pytest.MonkeyPatch) -> None:
-    right = cluster.RemoteOracle._hand_out
-
-    def hand_out(self: cluster.RemoteOracle, waiters: Any, drawn: list[int], error: Any) -> None:
-        spare = drawn[len(waiters) :]
-        right(self, waiters, drawn, error)
-        if spare and error is None:
-            early, self._waiting = self._waiting[: len(spare)], self._waiting[len(spare) :]
-            right(self, early, spare, None)
-
-    ask = cluster.ask_one_of
-
-    async def more(count: int, what: str, send: Any) -> Any:
-        return await ask(count, what, send)
-
-    form = cluster.Coordinator._form
-
-    async def generous(self: cluster.Coordinator, what: str, argument: Any) -> Any:
-        return await form(self, what, argument + 4 if what == "draw" else argument)
-
-    patch.setattr(cluster, "ask_one_of", more)
-    patch.setattr(cluster.Coordinator, "_form", generous)
-    patch.setattr(cluster.RemoteOracle, "_hand_out", hand_out)
-
-
-@mutant("O2 the batcher gives two who wait one timestamp")
-def same_for_two(patch: pytest.MonkeyPatch) -> None:
-    right = cluster.RemoteOracle._hand_out
-    patch.setattr(
-        cluster.RemoteOracle,
-        "_hand_out",
-        lambda self, waiters, drawn, error: right(self, waiters, drawn[:1] * len(drawn), error),
-    )
-
-
-@mutant("T2 a reader's view is older than its timestamp")
-def old_view(patch: pytest.MonkeyPatch) -> None:
-    right = faults.FaultyRowStore.read
-    views: dict[Any, Any] = {}
-
-    async def read(self: faults.FaultyRowStore, requests: Any) -> Any:
-        found = await right(self, requests)
-        if len(requests) != 1 or [query[0] for query in requests[0][2]] != [LOCK, WRITE]:
-            return found
-        table, row, [_, (_, column, low, _, _)] = requests[0]
-        if low:
-            return found
-        where = (id(self), table, row, column)
-        views[where], old = found, views.get(where, found)
-        return old
-
-    patch.setattr(faults.FaultyRowStore, "read", read)
-
-
 # ------------------------------------------------------------ commit
-
-
-class _WithSecondaries(Mutation):
-    """The primary's commit, and in one batch with it the others, each with a verdict of its own."""
-
-    more: Any = ()
-
-
-@mutant("T3 primary and secondaries in one batch, which is no group")
-def one_batch(patch: pytest.MonkeyPatch) -> None:
-    right = commit.Commit.primary_commit
-    apply = faults.FaultyRowStore.apply
-
-    def with_secondaries(self: commit.Commit) -> Mutation:
-        made = _WithSecondaries(*right(self))
-        made.more = [mutations.commit(self.header, part, self.commit_ts) for part in self._parts[1:]]
-        return made
-
-    async def apply_all(self: faults.FaultyRowStore, sent: Any) -> Any:
-        more = getattr(sent[0], "more", ()) if sent else ()
-        return (await apply(self, [Mutation(*sent[0]), *more]))[:1] if more else await apply(self, sent)
-
-    patch.setattr(commit.Commit, "primary_commit", with_secondaries)
-    patch.setattr(faults.FaultyRowStore, "apply", apply_all)
-
-
-@mutant("S1 who waits for a batch is told another's verdict")
-def another_verdict(patch: pytest.MonkeyPatch) -> None:
-    """Of two that are under way at one moment, the first to end is told what the one before it was told."""
-    right = faults.FaultyRowStore.apply
-    under_way: Counter[int] = Counter()
-    before: dict[int, Any] = {}
-
-    async def apply(self: faults.FaultyRowStore, sent: Any) -> Any:
-        under_way[id(self)] += 1
-        try:
-            verdicts = await right(self, sent)
-        finally:
-            under_way[id(self)] -= 1
-        mistaken = before.get(id(self))
-        before[id(self)] = verdicts
-        return mistaken if under_way[id(self)] and mistaken and len(mistaken) == len(verdicts) else verdicts
-
-    patch.setattr(faults.FaultyRowStore, "apply", apply)
 
 
 @mutant("T7 our own lock matches another's start_ts")
@@ -280,11 +175,6 @@ def waits_while_holding(patch: pytest.MonkeyPatch) -> None:
         await self.clear(where, snapshot.Blocked(other_ts, packed))
 
     patch.setattr(driver.Driver, "_settle_foreign", settle)
-
-
-@mutant("T8 refreshes without the check")
-def refresh_unchecked(patch: pytest.MonkeyPatch) -> None:
-    changed(patch, "refresh", without_checks)
 
 
 @mutant("T8 rolls forward without the check")
@@ -436,19 +326,6 @@ def stale(patch: pytest.MonkeyPatch) -> None:
 
     right = driver.Driver.finish
     patch.setattr(driver.Driver, "finish", finish)
-
-
-@mutant("T9 scans skip locks")
-def scans_skip(patch: pytest.MonkeyPatch) -> None:
-    right = faults.FaultyRowStore.scan
-
-    async def scan(self: faults.FaultyRowStore, request: Any) -> Any:
-        page = await right(self, request)
-        if [query.group for query in request.queries] == [LOCK, WRITE]:
-            page = page._replace(rows=[(row, [[], writes]) for row, [_, writes] in page.rows])
-        return page
-
-    patch.setattr(faults.FaultyRowStore, "scan", scan)
 
 
 @mutant("T9 many cells are read without those that are locked")
@@ -629,13 +506,7 @@ def ack_unread(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("N7 one look at the notify cells", slow=True)
 def one_look(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(database.Database, "is_idle", lambda self: not self.pending())
-
-
-@mutant("N10 nobody asks which catalogue a commit was made under")
-def stale_catalogue(patch: pytest.MonkeyPatch) -> None:
-    forgetful = property(lambda self: 0, lambda self, version: None)
-    patch.setattr(cluster.RemoteOracle, "catalogue_version", forgetful, raising=False)
+    patch.setattr(database.Database, "idle_now", lambda self: not self.pending_now())
 
 
 @mutant("N11 one notify cell for all observers of a column")

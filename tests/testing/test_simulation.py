@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
+import multiprocessing
 import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from perco.serve.messages import Method, Order
+from perco.storage import splitting, tablet
 from perco.testing import simulate as command
+from perco.testing.disk import MemoryEnvironment
+from perco.testing.embedded import CRASHES, FAULTS, STEPS
+from perco.testing.network import FAULTS as WIRE_FAULTS, LOCAL_FAULTS
 from perco.testing.plan import Plan
+from perco.testing.served import DISK_FAULTS, ORDERED, SENT, WRITTEN
 from perco.testing.shrink import Shrinker, ShrinkOptions, fails, kind_of_problem, shrink
-from perco.testing.simulation import CRASHES, FAULTS, PAUSE, STEPS, Outcome, SimulationOptions, run_plan, simulate
+from perco.testing.simulation import Outcome, SimulationOptions, run_plan, simulate
 from tests.testing.mutants import HARMLESS, MUTANTS, PROTECTED, SLOW, Mutant
 from tests.testing.mutants_ahead import AHEAD
 from tests.testing.mutants_failing import FAILING
 from tests.testing.mutants_growing import GROWING
 from tests.testing.mutants_one_step import ONE_STEP, ONE_STEP_HARMLESS
 from tests.testing.mutants_serializable import LOCKS, SERIALIZABLE
+from tests.testing.mutants_served import SERVED
 from tests.testing.mutants_signals import SIGNALS, SIGNALS_HARMLESS, SIGNALS_SLOW
 
 DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
 
 SEEDS_MAX = 200  # within which a mutant has to die
-OPTIONS = SimulationOptions()
-ALL_MUTANTS = {**MUTANTS, **ONE_STEP, **SIGNALS, **FAILING, **GROWING, **AHEAD}
+ALL_MUTANTS = {**MUTANTS, **ONE_STEP, **SIGNALS, **FAILING, **GROWING, **AHEAD, **SERVED}
 ALL_HARMLESS = {**HARMLESS, **ONE_STEP_HARMLESS, **SIGNALS_HARMLESS}
 
 
@@ -33,14 +42,13 @@ ALL_HARMLESS = {**HARMLESS, **ONE_STEP_HARMLESS, **SIGNALS_HARMLESS}
 def test_nothing_goes_wrong(seed: int) -> None:
     outcome = simulate(seed)
     assert outcome.problems == []
-    assert outcome.enough(OPTIONS)
-    assert outcome.committed >= 200
+    assert outcome.committed >= (200 if outcome.processes == 1 else 66)
     assert outcome.runs >= 20
     assert outcome.fired.total() >= 5
     assert len({fault for _, fault in outcome.fired}) >= 3
 
 
-@pytest.mark.parametrize("seed", [294, 564])
+@pytest.mark.parametrize("seed", [294])
 def test_a_message_that_comes_late_does_not_make_wait_what_was_given_up(seed: int) -> None:  # N6 N10
     outcome = simulate(seed)
     assert outcome.problems == []
@@ -53,13 +61,12 @@ def test_the_same_seed_is_the_same_run(processes: int) -> None:
     assert simulate(processes, options) == simulate(processes, options)
 
 
-def test_what_makes_several_processes_hard_happens() -> None:  # O1, L1, L2
-    outcomes = [simulate(seed, SimulationOptions(processes=3)) for seed in range(3)]
-    assert sum(outcome.terms for outcome in outcomes) > 3  # coordinators take over
-    assert sum(outcome.mistaken for outcome in outcomes) > 10  # the living lose their leases
-    assert sum(outcome.late for outcome in outcomes) > 10
+def test_what_makes_several_processes_hard_happens() -> None:  # R4, R5, R7, R8, L3
+    outcomes = [simulate(seed, SimulationOptions(processes=3)) for seed in range(4)]
+    assert sum(outcome.terms for outcome in outcomes) > 4  # owners take over
+    assert sum(outcome.lives for outcome in outcomes) > 12  # clients die
     fired = sum((outcome.fired for outcome in outcomes), Counter())
-    assert {fault for _, fault in fired} >= {*FAULTS, *CRASHES, PAUSE, "LOST"}
+    assert len({fault for _, fault in fired}.intersection(WIRE_FAULTS)) > len(WIRE_FAULTS) / 2
     assert [problem for outcome in outcomes for problem in outcome.problems] == []
 
 
@@ -67,9 +74,10 @@ def test_another_seed_is_another_run() -> None:
     assert simulate(1).digest != simulate(2).digest
 
 
-def died(seed: int) -> str:
+def died(seed: int, *, served: bool = False) -> str:
+    """How a run went wrong; `served`: of a served store, whatever the seed would have."""
     try:
-        outcome = simulate(seed)
+        outcome = simulate(seed, SimulationOptions(processes=2 + seed % 2 if served else None))
     except Exception as error:  # an assertion of the product, or of the simulation itself, has noticed
         return repr(error)
     return "".join(outcome.problems)
@@ -88,19 +96,54 @@ def test_a_mutant_dies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it: Mutant = ALL_MUTANTS[name]
     break_it(monkeypatch)
     known = told_seeds().get(name, 1) - 1  # tried first, for haste: where it is found after a search from seed 0
-    for seed in (known, *range(SEEDS_MAX)):
-        how = died(seed)
-        if how:
-            assert not re.search("(Attribute|Name|Type|Value|Index)Error:|^error:", how), (
-                f"the mutant itself is broken: {how}"
-            )
-            print(f"{name}: found by seed {seed}; {how[:200]}")
-            return
-    pytest.fail(f"{name}: not found in {SEEDS_MAX} seeds")
+    found = searched_apart(known, served=name in SERVED)
+    if found is None:
+        pytest.fail(f"{name}: not found in {SEEDS_MAX} seeds")
+    seed, how = found
+    broken = re.search("(Attribute|Name|Type|Value|Index)Error:|^error:", how)
+    assert not broken, f"the mutant itself is broken: {how}"
+    print(f"{name}: found by seed {seed}; {how[:200]}")
+
+
+def searched_apart(known: int, *, served: bool) -> tuple[int, str] | None:
+    """The first seed that dies, and how. In a child process: a run that a mutant ends in the middle may leave tasks and
+    files behind that the next run of the same process would meet."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+
+    def search() -> None:
+        for seed in (known, *range(SEEDS_MAX)):
+            how = died(seed, served=served)
+            if how:
+                there.send((seed, how[:2000]))
+                return
+        there.send(None)
+
+    child = context.Process(target=search)
+    child.start()
+    there.close()
+    try:
+        found: tuple[int, str] | None = here.recv()
+    finally:
+        child.join()
+        here.close()
+    return found
 
 
 def test_the_table_of_mutants_is_whole() -> None:
-    every = {*MUTANTS, *SLOW, *ONE_STEP, *SIGNALS, *SIGNALS_SLOW, *FAILING, *GROWING, *AHEAD, *SERIALIZABLE, *LOCKS}
+    every = {
+        *MUTANTS,
+        *SLOW,
+        *ONE_STEP,
+        *SIGNALS,
+        *SIGNALS_SLOW,
+        *FAILING,
+        *GROWING,
+        *AHEAD,
+        *SERVED,
+        *SERIALIZABLE,
+        *LOCKS,
+    }
     assert set(told_seeds()) == every
     assert max(told_seeds().values()) <= SEEDS_MAX
 
@@ -125,12 +168,32 @@ def test_clients_wait_for_observers_and_find_what_they_waited_for() -> None:  # 
 
 
 def test_the_table_names_what_never_happened() -> None:
-    everything = Counter({(step, fault): 1 for step in STEPS for fault in [*FAULTS, *CRASHES, PAUSE]})
+    everything = Counter({(step, fault): 1 for step in STEPS for fault in [*FAULTS, *CRASHES]})
+    everything += Counter({(step, fault): 1 for step in SENT for fault in WIRE_FAULTS})
+    everything += Counter({(step, fault): 1 for step in ORDERED for fault in LOCAL_FAULTS})
+    everything += Counter({(step, fault): 1 for step in WRITTEN for fault in DISK_FAULTS})
     text, empty = command.table(everything)
     assert empty == []
-    assert len(text.splitlines()) == 1 + len(STEPS)
-    del everything["marker", "DELAY"]
-    assert command.table(everything)[1] == ["marker x DELAY"]
+    assert len(text.splitlines()) == 4 + len(STEPS) + len(SENT) + len(ORDERED) + len(WRITTEN)
+    del everything["marker", "DELAY"], everything["CUT", "CUT"]
+    assert command.table(everything)[1] == ["marker x DELAY", "CUT x CUT"]
+
+
+def test_what_can_be_sent_is_in_the_table_or_left_out_on_purpose() -> None:
+    told = {name.removesuffix(" answer") for name in (*SENT, *ORDERED)} | {"APPLY"}
+    left_out = {
+        *("COMPACT", "FOLDER", "EXCUSE"),  # `perco compact`, the files of a folder, a client's pulse: not simulated
+        "REPACK",  # there are no pages
+    }
+    assert {each.name for each in (*Method, *Order)} - told == left_out
+
+
+@pytest.mark.parametrize("module", [tablet, splitting])
+def test_the_disk_is_all_that_a_tablet_asks_of_its_environment(module: ModuleType) -> None:
+    asked = set(re.findall(r"(?:self\.engine|_source|_copy|engine)\.([a-z]\w*)\(", inspect.getsource(module)))
+    not_simulated = {"grow", "middle"}  # the map is large enough; the other is of the tablet in memory
+    assert asked - not_simulated <= set(dir(MemoryEnvironment))
+    assert len(asked) > 5
 
 
 def test_the_command_tells_a_run_that_went_wrong_and_how_to_see_it_again(

@@ -206,7 +206,12 @@ async def test_a_file_that_cannot_be_read_is_said_in_a_line(store: Path) -> None
     [data] = (store / "tablets").glob("numbers-0/data.mdb")
     torn = data.read_bytes()
     data.write_bytes(torn[:8192] + b"\xff" * (len(torn) - 8192))
-    for args in (("check", store), ("scan", store, "numbers"), ("check", store, "--accept")):
+    for args in (("check", store), ("check", store, "--accept")):
+        done = await run(*args)
+        assert (done.code, done.err) == (1, "")
+        assert "tablet numbers-0: " in done.out.splitlines()[0]
+        assert "restore" in done.out.splitlines()[1]
+    for args in (("scan", store, "numbers"), ("status", store)):
         done = await run(*args)
         assert done.code == 2
         assert len(done.err.splitlines()) == 1

@@ -137,3 +137,14 @@ def test_of_several_one_that_is_killed_is_followed_by_another(
 def _pid(line: str) -> int:
     assert "running double" in line, line
     return int(line.rpartition("process ")[2].rstrip(")\n"))
+
+
+def test_observers_made_for_asyncio_are_refused_before_an_attempt_is_burnt(place: Path) -> None:
+    text = APP.replace("import perco\n", "import perco, perco.aio\n", 1)
+    (place / "app.py").write_text(text.replace("async def double", "@perco.aio.observer\nasync def double"))
+    trio.run(_load, place, 1)
+    done = run(place, "app:schema", "--store", "store", "--until-idle")
+    assert done.returncode == 2
+    assert "observer 'double' cannot run here" in done.stderr
+    assert "perco.aio.open" in done.stderr
+    assert "Traceback" not in done.stderr

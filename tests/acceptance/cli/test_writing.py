@@ -34,7 +34,7 @@ async def test_observers_are_notified_because_the_store_knows_them(store: Path) 
     assert "notified: measure" in done.out
     assert (await run("check", store)).code == 0
     async with perco.open(store, schema) as db:
-        assert db.pending() == 1
+        assert await db.pending() == 1
         async with db.worker():
             await db.wait_idle()
         async with db.snapshot() as snap:

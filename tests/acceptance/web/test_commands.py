@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -224,6 +225,11 @@ def test_the_demo_survives_its_own_kill_and_equals_a_batch_rebuild(tmp_path: Pat
         *("ranks were written", "have another canonical page", "└── export"),
     ):
         assert said in done.stdout, done.stdout
-    edited = done.stdout.partition("One page is edited")[2]
+    edited, _, past = done.stdout.partition("One page is edited")[2].partition("6  Is it right?")
+    assert re.search(r"pages\.contents (\S+) *\n +└── parse +pages\.contents \1 +[0-9.]+ ms", edited), edited
+    assert re.search(r"─ parse .*\n +[├└]── elect +dups.changed.*\n[ │]+└── export +dups.listing", edited), (
+        edited
+    )  # by signals
+    assert re.search(r'7 .*" (as of .* ago,|a while ago\?)', past), past
     if "which is canonical" in edited:  # not every Python has duplicates among its first modules
         assert "with what links to it" in edited

@@ -49,7 +49,7 @@ async def test_changes_that_collapsed_count_once(
     async with perco.open("memory:", parts.schema) as db:
         saturated = observers.Saturated(db, parts, 1, backlog=4, in_flight=1)
         await saturated.fill()
-        assert db.pending() == 4
+        assert await db.pending() == 4
         async with db.worker() as worker:
             await db.wait_idle()
             commits = {id: counts.commits for id, counts in worker.statistics().items()}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from bench import overhead
+from bench.harness import Cell, Report
 
 
 @pytest.mark.parametrize("flags", [[], ["-O"]])
@@ -16,3 +20,29 @@ def test_a_child_does_what_is_measured(flags: list[str], monkeypatch: pytest.Mon
 def test_a_child_has_assertions_unless_told_otherwise() -> None:
     for flags, wanted in (([], "True"), (["-O"], "False")):
         assert overhead.child(flags, "print(__debug__)").strip() == wanted
+
+
+def test_batching_off_is_set_against_single_puts_and_batching_on_against_as_many_as_are_in_flight() -> None:
+    rates = {
+        "bare 1": 100.0,
+        "bare 128": 2000.0,
+        "perco 1": 80.0,
+        "perco 1, two phases": 40.0,
+        "perco 128": 1000.0,
+        "perco 128, two phases": 400.0,
+        "perco 128, batching off": 90.0,
+        "perco 128, two phases, batching off": 45.0,
+    }
+    report = Report("overhead", "power")
+    report.figures["bytes_per_inflight"] = 1.0
+    tables: list[Any] = []
+    run: Any = SimpleNamespace(table=lambda *told: tables.append(told), say=lambda text: None)
+    cells = {name: Cell((rate,)) for name, rate in rates.items()}
+    overhead._tell(run, report, cells, {name: Cell((1.0,)) for name in ("raw", "bare", "get")})
+    assert report.ratios["write_batching_off_vs_bare_lmdb_1"] == 0.9
+    assert report.ratios["two_phases_batching_off_vs_bare_lmdb_1"] == 0.45
+    assert report.ratios["write_vs_bare_lmdb_128"] == 0.5
+    assert report.ratios["two_phases_vs_bare_lmdb_128"] == 0.2
+    told = {row[0]: row[2] for row in tables[0][2]}
+    assert told["perco 128, batching off"] == "0.90 of 1"
+    assert told["perco 128, two phases"] == "0.20 of 128"

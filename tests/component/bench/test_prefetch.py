@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import perco
 from bench import prefetch
+from bench.harness import Report
 from bench.prefetch import BOTH, CACHE, MODES, NEITHER, OPERATIONS
 
 
@@ -39,3 +43,16 @@ async def test_the_web_index_is_counted_from_its_first_page_on(tmp_path: Path) -
         assert len(found.times) > 60
         rows[mode] = found.rows
     assert 0 < rows[BOTH] < rows[NEITHER]
+
+
+def test_what_is_wasted_is_in_the_result_as_of_the_kind_that_wastes_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(wasted: int) -> prefetch.Found:
+        counters = perco.PrefetchCounters(sent=100, wasted=wasted)
+        return prefetch.Found(documents=1, rows=1, seconds=1.0, times=[1.0], counters=counters)
+
+    report = Report("prefetch", "power")
+    run: Any = SimpleNamespace(table=lambda *told: None)
+    kinds = {"the paper's document": 1, "of several kinds": 9, "the web index": 4}
+    prefetch._tell_all(run, report, {name: {mode: [found(n)] for mode in MODES} for name, n in kinds.items()})
+    assert report.ratios["wasted"] == report.ratios["wasted_several_kinds"] == 0.09
+    assert report.ratios["wasted_paper_document"] == 0.01

@@ -67,7 +67,7 @@ class Store:
 
     async def lock(self, start_ts: int, primary: tuple[bytes, int], *cells: tuple[bytes, int]) -> None:
         """Prewrite cells of `docs` as a transaction would, and leave it at that."""
-        header = Header(start_ts, Cellref("docs", *primary), 0, 0, "token", 0)
+        header = Header(start_ts, Cellref("docs", *primary), 0, 0, "token")
         for row, column in cells:
             part = [Intent("docs", row, column, PUT, b"v")]
             [verdict] = await self.db.driver.store.apply([prewrite(header, part, again=False)])

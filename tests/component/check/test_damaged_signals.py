@@ -75,7 +75,7 @@ async def raised(*, run: bool = True) -> AsyncIterator[Raised]:
 
 
 def entry(primary: tuple[bytes, int], kind: int = SIGNAL, **other: object) -> bytes:
-    parts = {"observers": (), "covers": (), "root": 0, "depth": 0, "token": "t", "wall_ms": 0, **other}
+    parts = {"observers": (), "covers": (), "root": 0, "depth": 0, "token": "t", **other}
     return pack_lock((kind, ("docs", *primary), b"", *parts.values()))
 
 

@@ -65,7 +65,7 @@ def _but_causes(cells: Cells) -> Cells:
 
 
 def lock(primary: tuple[bytes, int], kind: int = PUT, body: bytes = b"v", **other: object) -> bytes:
-    parts = {"observers": (), "covers": (), "root": 0, "depth": 0, "token": "t", "wall_ms": 0, **other}
+    parts = {"observers": (), "covers": (), "root": 0, "depth": 0, "token": "t", **other}
     return pack_lock((kind, ("docs", *primary), body, *parts.values()))
 
 
@@ -82,12 +82,12 @@ async def test_a_lock_that_does_not_decode() -> None:  # N1
 @pytest.mark.parametrize(
     "parts",
     [
-        (9, ("docs", b"a", 1), b"", (), (), 0, 0, "t", 0),  # no such kind
-        (PUT, ("docs", "a", 1), b"", (), (), 0, 0, "t", 0),  # a row is bytes
-        (PUT, ("docs", b"a" * 600, 1), b"", (), (), 0, 0, "t", 0),  # longer than a row can be
-        (PUT, ("docs", b"a", 1), b"", (), ("x",), 0, 0, "t", 0),
-        (PUT_DATA, ("docs", b"a", 1), b"\xff", (), (), 0, 0, "t", 0),  # no name of a group
-        (PUT, ("docs", b"a"), b"", (), (), 0, 0, "t", 0),
+        (9, ("docs", b"a", 1), b"", (), (), 0, 0, "t"),  # no such kind
+        (PUT, ("docs", "a", 1), b"", (), (), 0, 0, "t"),  # a row is bytes
+        (PUT, ("docs", b"a" * 600, 1), b"", (), (), 0, 0, "t"),  # longer than a row can be
+        (PUT, ("docs", b"a", 1), b"", (), ("x",), 0, 0, "t"),
+        (PUT_DATA, ("docs", b"a", 1), b"\xff", (), (), 0, 0, "t"),  # no name of a group
+        (PUT, ("docs", b"a"), b"", (), (), 0, 0, "t"),
     ],
 )
 async def test_a_lock_whose_parts_make_no_sense(parts: tuple[object, ...]) -> None:  # N1
@@ -200,7 +200,7 @@ async def test_a_lock_whose_primary_names_another() -> None:  # T12
 async def test_a_lock_whose_primary_is_in_no_table() -> None:  # N1
     async with opened() as store:
         rank, start_ts = store.number(store.docs.rank), await store.draw()
-        value = pack_lock((PUT, ("nowhere", b"a", rank), b"v", (), (), 0, 0, "t", 0))
+        value = pack_lock((PUT, ("nowhere", b"a", rank), b"v", (), (), 0, 0, "t"))
         await store.plant(b"a", (LOCK, rank, start_ts, value))
         await found(store, "error", "N1", "'nowhere'")
 
@@ -490,7 +490,7 @@ async def test_two_transactions_with_one_commit_timestamp() -> None:  # O1
 async def test_a_secondary_that_committed_before_its_primary() -> None:  # T3
     async with opened() as store:
         rank = store.number(store.docs.rank)
-        header = Header(await store.draw(), Cellref("docs", b"k", rank), 0, 0, "t", 0)
+        header = Header(await store.draw(), Cellref("docs", b"k", rank), 0, 0, "t")
         commit_ts = await store.draw()
         for row in (b"a", b"k", b"z"):
             part = [Intent("docs", row, rank, PUT, b"v")]

@@ -221,6 +221,96 @@ def test_past_the_timeout_the_next_read_says_so_and_so_does_the_commit() -> None
     over(body)
 
 
+def test_past_the_timeout_what_a_function_waits_for_is_cancelled_and_it_says_so() -> None:
+    """It is the front's own timer that is let run out: a store's calls have theirs on the store's loop."""
+
+    async def body(db: perco.aio.Database) -> None:
+        ended: list[str] = []
+
+        async def stuck(txn: perco.aio.Transaction) -> None:
+            txn.set(n, "a", 1)
+            run_out(txn)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("function")
+
+        with pytest.raises(perco.Unavailable, match="Nothing was written") as caught:
+            await db.options(timeout=600).run(stuck)
+        assert caught.value.commit_ts == 0
+        with pytest.raises(perco.Unavailable, match="Nothing was written"):  # noqa: PT012
+            async for attempt in db.options(timeout=600).attempts():
+                async with attempt as txn:
+                    await stuck(txn)
+        assert ended == ["function", "function"]
+        assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
+        assert await read(db, "a") is None
+        assert db.statistics().live_transactions == 0
+
+    over(body)
+
+
+def run_out(txn: perco.aio.Transaction) -> None:
+    """Let the timer of a transaction's function run out, as soon as that waits."""
+    assert txn._limit is not None
+    asyncio.get_running_loop().call_soon(txn._limit._expire)
+
+
+@pytest.mark.parametrize("lingers", [False, True])
+def test_past_the_timeout_a_commit_that_was_sent_is_waited_for(lingers: bool) -> None:  # T10
+    async def body(db: perco.aio.Database) -> None:
+        under_way: list[perco.aio.Transaction] = []
+        fired = 0
+
+        async def after(mutation: Mutation) -> None:
+            nonlocal fired
+            if under_way:
+                [txn] = under_way
+                assert txn._limit is not None
+                txn._limit._expire()
+                fired += 1
+                await trio.lowlevel.checkpoint()
+
+        async def committed(txn: perco.aio.Transaction) -> int:
+            txn.set(n, "a", 1)
+            under_way.append(txn)
+            ts = await txn.commit()
+            under_way.clear()
+            if lingers:
+                await asyncio.Event().wait()
+            return ts
+
+        use(db._of, FaultyRowStore(db._of.driver.store, after=after))
+        if lingers:
+            with pytest.raises(perco.Unavailable, match="had committed") as caught:
+                await db.options(timeout=600).run(committed)
+            assert caught.value.commit_ts
+        else:
+            assert await db.options(timeout=600).run(committed)
+        assert fired == 1
+        assert await read(db, "a") == 1
+
+    over(body)
+
+
+def test_a_cancellation_from_outside_stays_one_past_the_timeout() -> None:  # T10
+    async def body(db: perco.aio.Database) -> None:
+        reached = asyncio.Event()
+
+        async def stuck(txn: perco.aio.Transaction) -> None:
+            run_out(txn)
+            reached.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.create_task(db.options(timeout=600).run(stuck))
+        await reached.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    over(body)
+
+
 # ------------------------------------------------------------------ reading
 
 
@@ -655,7 +745,7 @@ def test_observers_of_trio_of_asyncio_and_of_threads_work_side_by_side() -> None
         async with db.worker(concurrency=8) as worker:
             await db.run(bump, "a")
             assert await db.wait_idle(timeout=60) == 0
-            assert db.is_idle()
+            assert await db.is_idle()
             assert {id: one.commits for id, one in worker.statistics().items()} == dict.fromkeys(
                 ("asyncio", "trio", "thread"), 1
             )
@@ -698,19 +788,44 @@ def test_an_observer_of_asyncio_that_fails_is_given_up_and_one_that_waits_ends_w
     over(body, schema)
 
 
-async def test_an_observer_of_asyncio_under_trio_is_given_up_and_says_why() -> None:
+async def test_an_observer_of_asyncio_is_refused_by_other_workers_before_it_runs() -> None:
     schema = perco.Schema(docs)
 
-    @schema.observe(n, id="observer")
+    @schema.observe(n, id="fetch")
     @perco.aio.observer
     async def observer(txn: perco.aio.Transaction, change: perco.Change[str, int]) -> None:
         raise AssertionError
 
-    async with perco.open("memory:", schema) as db, db.worker(options=perco.WorkerOptions(attempts=1)):
+    async with perco.open("memory:", schema) as db:
         async with db.transaction() as txn:
             txn.set(n, "a", 1)
-        assert await db.wait_idle(timeout=60) == 1
-        assert "was not opened with perco.aio.open" in (await db.failed())[0].error
+        with pytest.raises(perco.UsageError, match=r"'fetch' cannot run here: .* not opened with perco\.aio\.open"):
+            async with db.worker(options=perco.WorkerOptions(attempts=1)):
+                raise AssertionError
+        assert (await db.waiting(), await db.failed_count()) == ({"fetch": 1}, 0)
+        with pytest.raises(perco.UsageError, match="nothing runs them"):  # it has left no worker
+            await db.wait_idle()
+
+
+def test_what_nobody_awaits_is_told_by_the_name_that_users_know() -> None:
+    async def body(db: perco.aio.Database) -> None:
+        async with db.transaction() as txn, db.snapshot() as snap:
+            calls = {
+                "Database.run": [db.run(bump, "a"), db._of.run(bump, "a"), db._of.options(timeout=9).run(bump, "a")],
+                "Database.wait_idle": [db.wait_idle(), db._of.wait_idle()],
+                "Database.vacuum": [db.vacuum(), db._of.vacuum()],
+                "Database.pause": [db.pause("x"), db._of.pause("x")],
+                "Database.failed": [db.failed(), db._of.failed()],
+                "Database.begin": [db.begin(), db._of.begin()],
+                "Snapshot.get": [snap.get(n, "a"), snap._of.get(n, "a")],
+                "Transaction.commit": [txn.commit(), txn._of.commit()],
+            }
+            for name, made in calls.items():
+                for one in made:
+                    assert one.__qualname__ == name  # type: ignore[attr-defined]
+                    one.close()
+
+    over(body)
 
 
 def test_it_works_under_uvloop_too(tmp_path: Path) -> None:

@@ -314,6 +314,11 @@ def test_past_the_timeout_the_next_read_says_so_and_so_does_the_commit() -> None
             with pytest.raises(perco.Unavailable):
                 attempt.__enter__()
             break
+        with pytest.raises(perco.Unavailable):  # noqa: PT012
+            for attempt in db.options(timeout=600).attempts():
+                with attempt as txn:
+                    assert txn._tries is not None
+                    txn._tries._made_at -= 600  # it takes its time, and then neither reads nor writes
         assert read(db, "a") is None
         assert db.options(timeout=60.0).run(bump, "a") == 1
 
@@ -544,7 +549,7 @@ def test_a_plain_function_is_an_observer_in_a_thread() -> None:
         db.wait_for(ts, timeout=60)
         assert db.wait_idle(timeout=60) == 0
         assert worker.statistics()["title"].commits == 1
-        assert db.is_idle()
+        assert db.is_idle() is True
         with db.snapshot() as snap:
             assert snap.get(title, "a") == "1"
         assert [state.outputs for state in db.observers()] == [(("docs", "title"),)]

@@ -6,6 +6,9 @@ import inspect
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Generator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +37,7 @@ ENGINE = {
         *("aclose", "bind", "bind_signal", "change_catalogue", "declare", "forget_bounds", "is_unknown", "listed"),
         *("must_be_column", "must_be_signal", "name_of", "note_now", "note_time", "read_conflict", "reload"),
         *("row_cells", "usable", "watch_disk", "begin_nowait", "changed", "locked_observed", "works", "none_up_to"),
+        *("failed_now", "idle_now", "pending_now", "sweep_pending"),
     },
     "Scan": {"ended", "fetch", "take"},
 }
@@ -102,3 +106,46 @@ def test_a_front_is_there_when_it_is_imported_and_not_before() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "both\n", done.stderr
+
+
+class _Port:
+    """Calls are made at once."""
+
+    closed = None
+    thread = threading.get_ident()
+
+    def ask(self, function: Any, args: Any, kwargs: Any, waits: bool = False) -> Any:
+        given = function(*args, **kwargs)
+        if not inspect.iscoroutine(given):
+            return given
+        with pytest.raises(StopIteration) as stop:
+            given.send(None)
+        return stop.value.value
+
+
+class _Given(SimpleNamespace):
+    def __await__(self) -> Generator[None, None, _Given]:
+        return self
+        yield
+
+
+@pytest.mark.parametrize("name", ["Database", "Snapshot", "PinnedSnapshot", "Transaction", "WorkerHandle"])
+@pytest.mark.parametrize("front", FRONTS)
+def test_a_front_calls_what_the_object_has(front: Any, name: str) -> None:  # R9
+    """As a client's database has methods of its own."""
+    called: list[str] = []
+
+    class Of:
+        _open = True
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args, **kwargs: called.append(name) or _Given(ended=True)
+
+    kind = getattr(front, name)
+    held = kind.__new__(kind)
+    held.__dict__.update(_port=_Port(), _of=Of(), _client=None, _tries=None, _noted=(), _ended=False)
+    wrapped = {name for name, method in members(kind).items() if hasattr(method, "__wrapped__")}
+    for each in sorted(wrapped):
+        getattr(held, each)()
+        assert called[-1] == each
+    assert wrapped

@@ -12,6 +12,8 @@ import trio
 import trio.testing
 
 from tests.component.notify.kit import Web
+from tests.support import everywhere
+from tests.support.everywhere import deployment as deployment, pytest_generate_tests as pytest_generate_tests
 
 
 @pytest.fixture
@@ -23,7 +25,8 @@ def _in_virtual_time(*args: Any, clock: object = None, instruments: Sequence[Any
     return trio.run(*args, clock=trio.testing.MockClock(autojump_threshold=0), instruments=instruments)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    everywhere.pytest_collection_modifyitems(config, items)
     for item in items:
         here = Path(__file__).parent in item.path.parents
         if here and inspect.iscoroutinefunction(getattr(item, "function", None)):

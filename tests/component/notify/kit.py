@@ -18,6 +18,7 @@ from perco.storage.cells import ReadRequest, Verdict
 from perco.txn.local import LocalStore
 from perco.txn.records import ACK, Lock, observer_of, unpack_lock
 from perco.txn.schema import Schema
+from tests.support import everywhere
 
 T = TypeVar("T")
 
@@ -141,6 +142,9 @@ class _Beside:
     def check(self) -> None:
         self._local.check()
 
+    def clear_dead_readers(self) -> None:
+        self._local.clear_dead_readers()
+
     async def adapt(self, catalogue: Any) -> None:
         await self._local.adapt(catalogue)
 
@@ -162,6 +166,8 @@ async def client(
 ) -> AsyncIterator[Database]:
     """One more client on an open store, as another process would be; its end leaves the store open.
 
+    Where the test runs over clients, it is one of an owner that began with the first of them.
+
     Args:
         store: a wrapper round `local.store`, through which all that it does goes.
         beside: a client that lives at the same time: they share an oracle, and nothing else.
@@ -171,6 +177,16 @@ async def client(
     """
     assert not (one_step and beside), "C2: the memory of entered cells is one process's"
     options = replace(options, commit=replace(options.commit, one_step=one_step))
+    if everywhere.over != everywhere.OWNER:
+        place: everywhere.Place = local.place  # type: ignore[attr-defined]
+        async with (
+            place.opened(options, sweeping=sweeping) as door,
+            door.client(schema, options, store=store, mortal=True) as db,
+        ):
+            if backfilled:
+                await db.backfill()
+            yield db
+        return
     db = Database(_Beside(local, store), schema, options)  # type: ignore[arg-type]
     if beside is not None:
         db.oracle = db.driver.oracle = beside.oracle
@@ -189,14 +205,7 @@ async def client(
 
 def memory() -> LocalStore:
     """An empty store without any client."""
-    return LocalStore(
-        "memory:",
-        durable=True,
-        readonly=False,
-        accept_loss=False,
-        lmdb=perco.LmdbOptions(),
-        batch=perco.BatchOptions(),
-    )
+    return everywhere.place().local
 
 
 class StoppedError(Exception):

@@ -190,7 +190,7 @@ async def test_a_loader_that_knows_no_observers_notifies_them(web: Web) -> None:
 
 
 def ended(store: StoppingStore, db: perco.Database) -> Callable[[], bool]:
-    return lambda: store.stopped.is_set() or db.is_idle()
+    return lambda: store.stopped.is_set() or db.idle_now()
 
 
 async def dies_while_observing(web: Web, steps: int, *, backwards: bool, one_step: bool) -> bool:

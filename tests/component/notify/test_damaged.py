@@ -27,6 +27,7 @@ from tests.component.notify.kit import (
     tablets_cells,
     until,
 )
+from tests.support.everywhere import inside
 
 Txn = perco.Transaction
 JUNK = b"junk"
@@ -45,11 +46,11 @@ def number(db: Database, column: perco.Column[Any, Any]) -> int:
 
 
 def lock_of(primary: Cellref, kind: int = PUT, body: bytes = b"1", covers: tuple[int, ...] = ()) -> bytes:
-    return pack_lock(Lock(kind, primary, body, (), covers, 0, 0, "", 0))
+    return pack_lock(Lock(kind, primary, body, (), covers, 0, 0, ""))
 
 
 async def swept(db: Database) -> None:
-    await until(lambda: db.sweeper.clean)
+    await until(lambda: inside(db).sweeper.clean)
 
 
 # What a lock on docs["a"].body may be like, of which nothing can be made; and the cell that is named for it.
@@ -272,7 +273,7 @@ async def test_a_lock_that_may_be_a_notification_is_not_idle_and_not_waited_for(
             assert {"b", "c", "d", "x", "y", "z"} <= {change.key for change in changes}, "first all that can be done"
             with pytest.raises(perco.Corruption, match=r"docs\['.'\]\.body"), trio.fail_after(LONG_S):
                 await db.wait_for(db.oracle.last)
-        assert not db.is_idle()
+        assert not await db.is_idle()
         if damage is not of_a_primary_without_sense:  # for then changes wait, too, and nothing runs them
             with pytest.raises(perco.Corruption, match=r"docs\['.'\]\.body"), trio.fail_after(LONG_S):
                 await db.wait_idle()
@@ -290,7 +291,7 @@ async def test_a_lock_of_what_nobody_observes_is_no_notification(web: Web) -> No
         await put(db, web.body, "a", "hello")
         await settle(db)
         await db.wait_for(db.oracle.last, timeout=LONG_S)
-        assert db.is_idle()
+        assert await db.is_idle()
         assert [change.key for change in changes] == ["a"]
         assert len(db.statistics().damaged) == 1 + 1
     await local.aclose()
@@ -369,7 +370,7 @@ async def test_it_is_idle_again_when_the_cell_has_been_put_right(web: Web) -> No
         await put(db, web.body, "a", "mended")
         await settle(db)
         assert changes[-1].value == "mended"
-        assert db.is_idle()
+        assert await db.is_idle()
 
 
 async def a_notification_of(db: Database, web: Web, ts: int) -> None:

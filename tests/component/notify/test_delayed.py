@@ -12,6 +12,7 @@ from perco.notify import claim, worker
 from perco.notify.claim import COVERS_MAX
 from perco.notify.worker import WorkerOptions
 from tests.component.notify.kit import LONG_S, OPTIONS, Web, client, get, memory, nothing_is_left, put, settle, until
+from tests.support.everywhere import inside
 
 Change = perco.Change[Any, Any]
 WALL = 1_700_000_000.0
@@ -152,10 +153,10 @@ async def test_waiting_waits_for_delayed_changes_too() -> None:  # N7
             await db.wait_idle(timeout=40.0)
         with pytest.raises(perco.NotIdle, match="later"):
             await db.wait_for(ts, timeout=5.0)
-        assert not db.is_idle()
+        assert not await db.is_idle()
         await db.wait_for(ts, timeout=LONG_S)
         assert len(web.runs) == 1
-        assert db.is_idle()
+        assert await db.is_idle()
 
 
 async def test_what_waited_before_a_restart_has_waited_already() -> None:  # O3
@@ -165,7 +166,7 @@ async def test_what_waited_before_a_restart_has_waited_already() -> None:  # O3
     async with client(local, first.schema, options=options) as db, db.worker():
         await put(db, first.body, "a", "one")
         began = trio.current_time()
-        await db.oracle.note()
+        await inside(db).oracle.note()
         await trio.sleep(60.0)
     async with client(local, second.schema, options=options) as db, db.worker():
         await settle(db)
@@ -181,7 +182,7 @@ async def test_a_wall_clock_that_jumps_within_a_process_changes_nothing(jump_s: 
         began = trio.current_time()
         await trio.sleep(10.0)
         wall.ahead = jump_s
-        await db.oracle.note()
+        await inside(db).oracle.note()
         await settle(db)
     assert began + 100.0 <= web.moments()[0] <= began + 102.0
 
@@ -196,7 +197,7 @@ async def test_a_wall_clock_that_jumps_between_processes_neither_starves_nor_hol
     async with client(local, first.schema, options=options) as db, db.worker():
         await put(db, first.body, "a", "one")
         began = trio.current_time()
-        await db.oracle.note()
+        await inside(db).oracle.note()
         await trio.sleep(60.0)
     wall.ahead = jump_s
     async with client(local, second.schema, options=options) as db, db.worker():

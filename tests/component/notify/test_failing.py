@@ -67,7 +67,7 @@ async def test_it_is_run_again_later_and_later_until_it_succeeds(web: Web) -> No
             await until(lambda: len(failing.began) == 3)
             assert notified(db) == [(b"a", commit_ts)], "the notification stays"
             assert await get(db, web.note, "a") is None, "what a failed run wrote is not there"
-            assert not db.is_idle()
+            assert not await db.is_idle()
             await settle(db)
             pauses = [later - earlier for earlier, later in zip(failing.began, failing.began[1:], strict=False)]
             for pause, longest in zip(pauses, [1, 2, 4, 8, 10, 10], strict=True):

@@ -64,7 +64,7 @@ def on_the_list(db: Database) -> list[tuple[bytes, int]]:
 async def is_whole(db: Database) -> None:
     result = await check(db.driver.store, options=CheckOptions(pause_s=0.0))
     assert result.findings == ()
-    assert result.failed == len(on_the_list(db)) == db.failed_count()
+    assert result.failed == len(on_the_list(db)) == await db.failed_count()
 
 
 async def give_up(db: Database, picky: Picky, *keys: str) -> list[int]:
@@ -81,7 +81,7 @@ async def test_after_so_many_attempts_it_is_on_the_list_and_nobody_waits_for_it(
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=FEW) as worker:
         commit_ts = await put(db, web.body, "a", "hello")
         assert await db.wait_idle(timeout=1000) == 1
-        assert db.is_idle()
+        assert await db.is_idle()
         await db.wait_for(commit_ts, timeout=1000)
         assert picky.attempts == [1, 2, 3]
         assert notified(db) == []
@@ -105,7 +105,7 @@ async def test_attempts_are_counted_across_restarts(web: Web, picky: Picky) -> N
         for runs in (1, 2):
             async with db.worker(options=one):
                 await until(lambda: len(picky.attempts) == runs)  # noqa: B023
-                await until(lambda: not db.driver.inflight)
+                await until(lambda: not db.fates.live())
                 await trio.sleep(1.0)
             assert on_the_list(db) == []
         async with client(db.local, web.schema) as later, later.worker(options=one):
@@ -119,7 +119,7 @@ async def test_no_number_of_attempts_is_a_reason_to_give_up_if_none_is_asked_for
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=for_ever):
         await put(db, web.body, "a", "hello")
         await until(lambda: len(picky.attempts) > 100)
-        assert db.failed_count() == 0
+        assert await db.failed_count() == 0
         picky.bad.clear()
         assert await db.wait_idle(timeout=1000) == 0
 
@@ -225,7 +225,7 @@ async def test_replayed_it_waits_at_its_old_timestamp_and_begins_to_count_anew(w
         picky.attempts.clear()
         assert await db.replay_failed("picky", key="a") == 1
         assert notified(db) == [(b"a", at)]
-        assert db.failed_count() == 2
+        assert await db.failed_count() == 2
         await is_whole(db)
         picky.bad = {"b", "z"}
         async with db.worker(options=FEW):
@@ -282,7 +282,7 @@ async def test_a_drop_takes_what_is_older_along(web: Web, picky: Picky) -> None:
         await db.driver.store.apply([Mutation("docs", ((b"a", (), (older,)),))])
         assert await db.drop_failed("picky") == 1
         assert notified(db) == []
-        assert db.is_idle()
+        assert await db.is_idle()
         await is_whole(db)
 
 
@@ -346,7 +346,7 @@ async def test_a_lost_reply_neither_loses_nor_doubles_it(web: Web, picky: Picky,
         async with client(first.local, web.schema, store=store) as db:
             if step == "give up":
                 await give_up(db, picky, "a")
-                assert db.failed_count() == 1
+                assert await db.failed_count() == 1
             elif step == "replay":
                 assert await db.replay_failed() == 1
                 assert len(notified(db)) == 1
@@ -380,13 +380,13 @@ async def test_a_run_commits_nothing_for_what_was_given_up_meanwhile(web: Web) -
         async with one.worker(options=once) as worker, two.worker(options=once):
             await until(lambda: runs == 2)
             gates[1].set()
-            await until(lambda: one.failed_count() == 1)
+            await until(lambda: one.failed_now() == 1)
             gates[0].set()
             await settle(one)
             conflicts = worker.statistics()["slow"].conflicts
         assert await get(one, web.count, "runs") is None
         assert conflicts <= 1
-        assert one.failed_count() == 1
+        assert await one.failed_count() == 1
         await is_whole(one)
 
 
@@ -560,7 +560,7 @@ async def test_a_full_disk_gives_nothing_up(web: Web, picky: Picky) -> None:  # 
         async with client(first.local, web.schema, store=store) as db:
             await give_up(db, picky, "a")
             assert store.refused == 2
-            assert db.failed_count() == 1
+            assert await db.failed_count() == 1
             assert picky.attempts == [1, 2, 3, 4, 5]
             await is_whole(db)
 

@@ -40,7 +40,7 @@ async def test_an_empty_store_is_idle_without_a_worker(web: Web) -> None:  # N7
     web.counting(web.body, id="count")
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
         assert await db.wait_idle() == 0
-        assert db.is_idle()
+        assert await db.is_idle()
         await put(db, web.size, "a", 1)  # nobody observes it
         assert await db.wait_idle() == 0
 
@@ -50,13 +50,13 @@ async def test_it_is_not_idle_while_a_change_waits(web: Web) -> None:  # N7
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
         await settle(db)
         await put(db, web.body, "a", "hello")
-        assert not db.is_idle()
-        assert db.pending() == 1
+        assert not await db.is_idle()
+        assert await db.pending() == 1
         assert await db.waiting() == {"count": 1}
         async with db.worker():
             assert await db.wait_idle() == 0
-        assert db.is_idle()
-        assert (db.pending(), await db.waiting()) == (0, {"count": 0})
+        assert await db.is_idle()
+        assert (await db.pending(), await db.waiting()) == (0, {"count": 0})
 
 
 async def test_waiting_without_a_worker_is_refused(web: Web) -> None:  # N7
@@ -75,7 +75,7 @@ async def test_waiting_for_observers_that_nobody_has_is_refused(web: Web) -> Non
         await put(first, web.body, "a", "hello")
         bare = Web()
         async with client(first.local, bare.schema) as db, db.worker():
-            assert db.unserved() == {"count"}
+            assert await db.unserved() == {"count"}
             with pytest.raises(perco.UsageError, match="count"):
                 await settle(db)
             with pytest.raises(perco.UsageError, match="count"):
@@ -286,7 +286,7 @@ async def test_later_changes_are_not_waited_for(web: Web) -> None:  # N7, N9
             finish.set()
             await db.wait_for(late, timeout=LONG_S)
             assert await get(db, web.count, "late") == 1
-            assert not db.is_idle()
+            assert not await db.is_idle()
             nursery.cancel_scope.cancel()
 
 
@@ -311,9 +311,9 @@ async def test_it_is_not_idle_from_the_very_moment_that_a_lock_is_left_behind(we
         async with client(first.local, web.schema, store=store) as db, db.worker():
             await settle(db)
             store.failures = 1
-            db.driver._event = lambda name: moments.append(db.is_idle()) if name == "secondaries" else None
+            db.driver._event = lambda name: moments.append(db.idle_now()) if name == "secondaries" else None
             quiet = db.driver.quiet
-            db.driver.quiet = lambda: (moments.append(db.is_idle() and bool(observed_locks(db))), quiet())[1]
+            db.driver.quiet = lambda: (moments.append(db.idle_now() and bool(observed_locks(db))), quiet())[1]
             async with db.transaction() as txn:
                 txn.set(web.size, "a", 1)
                 txn.set(web.note, "a", "in the primary's tablet")

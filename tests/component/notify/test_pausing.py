@@ -131,7 +131,7 @@ async def test_what_cannot_be_paused_is_told(web: Web, id: Any) -> None:
         for act in (db.pause, db.resume):
             with pytest.raises(perco.UsageError, match=r"there are: 'one'|named by its id"):
                 await act(id)
-        assert db.paused() == set()
+        assert await db.paused() == set()
 
 
 # ---------------------------------------------------------------- what observers write, and how deep they go
@@ -287,7 +287,7 @@ async def test_who_is_cancelled_while_it_pauses_has_paused_it_in_the_store_and_h
             await db.pause("one")
         assert store.scope is None
         assert [state.paused for state in await db.observers()] == [True]
-        assert db.paused() == {"one"}
+        assert await db.paused() == {"one"}
         await put(db, web.body, "a", "hello")
         await trio.sleep(100.0)
         assert seen == []

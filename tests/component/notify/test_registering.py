@@ -165,7 +165,7 @@ async def test_a_back_fill_whose_reply_is_lost_is_not_done(arrives: bool) -> Non
         web.counting(web.body, id="count")
         fault = Fault.LOSE_REPLY if arrives else Fault.LOSE_REQUEST
         store = FaultyRowStore(first.local.store, on("notify", fault))
-        with pytest.raises(perco.Unavailable):
+        with pytest.raises(perco.WriteUnknown):
             async with client(first.local, web.schema, store=store):
                 pass
         assert store.fired[fault] == 1
@@ -192,7 +192,7 @@ async def test_another_program_resumes_a_back_fill(web: Web) -> None:  # N10
         store.left = 200
         assert await opens(first, web, store)
         async with client(first.local, Web().schema) as other:
-            assert other.unserved() == {"count"}
+            assert await other.unserved() == {"count"}
             assert len(notified(other, "count")) == len(KEYS)
         async with client(first.local, web.schema) as db, db.worker():
             await settle(db)

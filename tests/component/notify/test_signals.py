@@ -198,7 +198,7 @@ async def test_a_signal_raised_during_a_run_is_run_for_again(hot: Hot) -> None: 
         first = await raise_signal(db, hot, "k")
         await begun.wait()
         second = await raise_signal(db, hot, "k")
-        assert not db.is_idle()
+        assert not await db.is_idle()
         go_on.set()
         await settle(db)
     assert runs == [first, second]
@@ -284,7 +284,7 @@ async def test_a_signal_stays_pending_until_its_transaction_commits(hot: Hot, do
         [(row, _, _)] = [cell for cell in cells(db, PENDING) if not is_bare(cell[1])]
         assert row == b"k"
         assert not notified(db)
-        assert not db.is_idle()
+        assert not await db.is_idle()
         store.let_go()
         await settle(db)
     assert len(hot.seen) == 1
@@ -419,7 +419,7 @@ async def test_a_run_that_only_locks_what_it_reads_keeps_older_ones_from_writing
         await put(db, hot.body, "a", "words")
         await raise_signal(db, hot, "k")
         async with other.worker():
-            await until(lambda: other.pending() == 0)
+            await until(lambda: other.pending_now() == 0)
         assert told == [0, 5]
         go_on.set()
         await settle(db)
@@ -443,7 +443,7 @@ async def test_who_waits_is_told_of_a_pending_entry_that_cannot_be_read(hot: Hot
             await settle(db)
         await raise_signal(db, hot, "z")
         await until(lambda: hot.seen)
-        assert not db.is_idle()
+        assert not await db.is_idle()
 
 
 async def test_the_cause_of_one_among_a_great_many_cells_of_a_row_is_found(hot: Hot) -> None:  # N7, N9

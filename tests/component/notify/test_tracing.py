@@ -6,11 +6,15 @@ from io import StringIO
 from typing import Any
 
 import pytest
+import trio
 from rich.console import Console
 
 import perco
 from perco.cli.tracing import drawn, show
+from perco.notify import tracing as module
 from perco.notify.tracing import Traced, trace
+from perco.storage import ScanRequest
+from perco.txn.check import check
 from tests.component.notify.kit import OPTIONS, Web, client, memory, put, settle
 
 Change = perco.Change[Any, Any]
@@ -72,28 +76,155 @@ async def test_each_cause_of_a_row_has_a_tree(web: Web) -> None:
         assert await trace(db, "docs", b"nothing") == []
 
 
-async def test_what_came_through_runs_that_left_no_trace_says_so(web: Web) -> None:  # N5
-    noted = web.docs.signal("noted")
+def chain(web: Web) -> Any:
+    """body -> a signal -> a signal of another row -> size; size -> note. Returns the two signals."""
+    noted, heard = web.docs.signal("noted"), web.counts.signal("heard")
 
     @web.observe(web.body, id="raise")
     async def raise_(txn: perco.Transaction, change: Change) -> None:
         txn.signal(noted, change.key)
 
-    @web.observe(noted, id="gather")  # type: ignore[arg-type]
+    @web.observe(noted, id="pass")  # type: ignore[arg-type]
+    async def pass_(txn: perco.Transaction, change: Change) -> None:
+        txn.signal(heard, "of " + change.key)  # and writes nothing
+
+    @web.observe(heard, id="gather")  # type: ignore[arg-type]
     async def gather(txn: perco.Transaction, change: Change) -> None:
-        txn.set(web.size, change.key, 1)
+        if change.attempt == 1:
+            raise ZeroDivisionError
+        txn.set(web.size, "sum", 1)
+        txn.set(web.count, change.key, 1)  # which nobody observes
 
     @web.observe(web.size, id="tell")
     async def tell(txn: perco.Transaction, change: Change) -> None:
         txn.set(web.note, change.key, "told")
 
+    return noted, heard
+
+
+@pytest.mark.parametrize("one_step", [True, False])
+@pytest.mark.parametrize(("table", "key"), [("docs", "a"), ("docs", "sum"), ("counts", "of a")])
+async def test_a_tree_goes_on_through_signals(web: Web, table: str, key: str, one_step: bool) -> None:  # N9, N5
+    chain(web)
+    async with client(memory(), web.schema, one_step=one_step) as db, db.worker():
+        await put(db, web.body, "q", "other")
+        await settle(db)
+        commit_ts = await put(db, web.body, "a", "hello")
+        await settle(db)
+        [found] = await trace(db, table, key.encode())
+        assert found.commit_ts == commit_ts
+        gathered = ("gather", ["docs/sum/size", "counts/of a/count"], [("tell", ["docs/sum/note"], [])])
+        assert told(found) == (None, ["docs/a/body"], [("raise", [], [("pass", [], [gathered])])])
+        passed = found.runs[0].runs[0]
+        gather = passed.runs[0]
+        assert (passed.on, passed.signal, passed.depth) == (("docs", "a", "noted"), True, 2)
+        assert (gather.on, gather.signal, gather.attempts) == (("counts", "of a", "heard"), True, 2)
+        assert not found.runs[0].signal
+        assert not gather.runs[0].signal
+        assert not found.unsure
+
+
+async def test_a_signal_from_outside_is_a_root(web: Web) -> None:  # N5
+    noted, _ = chain(web)
+    async with client(memory(), web.schema) as db, db.worker():
+        async with db.transaction() as txn:
+            txn.signal(noted, "k")
+        await settle(db)
+        [found] = await trace(db, "counts", b"of k")
+        assert (found.commit_ts, found.writes, [run.observer for run in found.runs]) == (txn.commit_ts, [], ["pass"])
+
+
+async def test_one_run_for_many_signals_hangs_below_the_oldest_cause(web: Web) -> None:  # N4, N9
+    noted = web.docs.signal("noted")
+
+    @web.observe(noted, id="count")  # type: ignore[arg-type]
+    async def count(txn: perco.Transaction, change: Change) -> None:
+        await web.add(txn, "all")
+
+    async with client(memory(), web.schema) as db:
+        stamps = []
+        for _ in range(3):
+            async with db.transaction() as txn:
+                txn.signal(noted, "k")
+                txn.set(web.note, "k", "raised")
+            stamps.append(txn.commit_ts)
+        async with db.worker():
+            await settle(db)
+        [found] = await trace(db, "counts", b"all")
+        assert found.commit_ts == stamps[0]
+        assert [run.observer for run in found.runs] == ["count"]
+
+
+async def test_runs_for_a_signal_may_overlap_and_the_check_finds_nothing_wrong(web: Web) -> None:  # N5
+    noted = web.docs.signal("noted")
+    both = trio.Event()
+    running: list[int] = []
+
+    async def gather(txn: perco.Transaction, change: Change) -> None:
+        running.append(txn.start_ts)
+        if len(running) == 2:
+            both.set()
+        await both.wait()
+        txn.set(web.count, str(txn.start_ts), 1)
+
+    web.observe(noted, id="gather")(gather)  # type: ignore[arg-type]
+    local = memory()
+    async with client(local, web.schema) as one, client(local, web.schema, beside=one) as two:
+        async with one.transaction() as txn:
+            txn.signal(noted, "k")
+        async with one.worker(), two.worker():
+            await settle(one)
+        assert len(running) == 2
+        assert not (await check(one.local.store, ts=one.oracle.last)).findings
+        for start_ts in running:
+            [found] = await trace(one, "counts", str(start_ts).encode())
+            assert found.commit_ts == txn.commit_ts
+
+
+async def test_a_root_that_may_have_been_a_run_says_so(web: Web) -> None:  # G4
+    web.schema.keep = perco.Keep(seconds=0)
+    chain(web)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
+        await put(db, web.body, "a", "hello")
+        await settle(db)
+        await db.vacuum()
+        [found] = await trace(db, "counts", b"of a")
+        assert found.unsure
+        console = Console(file=StringIO(), width=120)
+        console.print(drawn(found, ("counts", "of a")))
+        assert isinstance(console.file, StringIO)
+        assert "from outside, or a run for a signal whose cause is no longer kept" in console.file.getvalue()
+
+
+async def test_what_came_through_a_run_whose_record_is_gone_says_so(web: Web) -> None:  # N9
+    web.schema.keep = perco.Keep(seconds=0)
+    chain(web)
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
         commit_ts = await put(db, web.body, "a", "hello")
         await settle(db)
-        found = {traced.commit_ts: traced for traced in await trace(db, "docs", b"a")}
-        runs = {run.observer: run for run in found[commit_ts].runs}
-        assert set(runs) == {"raise", "tell"}
-        assert runs["tell"].through == ("raise", "gather")
+        await db.vacuum()
+        [found] = [tree for tree in await trace(db, "docs", b"sum") if tree.commit_ts == commit_ts]
+        assert [run.observer for run in found.runs] == ["raise", "tell"]
+        assert found.runs[1].through == ("raise", "pass", "gather")
+
+
+@pytest.mark.parametrize("kept", [1 << 20, 0])
+async def test_the_store_is_read_once(web: Web, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    """And of what is too much to be kept, the pages that belong to the tree once more."""
+    tree(web)
+    monkeypatch.setattr(module, "_KEPT_CELLS", kept)
+    monkeypatch.setattr(module, "ScanRequest", lambda *args: ScanRequest(*args, rows_max=4))
+    async with client(memory(), web.schema) as db, db.worker():
+        await put(db, web.body, "a", "hello")
+        for n in range(60):
+            await put(db, web.note, f"n{n}", "nothing observes it")
+        await settle(db)
+        read: list[int] = []
+        [found] = await trace(db, "docs", b"za", read.append)
+        assert told(found)[2][0][2] == [("tell", ["docs/za/note"], [])]
+        rows = 60 + len({"a", "za", "of a"})
+        again = 0 if kept else 3 * 4  # pages of the tree
+        assert rows <= read[-1] - 1 <= rows + again
 
 
 def test_a_tree_is_drawn_with_what_was_asked_for() -> None:

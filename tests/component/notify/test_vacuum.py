@@ -12,6 +12,7 @@ import perco
 from perco.storage import NOTIFY, WRITE
 from perco.txn.check import CheckOptions, check
 from tests.component.notify.kit import client, memory, settle, tablets_cells
+from tests.support.everywhere import inside
 
 KEYS = [f"k{i}" for i in range(6)]
 
@@ -68,7 +69,7 @@ async def test_observers_neither_run_twice_nor_miss_a_change(seed: int, autojump
             await settle(db)
             nursery.cancel_scope.cancel()
         await db.vacuum()
-        removed = db.statistics().vacuum.removed
+        removed = inside(db).statistics().vacuum.removed
         assert removed.acks > 20
         assert removed.versions > 50
         async with db.snapshot() as snap:

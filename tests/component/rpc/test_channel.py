@@ -84,50 +84,6 @@ async def test_while_frames_are_worked_at_what_was_answered_leaves(autojump_cloc
         assert answered[-1] > 0  # some had left, when the last was worked at
 
 
-# ------------------------------------------------------------------ the window
-
-
-async def test_what_may_wait_goes_when_its_window_ends(autojump_clock: trio.testing.MockClock) -> None:
-    async with between(WireOptions(window_s=0.5)) as (channel, other):
-        began = trio.current_time()
-        channel.send(message(1), waits=True)
-        await trio.sleep(0.3)
-        channel.send(message(2), waits=True)
-        await trio.sleep(1)
-        channel.send(message(3), waits=True)
-        await trio.sleep(1)
-        assert [(round(at - began, 6), len(messages)) for at, messages in other.frames] == [(0.5, 2), (1.8, 1)]
-
-
-async def test_what_may_not_wait_takes_along_what_does(autojump_clock: trio.testing.MockClock) -> None:
-    async with between(WireOptions(window_s=0.5)) as (channel, other):
-        began = trio.current_time()
-        channel.send(message(1), waits=True)
-        await trio.sleep(0.2)
-        channel.send(message(2))
-        await trio.sleep(1)
-        assert [(round(at - began, 6), len(messages)) for at, messages in other.frames] == [(0.2, 2)]
-
-
-async def test_a_full_frame_does_not_wait(autojump_clock: trio.testing.MockClock) -> None:
-    async with between(WireOptions(window_s=0.5, frame_messages=3)) as (channel, other):
-        began = trio.current_time()
-        for number in range(4):
-            channel.send(message(number), waits=True)
-        await trio.sleep(1)
-        assert [(round(at - began, 6), len(messages)) for at, messages in other.frames] == [(0, 3), (0, 1)]
-
-
-async def test_who_closes_does_not_wait_for_the_window(autojump_clock: trio.testing.MockClock) -> None:
-    async with between(WireOptions(window_s=0.5)) as (channel, other):
-        began = trio.current_time()
-        channel.send(message(1), waits=True)
-        channel.close_soon()
-        await quiet()
-        assert other.messages == [message(1)]
-        assert trio.current_time() == began
-
-
 # ------------------------------------------------------------------ what is told goes before what is asked
 
 
@@ -235,11 +191,6 @@ async def _slow_turn() -> None:
     await trio.sleep(1)
 
 
-async def test_a_window_is_shorter_than_a_heartbeat() -> None:  # R2
-    with pytest.raises(UsageError, match="window_s is 2; it must be less than heartbeat_s"):
-        WireOptions(window_s=2, heartbeat_s=2)
-
-
 async def test_a_heartbeat_comes_before_one_is_taken_for_silent() -> None:  # R2
     with pytest.raises(UsageError, match="heartbeat_s is 10; it must be less than silence_s"):
         WireOptions(heartbeat_s=10, silence_s=10)
@@ -313,8 +264,8 @@ async def test_what_is_told_goes_before_what_is_said_meanwhile() -> None:  # R4
         nursery.cancel_scope.cancel()
 
 
-async def test_the_rest_of_an_answer_does_not_wait_for_the_window() -> None:
-    options = WireOptions(window_s=1e6, heartbeat_s=1e7, silence_s=1e8)
+async def test_the_rest_of_an_answer_follows() -> None:
+    options = WireOptions(heartbeat_s=1e7, silence_s=1e8)
     async with sockets(options) as (channel, theirs, _), trio.open_nursery() as nursery:
         other = Other(theirs)
         nursery.start_soon(channel.run, lambda messages: None, NEVER)

@@ -16,14 +16,15 @@ from perco.serve.database import RemoteDatabase, open_served
 from perco.serve.server import Server
 from perco.testing.machine import Machine
 
+BATCH = perco.BatchOptions()
 WIRE = WireOptions(heartbeat_s=1.0, silence_s=3.0, lease_s=4.0, patience_s=20.0, connect_s=2.0)
 
 
 class Place:
     """`served` is a process that owns the store and serves it; `client` one that asks it."""
 
-    def __init__(self, schema: perco.Schema, *, wire: WireOptions = WIRE) -> None:
-        self.schema, self.wire = schema, wire
+    def __init__(self, schema: perco.Schema, *, wire: WireOptions = WIRE, batch: perco.BatchOptions = BATCH) -> None:
+        self.schema, self.wire, self.batch = schema, wire, batch
         self.prefetch = perco.PrefetchOptions()
         self.machine = Machine(schema)
         self.server: Server | None = None
@@ -67,7 +68,7 @@ class Place:
         self, schema: perco.Schema | None = None, seed: int | None = None
     ) -> AsyncIterator[RemoteDatabase]:
         """A process that has the store open."""
-        options = perco.Options(wire=self.wire, seed=seed, prefetch=self.prefetch)
+        options = perco.Options(wire=self.wire, batch=self.batch, seed=seed, prefetch=self.prefetch)
         db = await open_served("the place", self._connect, schema or self.schema, options, self.wire, b"")
         try:
             yield db

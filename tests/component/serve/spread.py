@@ -16,7 +16,7 @@ from perco.serve.database import RemoteDatabase, open_served
 from perco.serve.opening import open as opened
 from perco.serve.processes import ProcessOptions
 from perco.serve.server import Server
-from tests.component.serve.kit import WIRE
+from tests.component.serve.kit import BATCH, WIRE
 from tests.support.spread import MemoryServers
 
 
@@ -50,8 +50,10 @@ class Spread:
             await trio.aclose_forcefully(stream)
 
     @asynccontextmanager
-    async def client(self, schema: perco.Schema, seed: int | None = None) -> AsyncIterator[RemoteDatabase]:
-        options = perco.Options(wire=self.wire, seed=seed)
+    async def client(
+        self, schema: perco.Schema, seed: int | None = None, batch: perco.BatchOptions = BATCH
+    ) -> AsyncIterator[RemoteDatabase]:
+        options = perco.Options(wire=self.wire, batch=batch, seed=seed)
         db = await open_served("the place", self._connect, schema, options, self.wire, b"")
         try:
             yield db

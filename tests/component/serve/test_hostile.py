@@ -13,6 +13,7 @@ import trio.testing
 
 import perco
 from perco.notify.database import Database
+from perco.notify.rowlocks import CLAIMED, Dirty
 from perco.rpc.channel import Channel
 from perco.rpc.framing import Message
 from perco.rpc.link import LostError
@@ -101,7 +102,7 @@ async def test_a_claim_whose_release_was_lost_is_free_again(place: Place) -> Non
         assert worker is not None
         assert worker.elsewhere is not None
         where = ("docs", b"a")
-        assert await worker.elsewhere.take(where, 1)
+        assert await worker.elsewhere.take("docs", [Dirty(b"a", [], 1, 1)], 1, halts=True) == bytes([CLAIMED])
         async with away(place):
             worker.elsewhere.release(where)
         await back(db)
@@ -116,7 +117,7 @@ async def test_a_claim_that_is_given_up_while_it_is_asked_for_is_free(place: Pla
         assert worker.elsewhere is not None
         with trio.CancelScope() as scope:
             cancel_once_sent(db, scope)
-            await worker.elsewhere.take(("docs", b"a"), 1)
+            await worker.elsewhere.take("docs", [Dirty(b"a", [], 1, 1)], 1, halts=True)
             raise AssertionError
         await db.oracle.newest()
         assert not session_of(place).claims
@@ -306,7 +307,7 @@ async def test_changes_of_while_it_was_away_are_observed(place: Place) -> None: 
             await owner.run(put, "a", 3)
         await db.link.connected.wait()
         await trio.sleep(1)
-        assert owner.pending() == 0
+        assert await owner.pending() == 0
 
 
 @asynccontextmanager

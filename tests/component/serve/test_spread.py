@@ -199,7 +199,7 @@ async def test_what_becomes_a_notify_cell_during_a_look_is_seen(
         await db.run(_put, 1)
         async with db.worker():
             await db.wait_idle(timeout=60)
-        assert place.server.is_idle()
+        assert place.owner.idle_now()
         engine = place.servers.engines["counts", 0]
         key, entries = b"a key of the engine", place.owner._entries
 
@@ -218,9 +218,9 @@ async def test_what_becomes_a_notify_cell_during_a_look_is_seen(
             return count
 
         put(former, value=b"")
-        assert not place.server.is_idle()
+        assert not place.owner.idle_now()
         monkeypatch.setattr(place.owner, "_entries", counted_while_it_goes_on)
-        assert not place.server.is_idle()
+        assert not place.owner.idle_now()
 
 
 async def test_an_ended_session_reads_nothing_at_tablet_servers(autojump_clock: trio.testing.MockClock) -> None:  # F3

@@ -180,7 +180,7 @@ class Attempt:
 
     def header(self) -> Header:
         primary = Cellref("t", b"r", ack_of(COLUMN, self.observer))
-        return Header(self.start_ts, primary, self.root, 1, "token", 0)
+        return Header(self.start_ts, primary, self.root, 1, "token")
 
 
 @dataclass(slots=True)
@@ -224,7 +224,7 @@ class OneRow(RuleBasedStateMachine):
     @rule()
     def prewrite_change(self) -> None:
         start_ts = self.draw()
-        header = Header(start_ts, Cellref("t", b"r", COLUMN), 0, 0, "token", 0)
+        header = Header(start_ts, Cellref("t", b"r", COLUMN), 0, 0, "token")
         intent = Intent("t", b"r", COLUMN, PUT, b"v", TWO)
         if self.apply(mutations.prewrite(header, [intent], again=False)) is APPLIED:
             assert self.writing is None, "T7: two locks on one cell"

@@ -40,6 +40,7 @@ MADE: list[PercoError] = [
     errors.UnsuitableFolder("/x", "it is a file"),
     errors.NeedsCheck("/x"),
     errors.Unavailable("it took long", 7),
+    errors.WriteUnknown("a pin", "no reply", "Drop it."),
     errors.NotIdle("not idle", {"a": 2}, {"a": (3, "docs", ValueError("bad"))}),
     errors.WrongToken("no"),
     errors.VersionMismatch("no"),

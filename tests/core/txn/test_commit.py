@@ -33,7 +33,7 @@ def intent(cell: Cellref, value: bytes = b"v") -> Intent:
 
 def begin(*parts: list[Cellref]) -> Commit:
     wanted = parts or ([A], [B], [C])
-    header = Header(START, wanted[0][0], 0, 0, "token", 1_000)
+    header = Header(START, wanted[0][0], 0, 0, "token")
     return Commit(header, [[intent(cell) for cell in part] for part in wanted])
 
 
@@ -89,7 +89,7 @@ def test_the_primary_is_the_first_cell_and_named_in_every_lock() -> None:  # T12
 
 def test_a_commit_whose_header_names_another_primary_cannot_be_made() -> None:  # T12
     with pytest.raises(AssertionError, match="T12"):
-        Commit(Header(START, B, 0, 0, "token", 0), [[intent(A)], [intent(B)]])
+        Commit(Header(START, B, 0, 0, "token"), [[intent(A)], [intent(B)]])
 
 
 def test_the_primary_stays_when_prewrites_are_sent_again() -> None:  # T12
@@ -326,27 +326,6 @@ def test_it_cannot_be_given_up_once_the_commit_was_sent(state: str) -> None:  # 
         commit.released()
     with pytest.raises(AssertionError):
         commit.give_up()
-
-
-def test_the_primarys_lock_is_refreshed_while_it_is_held() -> None:  # L1 T8
-    commit = begin()
-    assert commit.refresh(2_000) is None
-    commit.prewrites()
-    commit.prewrites_told([APPLIED] * 3)
-    mutation = commit.refresh(2_000)
-    assert mutation is not None
-    [(row, checks, [(group, column, ts, value)])] = mutation.rows
-    assert (row, group, column, ts) == (b"a", LOCK, A.column, START)
-    assert checks == [(1, LOCK, A.column, START, START)]
-    assert value is not None
-    lock = unpack_lock(value)
-    assert lock.wall_ms == 2_000
-    before = unpack_lock(begin().prewrites()[0].rows[0][2][0][3] or b"")
-    assert lock._replace(wall_ms=before.wall_ms) == before
-    commit.drawn(COMMITTED_AT)
-    assert commit.refresh(3_000) is not None
-    commit.primary_told(APPLIED)
-    assert commit.refresh(4_000) is None
 
 
 def test_one_part_is_one_mutation() -> None:  # S1 T3

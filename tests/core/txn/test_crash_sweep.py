@@ -44,7 +44,7 @@ CHANGED = ACCOUNTS[:5]
 
 
 def header(start_ts: int, primary: Cellref) -> Header:
-    return Header(start_ts, primary, 0, 0, "token", 1_000)
+    return Header(start_ts, primary, 0, 0, "token")
 
 
 def put(cell: Cellref, value: bytes | None) -> Intent:

@@ -21,7 +21,7 @@ def rows() -> Rows:
 
 
 def header(start_ts: int = START) -> Header:
-    return Header(start_ts, CELL, 0, 0, "token", 1_000)
+    return Header(start_ts, CELL, 0, 0, "token")
 
 
 def prewrite(start_ts: int = START, *, again: bool = False, intent: Intent | None = None) -> Mutation:
@@ -38,7 +38,7 @@ def written(rows: Rows, start_ts: int, commit_ts: int) -> None:
 
 
 def lock(kind: int = PUT, body: bytes = b"v") -> Lock:
-    return Lock(kind, CELL, body, (), (), 0, 0, "token", 1_000)
+    return Lock(kind, CELL, body, (), (), 0, 0, "token")
 
 
 def state(rows: Rows) -> dict[str, list[int]]:
@@ -139,7 +139,6 @@ def steps(start_ts: int) -> dict[str, Mutation]:
         "roll back a secondary": mutations.roll_back_secondary(CELL, start_ts, lock()),
         "release": mutations.release(header(start_ts), part, marker=True),
         "release a secondary": mutations.release(header(start_ts), part, marker=False),
-        "refresh": mutations.refresh(header(start_ts), part[0]),
     }
 
 
@@ -158,7 +157,7 @@ def test_with_the_lock_there_it_is_done(rows: Rows, step: str) -> None:  # T8
     rows.apply(prewrite())
     assert rows.apply(steps(START)[step]) is APPLIED
     after = state(rows)
-    assert after[LOCK] == ([START] if step == "refresh" else [])
+    assert after[LOCK] == []
     assert after[WRITE] == ([99] if step in ("commit", "roll forward") else [])
     assert after[ROLLBACK] == ([START] if step in ("roll back the primary", "release") else [])
 
@@ -242,7 +241,7 @@ def test_an_ack_removes_what_its_run_saw_and_nothing_newer(rows: Rows) -> None: 
         rows.apply(commit(start_ts, commit_ts, observed))
     ack = CELL._replace(column=ack_of(CELL.column, 1))
     intent = Intent(*ack, ACK, b"", (), (3, 5))
-    head = Header(START, ack, 3, 1, "token", 0)
+    head = Header(START, ack, 3, 1, "token")
     rows.apply(mutations.prewrite(head, [intent], again=False))
     rows.apply(mutations.commit(head, [intent], 12))
     assert [ts for _, ts, _ in rows.cells(NOTIFY)] == [21]

@@ -15,7 +15,7 @@ from perco.txn.recovery import Aborted, Committed, Locked, Nothing, Recovery, St
 
 START = 5
 PRIMARY, SECONDARY = Cellref("t", b"p", 1 << 16), Cellref("t", b"s", 1 << 16)
-LOCKED = Lock(PUT, PRIMARY, b"v", (), (), 0, 0, "token", 1_000)
+LOCKED = Lock(PUT, PRIMARY, b"v", (), (), 0, 0, "token")
 LOCK_CELL = (START, pack_lock(LOCKED))
 OWN = (9, pack_record(PUT, START, b"v"))
 OTHERS = (9, pack_record(PUT, 7, b"w"))
@@ -202,7 +202,7 @@ def test_all_that_a_stranger_needs_is_in_the_lock() -> None:  # N1
     from perco.txn.mutations import commit
     from perco.txn.records import unpack_lock
 
-    header = Header(START, PRIMARY, 3, 2, "token", 1_000)
+    header = Header(START, PRIMARY, 3, 2, "token")
     intent = Intent(*SECONDARY, PUT_DATA, b"data:raw", (1, 7), (2, 4), b"long")
     [(_, _, writes)] = prewrite(header, [intent], again=False).rows
     packed = next(value for group, _, _, value in writes if group == LOCK)

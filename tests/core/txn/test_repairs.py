@@ -30,7 +30,7 @@ CELL = Cellref("north", b"row", 1 << 16)
 COLUMN = CELL.column
 ACK_COLUMN = ack_of(COLUMN, 3)
 START, COMMIT = 10, 20
-HELD = Lock(PUT, CELL, b"v", (), (), 0, 0, "token", 1_000)
+HELD = Lock(PUT, CELL, b"v", (), (), 0, 0, "token")
 
 lock: Write = (LOCK, COLUMN, START, pack_lock(HELD))
 record: Write = (WRITE, COLUMN, COMMIT, pack_record(PUT, START, b"v"))

@@ -34,7 +34,7 @@ GROWN = 3 << 16
 BARE_ = bare_column(GROWN)
 ACK = ack_of(GROWN, 7)
 PRIMARY = Cellref("t", b"r", BARE_)
-HEADER = Header(5, PRIMARY, 0, 0, "me", 0)
+HEADER = Header(5, PRIMARY, 0, 0, "me")
 RAISED = Intent("t", b"r", GROWN, SIGNAL, b"", (7, 9))
 PART = [Intent("t", b"r", BARE_, BARE), RAISED]
 
@@ -145,15 +145,13 @@ def test_a_marker_is_refused_by_the_pending_primary_and_by_its_trace_and_by_no_o
     assert row.cells(ROLLBACK, BARE_) == [(BARE_, 4)]
 
 
-def test_the_primary_of_the_dead_is_rolled_back_and_refreshed_under_its_check(row: Row) -> None:  # T5 (a), L1
+def test_the_primary_of_the_dead_is_rolled_back_under_its_check(row: Row) -> None:  # T5 (a)
     row.apply(mutations.prewrite(HEADER, PART, again=False))
-    assert row.apply(mutations.refresh(HEADER._replace(wall_ms=99), PART[0])) is APPLIED
     judged = row.judged()
     assert isinstance(judged, Locked)
-    assert (judged.lock.wall_ms, judged.lock.kind) == (99, BARE)
+    assert judged.lock.kind == BARE
     assert row.apply(mutations.roll_back_primary(PRIMARY, 5, judged.lock)) is APPLIED
     assert row.judged() == Aborted()
-    assert row.apply(mutations.refresh(HEADER, PART[0])) == Refused(0, 0)
 
 
 @pytest.mark.parametrize("one_step", [True, False])

@@ -36,7 +36,7 @@ async def test_what_was_loaded_without_a_worker_waits_on_the_disk(tmp_path: Path
         for number in range(5):
             await chain.load(db, number)
     async with perco.open(tmp_path / "store", chain.schema, options=chain.OPTIONS) as db:
-        assert db.pending() == 15
+        assert await db.pending() == 15
         async with db.worker():
             await db.wait_idle()
         assert await chain.check_all_handled_once(db) == 15

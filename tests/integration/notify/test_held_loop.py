@@ -1,141 +1,82 @@
-"""An observer that computes without an await holds the loop; a thread keeps others' locks fresh meanwhile."""
+"""An observer that computes without an await holds the loop; a thread writes the owner's lease meanwhile."""
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 import perco
-from perco.storage import LOCK, ScanQuery, ScanRequest
-from perco.txn import heartbeat as heartbeats
-from perco.txn.records import Lock, unpack_lock
+from perco.storage import DATA
+from perco.txn import loopwatch
+from perco.txn.catalogue import SYSTEM_TABLE
+from perco.txn.heartbeat import LEASE_ROW, Lease, read_lease
+
+docs = perco.Table("docs", key=perco.TEXT)
+body, size = docs.column("body", perco.TEXT), docs.column("size", perco.INT64)
 
 
-class Held:
-    """Lets the loop go when the thread has refreshed a lock and has seen who holds the loop."""
-
-    def __init__(self, db: perco.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.gate = threading.Lock()
-        self.gate.acquire()
-        self.noted = trio.Event()
-        self._named = self._let_go = self._watching = False
-        heartbeat, token = db.heartbeat, trio.lowlevel.current_trio_token()
-        refresh, watch, where = heartbeat._refresh, heartbeat._watch, heartbeats._where
-
-        def named(frame: Any) -> str:
-            found = "" if self._let_go else where(frame)
-            self._named |= "compute" in found
-            return found
-
-        def refreshed() -> None:
-            refresh()
-            # Only from within a watch, which then tells who held the loop.
-            if self._watching and self._named and heartbeat._refreshed and not self._let_go:
-                self._let_go = True
-                self.gate.release()
-
-        def watched(asked: float) -> None:
-            self._watching = True
-            watch(asked)
-            self._watching = False
-            if self._let_go:
-                token.run_sync_soon(self.noted.set)
-
-        monkeypatch.setattr(heartbeats, "_where", named)
-        monkeypatch.setattr(heartbeat, "_refresh", refreshed)
-        monkeypatch.setattr(heartbeat, "_watch", watched)
+def lease(db: perco.Database) -> Lease:
+    """As it lies on disk."""
+    tablet = db.local.store.tablet(SYSTEM_TABLE, LEASE_ROW)
+    [[(_, value)]] = tablet.read(LEASE_ROW, [(DATA, 0, 1, 1, 1)])
+    return read_lease(value)
 
 
-def locks(db: perco.Database) -> list[Lock]:
-    request = ScanRequest("docs", b"", None, (ScanQuery(LOCK, None, n=100),))
-    return [
-        unpack_lock(value)
-        for tablet in db.local.store.tablets()
-        if tablet.table == "docs"
-        for _, [cells] in tablet.scan(request).rows
-        for _, _, value in cells
-    ]
-
-
-async def test_locks_are_refreshed_while_an_observer_computes(  # L1
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_lease_is_written_and_names_who_holds_the_loop_while_an_observer_computes(  # L2
+    tmp_path: Path,
 ) -> None:
-    docs = perco.Table("docs", key=perco.TEXT)
-    body, size = docs.column("body", perco.TEXT), docs.column("size", perco.INT64)
     schema = perco.Schema(docs)
-    fresh: list[int] = []
+    leases: list[Lease] = []
 
     @schema.observe(body, id="compute")
     async def compute(txn: perco.Transaction, change: perco.Change[str, str]) -> None:
-        if change.key == "long":
-            before = max(lock.wall_ms for lock in locks(db))
-            held.gate.acquire()
-            fresh.append(max(lock.wall_ms for lock in locks(db)) - before)
+        while not leases or not leases[-1].where or leases[-1].wall_ms == leases[0].wall_ms:
+            leases.append(lease(db))
         txn.set(size, change.key, len(change.value or ""))
 
-    options = perco.Options(
-        heartbeat=perco.HeartbeatOptions(refresh_s=0.02, tick_s=0.01, held_s=0.03),
-        commit=perco.CommitOptions(one_step=False),  # a lock is what is looked at
-    )
+    options = perco.Options(heartbeat=perco.HeartbeatOptions(refresh_s=0.02, tick_s=0.01, held_s=0.03))
     async with perco.open(tmp_path / "store", schema, options=options) as db:
-        held = Held(db, monkeypatch)
-        holding, commit_now = trio.Event(), trio.Event()
-        draw = db.oracle.draw
-
-        async def draw_later() -> int:
-            holding.set()
-            await commit_now.wait()
-            return await draw()
-
-        txn = await db.begin()
-        other = await db.begin()
-        txn.set(body, "waits", "with its locks held")
-        other.set(body, "long", "to be observed")
-        async with trio.open_nursery() as nursery:
-            monkeypatch.setattr(db.oracle, "draw", draw_later)
-            monkeypatch.setattr(db.oracle, "draw_nowait", lambda: 0)
-            nursery.start_soon(txn.commit)
-            await holding.wait()
-            assert len(locks(db)) == 1
-            monkeypatch.setattr(db.oracle, "draw", draw)
-            await other.commit()
-            async with db.worker() as worker:
-                await held.noted.wait()
-                loop = db.statistics().loop
-                assert loop.refreshed > 0
-                assert any("test_held_loop.py" in each.where and "compute" in each.where for each in loop.held)
-                commit_now.set()
-                await db.wait_idle()
-                assert worker.statistics()["compute"].conflicts == 0
-        assert fresh[0] > 0, "the lock on disk was newer before the loop turned again"
-        assert txn.outcome == "committed"
-        counters = db.statistics().counters
-        assert (counters.rolled_back, counters.aborts) == (0, 0)
+        async with db.worker() as worker:
+            async with db.transaction() as txn:
+                txn.set(body, "a", "hello")
+            await db.wait_idle(timeout=60)
+            assert worker.statistics()["compute"].conflicts == 0
+        assert "test_held_loop.py" in leases[-1].where
+        assert leases[-1].held_s > 0
+        assert any("test_held_loop.py" in each.where for each in db.statistics().loop.held)
 
 
-class Looks:
-    """What the thread sees of the loop, one look after the other; at the last one the loop turns again."""
+class Token:
+    """Of a loop that runs what it was asked to when it is told so."""
 
-    def __init__(self, heartbeat: heartbeats.Heartbeat, *seen: str) -> None:
-        self._heartbeat, self._seen = heartbeat, list(seen)
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
 
-    def __call__(self, frame: object) -> str:
-        where = self._seen.pop(0)
-        if not self._seen:
-            self._heartbeat._answered = time.monotonic()
-        return where
+    def run_sync_soon(self, function: Any, *args: Any) -> None:
+        self.asked.append((function, args))
+
+    def turn(self) -> None:
+        asked, self.asked = self.asked, []
+        for function, args in asked:
+            function(*args)
 
 
 def test_who_held_the_loop_is_who_was_seen_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = perco.HeartbeatOptions(refresh_s=1000.0, tick_s=0.001, held_s=0.0)
-    nothing: Any = None
-    heartbeat = heartbeats.Heartbeat(options, nothing, nothing, time.time, "token")
-    monkeypatch.setattr(heartbeats, "_where", Looks(heartbeat, "compute", "compute", "compute", "innocent"))
-    heartbeat._watch(time.monotonic())
-    [held] = heartbeat.statistics().held
+    seen = ["innocent", "compute", "compute", "innocent", "compute"]
+    monkeypatch.setattr(loopwatch, "_where", lambda frame: seen.pop(0))
+    watch = loopwatch.LoopWatch(perco.HeartbeatOptions(held_s=0.25))
+    watch._trio = token = Token()  # type: ignore[assignment]
+    assert watch._look(10.0) is None
+    assert watch._look(10.2) is None, "held for less than held_s"
+    looks = [watch._look(10.3 + i) for i in range(5)]
+    assert [look.where for look in looks if look] == ["innocent", "innocent", "compute", "innocent", "compute"]
+    assert [look.seconds for look in looks if look] == pytest.approx([0.3, 1.3, 2.3, 3.3, 4.3])
+    assert len(token.asked) == 1, "it is asked once"
+    assert watch.statistics().held == ()
+    token.turn()
+    assert watch._look(20.0) is None
+    [held] = watch.statistics().held
     assert held.where == "compute"
+    assert len(token.asked) == 1, "and again"

@@ -295,3 +295,16 @@ async def test_what_clients_see(serve: Callable[..., Served]) -> None:
         async with other.worker(concurrency=4):
             await db.wait_idle(timeout=60)
         assert (await db.vacuum()).cuts
+
+
+def test_tablets_of_tablet_servers_are_not_compacted(serve: Callable[..., Served], members: list[Member]) -> None:  # P6
+    served = serve()
+    members += [Member(served.folder, "found")]
+    assert members[0].says() == "RemoteDatabase"
+    done = subprocess.run(
+        [sys.executable, "-m", "perco", "compact", str(served.folder)], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "open in tablet servers" in done.stderr
+    assert "Serve the store without them" in done.stderr
+    served.ends()

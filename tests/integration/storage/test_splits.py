@@ -211,7 +211,7 @@ async def _unchanged(db: perco.Database) -> None:
 
 
 def _fails(error: Exception) -> Callable[..., Any]:
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise error
 
     return fail

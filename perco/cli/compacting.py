@@ -1,0 +1,76 @@
+"""`perco compact`: give back the space that files take and do not need."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+from rich.console import Console
+from rich.progress import BarColumn, Progress as Bar, TextColumn
+
+import perco
+from perco.cli.reading import table_named
+from perco.cli.screen import FINE, show_json, size
+from perco.cli.values import shown
+from perco.txn.catalogue import schema_of
+
+_KEY_WIDTH = 24
+_LOOK_S = 0.1
+
+
+async def compact(store: str, table: str | None, *, json: bool) -> int:
+    """In the process that has the store open; else here."""
+    async with perco.open(store, readonly=True) as db:
+        schema = schema_of(db.catalogue)
+        names = list(db.catalogue.tables) if table is None else [table_named(db, table).name]
+    done: list[perco.Compacted] = []
+    async with perco.open(store, schema) as db:
+        for name in names:
+            async with _progress(db):
+                compacted = await db.compact(name)
+            done += compacted
+            if not json:
+                for each in compacted:
+                    print(_told(schema.tables[name], each))
+    given = sum(each.before - each.after for each in done)
+    if json:
+        told = [
+            {"table": each.table, "from": schema.tables[each.table].key.decode(each.row) if each.row else None}
+            | {"before": each.before, "after": each.after, "seconds": each.seconds, "paused_s": each.paused_s}
+            for each in done
+        ]
+        show_json({"tablets": told, "given_back": given})
+    else:
+        print(f"{size(max(given, 0))} given back")
+    return FINE
+
+
+def _told(table: perco.Table[object], done: perco.Compacted) -> str:
+    begins = f" from {shown(table.key.decode(done.row), _KEY_WIDTH)} on" if done.row else ""
+    waited = f"in {done.seconds:.1f} s; writes waited for {1000 * done.paused_s:.0f} ms"
+    return f"{done.table}{begins}: {size(done.before)} to {size(done.after)} {waited}"
+
+
+@asynccontextmanager
+async def _progress(db: perco.Database) -> AsyncIterator[None]:
+    """A bar on a terminal, where this process does it."""
+    if db.local.path is None or not sys.stderr.isatty():
+        yield
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total} cells"))
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("compacting", total=None)
+
+        async def watch() -> None:
+            while True:
+                if (copied := db.compacting.progress()) is not None:
+                    table, cells, total = copied
+                    bar.update(task, description=f"compacting {table}", completed=cells, total=total)
+                await trio.sleep(_LOOK_S)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            yield
+            nursery.cancel_scope.cancel()

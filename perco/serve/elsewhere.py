@@ -1,0 +1,110 @@
+"""What a worker process knows of the others, and tells of itself: who runs observers on which rows, and who has room
+(N8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import trio
+
+from perco.notify.rowlocks import CLAIMED, DONE, HELD, Dirty
+from perco.rpc.link import Link
+from perco.serve.messages import Method
+from perco.serve.together import Together
+
+_HELD_S: Final = 1.0  # how long a row that another process has is left alone, should that die without a word
+_HELD_MAX: Final = 4096  # such rows that are remembered
+
+
+class Elsewhere:
+    """See `perco.notify.rowlocks.Elsewhere`."""
+
+    def __init__(self, link: Link, together: Together | None) -> None:
+        self._link, self._together = link, together
+        if together is not None:
+            together.dropped = self._dropped
+        # Rows that others had: the newest change that they saw there, and until when they are left alone.
+        self._held: dict[tuple[str, bytes], tuple[int, float]] = {}
+        # Rows that this process has: the newest change and the oldest cause of what waits there. What it has asked for
+        # is not among them: after a break of the connection it asks again.
+        self.claims: dict[tuple[str, bytes], tuple[int, int]] = {}
+        self._asking = 0  # calls under way
+        self._freed = False  # rows were, meanwhile: what the answers say of others' rows may be older
+        self._woken = self._full = False
+
+    def waits(self, where: tuple[str, bytes], newest: int, now: float) -> float:
+        found = self._held.get(where)
+        if found is None:
+            return 0
+        if found[0] < newest or found[1] <= now:
+            del self._held[where]
+            return 0
+        return found[1]
+
+    async def take(self, table: str, wanted: Sequence[Dirty], most: int, *, halts: bool) -> bytes:
+        asked = tuple([(row, newest, root) for row, _, newest, root in wanted])
+        states: bytes
+        self._asking += 1
+        try:
+            if self._together is not None:
+                states, held = await self._together.claim(table, asked, most, halts=halts)
+            else:
+                states, held = await self._link.call(Method.CLAIM, (table, asked, most, halts), again=True)
+        except BaseException:
+            for dirty in wanted:
+                if (table, dirty.row) not in self.claims:
+                    self.release((table, dirty.row))  # it may have arrived
+            raise
+        finally:
+            self._asking -= 1
+            freed = self._freed
+            self._freed = freed and self._asking > 0
+        until = trio.current_time() + _HELD_S
+        for row, newest in () if freed else held:
+            self._held[table, row] = newest, until
+        for dirty, state in zip(wanted, states, strict=True):
+            if state == CLAIMED:
+                self.claims[table, dirty.row] = dirty.newest, dirty.root
+            elif state in (HELD, DONE) and not freed:
+                self._held[table, dirty.row] = dirty.newest, until
+        while len(self._held) > _HELD_MAX:
+            del self._held[next(iter(self._held))]
+        return states
+
+    def release(self, where: tuple[str, bytes]) -> None:
+        self.claims.pop(where, None)
+        self._link.tell(Method.UNCLAIM, where)
+
+    def _dropped(self, where: tuple[str, bytes]) -> None:
+        """A row was claimed for a task that has been cancelled since."""
+        if where not in self.claims:
+            self._link.tell(Method.UNCLAIM, where)
+
+    def released(self) -> None:
+        """Another process has let go of rows, and does not look itself for what this one runs there."""
+        self._held.clear()
+        self._freed = self._asking > 0
+
+    def forget(self) -> None:
+        """What others have is not known any more."""
+        self._held.clear()
+        self._woken = True  # the server is to be told when there is nothing more to do
+        self._full = False
+
+    def woken(self) -> None:
+        """The server has said that there may be work, and waits for an answer."""
+        self._woken = True
+
+    def full(self) -> None:
+        if not self._full:
+            self._full, self._woken = True, False
+            self._link.tell(Method.LOOKED, True)
+
+    def sleeps(self) -> None:
+        if self._full or self._woken:
+            self._full = self._woken = False
+            self._link.tell(Method.LOOKED, False)
+
+    def works(self, ids: Iterable[str], runs: Iterable[str]) -> None:
+        self._link.tell(Method.WORKS, (tuple(ids), tuple(runs)))

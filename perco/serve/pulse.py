@@ -1,0 +1,94 @@
+"""What a client says while its loop is held, and when: a connection of its own, on which a thread speaks.
+
+R10 A client whose loop is held says so over a second connection, its pulse. While it does, its session is heard of
+    (R7), and its other connections, to the owner and to tablet servers, are not taken for silent (R2). When its loop
+    turns again, only those count: half-open ones end as ever. A pulse begins no session, and there is one for each at
+    most.
+
+No I/O here: `PulseThread` sends and receives over a blocking socket, a simulation over a stream in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Final
+
+from perco.errors import Unavailable
+from perco.rpc.channel import WireOptions
+from perco.rpc.framing import GREETING_BYTES_MAX, FrameDecoder, Message, WireError, frame, packed
+from perco.serve.messages import PULSE, hello, read_welcome
+from perco.txn.loopwatch import Held
+
+_PAUSES_MAX: Final = 5  # a pause between two connections is doubled so often
+
+
+class Pulse:
+    """Of one client. One thread, or task, at a time; `now` is its own clock's, in seconds.
+
+        wants(held, now) -> connect -> send begin(now) -> received(data, now), send say(held, now) -> ... -> ended(now)
+
+    Args:
+        token: what the server wants to hear.
+        session: the client's.
+        wire: `heartbeat_s` apart it speaks; a server that is silent for `silence_s` is gone.
+    """
+
+    def __init__(self, token: bytes, session: str, wire: WireOptions, rng: random.Random) -> None:
+        self._hello: Message = hello(token, session, (), pulse=True)
+        self._wire, self._rng = wire, rng
+        self._decoder = FrameDecoder(GREETING_BYTES_MAX)
+        self._welcome = False  # the server has greeted back
+        self._told = False  # the server knows that the loop is held
+        self._heard = self._say_at = 0.0
+        self._failures = 0
+        self._not_before = 0.0  # a connection is tried again
+
+    def wants(self, held: Held | None, now: float) -> bool:
+        """Whether a connection is to be made."""
+        return held is not None and now >= self._not_before
+
+    def begin(self, now: float) -> bytes:
+        """A connection has been made: what is to be sent first."""
+        self._decoder = FrameDecoder(GREETING_BYTES_MAX)
+        self._welcome = self._told = False
+        self._heard = self._say_at = now
+        return frame([packed(self._hello)])
+
+    def received(self, data: bytes, now: float) -> None:
+        """What came; b"": the end.
+
+        Raises: WireError; what the server refuses with, Unavailable for a session that it does not know.
+        """
+        if not data:
+            raise WireError("the server has ended the connection")
+        self._heard = now
+        for messages in self._decoder.feed(data):
+            if not self._welcome and messages:
+                read_welcome(messages[0])
+                self._welcome = True
+                self._failures = 0
+
+    def say(self, held: Held | None, now: float) -> bytes:
+        """What is to be sent now; b"": nothing yet.
+
+        Raises: Unavailable, when the server is silent.
+        """
+        if now - self._heard > self._wire.silence_s:
+            raise Unavailable(f"nothing heard for {self._wire.silence_s:g} s")
+        if not self._welcome or (held is not None and now < self._say_at):
+            return b""
+        self._say_at = now + self._wire.heartbeat_s
+        self._told = held is not None
+        seconds, where = (held.seconds, held.where) if held is not None else (0.0, "")
+        return frame([packed((0, PULSE, (os.getpid(), seconds, where)))])
+
+    def over(self, held: Held | None) -> bool:
+        """Whether the connection is to be closed: the loop turns, and the server has been told so, or knows nothing."""
+        return held is None and not self._told
+
+    def failed(self, now: float) -> None:
+        """There is no connection, or no more: the next one is tried a random while later."""
+        pause_s = self._wire.heartbeat_s * 2 ** (min(self._failures, _PAUSES_MAX) - 2)
+        self._failures += 1
+        self._not_before = now + min(pause_s, self._wire.silence_s / 2) * self._rng.uniform(0.5, 1.0)

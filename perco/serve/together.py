@@ -1,0 +1,107 @@
+"""What a client of a served store asks of one tablet, gathered in its window (`storage/batching.py`).
+
+Reads, commits in one step and claims of rows of several callers go in calls of their own kind (`Method.READS`,
+`COMMITS`, `CLAIMS`). Mutations do not need one: `Method.APPLY` takes any number of them.
+
+D8  What would have to wait at the server, or makes an answer too long for a message, has done nothing there, is
+    answered None, and is asked for again, alone. Else a reply could wait for what its own client has yet to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from perco.notify.rowlocks import CLAIMED
+from perco.rpc.channel import WireOptions
+from perco.rpc.framing import WireError
+from perco.rpc.link import Link
+from perco.serve.messages import Method
+from perco.storage import Batching, BatchOptions, Gathering, ReadRequest, RowCells, RowStore
+from perco.storage.batching import Spawn
+from perco.txn.mutations import Header, Intent, bytes_of
+
+_CLAIM_BYTES = 64  # besides its row
+
+Where = tuple[str, bytes]
+
+
+class _Remote(RowStore, Protocol):
+    spread: bool
+
+
+class Together:
+    """Loop thread only.
+
+    Attributes:
+        store: for reads and mutations.
+        dropped: told of a row that was claimed for somebody who has been cancelled since.
+    """
+
+    def __init__(self, link: Link, store: _Remote, options: BatchOptions, wire: WireOptions, spawn: Spawn) -> None:
+        self._link, self._remote = link, store
+        options = replace(options, bytes_max=min(options.bytes_max, wire.part_bytes))
+        self.store = Batching(store, options, spawn, self._read)
+        self._commits = Gathering(options, spawn, self._commit, lambda asked: self._tablet(asked[0]), again=False)
+        self._claims = Gathering(
+            options,
+            spawn,
+            self._claim,
+            lambda asked: store.locate(asked[0], asked[1][0][0]),
+            again=True,
+            dropped=self._dropped,
+        )
+        self.dropped: Callable[[Where], None] = lambda where: None
+
+    def _tablet(self, header: Header) -> int:
+        return self._remote.locate(header.primary.table, header.primary.row)
+
+    async def _read(self, asked: list[Sequence[ReadRequest]]) -> Sequence[list[RowCells] | None]:
+        if len(asked) > 1 and not self._remote.spread:
+            return _answers(await self._link.call(Method.READS, asked, again=True, held=True), asked)
+        # A tablet server has nothing that a read could wait for.
+        rows = iter(await self._remote.read([request for requests in asked for request in requests]))
+        return [[next(rows) for _ in requests] for requests in asked]
+
+    async def commit(self, header: Header, part: Sequence[Intent], version: int) -> Any:
+        """The answer to `Method.COMMIT`. Raises: LostError (C6); what the server does."""
+        key = self._tablet(header)
+        answers = await self._commits.ask([(key, (header, part, version), bytes_of(part))])
+        if answers is not None and answers[0] is not None:
+            return answers[0]
+        try:
+            return await self._link.call(Method.COMMIT, (header, part, version), again=False)
+        finally:
+            if answers is None:
+                self._commits.answered(key)
+
+    async def _commit(self, asked: list[Any]) -> Sequence[Any]:
+        return _answers(await self._link.call(Method.COMMITS, asked, again=False), asked)
+
+    async def claim(self, table: str, wanted: Sequence[tuple[bytes, int, int]], most: int, *, halts: bool) -> Any:
+        """The answer to `Method.CLAIM`; for one row at least."""
+        key = self._remote.locate(table, wanted[0][0])
+        asked = table, wanted, most, halts
+        answers = await self._claims.ask([(key, asked, sum(len(row) + _CLAIM_BYTES for row, _, _ in wanted))])
+        if answers is not None:
+            return answers[0]
+        try:
+            return await self._link.call(Method.CLAIM, asked, again=True)
+        finally:
+            self._claims.answered(key)
+
+    async def _claim(self, asked: list[Any]) -> Sequence[Any]:
+        return _answers(await self._link.call(Method.CLAIMS, asked, again=True), asked)
+
+    def _dropped(self, asked: Any, answer: Any) -> None:
+        table, wanted, _, _ = asked
+        for (row, _, _), state in zip(wanted, answer[0], strict=True):
+            if state == CLAIMED:
+                self.dropped((table, row))
+
+
+def _answers(answers: Any, asked: Sequence[object]) -> Sequence[Any]:
+    if type(answers) not in (list, tuple) or len(answers) != len(asked):
+        raise WireError(f"no answer for each of {len(asked)} calls that went together")
+    return answers  # type: ignore[no-any-return]

@@ -1,0 +1,121 @@
+"""Which worker process is told that there may be work (N8). Decides; the server does the telling.
+
+As within a process, they are woken one by one: all of them woken for one change would all look for it, and all but one
+would ask for it in vain. Processes that may run the same observers are a *group*; a change wakes one of each group:
+
+- the process whose own run or transaction made the change, if it has room: it looks by itself;
+- else the one whose turn it is. Turns are short, so that the work is shared, and long enough that changes which come
+  together are found by one process.
+
+A process that has found more than it may run says that it is *full*: the next one is woken, and it gets no turn until a
+scanner of it sleeps again. If all are full when a change comes, the first that has room again is woken. One that was
+woken, and neither claims anything nor goes to sleep within a short time, may hang: the next one is woken, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final, Generic, Protocol, TypeVar
+
+TURN_S: Final = 0.02
+ANSWER_S: Final = 0.05  # how long a process that was woken is waited for, before another one is
+
+
+class Process(Protocol):
+    """A worker process. `runs`: the ids of the observers that it may run; `full`: it has no room; `asked_at`: when it
+    was woken and has not been heard of since; inf: it has been."""
+
+    runs: frozenset[str]
+    full: bool
+    asked_at: float
+
+
+P = TypeVar("P", bound=Process)
+
+
+class _Group(Generic[P]):
+    """Processes that may run the same observers. `again`: something came when all were full."""
+
+    __slots__ = ("again", "members", "since")
+
+    def __init__(self) -> None:
+        self.members: list[P] = []  # whose turn it is stands first
+        self.since = 0.0
+        self.again = False
+
+
+class Wakes(Generic[P]):
+    """All worker processes of a store. Every method returns those that are to be woken now."""
+
+    def __init__(self) -> None:
+        self._groups: dict[frozenset[str], _Group[P]] = {}
+
+    def works(self, process: P, runs: Iterable[str], now: float) -> list[P]:
+        """A process begins to run these observers, or goes on with others; none: it has ended."""
+        runs = frozenset(runs)
+        if runs == process.runs:
+            return []
+        woken: list[P] = []
+        if process.runs:
+            group = self._groups[process.runs]
+            group.members.remove(process)
+            if group.members:
+                woken = self._wake(group, now)  # what was its affair may be left
+            else:
+                del self._groups[process.runs]
+        process.runs, process.full, process.asked_at = runs, False, math.inf
+        if runs:
+            self._groups.setdefault(runs, _Group()).members.append(process)
+        return woken
+
+    def notified(self, now: float, by: P | None = None) -> list[P]:
+        """There may be work. `by`: the client whose commit made it; it has been told so by its commit."""
+        woken: list[P] = []
+        for runs, group in self._groups.items():
+            if by is not None and by.runs == runs and not by.full:
+                by.asked_at = min(by.asked_at, now)
+            else:
+                woken += self._wake(group, now)
+        return woken
+
+    def heard(self, process: P) -> None:
+        """It looks for work."""
+        process.asked_at = math.inf
+
+    def looked(self, process: P, now: float, *, full: bool) -> list[P]:
+        """It has found more than it may run; or a scanner of it has found nothing, and sleeps."""
+        process.asked_at, process.full = math.inf, full
+        group = self._groups.get(process.runs)
+        if group is None or not (full or group.again):
+            return []
+        return self._wake(group, now)
+
+    def overdue(self, now: float) -> list[P]:
+        """Instead of those that were not heard of in time."""
+        woken: list[P] = []
+        for group in self._groups.values():
+            for process in [process for process in group.members if process.asked_at + ANSWER_S <= now]:
+                process.asked_at = math.inf
+                woken += self._wake(group, now, but=process)
+        return woken
+
+    @property
+    def deadline(self) -> float:
+        """When `overdue` is to be called; inf: nobody is waited for."""
+        asked = [process.asked_at for group in self._groups.values() for process in group.members]
+        return min(asked, default=math.inf) + ANSWER_S
+
+    def _wake(self, group: _Group[P], now: float, but: P | None = None) -> list[P]:
+        members = group.members
+        if now >= group.since + TURN_S or members[0].full or members[0] is but:
+            members.append(members.pop(0))
+            group.since = now
+        for at, process in enumerate(members):
+            if not process.full and process is not but:
+                group.members = members[at:] + members[:at]
+                group.again = False
+                process.asked_at = min(process.asked_at, now)
+                return [process]
+        group.again = True
+        return []

@@ -1,0 +1,447 @@
+"""The delay window: calls of one client that wait a little for others to the same tablet (the paper's section 2.5).
+
+    Batching(store)    a row store over any other; reads, and mutations, of one tablet are gathered
+    Gathering          the same for any kind of call: commits in one step, claims of rows
+
+A window is either *fixed*, as in the paper: the first caller opens it, and whatever comes within `window_s` goes with
+it. Or it is *adaptive*: it is open only while an earlier call of that kind to that tablet is out, and ends as soon as
+that is answered, or after `window_s`. Without an earlier call, those of tasks that run in the same turn of the loop go
+together, if there have lately been several at a time, and wait for nothing else.
+
+D1  What comes within a window leaves in one call, in the order in which it came: calls of one kind, to one tablet.
+D2  Nothing is held longer than `window_s`. A batch that is full (`mutations_max`, `bytes_max`) leaves at once.
+D3  Nothing else is held: no timestamp (O2, T2), no scan or page of one, nothing that wants no answer; and no call to
+    another tablet, or of another kind.
+D4  A caller that is cancelled while its batch is open takes its part out: it was never sent. What is in a closed batch
+    is sent; mutations are waited for then (T10).
+D5  A closed batch is divided by where its rows lie by then (P1, P3): one call for each tablet, none waits for another.
+D6  Each caller has its own answers. Groups stay whole (S1); a mutation is sent once, and if the reply of its call is
+    lost, its own verdict is NoReply (T4, C6).
+D7  A read that waits when its session ends is not sent: SessionEnded (R5).
+D8  Where one part of a call would have to wait for something else (C4), it is answered `None`, and its caller asks
+    again alone: nobody waits for what another has met.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import trio
+
+from perco.errors import SessionEnded, Unavailable
+from perco.storage.cells import Mutation, ReadRequest, RowCells, ScanPage, ScanRequest, Verdict
+from perco.storage.rowstore import RowStore
+from perco.storage.tablet import BatchOptions
+
+_FOR_ALL = (Unavailable, SessionEnded)  # errors that are not about one part of a call
+_CELL_BYTES = 64  # of a check, a write or a query, besides its value
+
+Wanted: TypeAlias = tuple[Hashable, Any, int]  # a tablet, what is asked of it, and about how many bytes that takes
+Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
+
+
+class _Caller:
+    """A task that waits for all of its answers; its own `outcome.Outcome`, as `perco.storage.call.Call`."""
+
+    __slots__ = ("again", "answers", "error", "gone", "missing", "sent", "task", "waits")
+
+    def __init__(self, wanted: int, *, again: bool) -> None:
+        self.task = trio.lowlevel.current_task()
+        self.again = again
+        self.answers: list[Any] = [None] * wanted
+        self.missing = wanted
+        self.error: Exception | None = None
+        self.sent = False  # some part is in a closed batch
+        self.gone = False  # cancelled: what is not sent is not to be sent
+        self.waits = False
+
+    def unwrap(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+        """D4."""
+        if self.sent and not self.again:
+            return trio.lowlevel.Abort.FAILED
+        self.gone = True
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def told(self) -> None:
+        """One more part has been answered."""
+        self.missing -= 1
+        if not self.missing and self.waits and not self.gone:
+            trio.lowlevel.reschedule(self.task, self)  # type: ignore[arg-type]
+
+
+_Part: TypeAlias = tuple[_Caller, int, Any]  # who asks, which of what it asks, and what that is
+
+
+class _Batch:
+    """Parts that leave together."""
+
+    __slots__ = ("bytes", "closed", "deadline", "due", "key", "parts", "wake")
+
+    def __init__(self, key: Hashable, deadline: float, *, due: bool) -> None:
+        self.key, self.deadline, self.due = key, deadline, due
+        self.parts: list[_Part] = []
+        self.bytes = 0
+        self.closed = False
+        self.wake: trio.Event | None = None  # of the task that holds it
+
+    def hurry(self) -> None:
+        """Its window ends now."""
+        self.due = True
+        if self.wake is not None:
+            self.wake.set()
+
+
+class Gathering:
+    """Calls of one kind. Loop thread only.
+
+    Args:
+        spawn: runs something short, shielded from cancellation, and finishes it before the store closes.
+        ask: makes one call of what was gathered and returns an answer for each part, None for one that its caller is
+            to ask for alone (D8). What it raises, it raises for all parts.
+        where: the tablet of a part by now (D5).
+        again: whether a caller that is cancelled may go while its part is on its way.
+        dropped: told a part and its answer, when the caller has gone.
+    """
+
+    def __init__(
+        self,
+        options: BatchOptions,
+        spawn: Spawn,
+        ask: Callable[[list[Any]], Awaitable[Sequence[Any]]],
+        where: Callable[[Any], Hashable],
+        *,
+        again: bool,
+        dropped: Callable[[Any, Any], None] | None = None,
+    ) -> None:
+        self._options, self._spawn, self._ask, self._where = options, spawn, ask, where
+        self._again, self._dropped = again, dropped
+        self._open: dict[Hashable, _Batch] = {}
+        self._out: dict[Hashable, int] = {}  # calls to each tablet; kept only where the window is adaptive
+        self._crowded: set[Hashable] = set()  # tablets of which a call has lately found another one out
+
+    # A KeyboardInterrupt between joining a batch and the wait would leave a part behind whose task is gone.
+    @trio.lowlevel.enable_ki_protection
+    async def ask(self, wanted: Sequence[Wanted]) -> list[Any] | None:
+        """Wait for a window to end and for what is asked then. Returns an answer for each part; or None: there was
+        nobody to go with, so the caller makes its own call now, and says `answered` when that has ended.
+
+        Raises: what the call raises.
+        """
+        key = wanted[0][0]
+        led = None
+        if (
+            self._options.adaptive
+            and key not in self._out
+            and key not in self._open
+            and (len(wanted) == 1 or all(other == key for other, _, _ in wanted))
+        ):
+            if key not in self._crowded:
+                self._out[key] = 1
+                return None
+            led = self._begin(key, due=True)
+        caller = _Caller(len(wanted), again=self._again)
+        for index, (tablet, item, size) in enumerate(wanted):
+            self._join(tablet, caller, index, item, size)
+        if led is not None and await self._alone(led, caller):
+            return None
+        if caller.missing:
+            caller.waits = True
+            await trio.lowlevel.wait_task_rescheduled(caller.abort)
+        else:
+            caller.unwrap()
+        return caller.answers
+
+    async def _alone(self, batch: _Batch, caller: _Caller) -> bool:
+        """Let the tasks that run in the same turn of the loop join a batch, then close it. Whether none has."""
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        if not batch.closed:
+            caller.gone = trio.current_effective_deadline() == -math.inf  # D4: cancelled while its batch was open
+            if len(batch.parts) == len(caller.answers) == caller.missing and not caller.gone:
+                self._crowded.discard(batch.key)
+                self._close(batch)
+                self._out[batch.key] = self._out.get(batch.key, 0) + 1
+                return True
+            self._close(batch)
+        self._spawn(partial(self._send, batch))
+        if caller.gone:
+            await trio.lowlevel.checkpoint()
+        return False
+
+    def _begin(self, key: Hashable, *, due: bool) -> _Batch:
+        assert key not in self._open, "D1: one batch is open for a tablet"
+        batch = self._open[key] = _Batch(key, trio.current_time() + self._options.window_s, due=due)
+        return batch
+
+    def _join(self, key: Hashable, caller: _Caller, index: int, item: Any, size: int) -> None:
+        options = self._options
+        batch = self._open.get(key)
+        if batch is not None and batch.bytes and batch.bytes + size > options.bytes_max:
+            self._close(batch)  # D2
+            batch = None
+        if batch is None:
+            batch = self._begin(key, due=options.adaptive and key not in self._out)
+            self._crowded.add(key)
+            self._spawn(partial(self._hold, batch))
+        batch.parts.append((caller, index, item))
+        batch.bytes += size
+        if len(batch.parts) >= options.mutations_max or batch.bytes >= options.bytes_max:
+            self._close(batch)  # D2
+
+    def _close(self, batch: _Batch) -> None:
+        assert not batch.closed, "D6: a batch is sent once"
+        batch.closed = True
+        batch.parts = [part for part in batch.parts if not part[0].gone]
+        for caller, _, _ in batch.parts:
+            caller.sent = True
+        del self._open[batch.key]
+        batch.hurry()
+
+    async def _hold(self, batch: _Batch) -> None:
+        """Send a batch when its window has ended."""
+        if not batch.due:
+            batch.wake = trio.Event()
+            with trio.CancelScope(deadline=batch.deadline):
+                await batch.wake.wait()
+        if not batch.closed:
+            self._close(batch)
+        await self._send(batch)
+
+    async def _send(self, batch: _Batch) -> None:
+        found: dict[Hashable, list[_Part]] = {}
+        for part in batch.parts:
+            found.setdefault(self._where(part[2]), []).append(part)  # D5
+        for key in list(found)[1:]:
+            self._spawn(partial(self._call, key, found[key]))
+        if found:  # else all have been cancelled
+            await self._call(*next(iter(found.items())))
+
+    async def _call(self, key: Hashable, parts: list[_Part]) -> None:
+        if self._options.adaptive:
+            self._out[key] = self._out.get(key, 0) + 1
+        answers: Sequence[Any] = ()
+        error: BaseException | None = None
+        try:
+            answers = await self._ask([item for _, _, item in parts])
+            assert len(answers) == len(parts), "D6: an answer for each"
+        except BaseException as failure:
+            error = failure
+        self.answered(key)
+        if self._again and len(parts) > 1 and isinstance(error, Exception) and not isinstance(error, _FOR_ALL):
+            answers, error = [None] * len(parts), None  # D8: it may be about one of them only
+        for i, (caller, index, item) in enumerate(parts):
+            if error is not None:
+                caller.error = _own(error)
+            else:
+                caller.answers[index] = answers[i]
+                if caller.gone and self._dropped is not None:
+                    self._dropped(item, answers[i])
+            caller.told()
+        if error is not None and not isinstance(error, Exception):
+            raise error
+
+    def answered(self, key: Hashable) -> None:
+        """A call to a tablet has ended: what waited for that leaves (D2)."""
+        if not self._options.adaptive:
+            return
+        out = self._out.pop(key) - 1
+        if out:
+            self._out[key] = out
+        batch = self._open.get(key)
+        if batch is not None:
+            batch.hurry()
+
+    def fail_open(self, error: Callable[[], Exception]) -> None:
+        """What still waits in a window is not sent; whoever asked for it is told an error."""
+        for batch in self._open.values():
+            parts, batch.parts, batch.bytes = batch.parts, [], 0
+            for caller, _, _ in parts:
+                caller.error = error()
+                caller.told()
+
+
+def _own(error: BaseException) -> Exception:
+    """An error for one of several tasks that raise it."""
+    if not isinstance(error, Exception):
+        return Unavailable("the program ended before an answer came")
+    try:
+        return copy.copy(error)
+    except TypeError:  # its class is made of other things than its arguments
+        return error
+
+
+class _Late:
+    """A mutation that is made when its batch has been closed."""
+
+    __slots__ = ("make", "row", "table")
+
+    def __init__(self, table: str, row: bytes, make: Callable[[], Mutation | None]) -> None:
+        self.table, self.row, self.make = table, row, make
+
+
+class Batching:
+    """A row store in which reads and mutations wait in a window for others to the same tablet.
+
+    Args:
+        store: the one that is asked.
+        options: see `BatchOptions`; with a window of 0 there is no need for this class.
+        spawn: as in `Gathering`.
+        together: reads what several callers ask of one tablet; returns None for those that are to ask alone (D8). By
+            default they make one `read` of the store.
+    """
+
+    def __init__(
+        self,
+        store: RowStore,
+        options: BatchOptions,
+        spawn: Spawn,
+        together: Callable[[list[Sequence[ReadRequest]]], Awaitable[Sequence[list[RowCells] | None]]] | None = None,
+    ) -> None:
+        self.inner, self.groups = store, store.groups
+        self._losses = 0  # sessions whose reads were ended
+        self._reads = Gathering(options, spawn, together or self._read_together, self._of_read, again=True)
+        self._mutations = Gathering(options, spawn, self._apply_together, self._of_mutation, again=False)
+
+    def locate(self, table: str, row: bytes) -> int:
+        return self.inner.locate(table, row)
+
+    def bounds(self, table: str) -> list[bytes]:
+        return self.inner.bounds(table)
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        """As the store does, at once (D3)."""
+        return await self.inner.scan(request)
+
+    async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
+        """As the store does, at once (D3): it reads for a page of a scan."""
+        return await self.inner.read_first(requests, bytes_max)
+
+    # ------------------------------------------------------------ reads
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        """See `RowStore.read`. Raises: SessionEnded (D7)."""
+        if not requests:
+            return await self.inner.read(requests)
+        losses = self._losses
+        wanted, which = self._by_tablet(requests)
+        answers = await self._reads.ask(wanted)
+        if losses != self._losses:
+            if answers is None:
+                self._reads.answered(wanted[0][0])
+            raise SessionEnded(_ENDED)
+        if answers is None:
+            try:
+                return await self.inner.read(requests)
+            finally:
+                self._reads.answered(wanted[0][0])
+        if len(answers) == 1 and answers[0] is not None:
+            return answers[0]  # type: ignore[no-any-return]
+        found: list[Any] = [None] * len(requests)
+        for mine, answer in zip(which, answers, strict=True):
+            for i, cells in zip(mine, answer or (), strict=answer is not None):
+                found[i] = cells
+        alone = [i for i, cells in enumerate(found) if cells is None]
+        if alone:  # D8
+            for i, cells in zip(alone, await self.inner.read([requests[i] for i in alone]), strict=True):
+                found[i] = cells
+        return found
+
+    def _by_tablet(self, requests: Sequence[ReadRequest]) -> tuple[list[Wanted], Sequence[Sequence[int]]]:
+        """What to ask of each tablet, and which of the requests that is."""
+        if len(requests) == 1:
+            [(table, row, queries)] = requests
+            return [(self.inner.locate(table, row), requests, _CELL_BYTES * (1 + len(queries)))], ((0,),)
+        found: dict[int, list[int]] = {}
+        for i, (table, row, _) in enumerate(requests):
+            found.setdefault(self.inner.locate(table, row), []).append(i)
+        wanted: list[Wanted] = [
+            (tablet, [requests[i] for i in mine], _CELL_BYTES * sum(1 + len(requests[i][2]) for i in mine))
+            for tablet, mine in found.items()
+        ]
+        return wanted, list(found.values())
+
+    def _of_read(self, requests: Sequence[ReadRequest]) -> int:
+        return self.inner.locate(requests[0][0], requests[0][1])
+
+    async def _read_together(self, asked: list[Sequence[ReadRequest]]) -> list[list[RowCells]]:
+        found = await self.inner.read([request for requests in asked for request in requests])
+        answers, at = [], 0
+        for requests in asked:
+            answers.append(found[at : at + len(requests)])
+            at += len(requests)
+        return answers
+
+    def end_reads(self) -> None:
+        """The session that reads wait in has ended (D7)."""
+        self._losses += 1
+        self._reads.fail_open(lambda: SessionEnded(_ENDED))
+
+    # ------------------------------------------------------------ mutations
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        """See `RowStore.apply`."""
+        if not mutations:
+            return await self.inner.apply(mutations)
+        locate = self.inner.locate
+        wanted: list[Wanted] = [
+            (locate(mutation.table, mutation.rows[0][0]), mutation, _bytes_of(mutation)) for mutation in mutations
+        ]
+        answers = await self._mutations.ask(wanted)
+        if answers is not None:
+            return answers
+        try:
+            return await self.inner.apply(mutations)
+        finally:
+            self._mutations.answered(wanted[0][0])
+
+    async def apply_late(
+        self, table: str, row: bytes, size: int, make: Callable[[], Mutation | None]
+    ) -> Verdict | None:
+        """Apply a mutation that is made only when its batch has been closed, and sent in the same step of the loop:
+        what it takes in memory, it has taken for no longer than that.
+
+        Args:
+            row: one of its rows.
+            size: about how many bytes it takes.
+            make: makes it; None: it is not to be applied, and neither is the verdict.
+        """
+        key = self.inner.locate(table, row)
+        answers = await self._mutations.ask([(key, _Late(table, row, make), size)])
+        if answers is not None:
+            return answers[0]  # type: ignore[no-any-return]
+        try:
+            mutation = make()
+            return None if mutation is None else (await self.inner.apply([mutation]))[0]
+        finally:
+            self._mutations.answered(key)
+
+    def _of_mutation(self, item: Mutation | _Late) -> int:
+        if type(item) is _Late:
+            return self.inner.locate(item.table, item.row)
+        return self.inner.locate(item.table, item.rows[0][0])  # type: ignore[union-attr]
+
+    async def _apply_together(self, items: list[Mutation | _Late]) -> list[Verdict | None]:
+        made = [item.make() if type(item) is _Late else item for item in items]
+        mutations = [mutation for mutation in made if mutation is not None]
+        verdicts = iter(await self.inner.apply(mutations) if mutations else ())  # type: ignore[arg-type]
+        return [None if mutation is None else next(verdicts) for mutation in made]
+
+
+_ENDED = "the connection to the server was away for too long: what was begun before it has ended"
+
+
+def _bytes_of(mutation: Mutation) -> int:
+    """About what it takes in a message."""
+    size = 0
+    for row, checks, writes in mutation.rows:
+        size += len(row) + _CELL_BYTES * (len(checks) + len(writes))
+        for write in writes:
+            size += len(write[3] or b"")
+    return size

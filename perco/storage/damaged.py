@@ -1,0 +1,55 @@
+"""What a check makes of a tablet's files before it reads them: which can be read, and what stands for one that cannot.
+
+A damaged file may do more than read wrong: LMDB ends the process where it meets a page that cannot be. So whoever
+verifies does that in a process of its own, and says before each file which one it is (see `perco.cli.containing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from perco.errors import Corruption
+from perco.storage.call import Call
+from perco.storage.cells import Failed, Mutation, RowCells, ScanPage, ScanRequest
+from perco.storage.lmdb_engine import LmdbEngine, LmdbOptions
+from perco.storage.tablet import MemoryTablet
+
+_CELLS: Final = 5_000  # read from one view: it pins pages where another process writes
+_BYTES: Final = 4 << 20
+
+
+class DamagedTablet(MemoryTablet):
+    """Stands for a tablet whose file cannot be read: whatever is asked of it raises `Corruption`."""
+
+    def __init__(self, table: str, start: bytes, why: Corruption) -> None:
+        super().__init__(table, start)
+        self._why = why
+
+    def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells:
+        raise self._why.again()
+
+    def scan(self, request: ScanRequest) -> ScanPage:
+        raise self._why.again()
+
+    def submit(self, mutation: Mutation, call: Call, index: int) -> None:
+        call.answer(index, Failed(self._why.again()))
+
+
+def verify(path: Path, *, lock: bool) -> Iterator[None]:
+    """Read all of a tablet's file: whether its pages hang together, and its cells are found. Yields now and then.
+
+    Raises: Corruption at the first that cannot.
+    """
+    engine = LmdbEngine(path, (), LmdbOptions(), readonly=True, lock=lock)
+    try:
+        for _ in engine.survey():
+            yield
+        for group in engine.groups():
+            key: bytes | None = b""
+            while key is not None:
+                key = engine.verify_from(group, key or b"\0", _CELLS, _BYTES)
+                yield
+    finally:
+        engine.close()

@@ -1,0 +1,264 @@
+"""The pages of an LMDB file, read without LMDB: which are in use, which are free, and whether that can be.
+
+LMDB trusts its files: it ends the process, or writes over pages that are in use, where one is damaged. This reads the
+same bytes and believes none of them. So it is for checks, and to say where a file's space has gone. What the cells mean
+is no part of it, nor is their order, which a walk with LMDB's own cursors verifies.
+
+Format (mdb.c of LMDB 0.9, 64 bits): two meta pages, of which the newer valid one counts; from it the tree of free pages
+and the tree of the named databases, each of which is a tree of its own. Values that are too long for a page have pages
+of their own, one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+_META: Final = struct.Struct("=16xII16x")  # magic, version
+_TREE: Final = struct.Struct("=IHHQQQQQ")  # pad, flags, depth, branch, leaf and overflow pages, entries, root
+_TREES_AT: Final = 40  # in a meta page: free pages, then named databases; then the last page, and the transaction
+_TAIL_AT: Final = _TREES_AT + 2 * _TREE.size
+_TAIL: Final = struct.Struct("=QQ")
+_PAGE: Final = struct.Struct("=QHHHH")  # number, pad, flags, lower, upper
+_NODE: Final = struct.Struct(
+    "=HHHH"
+)  # size of the value or lower bits of a page (2), flags or upper bits, size of the key
+_NUMBER: Final = struct.Struct("=Q")
+
+_MAGIC: Final = 0xBEEFC0DE
+_VERSION: Final = 1
+_BRANCH: Final = 1
+_LEAF: Final = 2
+_OVERFLOW: Final = 4
+_KINDS: Final = 0x6F  # bits of a page's flags that change how it is read
+_BIG: Final = 1  # flags of a leaf's node
+_SUBTREE: Final = 2
+_NO_ROOT: Final = (1 << 64) - 1
+_DEPTH_MAX: Final = 32
+_KEY_MAX: Final = 511
+_METAS: Final = 2
+_STEPS: Final = 256  # pages between two yields
+
+
+class PageDamaged(Exception):
+    """A page that cannot be; says which, and why."""
+
+
+@dataclass(slots=True)
+class Pages:
+    """What the pages of a file are, as of one transaction.
+
+    Attributes:
+        size: bytes of a page.
+        total: pages ever used, the two meta pages included.
+        trees: of each named database, and of "" for the list of their names, the pages in use.
+        free: pages that are free to be used again, those that older readers may still look at included.
+        free_list: pages that the list of free pages takes.
+    """
+
+    size: int
+    total: int
+    trees: dict[str, int] = field(default_factory=dict)
+    free: int = 0
+    free_list: int = 0
+
+    @property
+    def used(self) -> int:
+        """Pages of all trees of cells, and the meta pages; without free pages and their list."""
+        return _METAS + sum(self.trees.values())
+
+    @property
+    def lost(self) -> int:
+        """Pages that are neither in use nor free: nobody will ever use them again."""
+        return self.total - self.used - self.free - self.free_list
+
+
+def survey(file: int, size: int, transaction: int) -> Iterator[Pages]:
+    """Go through the pages of a file as of a transaction, which a reader must hold meanwhile. Yields now and then what
+    was found so far, and last all of it.
+
+    Args:
+        file: a descriptor of it.
+        size: bytes of a page.
+
+    Raises: PageDamaged; LookupError where both meta pages are newer, or older, by now.
+    """
+    meta = _meta(file, size, transaction)
+    last, _ = _TAIL.unpack_from(meta, _TAIL_AT)
+    if (last + 1) * size > os.fstat(file).st_size:
+        raise PageDamaged(f"the file is cut short: {last + 1} pages are in use")
+    walk = _Walk(file, size, last)
+    found = walk.found
+    yield found
+    named: list[tuple[str, bytes]] = []
+    for _ in walk.tree("", meta[_TREES_AT + _TREE.size : _TAIL_AT], named):
+        yield found
+    for name, tree in named:
+        for _ in walk.tree(name, tree, None):
+            yield found
+    for _ in walk.free(meta[_TREES_AT : _TREES_AT + _TREE.size]):
+        yield found
+    yield found
+
+
+def _meta(file: int, size: int, transaction: int) -> bytes:
+    for number in range(_METAS):
+        page = os.pread(file, size, number * size)
+        valid = len(page) == size and _META.unpack_from(page) == (_MAGIC, _VERSION)
+        if valid and _TAIL.unpack_from(page, _TAIL_AT)[1] == transaction:
+            return page
+    raise LookupError(f"no meta page of transaction {transaction}")
+
+
+class _Walk:
+    """Each page belongs to one tree, or is free, once."""
+
+    def __init__(self, file: int, size: int, last: int) -> None:
+        self.found = Pages(size, last + 1)
+        self._file, self._size, self._last = file, size, last
+        self._seen = bytearray(last + 1)
+
+    def tree(self, name: str, packed: bytes, named: list[tuple[str, bytes]] | None) -> Iterator[None]:
+        """The pages of a tree; `named` takes the trees that it names."""
+        _, _, depth, branches, leaves, overflows, entries, root = _TREE.unpack(packed)
+        counts = [0, 0, 0]
+        cells = 0
+        for page, data in self._pages(root, depth):
+            counts[0 if data is None else 1] += 1
+            if data is not None:
+                for flags, key, value in self._nodes(page, data):
+                    cells += 1
+                    if flags & _BIG:
+                        counts[2] += self._long(value)
+                    if flags & _SUBTREE and named is not None:
+                        named.append(_named(page, key, value))
+                    elif flags & _SUBTREE or (named is not None and flags & ~_BIG):
+                        raise PageDamaged(f"page {page}: a cell is marked as it cannot be")
+            if not sum(counts[:2]) % _STEPS:
+                yield
+        self.found.trees[name] = sum(counts)
+        if (branches, leaves, overflows, entries) != (*counts, cells):
+            raise PageDamaged(
+                f"group {name!r} has {cells} cells in {sum(counts)} pages, and is noted to have {entries}"
+            )
+
+    def free(self, packed: bytes) -> Iterator[None]:
+        """The list of free pages: under each transaction's number the pages that it freed."""
+        _, _, depth, _, _, _, _, root = _TREE.unpack(packed)
+        before = 0
+        for page, data in self._pages(root, depth, least=1):
+            self.found.free_list += 1
+            for flags, key, value in self._nodes(page, data) if data is not None else ():
+                if len(key) != _NUMBER.size or (number := _NUMBER.unpack(key)[0]) <= before:
+                    raise PageDamaged(f"page {page}: the list of free pages is out of order")
+                before = number
+                self._take_free(page, self._value(page, flags, value))
+            yield
+
+    def _value(self, page: int, flags: int, value: bytes) -> bytes:
+        if not flags & _BIG:
+            return value
+        first = _NUMBER.unpack_from(value)[0]
+        count = self._long(value)
+        self.found.free_list += count
+        return os.pread(self._file, count * self._size - _PAGE.size, first * self._size + _PAGE.size)
+
+    def _take_free(self, page: int, packed: bytes) -> None:
+        count = _NUMBER.unpack_from(packed)[0] if len(packed) >= _NUMBER.size else 0
+        if not 0 < (count + 1) * _NUMBER.size <= len(packed):
+            raise PageDamaged(f"page {page}: the list of free pages is cut short")
+        numbers = struct.unpack_from(f"={count}Q", packed, _NUMBER.size)
+        for number in numbers:
+            self._take(number, 1, "is free, it says, and")
+        if any(one <= other for one, other in pairwise(numbers)):
+            raise PageDamaged(f"page {page}: free pages are out of order")
+        self.found.free += count
+
+    def _pages(self, root: int, depth: int, least: int = 2) -> Iterator[tuple[int, bytes | None]]:
+        """Every page of a tree: its number, and what is in it if it is a leaf."""
+        if root == _NO_ROOT:
+            if depth:
+                raise PageDamaged(f"a tree of depth {depth} has no root")
+            return
+        if not 0 < depth <= _DEPTH_MAX:
+            raise PageDamaged(f"page {root} is the root of a tree of depth {depth}")
+        left = [(root, depth)]
+        while left:
+            page, level = left.pop()
+            data = self._read(page)
+            kind = _PAGE.unpack_from(data)[2] & _KINDS
+            if kind != (_BRANCH if level > 1 else _LEAF):
+                raise PageDamaged(f"page {page} is of another kind than its place in the tree says")
+            if kind == _LEAF:
+                yield page, data
+                continue
+            below = [self._child(page, data, place) for place in self._places(page, data)]
+            if len(below) < least:
+                raise PageDamaged(f"page {page} leads to {len(below)} pages")
+            left += [(child, level - 1) for child in reversed(below)]
+            yield page, None
+
+    def _read(self, page: int) -> bytes:
+        self._take(page, 1, "is in use, and")
+        data = os.pread(self._file, self._size, page * self._size)
+        if len(data) != self._size or _PAGE.unpack_from(data)[0] != page:
+            raise PageDamaged(f"page {page} says that it is another one")
+        return data
+
+    def _take(self, page: int, count: int, what: str) -> None:
+        if not (page >= _METAS and page + count <= self._last + 1):
+            raise PageDamaged(f"page {page} is named, and the file ends at page {self._last}")
+        if any(self._seen[page : page + count]):
+            raise PageDamaged(f"page {page} {what} has another use already")
+        self._seen[page : page + count] = b"\1" * count
+
+    def _places(self, page: int, data: bytes) -> tuple[int, ...]:
+        """Where the nodes of a page lie."""
+        _, _, _, lower, upper = _PAGE.unpack_from(data)
+        if not _PAGE.size <= lower <= upper <= self._size or lower % 2:
+            raise PageDamaged(f"page {page}: its head cannot be")
+        places: tuple[int, ...] = struct.unpack_from(f"={(lower - _PAGE.size) // 2}H", data, _PAGE.size)
+        if not places or min(places) < upper or max(places) + _NODE.size > self._size:
+            raise PageDamaged(f"page {page}: a cell lies outside of it")
+        return places
+
+    def _child(self, page: int, data: bytes, place: int) -> int:
+        low, high, top, key = _NODE.unpack_from(data, place)
+        if key > _KEY_MAX or place + _NODE.size + key > self._size:
+            raise PageDamaged(f"page {page}: a key is longer than it can be")
+        return int(low | high << 16 | top << 32)
+
+    def _nodes(self, page: int, data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+        """Of each node of a leaf: flags, key, and the value, or of a long one the page and size."""
+        for place in self._places(page, data):
+            low, high, flags, length = _NODE.unpack_from(data, place)
+            at = place + _NODE.size + length
+            size = low | high << 16
+            end = at + (_NUMBER.size if flags & _BIG else size)
+            if not 0 < length <= _KEY_MAX or end > self._size:
+                raise PageDamaged(f"page {page}: a cell is longer than its page")
+            more = _NUMBER.pack(size) if flags & _BIG else b""
+            yield flags, data[at - length : at], data[at:end] + more
+
+    def _long(self, value: bytes) -> int:
+        """How many pages a long value takes."""
+        page, size = struct.unpack("=QQ", value)
+        self._take(page, 1, "is of a long value, and")
+        head = os.pread(self._file, _PAGE.size, page * self._size)
+        number, _, flags, low, high = _PAGE.unpack(head)
+        count = low | high << 16
+        if number != page or flags & _KINDS != _OVERFLOW or count < 1 or count * self._size - _PAGE.size < size:
+            raise PageDamaged(f"page {page} is not the first one of a long value of {size} bytes")
+        if count > 1:
+            self._take(page + 1, count - 1, "is of a long value, and")
+        return int(count)
+
+
+def _named(page: int, key: bytes, value: bytes) -> tuple[str, bytes]:
+    if len(value) != _TREE.size:
+        raise PageDamaged(f"page {page}: the head of a group has {len(value)} bytes")
+    return key.decode(errors="replace"), value

@@ -1,0 +1,366 @@
+"""A disk of memory that outlives processes, and the tablets that they open on it.
+
+The tablets are the product's (`LmdbTablet`: its queue, its batches, what it holds while it is cut), over an engine of
+memory that behaves as an LMDB environment does: what a batch wrote is there as a whole, or not at all; a shared view
+stays as old as it was; an epoch fences off who had it before (F1). What the product does on other threads is done here
+by tasks of the process, in virtual time: so a process that dies in the middle of a batch leaves it written or not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Container, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Any, Protocol, TypeVar
+
+import trio
+import trio.lowlevel
+
+from perco.errors import StoreError, StoreFull, TabletSplit
+from perco.storage import (
+    BatchOptions,
+    Failed,
+    LmdbOptions,
+    LmdbTablet,
+    Mutation,
+    NoReply,
+    RowCells,
+    ScanPage,
+    ScanRequest,
+    Tablet,
+    Verdict,
+)
+from perco.storage.engine import MemoryBatch, MemoryEngine
+from perco.storage.handover import Handover, Written
+from perco.storage.lmdb_engine import Fenced
+from perco.storage.row import NOWHERE, check_and_write, read_row, scan_rows
+from perco.storage.tablet import Resubmit
+from perco.testing.processes import Process
+from perco.txn.catalogue import SYSTEM_TABLE
+from perco.txn.local import LocalStore, Placed
+
+T = TypeVar("T")
+Cells = Sequence[tuple[str, bytes, "bytes | None"]]
+
+
+class Environment:
+    """What lies on the disk for a tablet. `cells`: all of them; `epoch`: F1; `stop`: P5."""
+
+    def __init__(self) -> None:
+        self.cells = MemoryEngine()
+        self.epoch = 0
+        self.stop: bytes | None = None
+
+
+class Disk:
+    """Environments by name."""
+
+    def __init__(self) -> None:
+        self.environments: dict[str, Environment] = {}
+
+    def open(self, name: str) -> Environment:
+        return self.environments.setdefault(name, Environment())
+
+    def place(self, name: str) -> None:
+        """A copy that was made beside gets its name (P4)."""
+        self.environments[name] = self.environments.pop(f"{name}.new")
+
+
+class MemoryEnvironment:
+    """An environment as a process has it open; in place of `LmdbEngine`."""
+
+    def __init__(self, disk: Disk, name: str, *, readonly: bool = False) -> None:
+        self._disk, self.name, self.readonly = disk, name, readonly
+        self._at = disk.open(name)
+        self._shared: MemoryEngine | None = None  # the view that several reads share
+        self._epoch = 0
+        self.options = LmdbOptions()
+        self.still = threading.Lock()
+        self.busy = False
+        self.full = False  # the disk is, but for the reserve
+        self.map_bytes = 1 << 30
+
+    # ------------------------------------------------------------ reading
+
+    def read(
+        self, row: bytes, queries: Sequence[Any], empty: Container[str] = NOWHERE, *, shared: bool = False
+    ) -> RowCells:
+        if self._shared is not None:
+            return read_row(self._shared, row, queries, empty)
+        if shared:
+            self._shared = self._at.cells
+        elif self.readonly:
+            self._check_stop(row)
+        return read_row(self._at.cells, row, queries, empty)
+
+    def end_shared(self) -> None:
+        self._shared = None
+
+    def _check_stop(self, row: bytes) -> None:
+        if self._at.stop is not None and row >= self._at.stop:
+            raise TabletSplit(self.name)
+
+    def scan(self, request: ScanRequest) -> ScanPage:
+        if (
+            self.readonly
+            and self._at.stop is not None
+            and not (request.stop is not None and request.stop <= self._at.stop)
+        ):
+            raise TabletSplit(self.name)
+        return scan_rows(self._at.cells, request)
+
+    def entries(self, group: str) -> int:
+        return self._at.cells.entries(group)
+
+    def groups(self) -> list[str]:
+        return self._at.cells.groups()
+
+    def used_bytes(self) -> int:
+        return 0
+
+    def live_bytes(self) -> int:
+        return 0
+
+    def has_from(self, row: bytes) -> bool:
+        return self._at.cells.has_from(row)
+
+    # ------------------------------------------------------------ writing
+
+    def take_over(self) -> int:
+        self._at.epoch += 1
+        self._epoch = self._at.epoch
+        return self._epoch
+
+    def _changing(self) -> MemoryEngine:
+        """What is to be written to; whoever reads a shared view keeps the old state."""
+        if self._epoch and self._at.epoch != self._epoch:
+            raise Fenced(f"{self.name}: another process has taken the tablet over")
+        if self._shared is self._at.cells:
+            self._shared = self._at.cells.copy_from(b"")
+        return self._at.cells
+
+    def commit(
+        self,
+        mutations: Sequence[Mutation],
+        floor: int,
+        written: Callable[[], None] | None = None,
+        empty: Container[str] = NOWHERE,
+    ) -> list[Verdict]:
+        cells = self._changing()
+        verdicts: list[Verdict] = []
+        for mutation in mutations:
+            batch = MemoryBatch(cells)
+            verdicts.append(check_and_write(batch, mutation, floor, empty))
+            batch.commit()
+        return verdicts
+
+    def put_cells(self, cells: Cells) -> None:
+        into = self._changing()
+        for group, key, value in cells:
+            if value is None:
+                into.delete(group, key)
+            else:
+                into.put(group, key, value)
+
+    def remove_from(self, row: bytes, cells: int) -> bool:
+        engine = self._changing()
+        if engine.has_from(row):
+            self._at.stop = row  # P5
+            engine.remove_from(row)
+        return False
+
+    def repack(self, group: str, start: bytes, cells: int, skip: int) -> tuple[bytes | None, bool]:
+        self._changing()
+        return None, False
+
+    def add_groups(self, groups: Sequence[str]) -> None:
+        self._changing()
+
+    # ------------------------------------------------------------ room
+
+    def has_map_for(self, need_bytes: int, *, reserve: bool) -> bool:
+        return True
+
+    def make_room(self, need_bytes: int, *, reserve: bool) -> StoreFull | None:
+        return StoreFull(self.name, "the simulation's disk is full") if self.full and not reserve else None
+
+    def has_free(self, need_bytes: int, *, reserve: bool) -> bool:
+        return reserve
+
+    # ------------------------------------------------------------ splitting
+
+    def another(self, path: Path, groups: Sequence[str], options: LmdbOptions) -> MemoryEnvironment:
+        """A fresh one, beside it; see `LmdbEngine.another`."""
+        self._disk.environments[f"{path.name}.new"] = Environment()
+        return MemoryEnvironment(self._disk, f"{path.name}.new")
+
+    def cells_from(self, group: str, key: bytes, count: int, size: int) -> list[tuple[bytes, bytes]]:
+        found: list[tuple[bytes, bytes]] = []
+        cursor = self._at.cells.cursor(group)
+        more = cursor.set_range(key)
+        while more and len(found) < min(count, 50):
+            found.append(cursor.item())
+            more = cursor.next()
+        return found
+
+    def keys_from(self, group: str, key: bytes, count: int) -> list[bytes]:
+        return [at for at, _ in self.cells_from(group, key, count, 0)]
+
+    def take_marks(self, other: MemoryEnvironment) -> None:
+        """See `LmdbEngine.take_marks`."""
+        self._at.epoch, self._at.stop = other._at.epoch, other._at.stop
+
+    def clear_dead_readers(self) -> int:
+        """Readers of memory hold nothing up."""
+        return 0
+
+    def check_room_for_copy(self) -> None:
+        """There is."""
+
+    def fill_up(self) -> None:
+        """There is no file."""
+
+    def sync(self) -> None:
+        """Memory is what this disk is made of."""
+
+    def close(self) -> None:
+        self._shared = None
+
+    def forget(self) -> None:
+        """Nobody forks."""
+
+
+class Befalls(Protocol):
+    """Who decides what befalls batches."""
+
+    def batch(self, process: Process, tablet: str, mutations: Sequence[Mutation]) -> str:
+        """ "", "FULL", "DIES_BEFORE" or "DIES_AFTER"."""
+        ...
+
+    def kill(self, process: Process) -> None: ...
+    def pause_s(self, process: Process) -> float:
+        """How long a step on another thread takes."""
+        ...
+
+
+class DiskTablet(LmdbTablet):
+    """The product's tablet, whose writer is a task."""
+
+    def __init__(
+        self,
+        table: str,
+        start: bytes,
+        engine: MemoryEnvironment,
+        batch: BatchOptions,
+        resubmit: Resubmit,
+        process: Process,
+        befalls: Befalls,
+        rng: Random,
+        floor: int = 0,
+    ) -> None:
+        handover = Handover()
+        handover._let_go = None  # there is one thread
+        self._rng, self._process, self._befalls = rng, process, befalls
+        self._orders: deque[Any] = deque()
+        self._ordered = trio.Event()
+        self._over = trio.Event()
+        super().__init__(table, start, engine, batch, resubmit, handover, floor)  # type: ignore[arg-type]
+        trio.lowlevel.spawn_system_task(self._write_in_virtual_time, name=f"writer-{engine.name}")
+
+    # ------------------------------------------------------------ what the product does with threads and real clocks
+
+    def _cpu_s(self) -> float:
+        return self._rng.random() / 1000
+
+    def _now_s(self) -> float:
+        return self._rng.random()
+
+    def _hand_over(
+        self,
+        mutations: Sequence[Mutation],
+        room: int,
+        done: Callable[[Sequence[Verdict]], None],
+        written: Written | None = None,
+        empty: Container[str] = NOWHERE,
+    ) -> None:
+        if written is not None:
+            written.tell()  # or the loop would wait, in real time
+        self._thread = threading.current_thread()  # there was something to write
+        self._orders.append((mutations, room, done, empty))
+        self._ordered.set()
+
+    async def _beside(self, act: Callable[..., T], *args: Any) -> T:
+        await trio.sleep(self._befalls.pause_s(self._process))
+        return act(*args)
+
+    async def _join(self) -> None:
+        self._orders.append(None)
+        self._ordered.set()
+        await self._over.wait()
+
+    async def _write_in_virtual_time(self) -> None:
+        while True:
+            while not self._orders:
+                await self._ordered.wait()
+                self._ordered = trio.Event()
+            order = self._orders.popleft()
+            if order is None:
+                break
+            mutations, room, done, empty = order
+            await trio.sleep(self._befalls.pause_s(self._process))
+            done(await self._written(mutations, room, empty))
+        self._over.set()
+
+    async def _written(self, mutations: Sequence[Mutation], room: int, empty: Container[str]) -> Sequence[Verdict]:
+        engine: Any = self.engine
+        what = self._befalls.batch(self._process, engine.name, mutations) if mutations else ""
+        if what == "DIES_BEFORE":
+            self._befalls.kill(self._process)
+            await trio.lowlevel.checkpoint()  # it is dead: this ends when it is buried
+        if self._process.dead:
+            return [Failed(StoreError("the process is dead"))] * len(mutations)
+        engine.full = what == "FULL"
+        try:
+            verdicts = self._commit(mutations, room, None, empty)
+        except Exception as error:
+            verdicts = [NoReply(f"{type(error).__name__}: {error}")] * len(mutations)
+        engine.full = False
+        if what == "DIES_AFTER":
+            self._befalls.kill(self._process)
+        await trio.sleep(self._befalls.pause_s(self._process))
+        return verdicts
+
+
+class DiskStore(LocalStore):
+    """The row store of a process, on the disk."""
+
+    def __init__(self, disk: Disk, process: Process, befalls: Befalls, rng: Random, **more: Any) -> None:
+        self._disk, self._process, self._befalls, self._rng = disk, process, befalls, rng
+        self._placing = ""  # the tablet that is being split off
+        super().__init__(
+            "memory:", durable=True, readonly=False, accept_loss=False, lmdb=LmdbOptions(), batch=BatchOptions(), **more
+        )
+
+    def _opened(
+        self, table: str, placed: Placed, every: Sequence[str], opened: ExitStack, *, sync: bool | None = None
+    ) -> Tablet:
+        if self._placing == f"{table}-{placed[0]}":
+            self._disk.place(self._placing)
+        if self._elsewhere is not None and table != SYSTEM_TABLE:
+            return super()._opened(table, placed, every, opened, sync=sync)
+        number, start, _ = placed
+        self._numbers.setdefault(table, {})[number] = start
+        engine = MemoryEnvironment(self._disk, f"{table}-{number}")
+        return DiskTablet(table, start, engine, self._batch, self.store.submit, self._process, self._befalls, self._rng)
+
+    async def split(
+        self, table: str, row: bytes, number: int, record: Callable[[], Awaitable[None]]
+    ) -> tuple[int, float]:
+        self._placing = f"{table}-{number}"
+        try:
+            return await super().split(table, row, number, record)
+        finally:
+            self._placing = ""

@@ -1,0 +1,299 @@
+"""Connections between the processes of a simulation, over which what is sent meets faults, message by message.
+
+A connection carries the product's bytes. The network reads along, to know which call, answer or greeting they are, and
+asks its run what befalls each: a fault is one of a message, and is counted so.
+
+    SLOW             it arrives later, and so does what follows it
+    LOSE             the connection breaks, and it never arrives
+    CUT              the same, in the middle of it: some of its bytes arrive
+    LATE             its sender finds the connection broken; it arrives all the same, and is the last that does
+    DEAF             nothing arrives in this direction any more, and nobody is told (a half-open connection)
+    SENDER_DIES      before it leaves
+    RECEIVER_DIES    when it has arrived, before anybody has read it
+    SENDER_STOPS     before it leaves, for a while
+
+Between two processes of one host that hold the ends of a pair of sockets, nothing is lost while both live: there a
+message that is cut is one in the middle of which its sender died.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any, Final, NamedTuple, Protocol
+
+import msgpack
+import trio
+
+from perco.rpc.framing import HEAD_BYTES
+from perco.rpc.link import PUSH
+from perco.serve.messages import ANNOUNCED, DROPPED, MOVED, NOTIFIED, QUIET, RELEASED, TASKS_ASKED, Method, Order
+from perco.testing.processes import Process, Processes, current
+
+SLOW, LOSE, CUT, LATE, DEAF = "SLOW", "LOSE", "CUT", "LATE", "DEAF"
+SENDER_DIES, RECEIVER_DIES, SENDER_STOPS = "SENDER_DIES", "RECEIVER_DIES", "SENDER_STOPS"
+LOCAL_FAULTS: Final = (SLOW, CUT, SENDER_DIES, RECEIVER_DIES, SENDER_STOPS)
+FAULTS: Final = (SLOW, LOSE, CUT, LATE, DEAF, SENDER_DIES, RECEIVER_DIES, SENDER_STOPS)
+NAMES: Final[dict[int, str]] = {int(each): each.name for each in (*Method, *Order)}
+PUSHES: Final = {
+    NOTIFIED: "NOTIFIED",
+    ANNOUNCED: "ANNOUNCED",
+    MOVED: "MOVED",
+    QUIET: "QUIET",
+    RELEASED: "RELEASED",
+    DROPPED: "DROPPED",
+    TASKS_ASKED: "TASKS_ASKED",
+}
+_HEARTBEAT: Final = "heartbeat"
+_PIECE_MAX: Final = 200  # bytes, where what arrives comes in pieces
+
+
+class Message(NamedTuple):
+    """What is being sent. `step`: the name of the call, `... answer`, of what is pushed; `arguments`: of a call that
+    changes rows, else None."""
+
+    sender: Process
+    receiver: Process
+    step: str
+    arguments: Any
+    faults: tuple[str, ...]  # that can befall it
+
+
+class Befalls(Protocol):
+    """Who decides."""
+
+    rng: Random  # for what is only noise
+
+    def message(self, message: Message) -> str:
+        """What befalls it: "", or a fault and, of those that last, for how many seconds."""
+        ...
+
+    def connection(self, process: Process, to: str) -> str:
+        """ "", "REFUSED", or "HANGS": it takes for ever."""
+        ...
+
+    def delay_s(self) -> float:
+        """How long bytes take."""
+        ...
+
+
+class _Way:
+    """One direction of a connection."""
+
+    def __init__(self) -> None:
+        self.coming: deque[tuple[float, bytes]] = deque()
+        self.not_before = 0.0  # bytes stay in order
+        self.ended = self.broken = False  # after what is coming: nothing more; an error
+        self.deaf = False
+        self.wake = trio.Event()
+        self.rest = b""  # of a piece that was longer than was asked for
+
+    def woken(self) -> None:
+        self.wake.set()
+        self.wake = trio.Event()
+
+
+class _Connection:
+    """Two ends, 0 of whoever connected."""
+
+    def __init__(self, network: Network, processes: tuple[Process, Process], *, local: bool) -> None:
+        self.network, self.processes, self.local = network, processes, local
+        self.ways = (_Way(), _Way())  # ways[i]: to end i
+        self.cut_off = [False, False]  # an end that finds the connection broken when it sends
+        self.methods: dict[int, str] = {}  # of calls that are under way
+        self.greeted = [False, False]
+        self.ends = (Stream(self, 0), Stream(self, 1))
+
+    def end(self, *, broken: bool) -> None:
+        """Both sides find it ended, as soon as what is on its way has arrived."""
+        for way in self.ways:
+            way.ended, way.broken = True, way.broken or broken
+            way.woken()
+        self.cut_off = [True, True]
+
+    def process_died(self, end: int, *, told: bool) -> None:
+        """Its kernel tells the other side, or not: the whole machine has gone."""
+        if told:
+            self.ways[1 - end].ended = True
+            self.ways[1 - end].woken()
+            self.cut_off[1 - end] = True
+        else:
+            self.ways[end].deaf = True
+
+    def steps(self, end: int, data: bytes) -> list[tuple[str, Any]]:
+        """Which messages a frame has that an end sends."""
+        if not self.greeted[end]:
+            self.greeted[end] = True
+            return [("WELCOME" if end else "HELLO", None)]
+        found: list[tuple[str, Any]] = []
+        unpacker = msgpack.Unpacker(use_list=False, strict_map_key=False)
+        unpacker.feed(memoryview(data)[4:])
+        for _ in range(unpacker.read_array_header()):
+            unpacker.read_array_header()
+            first, second = unpacker.unpack(), unpacker.unpack()
+            if end == 0:
+                name = NAMES.get(second, str(second))
+                if first:
+                    self.methods[first] = name
+                if name in ("APPLY", "COMMIT"):
+                    found.append((name, unpacker.unpack()))
+                    continue
+                found.append((name, None))
+            elif second == PUSH:
+                found.append((PUSHES.get(first, str(first)), None))
+            else:
+                found.append((f"{self.methods.pop(first, '?')} answer", None))
+            unpacker.skip()
+        return found
+
+
+class Stream(trio.abc.Stream):
+    """An end of a connection."""
+
+    def __init__(self, connection: _Connection, end: int) -> None:
+        self._connection, self._end, self._closed = connection, end, False
+        self._out, self._in = connection.ways[1 - end], connection.ways[end]
+        self._sent = False
+
+    async def send_all(self, data: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        self._check()
+        connection, end, network = self._connection, self._end, self._connection.network
+        sender, receiver = connection.processes[end], connection.processes[1 - end]
+        data = bytes(data)
+        fault, more = "", ""
+        if len(data) > HEAD_BYTES:
+            faults = LOCAL_FAULTS if connection.local else FAULTS
+            for step, arguments in connection.steps(end, data):
+                fault, _, more = network.befalls.message(Message(sender, receiver, step, arguments, faults)).partition(
+                    " "
+                )
+                if fault:
+                    break
+        if fault == SENDER_DIES:
+            network.processes.kill(sender)
+        elif fault == SENDER_STOPS:
+            network.processes.stop_for(sender, float(more))
+        if fault in (SENDER_DIES, SENDER_STOPS):
+            await trio.lowlevel.checkpoint()  # of the dead nothing goes on here
+            self._check()
+        if fault == DEAF:
+            self._out.deaf = True
+        if self._out.deaf or fault == LOSE:
+            if fault == LOSE:
+                connection.end(broken=True)
+            return
+        after_s = network.befalls.delay_s() + (float(more) if fault == SLOW else 0.0)
+        if fault == CUT:
+            data = data[: max(1, int(len(data) * float(more)))]
+        at = self._out.not_before = max(self._out.not_before, trio.current_time() + after_s)
+        self._out.coming.append((at, data))
+        self._out.woken()
+        if fault == CUT and connection.local:
+            network.processes.kill(sender)
+            await trio.lowlevel.checkpoint()
+        elif fault == CUT:
+            connection.end(broken=True)
+        elif fault == LATE:
+            self._in.coming.clear()
+            connection.cut_off[end] = self._in.ended = self._in.broken = self._out.ended = True
+            self._out.not_before = at + float(more)
+            self._out.coming[-1] = (self._out.not_before, data)
+            self._in.woken()
+        elif fault == RECEIVER_DIES:
+            network.die_at(receiver, at)
+
+    def _check(self) -> None:
+        if self._closed or self._connection.processes[self._end].dead:
+            raise trio.ClosedResourceError("this end is closed")
+        if self._connection.cut_off[self._end]:
+            raise trio.BrokenResourceError("the connection broke")
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        await trio.lowlevel.checkpoint()
+        way, rng = self._in, self._connection.network.befalls.rng
+        while True:
+            if self._closed or self._connection.processes[self._end].dead:
+                raise trio.ClosedResourceError("this end is closed")
+            now = trio.current_time()
+            if way.rest or (way.coming and way.coming[0][0] <= now and not way.deaf):
+                data = way.rest or way.coming.popleft()[1]
+                limit = max_bytes or len(data)
+                if len(data) > 8 and rng.random() < self._connection.network.in_pieces:
+                    limit = min(limit, rng.randint(1, _PIECE_MAX))
+                way.rest = data[limit:]
+                return data[:limit]
+            if way.ended and not way.coming:
+                if way.broken:
+                    raise trio.BrokenResourceError("the connection broke")
+                return b""
+            wake = way.wake
+            with trio.move_on_at(way.coming[0][0] if way.coming and not way.deaf else trio.current_time() + 1e9):
+                await wake.wait()
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._in.woken()
+            connection = self._connection
+            connection.process_died(self._end, told=connection.local or not connection.processes[self._end].dead)
+        await trio.lowlevel.checkpoint()
+
+
+class Network:
+    """All connections. `in_pieces`: how much of what arrives comes in pieces."""
+
+    def __init__(self, processes: Processes, befalls: Befalls, in_pieces: float) -> None:
+        self.processes, self.befalls, self.in_pieces = processes, befalls, in_pieces
+        self._listening: dict[str, tuple[Process, Callable[[trio.abc.Stream], Awaitable[None]]]] = {}
+        self._connections: dict[Process, list[tuple[_Connection, int]]] = {}
+
+    def listen(self, name: str, serve: Callable[[trio.abc.Stream], Awaitable[None]]) -> Callable[[], None]:
+        """The current process serves there, each connection in a task; returns what ends that."""
+        process = current()
+        self._listening[name] = process, serve
+
+        def end() -> None:
+            if self._listening.get(name, (None,))[0] is process:
+                del self._listening[name]
+
+        process.on_death.append(end)
+        return end
+
+    async def connect(self, name: str) -> Stream:
+        """A stream from the current process. Raises: OSError."""
+        process = current()
+        what = "" if process.dead else self.befalls.connection(process, name)
+        await trio.sleep(1e9 if what == "HANGS" else self.befalls.delay_s())
+        if what == "REFUSED" or name not in self._listening or process.dead:
+            raise ConnectionRefusedError(f"nobody serves at {name}")
+        server, serve = self._listening[name]
+        ours, theirs = self.pair(process, server)
+        self.processes.spawn_in(server, lambda: serve(theirs))
+        return ours
+
+    def pair(self, one: Process, other: Process, *, local: bool = False) -> tuple[Stream, Stream]:
+        """The ends of a new connection between two processes; `local`: of one host."""
+        connection = _Connection(self, (one, other), local=local)
+        for end, process in enumerate((one, other)):
+            if process not in self._connections:
+                self._connections[process] = []
+                process.on_death.append(lambda process=process: self._died(process))  # type: ignore[misc]
+            self._connections[process].append((connection, end))
+        return connection.ends
+
+    def _died(self, process: Process) -> None:
+        told = self.befalls.rng.random() < 0.8
+        for connection, end in self._connections.pop(process, ()):
+            connection.process_died(end, told=told or connection.local)
+
+    def die_at(self, process: Process, at: float) -> None:
+        async def die() -> None:
+            await trio.sleep_until(at)
+            self.processes.kill(process)
+
+        self.processes.in_the_world(die)

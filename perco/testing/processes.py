@@ -1,0 +1,287 @@
+"""Processes in one event loop, which can be stopped (SIGSTOP), let go on (SIGCONT) and killed (SIGKILL).
+
+Every task belongs to the process whose task started it. While a process is stopped none of its tasks takes a step,
+whatever it waits for: what wakes them is kept until it goes on, as the kernel keeps it for a real process. A killed
+process never takes a step again, so no `finally` of it runs while the others live: it tells nobody that it has gone,
+and what it had in memory does nothing any more. The simulation unwinds it when its run is over (`Processes.bury`).
+
+This is done where trio keeps the tasks that can run, so what is driven needs to know nothing of it. Calls that are to
+be made soon on the loop (`TrioToken.run_sync_soon`) are made by a task of the process that asked for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+import trio
+from trio._core import _run as scheduler
+
+_ALL_S: Final = 1500.0  # virtual; a run ends itself long before
+_CLOSES_MAX: Final = 50  # a task that is closed may wait in its `finally`, again and again
+_UNWIND_S: Final = 60.0  # virtual: waiting for servers that are gone ends long before
+
+
+class EndlessError(Exception):
+    """A run does not come to its end: something goes round in circles, or all wait for each other."""
+
+
+class Process:
+    """Some tasks that live and die together. `died` is set when it is killed; `ended` also when its main task ends."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dead = self.stopped = False
+        self.died, self.ended = trio.Event(), trio.Event()
+        self.scope = trio.CancelScope()
+        self.nursery: trio.Nursery | None = None
+        self.on_death: list[Callable[[], None]] = []  # what the kernel does
+        self.error: Exception | None = None
+        self._kept: list[trio.lowlevel.Task] = []
+        self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._called = trio.Event()
+        self._stop_until = 0.0
+
+    def __repr__(self) -> str:
+        return f"<process {self.name}>"
+
+    async def gone(self) -> None:
+        """Until it is dead, or has ended."""
+        async with trio.open_nursery() as nursery:
+
+            async def until(event: trio.Event) -> None:
+                await event.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until, self.died)
+            nursery.start_soon(until, self.ended)
+
+    def keep(self, task: trio.lowlevel.Task) -> None:
+        self._kept.append(task)
+
+    def kept(self) -> list[trio.lowlevel.Task]:
+        """Its tasks that could have gone on; no more."""
+        kept, self._kept = self._kept, []
+        return kept
+
+    def call_soon(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self._calls.append((function, args))
+        self._called.set()
+
+    async def make_calls(self) -> None:
+        """Until cancelled: what is to be called soon."""
+        while True:
+            await self._called.wait()
+            self._called = trio.Event()
+            for _ in range(len(self._calls)):
+                function, args = self._calls.popleft()
+                function(*args)
+
+
+_current: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+def current() -> Process:
+    """Whose task runs."""
+    process = _current.get()
+    assert process is not None, "a task of no process"
+    return process
+
+
+class _Runnable(deque[trio.lowlevel.Task]):
+    """trio's tasks that can run, without those of processes that are stopped."""
+
+    def append(self, task: trio.lowlevel.Task) -> None:
+        process = task.context.get(_current)
+        if process is None:  # it begins, or is one of trio's own
+            process = _current.get()
+            if process is not None:
+                task.context.run(_current.set, process)
+        if process is not None and process.stopped:
+            process.keep(task)
+        else:
+            super().append(task)
+
+
+class _Token:
+    """In place of trio's token: nothing comes from other threads."""
+
+    def run_sync_soon(self, function: Callable[..., object], *args: Any, idempotent: bool = False) -> None:
+        current().call_soon(function, args)
+
+
+class Processes:
+    """All of a run. `world` is whoever runs it: what is in none of them."""
+
+    def __init__(self) -> None:
+        self.all: list[Process] = []
+        self.world = Process("the world")
+        self._nursery: trio.Nursery | None = None
+        self._tasks: set[trio.lowlevel.Task] = set()
+
+    @contextmanager
+    def _installed(self) -> Iterator[None]:
+        runner = scheduler.GLOBAL_RUN_CONTEXT.runner
+        _current.set(self.world)
+        for task in runner.tasks:
+            if task is not trio.lowlevel.current_task():
+                task.context.run(_current.set, self.world)
+        self._tasks = runner.tasks
+        queue, token = runner.runq, runner.trio_token
+        self._queue = runner.runq = _Runnable(queue)
+        runner.trio_token = _Token()  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            runner.runq, runner.trio_token = deque(self._queue), token
+
+    async def run(self, main: Callable[[], Awaitable[None]]) -> None:
+        """Run the world; its processes have to be buried at its end."""
+        with self._installed():
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self.world.make_calls)
+                nursery.start_soon(self._watch)
+                try:
+                    await main()
+                except Exception as error:
+                    self._abort(error)
+                    await trio.sleep_forever()
+                nursery.cancel_scope.cancel()
+
+    async def _watch(self) -> None:
+        """A run in which everybody waits for ever, shielded too, ends with an error that says where."""
+        await trio.sleep(_ALL_S)
+        living = [process for process in (self.world, *self.all) if not process.dead and not process.ended.is_set()]
+        self._abort(EndlessError(f"after {_ALL_S:g} s the run has not ended: {self._where(living)}"))
+
+    def _abort(self, error: Exception) -> None:
+        """End the run with an error, whoever shields himself from that."""
+
+        def current_time() -> float:
+            raise error
+
+        setattr(trio.lowlevel.current_clock(), "current_time", current_time)  # noqa: B010
+
+    def discard(self) -> None:
+        """After a run that was aborted: nothing is left of its tasks that would disturb the next one."""
+        for task in list(self._tasks):
+            for _ in range(_CLOSES_MAX):
+                with contextlib.suppress(BaseException):  # what they do at their end is of no interest
+                    task.coro.close()
+                    break
+
+    def start(self, process: Process, main: Callable[[], Awaitable[None]]) -> None:
+        """`main` is its first task; when that ends, so does the process."""
+        assert self._nursery is not None
+        self.all.append(process)
+        before = _current.set(process)
+        try:
+            self._nursery.start_soon(self._live, process, main, name=process.name)
+        finally:
+            _current.reset(before)
+
+    async def _live(self, process: Process, main: Callable[[], Awaitable[None]]) -> None:
+        try:
+            async with trio.open_nursery() as calls:
+                calls.start_soon(process.make_calls)  # to the end: what ends a store has some made
+                with process.scope:
+                    async with trio.open_nursery() as nursery:
+                        process.nursery = nursery
+                        await main()
+                        process.nursery = None
+                        nursery.cancel_scope.cancel()
+                calls.cancel_scope.cancel()
+        except Exception as error:  # for whoever waits for its end
+            process.error = error
+        finally:
+            process.nursery = None
+            process.ended.set()
+
+    # ------------------------------------------------------------ signals
+
+    def stop(self, process: Process) -> None:
+        """From the next step of any of its tasks on, it stands still."""
+        process.stopped = True
+        rest = [task for task in self._queue if task.context.get(_current) is not process]
+        for task in self._queue:
+            if task.context.get(_current) is process:
+                process.keep(task)
+        self._queue.clear()
+        self._queue.extend(rest)
+
+    def stop_for(self, process: Process, seconds: float) -> None:
+        """The same, until then."""
+        if process.dead or process.ended.is_set():
+            return
+        until = trio.current_time() + seconds
+        if process.stopped and until <= process._stop_until:
+            return
+        process._stop_until = until
+        self.stop(process)
+
+        async def wake() -> None:
+            await trio.sleep_until(until)
+            if until >= process._stop_until:
+                self.go_on(process)
+
+        self.in_the_world(wake)
+
+    def in_the_world(self, act: Callable[[], Awaitable[None]]) -> None:
+        """A task of no process, until the run ends."""
+        assert self._nursery is not None
+        before = _current.set(self.world)
+        try:
+            self._nursery.start_soon(act)
+        finally:
+            _current.reset(before)
+
+    def spawn_in(self, process: Process, act: Callable[[], Awaitable[None]]) -> None:
+        """A task of a process's own accord; what it raises ends that."""
+        if process.nursery is None:
+            return
+        before = _current.set(process)
+        try:
+            process.nursery.start_soon(act)
+        finally:
+            _current.reset(before)
+
+    def go_on(self, process: Process) -> None:
+        """It goes on with all that has happened to it meanwhile; the dead do not."""
+        if process.stopped and not process.dead:
+            process.stopped = False
+            self._queue.extend(process.kept())
+
+    def kill(self, process: Process) -> None:
+        """It never takes a step again; the kernel closes what it had open."""
+        if process.dead or process.ended.is_set():
+            return
+        process.dead = True
+        self.stop(process)
+        process.died.set()
+        for act in process.on_death:
+            act()
+
+    async def bury(self) -> None:
+        """Unwind the dead, which can reach nobody any more. Nothing that they raise is of interest."""
+        dead = [process for process in self.all if process.dead]
+        for process in dead:
+            process.stopped = False
+            self._queue.extend(process.kept())
+            process.scope.cancel()
+        with trio.move_on_after(_UNWIND_S) as scope:
+            for process in dead:
+                await process.ended.wait()
+        left = [process for process in dead if not process.ended.is_set()]
+        assert not scope.cancelled_caught, f"not unwound: {left}, at {self._where(left)}"
+
+    def _where(self, left: list[Process]) -> list[str]:
+        """Where their tasks wait."""
+        runner = scheduler.GLOBAL_RUN_CONTEXT.runner
+        tasks = [task for task in runner.tasks if (of := task.context.get(_current)) is not None and of in left]
+        frames = [[f"{frame.f_code.co_qualname}:{line}" for frame, line in task.iter_await_frames()] for task in tasks]
+        return [f"{task.name} {' > '.join(at[-6:])}" for task, at in zip(tasks, frames, strict=True)]

@@ -1,0 +1,438 @@
+"""What every run of the simulation has: what it must have had, its clients and what they do, how it ends.
+
+A last process comes up when nothing goes wrong any more, and then
+
+    no lock is left, and `check` finds nothing                           (T1 - T8, N1, N2)
+    all that the clients saw and did is snapshot isolation, or           (T2, T9, T11, O1, O2)
+    serializable, where all of them are                                  (T14)
+    what must hold in every snapshot held                                (T1, T9, T15)
+    what is derived is what the data say, and nobody waits any more      (N1, N3, N7, N10, N11)
+    every observer committed at most once per change                     (N3)
+    as many faults fired as a run has to have, or the run counts as failed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import trio
+
+from perco.errors import CommitUnknown, PercoError, SchemaMismatch, SnapshotTooOld, StoreError, TransientError
+from perco.notify.backoff import BackoffOptions
+from perco.notify.database import Database
+from perco.notify.worker import WorkerOptions
+from perco.storage import RowStore
+from perco.testing.faults import FaultyRowStore, use
+from perco.testing.growth import Growth
+from perco.testing.history import FAIL, OK, UNKNOWN, Ops, Recorder, record
+from perco.testing.isolation import check as check_history
+from perco.testing.machine import CrashedError
+from perco.testing.plan import Plan
+from perco.testing.processes import EndlessError
+from perco.testing.workloads import FAILING_OFTEN, KINDS, MIRRORED_OFTEN, OFTEN, SIGNALS_OFTEN, Clients, World
+from perco.txn.backfill import BackfillOptions
+from perco.txn.check import CheckOptions, check as check_store
+from perco.txn.client import Options
+from perco.txn.retention import Keep
+from perco.txn.transaction import Transaction
+
+_WALL: Final = 1_700_000_000.0
+LIVES_MAX: Final = 60  # a run that has not had its share of everything by then is a failure
+_TRIES_MAX: Final = 50  # transactions for each commit that a run has to have
+TIME_MAX_S: Final = 300.0  # virtual; a usual run takes a few
+_HOUR_S: Final = 3600.0
+TICK_S: Final = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationOptions:
+    """What a run has to have had before it may end.
+
+    Attributes:
+        clients, keys: how many act at once, at the least, and on how many lists.
+        commits, runs: committed transactions of clients, and observer runs.
+        faults, kinds: faults that fired, and of how many kinds.
+        processes: at once; None: by the seed, one or several.
+    """
+
+    clients: int = 5
+    keys: int = 6
+    commits: int = 200
+    runs: int = 20
+    faults: int = 5
+    kinds: int = 3
+    processes: int | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What happened under a seed.
+
+    `lives` of `processes`; `terms`: how often another owner began to serve; `servers`: processes that had tablets open;
+    `pins`, `splits`: that came to their end; `mistaken`: how often the living were taken for dead; `grown`: the highest
+    version of an observer that was added; `refused`: how often an older program wanted to run a lower one; `waits`: how
+    often observers were waited for, and nothing was missing; `fired`: faults by (step, fault); `problems`: what is
+    wrong, [] if nothing is; `digest`: of all that was sent and seen, for comparing two runs.
+    """
+
+    seed: int
+    processes: int = 0
+    committed: int = 0
+    failed: int = 0
+    unknown: int = 0
+    runs: int = 0
+    lives: int = 0
+    jumps: int = 0
+    terms: int = 0
+    late: int = 0
+    removed: int = 0
+    mistaken: int = 0
+    servers: int = 0
+    pins: int = 0
+    splits: int = 0
+    waits: int = 0
+    grown: int = 0
+    refused: int = 0
+    fired: Counter[tuple[str, str]] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    digest: str = ""
+
+    def enough(self, options: SimulationOptions) -> bool:
+        """Whether everything has happened often enough."""
+        kinds = {fault for _, fault in self.fired}
+        return (
+            self.committed >= options.commits
+            and self.runs >= options.runs
+            and self.fired.total() >= options.faults
+            and len(kinds) >= options.kinds
+        )
+
+
+@dataclass(slots=True)
+class Program:
+    """What a client's task is doing."""
+
+    name: str
+    delays: random.Random
+
+
+program: ContextVar[Program | None] = ContextVar("program", default=None)
+
+
+class Noted:
+    """The transaction that a client has begun last."""
+
+    def __init__(self, ran: Callable[[int], None]) -> None:
+        self.txn: Transaction | None = None
+        self._ran = ran
+
+    def note(self, txn: Transaction) -> None:
+        self.txn = txn
+        self._ran(txn.start_ts)
+
+    @contextlib.asynccontextmanager
+    async def __call__(self, manager: AbstractAsyncContextManager[Transaction]) -> AsyncIterator[Transaction]:
+        async with manager as txn:
+            self.note(txn)
+            yield txn
+
+
+class Actor(Protocol):
+    """A process, as its clients' tasks know it."""
+
+    name: str
+    rng: random.Random
+
+    @property
+    def dead(self) -> bool: ...
+
+
+class Run(ABC):
+    """One run."""
+
+    def __init__(self, plan: Plan, options: SimulationOptions) -> None:
+        self.plan, self._options = plan, options
+        rng = plan.random("run")
+        self.outcome = Outcome(plan.seed)
+        self.kinds = frozenset(kind for kind in KINDS if rng.random() < OFTEN.get(kind, 0.5))
+        if plan.random("signals").random() < SIGNALS_OFTEN:
+            self.kinds |= {"signals"}
+        if plan.random("failing").random() < FAILING_OFTEN:
+            self.kinds |= {"failing", "napping"}  # N6: one gives up while another's run takes its time
+        if plan.random("mirrored").random() < MIRRORED_OFTEN:
+            self.kinds |= {"mirrored"}
+        self.growth = Growth(plan, options.commits)
+        if self.growth.active:
+            self.kinds |= {"journal"}
+        if "locks" in self.kinds:
+            self.kinds -= {"serializable"}
+        self.count = self.outcome.processes = options.processes or rng.choice((1, 1, 2, 3))
+        if "failing" in self.kinds:
+            self.kinds -= {"waits"}
+        self._vacuums = "vacuum" in self.kinds
+        self._keep = Keep(seconds=0) if self._vacuums else None
+        self.groups = rng.random() < 0.7
+        self.rate = rng.choice((0.004, 0.01, 0.03, 0.08))  # faults per mutation, or message
+        self.slow = rng.choice((0.0, 0.1, 0.4))  # messages that take their time
+        self._hasty = rng.choice((0.0, 0.05, 0.5))  # how often the living are taken for dead
+        self._late_from = (
+            rng.randint(20, 160) * options.commits // 200
+        )  # commits, until a process comes up that has more in its schema
+        self._ahead: Counter[str] = Counter()  # of the wall clocks, in seconds
+        self._renewed = False  # somebody has come up with the late schema
+        self._owners: dict[int, str] = {}
+        self._again_s = 0.0  # a client's pause when the store could not be reached, or written to
+        self.digest = hashlib.sha256()
+        self._clients = Clients(self.kinds, self._problem)
+        self._recorder: Recorder  # while it runs
+
+    async def run(self) -> Outcome:
+        with record() as self._recorder:
+            await self._processes()
+            self.outcome.waits = self._clients.waits
+            await self._end()
+        for one in self._recorder.transactions:
+            self.digest.update(one.line().encode())
+        self.outcome.digest = self.digest.hexdigest()
+        return self.outcome
+
+    @abstractmethod
+    async def _processes(self) -> None:
+        """All that goes on until a run has had its share of everything."""
+
+    @abstractmethod
+    def _last(self, world: World, options: Options) -> AbstractAsyncContextManager[tuple[Database, RowStore]]:
+        """A process that comes up when nothing goes wrong any more, with a sweeper; and its store."""
+
+    @abstractmethod
+    def _locks(self) -> int:
+        """How many there are."""
+
+    def _world(
+        self,
+        *,
+        late: bool,
+        naps: random.Random | None = None,
+        failures: random.Random | None = None,
+        grown: int = 0,
+    ) -> World:
+        return World(
+            self._options.keys,
+            late=late,
+            ran=self._ran,
+            keep=self._keep,
+            naps=naps,
+            signals="signals" in self.kinds,
+            failing="failing" in self.kinds,
+            failures=failures,
+            grown=grown,
+        )
+
+    def _problem(self, text: str) -> None:
+        if len(self.outcome.problems) < 20:
+            self.outcome.problems.append(text)
+
+    def _ran(self, start_ts: int, name: str) -> None:
+        self._owners[start_ts] = name
+
+    def owner_of(self, start_ts: int) -> str:
+        """Whose transaction began then, as names of steps have it."""
+        return self._owners.get(start_ts, "somebody")
+
+    # ------------------------------------------------------------ lives
+
+    def _wall(self, machine: str) -> Callable[[], float]:
+        return lambda: _WALL + trio.current_time() + self._ahead[machine]
+
+    def _jump(self, machine: str, life: str) -> None:
+        rng = self.plan.random(life, "jump")
+        chance = lambda: str(rng.choice((-_HOUR_S, _HOUR_S, 0.5))) if rng.random() < 0.3 else ""  # noqa: E731
+        jump = self.plan.choose(f"jump of the clock of {life}", chance, trio.current_time())
+        if jump:
+            self._ahead[machine] += float(jump)  # type: ignore[assignment]
+            self.outcome.jumps += 1
+
+    def _lives(self, process: str) -> Iterator[int]:
+        if self.plan.replays:
+            yield from self.plan.numbers(f"life {process}.")
+            return
+        life = 0
+        while not self.outcome.enough(self._options):
+            if self.outcome.lives >= LIVES_MAX:
+                self._problem(f"after {LIVES_MAX} lives not everything has happened: {self.outcome}")
+                return
+            yield life
+            life += 1
+
+    def _begins(self) -> str:
+        late = "late" in self.kinds and (self._renewed or self.outcome.committed >= self._late_from)
+        return "late" if late else "begins"
+
+    async def _refuse(self, db: Database) -> None:
+        """It is an older program than one that has been there (N10)."""
+        try:
+            async with db.worker():
+                self._problem("N10: an older program runs observers of which the store has a higher version")
+        except SchemaMismatch:
+            self.growth.refused += 1
+
+    def _worker_options(self, rng: random.Random) -> WorkerOptions:
+        # Without row locks several runs are for the same change: at most one of them may commit (N3).
+        concurrency = rng.choice((2, 6)) if "napping" in self.kinds else 6
+        failing = "failing" in self.kinds
+        return WorkerOptions(
+            concurrency=concurrency,
+            scanners=concurrency // 2,
+            backoff=BackoffOptions(first_s=0.01, max_s=0.1),
+            row_locks=rng.random() < 0.5,
+            attempts=2 if failing else 16,
+            outputs=failing,
+        )
+
+    def _over(self, actor: Actor, busy: list[int]) -> bool:
+        if self.plan.replays:
+            return not busy[0]
+        wanted = "late" in self.kinds and not self._renewed and self.outcome.committed >= self._late_from
+        wanted |= self.growth.wanted(self.outcome.committed)
+        return self.outcome.enough(self._options) or (wanted and actor.name.startswith("p0."))
+
+    async def _tend(self, db: Database, actor: Actor) -> None:
+        """Replay and drop what observers have failed for (N6)."""
+        while True:
+            await trio.sleep(actor.rng.choice((0.02, 0.1)))
+            try:
+                await self._clients.tend(db, actor.rng)
+            except (StoreError, TransientError, CommitUnknown):
+                pass
+            except PercoError:  # the background of a dead process has failed too
+                if not actor.dead:
+                    raise
+
+    async def _vacuum(self, db: Database, actor: Actor) -> None:
+        """Remove old versions again and again (G1 - G5)."""
+        pauses_s = actor.rng.choice(((0.0, 0.01, 0.05), (0.01, 0.05, 0.2)))
+        while True:
+            await trio.sleep(actor.rng.choice(pauses_s))
+            try:
+                self.outcome.removed += (await db.vacuum()).removed.cells
+            except StoreError:
+                pass
+            except PercoError:  # the background of a dead process has failed too
+                if not actor.dead:
+                    raise
+
+    # ------------------------------------------------------------ clients
+
+    async def _client(self, db: Database, world: World, actor: Actor, client: str, busy: list[int]) -> None:
+        plan = self.plan
+        left = iter(plan.numbers(f"txn {client} #")) if plan.replays else iter(range(1 << 30))
+        for number in left:
+            if actor.dead:
+                break
+            name = f"{client} #{number}"
+            plan.choose(f"txn {name}", lambda: "begins", trio.current_time())
+            rng = plan.random(name)
+            program.set(Program(name, plan.noise(name)))
+            await self._transaction(db, world, actor, name, rng)
+            await trio.sleep(rng.choice((0.0, 0.001, 0.005)))
+        await trio.sleep(1.0)  # what it has begun behind it may end
+        busy[0] -= 1
+
+    async def _transaction(self, db: Database, world: World, actor: Actor, name: str, rng: random.Random) -> None:
+        """One try, recorded. What a process did that died before it could tell is unknown."""
+        ops, begin = Ops(), trio.current_time()
+        if len(self._recorder.transactions) > _TRIES_MAX * self._options.commits:
+            raise EndlessError("far too many transactions do not commit")
+        began = Noted(lambda start_ts: self._ran(start_ts, name))
+        try:
+            await self._clients.act(db, world, ops, rng, began)
+        except StoreError:
+            if self._again_s:
+                await trio.sleep(self._again_s)
+        except (TransientError, CommitUnknown, SnapshotTooOld, CrashedError):
+            pass
+        except PercoError:  # the background of a dead process has failed too
+            if not actor.dead:
+                raise
+        finally:
+            status, txn = FAIL, began.txn
+            if txn is not None:
+                status = {"committed": OK, "unknown": UNKNOWN}.get(txn.outcome, FAIL)
+                if actor.dead and status == FAIL and txn.token:
+                    status = UNKNOWN
+                self._clients.ended(txn, status)
+            self._recorder.add(name, begin, trio.current_time(), status, ops.made)
+            self.outcome.committed += status == OK
+            self.outcome.failed += status == FAIL
+            self.outcome.unknown += status == UNKNOWN
+
+    # ------------------------------------------------------------ the end
+    # ------------------------------------------------------------ the end
+
+    async def _end(self) -> None:
+        """Everything comes to rest, and is looked at."""
+        world = self._world(late="late" in self.kinds, grown=self.growth.latest)
+        self.outcome.grown, self.outcome.refused = self.growth.latest, self.growth.refused
+        # A share of real time would make of each run another one.
+        options = Options(wall=self._wall("the end"), seed=0, backfill=BackfillOptions(share=1.0))
+        noise = self.plan.noise("the end")
+
+        async def slowly() -> None:
+            await trio.sleep(noise.choice((0.0, 0.01)))
+
+        async with self._last(world, options) as (db, store):
+            use(db, FaultyRowStore(db.driver.store, looking=slowly))  # N7: there is something to wait for
+            async with db.worker(options=WorkerOptions(concurrency=6, scanners=2, outputs=False)):
+                with trio.move_on_after(_HOUR_S) as scope:
+                    await db.wait_idle()
+                if scope.cancelled_caught:
+                    self._problem("N7: the observers do not come to rest")
+                if "failing" in self.kinds:
+                    await self._end_failing(db, store)
+            while not db.sweeper.clean:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            if self._locks():
+                self._problem(f"L1: {self._locks()} locks are left")
+            if self._vacuums:
+                self.outcome.removed += (await db.vacuum()).removed.cells
+            begin = trio.current_time()
+            async with db.snapshot() as snap:
+                lists = await self._clients.verify(snap, world)
+            ops = [("r", key, value) for key, value in lists.items()]
+            await trio.sleep(1.0)  # what ended at the same moment is before this in real time
+            self._recorder.add("end", begin + 0.5, trio.current_time(), OK, ops)
+            result = await check_store(store, options=CheckOptions(pause_s=0.0))
+            self.outcome.problems += [f"check: {finding}" for finding in result.findings]
+        serializable = "serializable" in self.kinds
+        report = check_history(self._recorder.transactions, serializable=serializable)
+        self.outcome.problems += [f"{anomaly.name}: {anomaly.text}" for anomaly in report.anomalies]
+
+    async def _end_failing(self, db: Database, store: RowStore) -> None:
+        """What is on the failed list is neither lost nor there twice; replayed, nothing fails any more (N6)."""
+        result = await check_store(store, options=CheckOptions(pause_s=0.0))
+        self.outcome.problems += [f"check: {finding}" for finding in result.findings]
+        if result.failed != await db.replay_failed():
+            self._problem(f"N6: {result.failed} changes had failed, and not all were replayed")
+        with trio.move_on_after(_HOUR_S) as scope:
+            left = await db.wait_idle()
+            if left:
+                self._problem(f"N6: {left} changes have failed again")
+        if scope.cancelled_caught:
+            self._problem("N7: the observers do not come to rest once all has been replayed")
+
+
+def processes_of(plan: Plan, options: SimulationOptions) -> int:
+    """How many a run has at once, of those that clients are in; 1: the store is embedded."""
+    rng = plan.random("run")
+    for _ in KINDS:
+        rng.random()
+    return options.processes or rng.choice((1, 1, 2, 3))

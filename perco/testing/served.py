@@ -1,0 +1,408 @@
+"""The simulation of a served store: what ships, over connections and a disk of memory, in virtual time.
+
+A run has an owner of the store, which serves it (`Server`), and clients (`RemoteDatabase`), each a process of its own
+(`processes.py`) that is stopped, killed and started again. Between them lies a network (`network.py`), and under the
+owner a disk (`disk.py`) to which the product's tablets write in batches. Faults befall messages on the wire and batches
+on the disk, and are counted by those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from perco.errors import SchemaMismatch, StoreError
+from perco.notify.database import Database
+from perco.rpc.channel import WireOptions
+from perco.serve.database import RemoteDatabase, open_served
+from perco.serve.opening import open as opening
+from perco.serve.processes import ProcessOptions
+from perco.serve.server import Server
+from perco.storage import LOCK, PENDING, SHARED, TS_MAX, BatchOptions, Mutation, RowStore, ScanQuery, ScanRequest
+from perco.testing.disk import Disk, DiskStore
+from perco.testing.errands import Errands
+from perco.testing.faults import kind_of, start_ts_of
+from perco.testing.network import (
+    CUT,
+    LATE,
+    RECEIVER_DIES,
+    SENDER_DIES,
+    SENDER_STOPS,
+    SLOW,
+    Message,
+    Network,
+)
+from perco.testing.plan import Plan
+from perco.testing.processes import EndlessError, Process, Processes
+from perco.testing.runs import TICK_S, Outcome, Run, SimulationOptions
+from perco.testing.spread import ADDRESS, Servers, name_at
+from perco.testing.workloads import World
+from perco.txn.backfill import BackfillOptions
+from perco.txn.client import Options
+from perco.txn.driver import CommitOptions
+from perco.txn.oracle import OracleOptions
+from perco.txn.prefetch import PrefetchOptions
+from perco.txn.schema import Schema
+from perco.txn.vacuum import VacuumOptions
+
+OWNER: Final = "the owner"
+_SHORTER: Final = 3
+_CELLS_MAX: Final = 1 << 20
+_TIME_MAX_S: Final = 600.0
+WIRE: Final = WireOptions(heartbeat_s=0.3, silence_s=1.0, lease_s=1.0, connect_s=0.5, patience_s=4.0)
+_OFTEN: Final = {
+    *("READ", "SCAN", "APPLY", "COMMIT", "DRAW", "DONE", "CLAIM", "UNCLAIM", "LOOKED", "NOTIFIED", "RELEASED", "QUIET"),
+    *("READ answer", "SCAN answer", "APPLY answer", "COMMIT answer", "DRAW answer", "CLAIM answer"),
+    *("READS", "COMMITS", "CLAIMS", "READS answer", "COMMITS answer", "CLAIMS answer"),
+}
+# How often at least something befalls what is sent rarely: the rarer it is, the more often.
+_RARELY: Final = 0.06
+_RATES: Final = {
+    **{"HELLO": 0.01, "WELCOME": 0.01, "HOLDING": 0.01, "WORKS": 0.02, "VACUUM": 0.01, "ALIVE": 0.02},
+    **{"OPEN": 0.01, "FLOOR": 0.003, "SESSIONS": 0.01, "GROUPS": 0.01, "LISTEN": 0.02, "MOVED": 0.01},
+}
+_STOPS_S: Final = (0.2, 0.6, 1.5, 3.0)
+DISK_FAULTS: Final = ("FULL", "DIES_BEFORE", "DIES_AFTER")
+# What is sent: calls and their answers, what wants no answer, what is pushed; and what is written.
+_CALLS: Final = (
+    *("READ", "READS", "SCAN", "COMMIT", "COMMITS", "CLAIM", "CLAIMS", "DRAW", "TABLETS", "ADOPT", "WORKS", "ALIVE"),
+    *("OUTLIVE", "IDLE", "UP_TO", "HOLD", "AT", "OLDEST", "LAST", "PIN", "DROP_PIN", "VACUUM", "BACKFILL", "TASKS"),
+    *("SERVERS", "NOW", "SPLIT", "BYE"),
+)
+_APPLIED: Final = (
+    *("prewrite", "commit", "marker", "rollback", "one step", "notify", "tidy", "give up", "replay", "catalogue"),
+)
+_ORDERS: Final = (
+    *("OPEN", "CLOSE", "GROUPS", "FLOOR", "LISTEN", "STATISTICS", "STOP"),
+    *("MIDDLE", "COPY", "CUT", "UNCUT", "LET_GO", "REMOVE"),
+)
+ORDERED: Final = (*(name for call in _ORDERS for name in (call, f"{call} answer")), "SESSIONS")
+SENT: Final = (
+    *("HELLO", "WELCOME", "APPLY answer"),
+    *(f"APPLY {kind}" for kind in _APPLIED),
+    *(name for call in _CALLS for name in (call, f"{call} answer")),
+    *("DONE", "UNCLAIM", "HOLDING", "RELEASE", "ORPHANED", "TASKS_ARE", "LOOKED"),
+    *("NOTIFIED", "RELEASED", "ANNOUNCED", "MOVED", "TASKS_ASKED"),
+)
+WRITTEN: Final = (
+    *("one step", "prewrite", "commit", "marker", "rollback", "bound", "clock", "catalogue", "notify", "tidy"),
+    *("vacuum", "give up", "replay"),
+)
+
+
+class _Actor(Process):
+    """A process of a run."""
+
+    def __init__(self, run: Served, name: str) -> None:
+        super().__init__(name)
+        self.rng, self.chances, self.noise = (
+            run.plan.random(name),
+            run.plan.random(name, "chances"),
+            run.plan.noise(name),
+        )
+        self.seen: dict[str, int] = {}
+        self.children: list[Process] = []
+
+    def number(self, name: str) -> str:
+        """A name for something that happens again and again."""
+        self.seen[name] = number = self.seen.get(name, 0) + 1
+        return f"{name} #{number}"
+
+
+class Served(Run):
+    """One run."""
+
+    def __init__(self, plan: Plan, options: SimulationOptions) -> None:
+        # What is sent over the wire takes so much longer to compute: more runs find more than longer ones do.
+        super().__init__(plan, replace(options, commits=options.commits // _SHORTER))
+        self._again_s = 0.15
+        rng = plan.random("served")
+        self.rng = self.plan.noise("network")
+        self.disk = Disk()
+        self._latency = rng.choice((0.0, 0.0005, 0.004, 0.02))
+        self._pieces = rng.choice((0.0, 0.05, 0.5))
+        self._disk_s = rng.choice((0.0, 0.0002, 0.003))
+        self._wire_rate = rng.choice((0.0003, 0.001, 0.003))  # faults for each message that is sent often
+        self._disk_rate = rng.choice((0.0002, 0.001, 0.004))
+        self._servers = rng.choice((0, 0, 2, 3))  # tablet servers
+        self._errands = Errands(self._clients)
+        self._stopping = False
+        self._all_over = trio.Event()
+        self._wire = WIRE
+
+    async def run(self) -> Outcome:
+        self.kernel = Processes()
+        await self.kernel.run(super().run)  # type: ignore[arg-type]
+        return self.outcome
+
+    async def _processes(self) -> None:
+        self.network = Network(self.kernel, self, self._pieces)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._owns)
+            async with trio.open_nursery() as clients:
+                for i in range(self.count):
+                    clients.start_soon(self._client_process, i)
+            self._stopping = True
+            self._all_over.set()
+            self.outcome.pins, self.outcome.splits = self._errands.pins, self._errands.splits
+        await self.kernel.bury()
+
+    @contextlib.asynccontextmanager
+    async def _last(self, world: World, options: Options) -> AsyncIterator[tuple[Database, RowStore]]:
+        local = DiskStore(self.disk, self.kernel.world, self, self.rng)
+        options = replace(options, shared=False, vacuum=VacuumOptions(on=False))
+        self._left = local.store
+        async with _Opening(local, world.schema, options) as db:
+            yield db, local.store
+
+    def _locks(self) -> int:
+        # Not what lies in a copy that came to nothing, nor rows that are another tablet's by now (P4).
+        found = 0
+        for tablet in self._left.tablets():
+            for group in (LOCK, SHARED, PENDING):
+                queries = (ScanQuery(group, None, 0, TS_MAX, _CELLS_MAX),)
+                request = ScanRequest(tablet.table, tablet.start, self._left.stop_of(tablet), queries)
+                page = tablet.scan(request._replace(rows_max=_CELLS_MAX, seeks_max=_CELLS_MAX))
+                found += sum(len(cells) for _, [cells] in page.rows)
+        return found
+
+    # ------------------------------------------------------------ what befalls whom
+
+    def delay_s(self) -> float:
+        return self.rng.random() * self._latency if self._latency else 0.0
+
+    def pause_s(self, process: Process) -> float:
+        return self.rng.random() * self._disk_s if self._disk_s else 0.0
+
+    def kill(self, process: Process) -> None:
+        self.kernel.kill(process)
+
+    def connection(self, process: Process, to: str) -> str:
+        assert isinstance(process, _Actor)
+        chance = lambda: process.chances.choice(("REFUSED", "HANGS")) if process.chances.random() < 0.04 else ""  # noqa: E731
+        what = self.plan.choose(process.number(f"{process.name} connects"), chance, trio.current_time())
+        if what:
+            self.outcome.fired["connect", what] += 1
+        return what
+
+    def message(self, message: Message) -> str:
+        sender, _, step, arguments, faults = message
+        assert isinstance(sender, _Actor)
+        detail, kind = self._detail(step, arguments)
+        name = sender.number(f"{sender.name}: {detail}")
+        self.digest.update(name.encode())
+        rate = self._wire_rate if step in _OFTEN else max(self._wire_rate, _RATES.get(step.partition(" ")[0], _RARELY))
+        rng = sender.chances
+
+        def chance() -> str:
+            if self._stopping or rng.random() >= rate:
+                return ""
+            fault = rng.choice(faults)
+            if rate < _RARELY and fault in (SENDER_DIES, RECEIVER_DIES) and rng.random() < 0.7:
+                fault = SLOW  # lives are long enough to get somewhere
+            if fault in (LATE, SLOW):
+                return f"{fault} {rng.choice((0.01, 0.1, 0.7))}"
+            if fault == CUT:
+                return f"{fault} {rng.random():.2f}"
+            if fault == SENDER_STOPS:
+                return f"{fault} {rng.choice(_STOPS_S)}"
+            return fault
+
+        what = self.plan.choose(name, chance, trio.current_time())
+        if what:
+            self.outcome.fired[kind, what.partition(" ")[0]] += 1
+            self.digest.update(what.encode())
+        return what
+
+    def _detail(self, step: str, arguments: Any) -> tuple[str, str]:
+        """What a message is called in a script, and in the table."""
+        if step == "APPLY":
+            first = Mutation(*arguments[0])
+            kind = kind_of(first)
+            row = first.rows[0][0].decode(errors="replace")
+            return f"{kind} of {self.owner_of(start_ts_of(first))} in {first.table} {row}", f"APPLY {kind}"
+        if step == "COMMIT":
+            header, part, _ = arguments
+            row = part[0][1].decode(errors="replace") if isinstance(part[0][1], bytes) else "?"
+            return f"COMMIT of {self.owner_of(header[0])} in {part[0][0]} {row}", step
+        return step, step
+
+    def batch(self, process: Process, tablet: str, mutations: Sequence[Mutation]) -> str:
+        if not isinstance(process, _Actor):
+            return ""  # at the end nothing goes wrong
+        rng = process.chances
+        told = ""
+        for mutation in mutations:
+            kind = kind_of(mutation)
+            row = mutation.rows[0][0].decode(errors="replace")
+            whose = self.owner_of(start_ts_of(mutation))
+            name = process.number(f"{process.name}: writes {kind} of {whose} in {mutation.table} {row}")
+            rate = self._disk_rate if kind in ("one step", "prewrite", "commit") else max(self._disk_rate, 0.002)
+            chance = lambda: rng.choice(DISK_FAULTS) if not self._stopping and rng.random() < rate else ""  # noqa: B023, E731
+            what = self.plan.choose(name, chance, trio.current_time())
+            self.digest.update(name.encode())
+            if what and not told:
+                self.outcome.fired[kind, what] += 1
+                told = what
+        return told
+
+    # ------------------------------------------------------------ the owner
+
+    async def _owns(self) -> None:
+        """One owner after the other: the kernel's lock on a folder lets no two be."""
+        life = 0
+        while not self._stopping:
+            actor = _Actor(self, f"o.{life}")
+            self._jump("o", actor.name)
+            self.kernel.start(actor, partial(self._own, actor))
+            await self._ended(actor)
+            await self._orphans_end(actor)
+            self.outcome.terms += 1
+            self.outcome.servers += len(actor.children)
+            life += 1
+            if not self._stopping:
+                await trio.sleep(self.plan.random(actor.name, "gone").choice((0.0, 0.05, 0.6)))
+
+    async def _ended(self, actor: _Actor) -> None:
+        """Dead, or at its end. What it raised is the run's affair, unless it died of it."""
+        await actor.gone()
+        if actor.error is not None and not actor.dead:
+            raise actor.error
+
+    async def _orphans_end(self, owner: _Actor) -> None:
+        """F4: nobody else has the folder before its tablet servers have ended; those that stand still are killed."""
+        with trio.move_on_after(0.3):
+            for process in owner.children:
+                await process.gone()
+        for process in owner.children:
+            self.kernel.kill(process)
+
+    async def _own(self, actor: _Actor) -> None:
+        rng = actor.rng
+        options = Options(
+            wall=self._wall("o"),
+            seed=rng.getrandbits(32),
+            shared=False,
+            wire=self._wire,
+            oracle=OracleOptions(range_size=rng.choice((40, 300, 3000))),
+            backfill=BackfillOptions(share=1.0, page_rows=8),
+            vacuum=VacuumOptions(on=False),
+        )
+        servers = None
+        if self._servers:
+            processes = ProcessOptions(servers=self._servers, silence_s=2.0, timeout_s=6.0)
+            servers = Servers(self, actor, processes, self._wire, rng.getrandbits(32))
+            actor.children = servers.children
+        local = DiskStore(self.disk, actor, self, actor.noise, elsewhere=servers)
+        with contextlib.suppress(StoreError):  # a full disk, at its beginning
+            async with _Opening(local, Schema(), options, servers) as db:
+                server = Server(db, self._wire, servers)
+                async with server.keeping():
+                    if servers is not None:
+                        await servers.listen(ADDRESS, None, "", "")
+                    stop = self.network.listen(OWNER, lambda stream: server.connection(stream, None, ADDRESS))
+                    await self._all_over.wait()
+                    stop()
+
+    def another(self, name: str) -> _Actor:
+        """A process that another one starts."""
+        return _Actor(self, name)
+
+    # ------------------------------------------------------------ clients
+
+    async def _client_process(self, number: int) -> None:
+        process = f"p{number}"
+        for life in self._lives(process):
+            name = f"{process}.{life}"
+            begins = self.plan.choose(f"life {name}", self._begins, trio.current_time())
+            self.outcome.lives += 1
+            self._jump(process, name)
+            actor = _Actor(self, name)
+            self.kernel.start(actor, partial(self._be_client, actor, late=begins == "late"))
+            await self._ended(actor)
+            await trio.sleep(self.plan.random(name, "gone").choice((0.0, 0.05, 0.5)))
+
+    async def _be_client(self, actor: _Actor, *, late: bool) -> None:
+        rng, name = actor.rng, actor.name
+        registered = self.growth.registered
+        naps = self.plan.noise(name, "naps") if "napping" in self.kinds else None
+        failures = self.plan.noise(name, "failures") if "failing" in self.kinds else None
+        grown = self.growth.of(name, self.outcome.committed, trio.current_time())
+        world = self._world(late=late, naps=naps, failures=failures, grown=grown)
+        self._renewed |= late
+        ahead = "mirrored" in self.kinds and rng.random() < 0.8
+        window = self.plan.random(name, "window")
+        options = Options(
+            wall=self._wall(name.partition(".")[0]),
+            seed=rng.getrandbits(32),
+            wire=self._wire,
+            batch=BatchOptions(window_s=window.choice((0.0, 0.0, 0.002, 0.02)), adaptive=window.random() < 0.5),
+            commit=CommitOptions(one_step=rng.random() < 0.6, commit_timeout_s=5.0),
+            prefetch=PrefetchOptions(cache=ahead, predict=ahead),
+        )
+
+        async def connect(number: int, port: int) -> trio.abc.Stream:
+            return await self.network.connect(name_at(port) if number else OWNER)
+
+        try:
+            db = await open_served(OWNER, connect, world.schema, options, self._wire, b"")
+        except SchemaMismatch:
+            if grown >= self.growth.latest:
+                raise
+            self.growth.refused += 1
+            return
+        except StoreError:
+            return  # nobody serves
+        try:
+            if self.growth.has_gone_back(registered, db.catalogue):
+                self._problem(f"N10: the catalogue went back: version {registered} had been registered")
+            if self.growth.is_older(grown, db.catalogue):
+                await self._refuse(db)
+                return
+            self.growth.registered = max(self.growth.registered, grown)
+            await self._serve_clients(db, world, actor)
+        except StoreError:
+            pass
+        finally:
+            await db.aclose()
+            failure = db.background.failure()
+            if failure is not None and not actor.dead:
+                raise failure
+
+    async def _serve_clients(self, db: RemoteDatabase, world: World, actor: _Actor) -> None:
+        worker = self._worker_options(actor.rng)
+        clients = -(-self._options.clients // self.count)
+        busy = [clients]
+        async with db.worker(options=worker) as handle, trio.open_nursery() as nursery:
+            for i in range(clients):
+                nursery.start_soon(self._client, db, world, actor, f"{actor.name} c{i}", busy)
+            nursery.start_soon(self._errands.run, db, world, self.plan.random(actor.name, "errands"))
+            if "failing" in self.kinds:
+                nursery.start_soon(self._tend, db, actor)
+            if self._vacuums and actor.name.startswith("p0."):
+                nursery.start_soon(self._vacuum, db, actor)
+            before = 0
+            while not self._over(actor, busy):
+                if trio.current_time() > _TIME_MAX_S:
+                    raise EndlessError(f"after {_TIME_MAX_S} s not everything has happened: {self.outcome}")
+                await trio.sleep(TICK_S)
+                commits = sum(each.commits for each in handle.statistics().values())
+                self.outcome.runs += commits - before
+                before = commits
+            nursery.cancel_scope.cancel()
+
+
+class _Opening(opening):
+    """`perco.open` by an owner, of a store that has been made."""
+
+    def __init__(self, local: DiskStore, schema: Schema, options: Options, servers: Servers | None = None) -> None:
+        super().__init__("memory:", schema, options=options)
+        self._local, self.tablet_servers = local, servers
+
+    async def _open(self) -> Database:
+        return await self._prepare(self._local, self._options)

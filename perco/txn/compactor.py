@@ -1,0 +1,101 @@
+"""Gives space back: the files of tablets are written anew, without what is free in them.
+
+LMDB never makes a file shorter. What old versions took is used again by later writes, so a file stays as long as it
+was when most was in it. Compacting copies a tablet's cells into a new file, in order, so that pages are full, while all
+goes on; then the new file takes the place of the old one.
+
+P6  Whoever is stopped at any moment leaves the old files or the new ones, with all that was acknowledged. Writes to the
+    tablet wait while the names change; reads do not.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import trio
+
+from perco.errors import UsageError
+from perco.storage import LmdbTablet, Tablet
+from perco.txn.background import Background
+from perco.txn.catalogue import SYSTEM_TABLE
+from perco.txn.local import LocalStore
+from perco.txn.schema import Table
+from perco.txn.splitter import Splitter
+
+log = logging.getLogger("perco.compact")
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What compacting a tablet did.
+
+    Attributes:
+        table: whose tablet.
+        row: its first row, as it is stored.
+        before, after: bytes of its file.
+        seconds: how long it took.
+        paused_s: for how long of that writes to it waited.
+    """
+
+    table: str
+    row: bytes
+    before: int
+    after: int
+    seconds: float
+    paused_s: float
+
+
+def what_to_compact(table: Table[Any] | str | None) -> str | None:
+    """The name of a table; None: all. Raises: UsageError."""
+    if isinstance(table, Table):
+        return table.name
+    if not (table is None or isinstance(table, str)):
+        raise UsageError("compact takes a table, or its name, or nothing for all of them")
+    return table
+
+
+class Compactor:
+    """One per opened store; one tablet at a time, and none that is being split."""
+
+    def __init__(self, local: LocalStore, background: Background, splitter: Splitter) -> None:
+        self._local, self._background, self._splitter = local, background, splitter
+        self._under_way: Tablet | None = None
+
+    async def compact(self, table: str | None) -> list[Compacted]:
+        """Compact the tablets of a table, or all. In a task of the store's own: whoever waits may be cancelled, and
+        waits until the tablet that is under way is done, or as it was.
+
+        Raises: UsageError where that cannot be; StoreFull, Unavailable: what was done before stays so.
+        """
+        tables = [name for name in self._local.store.tables() if name != SYSTEM_TABLE]
+        if table is not None and table not in tables:
+            known = ", ".join(sorted(tables)) or "none"
+            raise UsageError(f"there is no table {table!r} in this store; there are: {known}")
+        done: list[Compacted] = []
+        for name in tables if table is None else [table]:
+            for start in list(self._local.store.bounds(name)):
+                done.append(await self._background.apart(partial(self._one, name, start), "compact"))
+        return done
+
+    def progress(self) -> tuple[str, int, int] | None:
+        """Of the tablet under way: its table, how many cells have been copied, and of how many; None: none is."""
+        tablet = self._under_way
+        if not isinstance(tablet, LmdbTablet):
+            return None
+        return tablet.table, tablet.copied(), sum(map(tablet.entries, tablet.groups()))
+
+    async def _one(self, table: str, start: bytes) -> Compacted:
+        async with self._splitter.alone():
+            began = trio.current_time()
+            tablet: Tablet = self._local.store.tablet(table, start)
+            self._under_way = tablet
+            try:
+                before, after, paused_s = await self._local.compact(tablet)
+            finally:
+                self._under_way = None
+            seconds = trio.current_time() - began
+            log.info("a tablet of %s was compacted: %d to %d bytes", table, before, after)
+            return Compacted(table, start, before, after, seconds, paused_s)

@@ -1,0 +1,216 @@
+"""Several worker processes on one served store: their scanners stay out of each other's way, and nothing is left."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+import perco
+from perco.notify.database import WorkerHandle
+from perco.notify.scanner import ScannerCounters
+from perco.serve.database import RemoteDatabase
+from perco.serve.wakes import ANSWER_S
+from tests.component.serve.kit import Place, vanish
+
+Txn = perco.Transaction
+Change = perco.Change[Any, Any]
+ROWS = 400
+
+
+class Docs:
+    """A table in four tablets, and an observer of its bodies that takes its time and notes each run."""
+
+    def __init__(self, run_s: tuple[float, float] = (0.01, 0.03)) -> None:
+        self.docs = perco.Table("docs", key=perco.INT64, splits=[100, 200, 300])
+        self.body = self.docs.column("body", perco.INT64)
+        self.size = self.docs.column("size", perco.INT64)
+        self.note = self.docs.column("note", perco.INT64)
+        self.schema = perco.Schema(self.docs)
+        self.begun: list[int] = []
+        rng = random.Random(4711)
+
+        @self.schema.observe(self.body, id="measure")
+        async def measure(txn: Txn, change: Change) -> None:
+            self.begun.append(change.key)
+            await trio.sleep(rng.uniform(*run_s))
+            txn.set(self.size, change.key, change.value)
+
+    async def dirty(self, db: perco.Database, keys: range) -> None:
+        async with db.transaction() as txn:
+            for key in keys:
+                txn.set(self.body, key, key)
+
+
+@asynccontextmanager
+async def workers(
+    place: Place, count: int, options: perco.WorkerOptions
+) -> AsyncIterator[tuple[list[RemoteDatabase], list[WorkerHandle]]]:
+    async with place.clients(count) as clients, AsyncExitStack() as stack:
+        yield clients, [await stack.enter_async_context(client.worker(options=options)) for client in clients]
+
+
+def counted(handles: list[WorkerHandle]) -> ScannerCounters:
+    """Of all scanners of all workers."""
+    total = ScannerCounters()
+    for handle in handles:
+        for counters in handle.scanner_statistics():
+            for name in ("tours", "teleports", "claims", "met", "refused"):
+                setattr(total, name, getattr(total, name) + getattr(counters, name))
+    return total
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_scanners_of_several_processes_teleport_away_from_each_other(before: bool) -> None:  # N8
+    docs = Docs()
+    place = Place(docs.schema)
+    async with place.served() as owner:
+        if before:
+            await docs.dirty(owner, range(ROWS))
+        async with workers(place, 4, perco.WorkerOptions(concurrency=16)) as (clients, handles):
+            if not before:
+                await trio.sleep(1.0)
+                await docs.dirty(owner, range(ROWS))
+            await clients[0].wait_idle(timeout=100.0)
+            told = counted(handles)
+            assert set(docs.begun) == set(range(ROWS))
+            assert told.met > 0
+            assert told.teleports > 0
+            assert told.refused < 0.1 * (told.claims + told.refused)
+            assert told.claims < 1.1 * ROWS, "few rows are claimed that another process has done already"
+            assert all(handle.statistics()["measure"].runs > ROWS / 8 for handle in handles), "the work is shared"
+
+
+async def test_without_teleport_they_pass_each_other_by() -> None:  # N8
+    docs = Docs()
+    place = Place(docs.schema)
+    async with place.served() as owner:
+        await docs.dirty(owner, range(ROWS))
+        async with workers(place, 4, perco.WorkerOptions(concurrency=16, teleport=False)) as (clients, handles):
+            await clients[0].wait_idle(timeout=100.0)
+            told = counted(handles)
+            assert set(docs.begun) == set(range(ROWS))
+            assert told.teleports == 0
+            assert told.met > 0
+
+
+async def test_a_change_wakes_one_process_and_is_asked_for_once() -> None:  # N8
+    """All that wake for a change ask for it, and all but one in vain. Nor does one that follows from it wake others."""
+    docs, chain = Docs(), 30
+
+    @docs.schema.observe(docs.size, id="tell")
+    async def tell(txn: Txn, change: Change) -> None:
+        txn.set(docs.note, change.key, 1)
+
+    place = Place(docs.schema)
+    async with place.served() as owner, workers(place, 4, perco.WorkerOptions()) as (clients, handles):
+        await trio.sleep(1.0)
+        tours = counted(handles).tours
+        for key in range(chain):
+            await docs.dirty(owner, range(key, key + 1))
+            await clients[0].wait_idle(timeout=100.0)
+            await trio.sleep(0.5)
+        told = counted(handles)
+        assert sum(handle.statistics()["tell"].commits for handle in handles) == chain
+        assert told.refused == 0
+        assert 2 * chain <= told.claims <= 2.2 * chain, "now and then a second process claims what has just been done"
+        assert told.tours - tours <= 7 * chain
+        assert all(handle.statistics()["measure"].runs > 0 for handle in handles), "they take turns"
+
+
+async def test_what_a_process_left_when_it_died_is_done_by_another() -> None:  # N8, R7
+    docs = Docs()
+    stuck = trio.Event()
+    hanging: set[RemoteDatabase] = set()
+
+    @docs.schema.observe(docs.size, id="tell")
+    async def tell(txn: Txn, change: Change) -> None:
+        if txn._client in hanging:
+            stuck.set()
+            await trio.sleep_forever()
+        txn.set(docs.note, change.key, 1)
+
+    place = Place(docs.schema)
+    async with AsyncExitStack() as stack:
+        owner = await stack.enter_async_context(place.served())
+        survivor, dying = await stack.enter_async_context(place.clients(2))
+        async with survivor.worker() as handle, dying.worker():
+            hanging.add(dying)
+            await trio.sleep(1.0)
+            for key in range(8):  # each process has some of them
+                await docs.dirty(owner, range(key, key + 1))
+                await trio.sleep(0.1)
+            await stuck.wait()
+            assert handle.statistics()["tell"].commits < 8
+            await vanish(dying)
+            await survivor.wait_idle(timeout=60.0)
+            assert handle.statistics()["tell"].commits == 8
+
+
+async def test_a_process_that_does_not_answer_delays_a_change_only_for_a_moment() -> None:  # N8
+    docs = Docs()
+    place = Place(docs.schema)
+    async with place.served() as owner, workers(place, 2, perco.WorkerOptions()) as (clients, handles):
+        await trio.sleep(1.0)
+        # Its wake-ups do not arrive, as if a function of its own held its loop.
+        unheard: list[int] = []
+        clients[0].link._pushed = lambda what, value: unheard.append(what)
+        for key in range(10):
+            began = trio.current_time()
+            await docs.dirty(owner, range(key, key + 1))
+            await clients[1].wait_idle(timeout=100.0)
+            assert trio.current_time() - began < ANSWER_S + 0.1
+            await trio.sleep(0.1)
+        assert unheard
+        assert handles[1].statistics()["measure"].commits == 10
+
+
+async def test_a_row_that_was_held_is_told_free_to_who_runs_other_observers_there() -> None:  # N8
+    docs, one, two = Docs(), Docs(run_s=(0.3, 0.3)), Docs()
+    ran: list[float] = []
+
+    async def tell(txn: Txn, change: Change) -> None:
+        ran.append(trio.current_time())
+        txn.set(two.note, change.key, 1)
+
+    del two.schema.observers["measure"]
+    for each in (docs, two):
+        each.schema.observe(each.body, id="tell")(tell)
+    place = Place(docs.schema)
+    async with place.served() as owner, AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(place.client(each.schema)) for each in (one, two)]
+        async with first.worker() as measuring, second.worker() as telling:
+            await trio.sleep(1.0)
+            began = trio.current_time()
+            for key in range(8):
+                await docs.dirty(owner, range(key, key + 1))
+            await first.wait_idle(timeout=100.0)
+            assert measuring.statistics()["measure"].commits == len(ran) == 8
+            assert counted([telling]).met > 0
+            assert max(ran) - began < 0.5, "as soon as the other one has let go, not when it is tried again by itself"
+
+
+async def test_a_process_with_an_older_version_of_an_observer_is_not_woken_in_vain() -> None:
+    """N10: it leaves the changes alone, and whoever has the newer one is told of them at once."""
+    old, new = Docs(), Docs()
+    del new.schema.observers["measure"]
+
+    async def measure(txn: Txn, change: Change) -> None:
+        txn.set(new.size, change.key, 2)
+
+    place = Place(old.schema)
+    async with place.served() as owner, place.client(old.schema) as first, first.worker() as older:
+        new.schema.observe(new.body, id="measure", version=2)(measure)
+        async with place.client(new.schema) as second, second.worker() as newer:
+            await second.wait_idle(timeout=100.0)
+            for key in range(8):
+                await old.dirty(owner, range(key, key + 1))
+                with trio.fail_after(ANSWER_S / 2):
+                    await second.wait_idle(timeout=100.0)
+                await trio.sleep(0.1)
+            assert newer.statistics()["measure"].commits == 8
+            assert older.statistics()["measure"].commits == 0

@@ -1,0 +1,39 @@
+"""A process that owns folders and serves them: `python -m tests.integration.fronts.owners FOLDER...`.
+
+It prints a line for each folder once it is open: the TCP port, and the token. It ends when stdin does.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from contextlib import AsyncExitStack
+
+import trio
+
+import perco
+from perco.rpc import addresses
+
+warnings.simplefilter("ignore")
+TOKEN = "a word that clients over TCP have to say"
+OPTIONS = perco.Options(
+    durability="process",
+    vacuum=perco.VacuumOptions(on=False),  # it happens when it is asked for, everywhere
+    transaction=perco.TransactionOptions(cells_max=100),
+    seed=1,
+)
+
+
+async def own(folders: list[str]) -> None:
+    async with AsyncExitStack() as stack:
+        for folder in folders:
+            opening = perco.open(folder, perco.Schema(), options=OPTIONS)
+            await stack.enter_async_context(opening)
+            assert opening.server is not None
+            listening = opening.server.listening(addresses.parse("tcp://127.0.0.1:0"), TOKEN.encode())
+            print(await stack.enter_async_context(listening), flush=True)
+        await trio.to_thread.run_sync(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    trio.run(own, sys.argv[1:])

@@ -1,0 +1,131 @@
+"""Every public method, on every front, for the owner of a folder and for its clients: the same result, or the same
+error (R9)."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import trio
+
+import perco
+import perco.aio
+import perco.sync
+from tests.integration.fronts.cases import CASES, COVERED, SCHEMA, Asked, at_once
+from tests.integration.fronts.owners import OPTIONS, TOKEN
+
+FRONTS: dict[str, ModuleType] = {"trio": perco, "asyncio": perco.aio, "blocking": perco.sync}
+PLACES = ["owner", "folder", "tcp"]
+CLASSES = ["Database", "Retrying", "Snapshot", "Transaction", "PinnedSnapshot", "Scan", "WorkerHandle"]
+
+pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")  # the temporary folder may lie on tmpfs
+
+Answers = dict[str, Any]
+
+
+async def ask_all(front: ModuleType, opening: Any) -> Answers:
+    """What each case gives, one after the other."""
+    answers: Answers = {}
+
+    async def ask(db: Any) -> None:
+        for name, case in CASES.items():
+            try:
+                answers[name] = await case(Asked(front, db))
+            except Exception as error:
+                error.add_note(f"in case {name}")
+                answers[name] = error
+
+    if front is perco.sync:
+        with opening as db:
+            await ask(db)
+    else:
+        async with opening as db:
+            await ask(db)
+    return answers
+
+
+def run(front: ModuleType, main: Callable[[], Any]) -> Any:
+    match front:
+        case perco.sync:
+            return at_once(main())
+        case perco.aio:
+            return asyncio.run(main())
+        case _:
+            return trio.run(main)
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], str]]:
+    """Where each client finds a store of its own; one process owns them all."""
+    folder = tmp_path_factory.mktemp("served")
+    served = [(front, place) for front in FRONTS for place in PLACES[1:]]
+    folders = [str(folder / f"{front}-{place}") for front, place in served]
+    command = [sys.executable, "-m", "tests.integration.fronts.owners", *folders]
+    with subprocess.Popen(
+        command, cwd=Path(__file__).parents[3], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            told = [process.stdout.readline().strip() for _ in folders]
+            assert all(told), "an owner could not open its folder"
+            yield {
+                (front, place): url if place == "tcp" else path
+                for (front, place), url, path in zip(served, told, folders, strict=True)
+            }
+        finally:
+            process.stdin.close()
+            process.wait(timeout=60)
+
+
+def test_every_answer_is_the_same(addresses: dict[tuple[str, str], str], tmp_path: Path) -> None:  # R9
+    def of(front: str, place: str) -> Answers:
+        if place == "owner":
+            opening = FRONTS[front].open(tmp_path / front, SCHEMA, options=OPTIONS)
+        else:
+            opening = FRONTS[front].open(addresses[front, place], SCHEMA, options=OPTIONS, token=TOKEN)
+        found: Answers = run(FRONTS[front], functools.partial(ask_all, FRONTS[front], opening))
+        return found
+
+    places = [(front, place) for front in FRONTS for place in PLACES]
+    with ThreadPoolExecutor(len(places)) as pool:  # they mostly wait
+        answers = dict(zip(places, pool.map(lambda where: of(*where), places), strict=True))
+    wanted = answers["trio", "owner"]
+    assert set(wanted) == set(CASES)
+    assert not [answer for answer in wanted.values() if isinstance(answer, Exception)], wanted
+    others = []
+    for (front, place), found in answers.items():
+        for case in CASES:
+            have, want = dict(parts(found[case])), dict(parts(wanted[case]))
+            differ = [at for at in {**have, **want} if have.get(at) != want.get(at)]
+            others += [f"{case}{at}, {front}, {place}: {have.get(at)!r}, not {want.get(at)!r}" for at in differ]
+    assert not others, "\n".join(others)
+
+
+def parts(answer: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """An answer, piece by piece: so that what differs can be told."""
+    if isinstance(answer, list | tuple):
+        for i, each in enumerate(answer):
+            yield from parts(each, f"{at}[{i}]")
+    yield at, len(answer) if isinstance(answer, list | tuple) else answer
+
+
+def public(kind: type) -> set[str]:
+    return {name for name, _ in inspect.getmembers(kind) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_public_method_has_a_case(name: str) -> None:
+    """The names of the fronts' classes are those of the engine's, `tests/component/fronts/test_twins.py` says."""
+    names = public(getattr(perco.aio, name)) | public(getattr(perco.sync, name))
+    covered = {attribute for kind, _, attribute in (each.partition(".") for each in COVERED) if kind == name}
+    assert covered == names

@@ -1,0 +1,124 @@
+"""Replies to what the store writes for itself are lost: nobody is told that nothing was written (T4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import perco
+from perco.storage import Mutation
+from perco.testing.faults import Plan
+from perco.txn import catalogue as catalogues
+from perco.txn.backfill import BACKFILL_ROW
+from perco.txn.catalogue import CATALOGUE_ROW, SYSTEM_TABLE
+from perco.txn.oracle import BOUND_ROW, CLOCK_ROW
+from tests.support.faults import Fault, FaultyRowStore, use
+
+docs = perco.Table("docs", key=perco.INT64)
+n, twice = docs.column("n", perco.INT64), docs.column("twice", perco.INT64)
+LOST = [Fault.LOSE_REQUEST, Fault.LOSE_REPLY]
+
+
+def to(row: bytes, fault: Fault, *, times: int = 1, wanted: Callable[[Mutation], bool] = lambda _: True) -> Plan:
+    """The first mutations of a row of the system table meet the fault."""
+    left = [times]
+
+    def plan(mutation: Mutation, number: int) -> Fault | None:
+        if mutation.table == SYSTEM_TABLE and mutation.rows[0][0] == row and left[0] and wanted(mutation):
+            left[0] -= 1
+            return fault
+        return None
+
+    return plan
+
+
+async def put(db: perco.Database, count: int) -> None:
+    for key in range(count):
+        async with db.transaction() as txn:
+            txn.set(n, key, key)
+
+
+def removes(mutation: Mutation) -> bool:
+    return all(value is None for *_, value in mutation.rows[0][2])
+
+
+@pytest.mark.parametrize("fault", LOST)
+async def test_a_vacuum_says_that_it_may_have_removed_old_notes(fault: Fault) -> None:
+    wall = [1e9]
+    options = perco.Options(wall=lambda: wall[0], vacuum=perco.VacuumOptions(on=False))
+    async with perco.open("memory:", perco.Schema(docs, keep=perco.Keep(seconds=0)), options=options) as db:
+        for _ in range(4):
+            await put(db, 1)
+            wall[0] += 10
+            await db.oracle.note()
+        store = use(db, FaultyRowStore(db.driver.store, to(CLOCK_ROW, fault, wanted=removes)))
+        with pytest.raises(perco.WriteUnknown, match=r"nobody knows whether that was done .* safe to do it again"):
+            await db.vacuum()
+        assert store.fired[fault] == 1
+        await db.vacuum()
+        removed = db.statistics().vacuum.removed.notes
+        assert removed == (0 if fault is Fault.LOSE_REPLY else 3), "it was done, or is done now"
+
+
+@pytest.mark.parametrize("fault", LOST)
+async def test_a_backfill_says_that_it_may_have_noted_how_far_it_is(fault: Fault) -> None:
+    async def observe(txn: perco.Transaction, change: perco.Change[int, int]) -> None:
+        txn.set(twice, change.key, 2 * (change.value or 0))
+
+    options = perco.Options(backfill=perco.BackfillOptions(on=False, page_rows=2))
+    later = perco.Schema(docs)
+    later.observe(n, id="double")(observe)
+    async with perco.open("memory:", perco.Schema(docs), options=options) as db:
+        await put(db, 7)
+        db.schema = later
+        await db.declare()
+        store = db.driver.store = FaultyRowStore(db.driver.store, to(BACKFILL_ROW, fault))
+        with pytest.raises(perco.WriteUnknown, match="how far observers were notified"):
+            await db.backfill()
+        assert store.fired[fault] == 1
+        [done] = await db.backfill()
+        assert done.done
+        async with db.worker():
+            await db.wait_idle()
+        async with db.snapshot() as snap:
+            assert [row[twice] async for row in snap.scan(docs, columns=[twice])] == [2 * i for i in range(7)]
+
+
+@pytest.mark.parametrize("fault", LOST)
+async def test_a_change_of_the_catalogue_is_read_back(fault: Fault) -> None:  # N10
+    async with perco.open("memory:", perco.Schema(docs)) as db:
+        before = await catalogues.load(db.local.store)
+        other = perco.Table("others", key=perco.TEXT)
+        other.column("n", perco.INT64)
+        store = FaultyRowStore(db.local.store, to(CATALOGUE_ROW, fault))
+        after = await catalogues.declare(store, perco.Schema(docs, other))
+        assert store.fired[fault] == 1
+        assert after.version == before.version + 1, "once"
+        assert await catalogues.load(db.local.store) == after
+
+
+async def test_a_change_of_the_catalogue_of_which_nobody_hears_says_so() -> None:
+    async with perco.open("memory:", perco.Schema(docs)) as db:
+        store = FaultyRowStore(db.local.store, to(CATALOGUE_ROW, Fault.LOSE_REQUEST, times=1000))
+        other = perco.Table("others", key=perco.TEXT)
+        with pytest.raises(perco.WriteUnknown, match="a change of the catalogue"):
+            await catalogues.declare(store, perco.Schema(docs, other))
+        assert store.fired[Fault.LOSE_REQUEST] > 1
+
+
+async def test_a_range_of_timestamps_is_read_back_and_else_none_of_it_is_given() -> None:  # O1
+    options = perco.Options(oracle=perco.OracleOptions(range_size=2))
+    async with perco.open("memory:", perco.Schema(docs), options=options) as db:
+        right = db.oracle._store
+        for fault in LOST:
+            while db.oracle.draw_nowait():
+                pass
+            last = db.oracle.last
+            store = db.oracle._store = FaultyRowStore(right, to(BOUND_ROW, fault))
+            if fault is Fault.LOSE_REQUEST:
+                with pytest.raises(perco.Unavailable, match=r"there are no timestamps: .* Nothing was written"):
+                    await db.begin()
+                assert db.oracle.last == last
+            assert await db.oracle.draw() == last + 1
+            assert store.fired[fault] == 1

@@ -1,0 +1,338 @@
+"""Where the transactions of a test run: the same test bodies over every way in which a store can be reached.
+
+    owner     in the process that owns the store
+    folder    in a client of the owner, over the Unix socket in the folder
+    tls       in a client of the owner, over TCP and TLS, with the store's token
+    tablets   in a client of a store whose tablets are with two tablet servers
+
+The owner of a deployment is real, and so are its server, sockets, certificates and sessions; it shares the process and
+the loop of the test, so time may be virtual. Tablet servers run in that loop too, over tablets in memory.
+A client's `local.store.tablets()` are the owner's: what a test counts there is what is stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import tempfile
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import pytest
+import trio
+import trustme
+
+import perco
+from perco.notify.database import Database
+from perco.rpc import addresses
+from perco.rpc.addresses import Address
+from perco.rpc.channel import WireOptions
+from perco.serve.database import RemoteDatabase
+from perco.serve.opening import SOCKET, _trust, open as opened
+from perco.serve.processes import ProcessOptions, TabletServers
+from perco.serve.server import Server
+from perco.testing.faults import FaultyRowStore
+from perco.txn.local import LocalStore
+from tests.support.left_out import LEFT_OUT, LeftOut
+from tests.support.spread import MemoryServers
+
+OWNER, FOLDER, TLS, TABLETS = "owner", "folder", "tls", "tablets"
+DEPLOYMENTS: Final = (OWNER, FOLDER, TLS, TABLETS)
+CLIENTS: Final = DEPLOYMENTS[1:]
+
+_TOKEN: Final = b"a token that only the tests know"
+_SERVERS: Final = 2
+ROOT: Final = Path(__file__).parents[1]
+
+over = OWNER  # which one the test that is running runs over; `running_over` sets it
+
+
+@contextlib.contextmanager
+def running_over(deployment: str) -> Any:
+    """While the block lasts, what a test opens is opened over that deployment."""
+    global over
+    before, plain = over, perco.open
+    over = deployment
+    if deployment != OWNER:
+        perco.open = Opened  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        over, perco.open = before, plain  # type: ignore[misc]
+
+
+@functools.cache
+def _certificates() -> tuple[str, str]:
+    """The file of a certificate for 127.0.0.1 and its key; and, in PEM, the authority that it is checked with."""
+    authority = trustme.CA()
+    handle, name = tempfile.mkstemp(suffix=".pem")
+    os.close(handle)
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(name)
+    return name, authority.cert_pem.bytes().decode()
+
+
+class _Client(opened):
+    """A client of a server in this process.
+
+    `store`: a wrapper, through which all that it does goes from its beginning on.
+    """
+
+    store: Any = None
+
+    async def _connect(self, address: Address) -> RemoteDatabase:
+        if self.store is None:
+            return await super()._connect(address)
+        trust = _trust(self._options.wire.ca_file) if address.tls else None
+
+        def connect(number: int, port: int) -> Awaitable[trio.abc.Stream]:
+            return addresses.connect(address.beside(number, port) if number else address, trust)
+
+        assert self._schema is not None
+        db = RemoteDatabase(self._schema, self._options, self._options.wire, str(address), connect, _TOKEN)
+        through(db, self.store)
+        try:
+            await db.begin_link()
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await db.aclose()
+            raise
+        return db
+
+
+class Door:
+    """Where an owner is reached, over the deployment of the test."""
+
+    def __init__(self, owner: Database, server: Server, address: Address) -> None:
+        self.owner, self.server, self.address = owner, server, address
+
+    @asynccontextmanager
+    async def client(
+        self, schema: perco.Schema, options: perco.Options, *, store: Any = None, mortal: bool = False
+    ) -> AsyncIterator[Database]:
+        """One more client, as `perco.open` of the address makes it.
+
+        Args:
+            store: a wrapper, through which all that it does goes.
+            mortal: what its background tasks die of is not told: somebody may have let them die.
+        """
+        if self.address.tls:
+            options = replace(options, wire=replace(options.wire, ca_file=_certificates()[1]))
+        client = _Client(str(self.address), schema, options=options, token=_TOKEN.decode())
+        client.store = store
+        if not mortal:
+            async with client as db:
+                yield self._looked_into(db)
+            return
+        db = await client._open()
+        try:
+            yield self._looked_into(db)
+        finally:
+            await db.aclose()
+
+    @asynccontextmanager
+    async def opened(self, options: perco.Options, *, sweeping: bool) -> AsyncIterator[Door]:
+        """As `Place.opened`, of a store whose owner lives on."""
+        yield self
+
+    def _looked_into(self, db: Database) -> Database:
+        db.local.store.tablets = self.owner.local.store.tablets  # type: ignore[method-assign]
+        db.owner = self.owner  # type: ignore[attr-defined]
+        db.local.place = getattr(self.owner.local, "place", self)  # type: ignore[attr-defined]
+        return db
+
+
+@asynccontextmanager
+async def served(owner: Database, wire: WireOptions, servers: MemoryServers | None) -> AsyncIterator[Door]:
+    """The owner is served as the deployment says, while the block lasts."""
+    server = Server(owner, wire, servers)
+    with contextlib.ExitStack() as files:
+        if over == TLS:
+            address = Address(
+                None, "127.0.0.1", 0, True
+            )  # a name is looked up in a thread, which virtual time does not see
+        else:
+            folder = owner.local.path or Path(files.enter_context(tempfile.TemporaryDirectory(prefix="perco-")))
+            address = Address(folder.absolute() / SOCKET)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(server.keeping())
+            bound = await stack.enter_async_context(
+                server.listening(address, _TOKEN, (_certificates()[0], "") if over == TLS else None, ours=over != TLS)
+            )
+            yield Door(owner, server, bound)
+
+
+class _Owner(opened):
+    """Of a folder, or of memory; with tablet servers in this process if that is the deployment."""
+
+    def _servers(self) -> TabletServers:
+        assert self.processes is not None
+        return MemoryServers(self.processes, self._options.wire)
+
+
+class Opened:
+    """In the place of `perco.open`: a client of an owner that opens what was asked for."""
+
+    def __init__(self, url: str | os.PathLike[str], schema: perco.Schema | None = None, **more: Any) -> None:
+        self._url, self._schema, self._more = url, schema, more
+        self._direct = bool(more.get("readonly")) or schema is None
+        self._plain = opened(url, schema, **more)  # says what is wrong with the arguments
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Database:
+        if self._direct:
+            return await self._plain.__aenter__()
+        assert self._schema is not None
+        options = self._more.get("options") or perco.Options()
+        # The owner knows the schema's tables from the client alone.
+        own = replace(options, shared=False, on_event=None)
+        opening = _Owner(self._url, perco.Schema(), **{**self._more, "options": own})
+        if over == TABLETS:
+            opening.processes = ProcessOptions(servers=_SERVERS)
+        async with AsyncExitStack() as stack:
+            owner = await stack.enter_async_context(opening)
+            servers = opening.tablet_servers
+            assert servers is None or isinstance(servers, MemoryServers)
+            door = await stack.enter_async_context(served(owner, options.wire, servers))
+            db = await stack.enter_async_context(door.client(self._schema, options))
+            self._stack = stack.pop_all()
+        return db
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        if self._direct:
+            return await self._plain.__aexit__(kind, error, trace)
+        return await self._stack.__aexit__(kind, error, trace)
+
+
+class Place:
+    """A store in memory that outlives its owners; whoever opens it joins the owner, if there is one, or starts one."""
+
+    def __init__(self, local: LocalStore, servers: MemoryServers | None) -> None:
+        self.local, self._servers = local, servers
+        self._door: Door | None = None
+        self._sweeping = 0
+        self._stop_sweeping: Callable[[], None] = lambda: None
+        self._began = False
+
+    @asynccontextmanager
+    async def opened(self, options: perco.Options, *, sweeping: bool) -> AsyncIterator[Door]:
+        """While the block lasts. The block that began first is the owner's life, and ends last."""
+        async with AsyncExitStack() as stack:
+            if self._door is None:
+                self._door = await stack.enter_async_context(self._owned(options))
+                stack.callback(setattr, self, "_door", None)
+            self._sweep(self._door.owner, sweeping)
+            stack.callback(self._sweep, self._door.owner, -sweeping)
+            yield self._door
+
+    @asynccontextmanager
+    async def _owned(self, options: perco.Options) -> AsyncIterator[Door]:
+        owner = Database(self.local, perco.Schema(), replace(options, shared=False, on_event=None))
+        if self._servers is not None:
+            owner.fates.not_alone()
+            if not self._began:
+                self._servers.start(-1)  # they outlive owners, as their tablets do; the end of the loop is theirs
+                self._began = True
+        try:
+            await owner.oracle.start()
+            await owner.declare()
+            async with served(owner, options.wire, self._servers) as door:
+                yield door
+        finally:
+            await owner.background.aclose()
+
+    def _sweep(self, owner: Database, more: int) -> None:
+        before, self._sweeping = self._sweeping, self._sweeping + more
+        if self._sweeping and not before:
+            self._stop_sweeping = owner.background.start(owner.sweeper.run, "sweeper")
+        elif before and not self._sweeping:
+            self._stop_sweeping()
+
+
+def place() -> Place:
+    """An empty store in memory, over the deployment of the test."""
+    servers = None
+    if over == TABLETS:
+        servers = MemoryServers(ProcessOptions(servers=_SERVERS), WireOptions())
+    config = perco.Options()
+    local = LocalStore(
+        "memory:",
+        durable=True,
+        readonly=False,
+        accept_loss=False,
+        lmdb=config.lmdb,
+        batch=config.batch,
+        elsewhere=servers,
+    )
+    made = Place(local, servers)
+    local.place = made  # type: ignore[attr-defined]
+    return made
+
+
+def inside(db: Any) -> Database:
+    """Who owns the store: the database itself, or the owner that it is a client of."""
+    return getattr(db, "owner", db)  # type: ignore[no-any-return]
+
+
+def through(db: Database, store: Any) -> None:
+    """From now on all that the client does goes through a wrapper, which is put round the client's own row store."""
+    own = db.local.store
+    if isinstance(store, FaultyRowStore):
+        store._store = own
+    else:
+        store._inner = own
+    db.local.store = store
+    db.driver.store = db.driver.reads = store
+
+
+# ------------------------------------------------------------------ which tests run over which
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """For the conftest of a suite: its tests run over those that `--over` names.
+
+    By default over the owner; scenarios over one other, too, since they take little time.
+    """
+    chosen = metafunc.config.getoption("--over")
+    function = f"{metafunc.module.__name__}.{metafunc.function.__name__}"
+    if chosen == "one":
+        names = [OWNER]
+        if metafunc.module.__name__.startswith("tests.scenarios."):
+            names.append(CLIENTS[zlib.crc32(function.encode()) % len(CLIENTS)])
+    else:
+        names = list(DEPLOYMENTS) if chosen == "all" else chosen.split(",")
+    if unknown := set(names) - set(DEPLOYMENTS):
+        raise pytest.UsageError(f"--over: {', '.join(sorted(unknown))}? There are {', '.join(DEPLOYMENTS)}; all; one")
+    metafunc.parametrize("deployment", names, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def deployment(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where what the test opens is reached."""
+    with running_over(request.param):
+        yield request.param
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For the same: what is left out is told as deselected."""
+    left = [item for item in items if reason_for(item) is not None]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
+
+
+def reason_for(item: pytest.Item) -> LeftOut | None:
+    """Why a test is not run over its deployment, if it is not."""
+    spec = getattr(item, "callspec", None)
+    if spec is None or (over := spec.params.get("deployment", OWNER)) == OWNER:
+        return None
+    path = item.path.relative_to(ROOT).as_posix()
+    function, id = item.function.__name__, spec.id  # type: ignore[attr-defined]
+    return next((left for left in LEFT_OUT if over in left.over and left.names(path, function, id)), None)

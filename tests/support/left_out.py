@@ -1,0 +1,261 @@
+"""Which tests of the suites that run everywhere are left out, over which deployments, and why."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CLIENTS: Final = ("folder", "tls", "tablets")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Attributes:
+    because: why these tests mean nothing there, in a sentence.
+    tests: files below `tests/`, each with the functions that are left out (none: all of the file). A function may be
+        followed by a pattern of the parameters, in brackets.
+    over: the deployments.
+    """
+
+    because: str
+    tests: dict[str, tuple[str, ...]]
+    over: tuple[str, ...] = CLIENTS
+
+    def names(self, path: str, function: str, id: str) -> bool:
+        functions = self.tests.get(path)
+        if not functions:
+            return functions is not None
+        for each in functions:
+            name, bracket, pattern = each.partition("[")
+            if name == function and (not bracket or fnmatch.fnmatch(id, f"*{pattern.removesuffix(']')}*")):
+                return True
+        return False
+
+
+_VACUUM, _PINS = "scenarios/test_vacuum.py", "scenarios/test_pins.py"
+_ONE_STEP, _SPLITS = "scenarios/test_one_step.py", "scenarios/test_splits.py"
+_SERIALIZABLE, _READ_LOCKS = "scenarios/test_serializable.py", "scenarios/test_read_locks.py"
+
+LEFT_OUT: Final[tuple[LeftOut, ...]] = (
+    LeftOut(
+        "loses replies of the system table, which the owner alone writes, or looks into the owner's memory of pins",
+        {
+            "scenarios/test_lost_replies.py": (),
+            _PINS: (
+                "test_a_pin_of_an_earlier_version_is_read_taken_up_and_dropped",
+                "test_ids_of_pins_that_were_dropped_are_bounded",
+            ),
+        },
+    ),
+    LeftOut(
+        "starts its own processes: an owner that is killed, readers beside it, a child after a fork",
+        {"scenarios/test_processes.py": ()},
+    ),
+    LeftOut(
+        "stops, loses or counts single mutations of the vacuum, which runs in the owner, whoever asks for it",
+        {
+            "scenarios/test_vacuum_crash.py": (),
+            "scenarios/test_collected.py": ("test_the_total_never_changes_while_old_versions_go",),
+            _VACUUM: (
+                "test_a_delete_marker_does_not_go_before_what_it_hides",
+                "test_the_watermark_is_durable_before_anything_else_happens",
+            ),
+        },
+    ),
+    LeftOut(
+        "stops a commit in one step between its entry and its write: a client's is entered and written by the owner",
+        {
+            _ONE_STEP: (
+                "test_a_blind_write_that_began_after_the_first_follows_it",
+                "test_a_reader_that_began_later_waits",
+                "test_a_second_writer_of_a_cell_waits_for_the_first",
+                "test_cancelled_before_it_is_sent_it_leaves",
+                "test_cancelled_when_it_was_sent_it_stays_until_it_is_written",
+                "test_the_clock_is_noted_when_all_below_it_can_be_seen",
+                "test_waiting_for_a_timestamp_waits_for_what_commits_below_it",
+                "test_what_nobody_knows_stays_entered_until_somebody_asks",
+                "test_who_holds_locks_does_not_wait_for_an_entry",
+                "test_who_validates_waits_for_what_commits_before_it",
+            ),
+            _SERIALIZABLE: (
+                "test_a_lock_above_its_commit_does_not_matter",
+                "test_it_validates_after_the_draw",
+                "test_what_is_committing_in_one_step_refuses_at_once",
+            ),
+            _VACUUM: ("test_a_commit_whose_answer_did_not_come_holds_it_until_it_is_known",),
+            "scenarios/test_catalogue.py": ("test_what_commits_while_an_observer_is_registered_is_notified[one step]",),
+        },
+    ),
+    LeftOut(
+        "compares two runs step by step: which of two sockets is read first is not drawn from a seed",
+        {"scenarios/test_bank.py": ("test_the_same_seed_gives_the_same_history",)},
+    ),
+    LeftOut(
+        "commits in one step, which takes one process that both enters and reads (C4)",
+        {
+            _ONE_STEP: (),
+            "scenarios/test_outcomes.py": (
+                "test_a_reader_that_comes_first_settles_it[one step-]",
+                "test_asked_by_another_database_on_the_same_store[one step-]",
+                "test_asking_tells_and_what_it_tells_stays_true[one step-]",
+                "test_the_token_of_a_dead_client_tells_what_became_of_it[True-3]",
+            ),
+            "scenarios/test_cancellation.py": (
+                "test_cancelled_while_the_store_is_silent_the_outcome_is_unknown[True]",
+            ),
+            _READ_LOCKS: ("test_two_that_commit_in_one_step_may_lock_what_both_only_read",),
+        },
+        over=("tablets",),
+    ),
+    LeftOut(
+        "has a lost request for a commit arrive late: what a client's former connection still brings is not read (R4)",
+        {_ONE_STEP: ("test_what_nobody_knows_is_settled_before_the_store_is_idle[DELAY]",)},
+    ),
+    LeftOut(
+        "opens a folder again, or looks for its files: tablet servers in this process have their tablets in memory",
+        {
+            "scenarios/test_outcomes.py": ("test_asked_after_the_folder_was_opened_again",),
+            "scenarios/test_time_travel.py": ("test_who_opens_a_store_notes_at_once_what_was_committed_before",),
+            _READ_LOCKS: ("test_a_store_of_before_has_read_locks_once_it_is_opened",),
+        },
+        over=("tablets",),
+    ),
+    LeftOut(
+        "reaches into the pins of the oracle, or fails their mutations: the owner keeps them for its clients",
+        {
+            _PINS: (
+                "test_a_pin_renewed_while_it_is_forgotten_holds_all_the_time",
+                "test_a_pin_taken_while_its_predecessor_is_forgotten_holds",
+                "test_a_pin_that_is_not_durable_holds_nothing",
+                "test_a_pin_that_may_be_durable_holds",
+                "test_a_pin_that_may_not_have_been_replaced_holds_as_well",
+                "test_what_was_renewed_before_its_turn_is_not_forgotten",
+            )
+        },
+    ),
+    LeftOut(
+        "tells when a lease ran out, which the owner forgets with the pin: a client is told that it was dropped",
+        {_PINS: ("test_when_the_lease_has_run_out_it_holds_nothing",)},
+    ),
+    LeftOut(
+        "stops a split between two of its steps, or raises the floor by hand: the owner's tablets do both",
+        {
+            _SPLITS: (
+                "test_a_floor_that_is_raised_meanwhile_is_raised_in_both",
+                "test_a_split_at_any_step",
+                "test_what_is_let_go_of_after_a_split_is_let_go_of_by_cell",
+            )
+        },
+    ),
+    LeftOut(
+        "runs over a store without mutations of several rows, which is never served",
+        {
+            _READ_LOCKS: (
+                "test_a_failed_transaction_takes_its_read_locks_away[False]",
+                "test_a_lost_reply_at_any_step_is_not_an_abort[False-]",
+                "test_a_reader_settles_the_write_and_leaves_the_read_locks_to_others[False-?-]",
+                "test_a_sweeper_settles_read_locks[False-?-]",
+                "test_a_writer_that_reads_nothing_settles_the_read_locks_it_meets[False-?-]",
+                "test_all_that_the_dead_sent_may_come_again[False-?-]",
+                "test_an_old_writer_that_settles_a_committed_read_lock_meets_its_trace[False-?-]",
+            ),
+        },
+    ),
+    LeftOut(
+        "looks into the memory of the process that waits, sweeps or dies, which is the owner's",
+        {
+            "scenarios/test_failures.py": ("test_what_was_committed_before_a_failure_is_safe",),
+            "scenarios/test_locks.py": (
+                "test_a_recovery_that_crashed_is_finished_by_the_next",
+                "test_crossing_transfers_keep_the_total",
+            ),
+            "scenarios/test_time_travel.py": ("test_a_machine_suspended_for_an_hour",),
+        },
+    ),
+    LeftOut(
+        "drops a client at one mutation of its row store: over a wire its session is still heard, so it lives (R7)",
+        {
+            "component/notify/test_crash.py": (),
+            "component/notify/test_registering.py": ("test_what_a_dead_writer_had_not_committed_is_not_there",),
+        },
+    ),
+    LeftOut(
+        "steps, fails or damages the telling of new observers, which the owner does",
+        {
+            "component/notify/test_backfill.py": (),
+            "component/notify/test_registering.py": (
+                "test_a_back_fill_that_dies_half_way_is_resumed",
+                "test_a_back_fill_whose_reply_is_lost_is_not_done",
+                "test_a_new_observer_runs_for_what_is_there",
+                "test_another_program_resumes_a_back_fill",
+            ),
+        },
+    ),
+    LeftOut(
+        "has two runs of one change overlap: over clients, only one process at a time has a row (N8)",
+        {
+            "component/notify/test_twins.py": (
+                "test_a_change_that_only_one_of_the_twins_saw_is_run_again",
+                "test_each_change_is_counted_once_by_two_workers",
+                "test_of_two_clients_that_run_one_notification_one_acknowledges_it",
+            ),
+        },
+    ),
+    LeftOut(
+        "puts damaged cells, and asks the process that sweeps what it met there, which is the owner",
+        {"component/notify/test_damaged.py": ()},
+    ),
+    LeftOut(
+        "ends otherwise over a client; whether the test or the product is wrong there is not settled yet",
+        {
+            "component/notify/test_failing.py": ("test_notify_cells_stay_where_the_worker_never_gets_through",),
+            "component/notify/test_giving_up.py": ("test_a_run_commits_nothing_for_what_was_given_up_meanwhile",),
+            "component/notify/test_signals.py": (
+                "test_a_pending_removal_is_waited_for",
+                "test_a_run_that_only_locks_what_it_reads_keeps_older_ones_from_writing",
+                "test_who_waits_is_told_of_a_pending_entry_that_cannot_be_read",
+            ),
+        },
+    ),
+    LeftOut(
+        "names a damaged cell by its key: an owner that has no schema names the key by its bytes",
+        {_VACUUM: ("test_a_lock_that_cannot_be_read_holds_up_what_it_may_need",)},
+    ),
+    LeftOut(
+        "asks what `perco.open` itself says of the wrong kind of `with`",
+        {"scenarios/test_limits.py": ("test_what_wants_async_with_says_so_however_else_it_is_used",)},
+    ),
+)
+
+# ------------------------------------------------------------------ docs/testing.md
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "testing.md"
+BEGIN, END = "<!-- written by python -m tests.support.left_out -->\n", "<!-- end -->\n"
+
+
+def table() -> str:
+    """As it stands in the page."""
+    lines = ["| left out over | tests | for each of them |", "|---|---|---|"]
+    for left in LEFT_OUT:
+        over = "all clients" if left.over == CLIENTS else ", ".join(left.over)
+        files = [f"`{path}`: {_counted(functions)}" for path, functions in left.tests.items()]
+        lines.append(f"| {over} | {'; '.join(files)} | {left.because} |")
+    return "\n".join(lines) + "\n"
+
+
+def _counted(functions: tuple[str, ...]) -> str:
+    if not functions:
+        return "all"
+    return functions[0].partition("[")[0] if len(functions) == 1 else str(len(functions))
+
+
+def written(page: str) -> str:
+    """The page with the table in it."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))

@@ -1,0 +1,344 @@
+"""Faults in what a served store adds, switched on one at a time: `perco/serve`, `perco/rpc`, the real batcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from perco.rpc import channel, link
+from perco.serve import database, processes, remote, server, sessions, tablets
+from perco.serve.messages import Method
+from perco.storage import LOCK, WRITE, Applied, LocalRowStore, Mutation, Refused, batching, splitting, tablet
+from perco.testing import disk, served as simulated
+from perco.txn import commit, mutations, splitter
+from tests.testing.mutants import Mutant
+
+SERVED: dict[str, Mutant] = {}
+SERVED_UNFOUND: dict[str, Mutant] = {}  # which survive what seeds there was time for
+_SPARE = 4
+
+
+def served(name: str, *, found: bool = True) -> Any:
+    def note(function: Mutant) -> Mutant:
+        (SERVED if found else SERVED_UNFOUND)[name] = function
+        return function
+
+    return note
+
+
+# ------------------------------------------------------------ timestamps
+
+
+@served("O2 who comes while a call is under way shares it", found=False)
+def shared_call(patch: pytest.MonkeyPatch) -> None:
+    async def ask(self: remote.RemoteOracle) -> None:
+        try:
+            while self._waiting:
+                waiters, self._waiting = sorted(self._waiting, key=lambda waiter: not waiter.starts), []
+                starts = sum(waiter.starts for waiter in waiters)
+                drawn: list[int] = []
+                error: Exception | None = None
+                try:
+                    arguments = starts + _SPARE, len(waiters) - starts
+                    found, version, wall_ms, last = await self._link.call(Method.DRAW, arguments, again=True)
+                    self.told(version, wall_ms, last)
+                    drawn = list(found)
+                except Exception as failure:
+                    error = failure
+                spare = drawn[starts : starts + _SPARE]
+                del drawn[starts : starts + _SPARE]
+                self._hand_out(waiters, drawn, error)
+                early = [waiter for waiter in self._waiting if waiter.starts][: len(spare)]
+                self._waiting = [waiter for waiter in self._waiting if waiter not in early]
+                self._hand_out(early, spare, None)
+        finally:
+            self._asking = False
+
+    patch.setattr(remote.RemoteOracle, "_ask", ask)
+
+
+@served("O2 the batcher gives two who wait one timestamp")
+def same_for_two(patch: pytest.MonkeyPatch) -> None:
+    right = remote.RemoteOracle._hand_out
+
+    def hand_out(self: remote.RemoteOracle, waiters: Any, drawn: Any, error: Any) -> None:
+        right(self, waiters, list(drawn[:1]) * len(drawn), error)
+
+    patch.setattr(remote.RemoteOracle, "_hand_out", hand_out)
+
+
+@served("N10 nobody asks which catalogue a commit was made under")
+def stale_catalogue(patch: pytest.MonkeyPatch) -> None:
+    forgetful = property(lambda self: 0, lambda self, version: None)
+    patch.setattr(remote.RemoteOracle, "catalogue_version", forgetful, raising=False)
+
+
+@served("O1 another owner begins while the former one serves")
+def two_owners(patch: pytest.MonkeyPatch) -> None:
+    """What the kernel's lock on the folder is there for."""
+    right = simulated.Served._ended
+
+    async def ended(self: Any, actor: Any) -> None:
+        with trio.move_on_after(1.0 if actor.name.startswith("o.") else 1e9):
+            await right(self, actor)
+
+    patch.setattr(simulated.Served, "_ended", ended)
+
+
+# ------------------------------------------------------------ batches
+
+
+@served("S1 who waits for a batch is told another's verdict")
+def another_verdict(patch: pytest.MonkeyPatch) -> None:
+    right = tablet.LmdbTablet._answer
+    patch.setattr(
+        tablet.LmdbTablet,
+        "_answer",
+        lambda self, batch, verdicts: right(self, batch, [*verdicts[1:], *verdicts[:1]]),
+    )
+
+
+@served("T2 a reader's view is older than its timestamp")
+def old_view(patch: pytest.MonkeyPatch) -> None:
+    """The view that reads share lives on when the batch has been answered."""
+    right = tablet.LmdbTablet._finish
+
+    def finish(self: Any, *how: Any) -> None:
+        self.engine.end_shared = lambda: None
+        try:
+            right(self, *how)
+        finally:
+            del self.engine.end_shared
+
+    patch.setattr(tablet.LmdbTablet, "_finish", finish)
+
+
+class _WithSecondaries(Mutation):
+    """The primary's commit, and in one call with it the others, each with a verdict of its own."""
+
+    more: Any = ()
+
+
+@served("T3 primary and secondaries in one batch, which is no group")
+def one_batch(patch: pytest.MonkeyPatch) -> None:
+    right, apply = commit.Commit.primary_commit, remote.RemoteRowStore.apply
+
+    def with_secondaries(self: commit.Commit) -> Mutation:
+        made = _WithSecondaries(*right(self))
+        made.more = [mutations.commit(self.header, part, self.commit_ts) for part in self._parts[1:]]
+        return made
+
+    async def apply_all(self: Any, sent: Any) -> Any:
+        more = getattr(sent[0], "more", ()) if sent else ()
+        return (await apply(self, [*more, Mutation(*sent[0])]))[-1:] if more else await apply(self, sent)
+
+    patch.setattr(commit.Commit, "primary_commit", with_secondaries)
+    patch.setattr(remote.RemoteRowStore, "apply", apply_all)
+
+
+@served("T9 scans skip locks")
+def scans_skip(patch: pytest.MonkeyPatch) -> None:
+    right = remote.RemoteRowStore.scan
+
+    async def scan(self: Any, request: Any) -> Any:
+        page = await right(self, request)
+        if [query.group for query in request.queries] == [LOCK, WRITE]:
+            page = page._replace(rows=[(row, [[], writes]) for row, [_, writes] in page.rows])
+        return page
+
+    patch.setattr(remote.RemoteRowStore, "scan", scan)
+
+
+@served("C4 the server reads without a look at its memory")
+def blind_server(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(server.Server, "_entered", lambda self, session, requests: [])
+
+
+# ------------------------------------------------------------ the delay window
+
+
+@served("D2 a window never ends")
+def endless_window(patch: pytest.MonkeyPatch) -> None:
+    right = batching.Gathering._begin
+
+    def begin(self: Any, key: Any, *, due: bool) -> Any:
+        batch = right(self, key, due=due)
+        batch.deadline = 1e9
+        return batch
+
+    patch.setattr(batching.Gathering, "_begin", begin)
+
+
+@served("D6 who waits in a window is told another's answer")
+def another_answer(patch: pytest.MonkeyPatch) -> None:
+    right = batching.Gathering.__init__
+
+    def init(self: Any, options: Any, spawn: Any, ask: Any, where: Any, **how: Any) -> None:
+        async def turned(items: Any) -> Any:
+            answers = list(await ask(items))
+            plain = all(isinstance(answer, Applied | Refused) for answer in answers)
+            return [*answers[1:], *answers[:1]] if plain else answers
+
+        right(self, options, spawn, turned, where, **how)
+
+    patch.setattr(batching.Gathering, "__init__", init)
+
+
+# ------------------------------------------------------------ the wire
+
+
+@served("R2 who hears nothing waits for ever")
+def patient(patch: pytest.MonkeyPatch) -> None:
+    async def watch(self: Any) -> None:
+        while True:
+            await trio.sleep(self._options.heartbeat_s)
+            self._wake.set()
+
+    patch.setattr(channel.Channel, "_watch", watch)
+
+
+@served("R4 a commit in one step is sent again")
+def again(patch: pytest.MonkeyPatch) -> None:
+    right = link.Link.call
+
+    async def call(self: Any, method: int, arguments: Any, **how: Any) -> Any:
+        return await right(
+            self, method, arguments, **{**how, "again": how["again"] or method in (Method.COMMIT, Method.COMMITS)}
+        )
+
+    patch.setattr(link.Link, "call", call)
+
+
+@served("R4 a mutation is sent again")
+def mutation_again(patch: pytest.MonkeyPatch) -> None:
+    right = link.Link.call
+
+    async def call(self: Any, method: int, arguments: Any, **how: Any) -> Any:
+        return await right(self, method, arguments, **{**how, "again": how["again"] or method == Method.APPLY})
+
+    patch.setattr(link.Link, "call", call)
+
+
+@served("R5 who has lost its session reads on", found=False)
+def reads_on(patch: pytest.MonkeyPatch) -> None:
+    right = database.read_welcome
+
+    def read_welcome(message: Any) -> Any:
+        _, _, info = right(message)
+        return False, True, info
+
+    patch.setattr(database, "read_welcome", read_welcome)
+
+
+@served("R7 the session of a dead client never ends", found=False)
+def for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sessions.Sessions, "expire", lambda self, now: [])
+
+
+@served("R7 what a session reads at does not hold the watermark")
+def unheld(patch: pytest.MonkeyPatch) -> None:
+    def begin(self: Any, session: Any, start_ts: int) -> None:
+        session.open.add(start_ts)
+        self._fates.begin(start_ts)
+
+    patch.setattr(sessions.Sessions, "begin", begin)
+
+
+@served("R8 another owner does not hold again what clients greet it with")
+def not_again(patch: pytest.MonkeyPatch) -> None:
+    right = sessions.Sessions.greet
+
+    def greet(self: Any, name: str, held: Any, now: float) -> Any:
+        if name in self.all:
+            return right(self, name, held, now)
+        session, new, _ = right(self, name, (), now)
+        session.open.update(held)
+        for start_ts in held:
+            self._fates.begin(start_ts)
+        return session, new, True
+
+    patch.setattr(sessions.Sessions, "greet", greet)
+
+
+# ------------------------------------------------------------ tablet servers
+
+
+@served("F1 a tablet is given to another server while its former one lives, and nobody fences that off", found=False)
+def two_servers(patch: pytest.MonkeyPatch) -> None:
+    async def live(self: Any, number: int) -> None:
+        stream, process = await self._begin(number)
+        try:
+            await self.serve_by(number, stream, process)
+        finally:
+            self.died(number)
+
+    patch.setattr(processes.TabletServers, "_live", live)
+    patch.setattr(disk.MemoryEnvironment, "take_over", lambda self: 1)
+
+
+@served("F2 a server answers for rows that it does not have")
+def nothing_there(patch: pytest.MonkeyPatch) -> None:
+    def read(self: Any, peer: Any, id: int, requests: Any) -> None:
+        found = []
+        for table, row, queries in requests:
+            held = self._tablet_of(table, row)
+            found.append(held.read(row, queries) if held is not None else [[] for _ in queries])
+        peer.reply(id, found)
+
+    patch.setattr(tablets.TabletServer, "_read", read)
+
+
+@served("F2 what a dead server was sent is sent to another", found=False)
+def sent_elsewhere(patch: pytest.MonkeyPatch) -> None:
+    right = link.Link.call
+
+    async def call(self: Any, method: int, arguments: Any, **how: Any) -> Any:
+        try:
+            return await right(self, method, arguments, **how)
+        except link.LostError:
+            if method == Method.APPLY and " (" in self.name:
+                return None  # NOT_HERE
+            raise
+
+    patch.setattr(link.Link, "call", call)
+
+
+@served("F3 the ticket of an ended session is still served", found=False)
+def ended_ticket(patch: pytest.MonkeyPatch) -> None:
+    right = tablets.TabletServer._told_sessions
+    patch.setattr(tablets.TabletServer, "_told_sessions", lambda self, began, ended: right(self, began, ()))
+
+
+# ------------------------------------------------------------ splits
+
+
+@served("P1 writes to rows that are given away go on", found=False)
+def uncut(patch: pytest.MonkeyPatch) -> None:
+    async def cut(self: Any, row: bytes) -> None:
+        copying = self._splitting
+        self._cut_row = row
+        await self._beside(copying.finish)
+        self._splitting = self._copying = None
+        self._gone = row
+
+    patch.setattr(tablet.LmdbTablet, "cut", cut)
+
+
+@served("P2 what is written while it is copied is not noted", found=False)
+def unnoted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(splitting.Copying, "note", lambda self, mutations, verdicts: None)
+
+
+@served("P3 rows that lie in two tablets are written to one")
+def to_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LocalRowStore, "_tablet_of", lambda self, mutation: self.tablet(mutation.table, mutation.rows[0][0]))
+
+
+@served("P4 a split is not recorded")
+def unrecorded(patch: pytest.MonkeyPatch) -> None:
+    async def recorded(self: Any, table: str, row: bytes, number: int) -> Any:
+        return (await splitter.load(self._local.store)).with_split(table, row)
+
+    patch.setattr(splitter.Splitter, "_recorded", recorded)
