@@ -54,7 +54,7 @@ LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         {"scenarios/test_processes.py": ()},
     ),
     LeftOut(
-        "stops, loses or counts single mutations of the vacuum, which runs in the owner, whoever asks for it",
+        "stops, loses or counts single mutations of the vacuum, which always runs in the owner",
         {
             "scenarios/test_vacuum_crash.py": (),
             "scenarios/test_collected.py": ("test_the_total_never_changes_while_old_versions_go",),
@@ -110,7 +110,7 @@ LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=("tablets",),
     ),
     LeftOut(
-        "has a lost request for a commit arrive late: what a client's former connection still brings is not read (R4)",
+        "delivers a lost commit request late: the server reads nothing more from a client's former connection (R4)",
         {_ONE_STEP: ("test_what_nobody_knows_is_settled_before_the_store_is_idle[DELAY]",)},
     ),
     LeftOut(
@@ -204,7 +204,7 @@ LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "puts damaged cells, and asks the process that sweeps what it met there, which is the owner",
+        "damages cells, and asks the process that sweeps, which is the owner, what it met",
         {"component/notify/test_damaged.py": ()},
     ),
     LeftOut(
@@ -237,7 +237,7 @@ BEGIN, END = "<!-- written by python -m tests.support.left_out -->\n", "<!-- end
 
 def table() -> str:
     """As it stands in the page."""
-    lines = ["| left out over | tests | for each of them |", "|---|---|---|"]
+    lines = ["| left out over | tests | because each of them |", "|---|---|---|"]
     for left in LEFT_OUT:
         over = "all clients" if left.over == CLIENTS else ", ".join(left.over)
         files = [f"`{path}`: {_counted(functions)}" for path, functions in left.tests.items()]
