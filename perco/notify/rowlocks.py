@@ -75,6 +75,11 @@ class Elsewhere(Protocol):
 
     def release(self, where: tuple[str, bytes]) -> None: ...
 
+    def let_go(self, where: tuple[str, bytes]) -> None:
+        """Of a row on which no task of this process works: should it have been claimed for another task, which found
+        it taken here, it is released."""
+        ...
+
     def full(self) -> None:
         """There is more to do than this process may run: another one is to look."""
         ...

@@ -319,10 +319,9 @@ class Scanner:
                     walk.taken.append(dirty)
                 else:
                     left += 1
-                    if worker.options.row_locks:
-                        worker.rows.release(table, dirty.row)
+                    self._unlock(table, dirty.row)
             for dirty, state in zip(instead, states[len(tried) :], strict=True):
-                # Another scanner of this process may have it by now, and lets go of it afterwards.
+                # Another scanner of this process may have it by now: that one runs it, or lets go of it.
                 if state == CLAIMED and self._takes(table, dirty.row):
                     self._begin(nursery, table, dirty)
                     left -= 1
@@ -364,10 +363,16 @@ class Scanner:
         return not self.worker.options.row_locks or self.worker.rows.take(table, row, self.number)
 
     def _let_go(self, table: str, row: bytes) -> None:
-        """Of a row that it took here, and that another process has."""
+        """Of a row that it took here, and does not run."""
+        self._unlock(table, row)
+        self._slots.release()
+
+    def _unlock(self, table: str, row: bytes) -> None:
+        """The same, but for the slot."""
         if self.worker.options.row_locks:
             self.worker.rows.release(table, row)
-        self._slots.release()
+            if self.worker.elsewhere is not None:
+                self.worker.elsewhere.let_go((table, row))
 
     def _is_elsewhere(self, table: str, row: bytes, cells: list[ScanCell]) -> bool:
         """Whether another process has the row, as far as is known."""

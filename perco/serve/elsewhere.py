@@ -76,6 +76,10 @@ class Elsewhere:
         self.claims.pop(where, None)
         self._link.tell(Method.UNCLAIM, where)
 
+    def let_go(self, where: tuple[str, bytes]) -> None:
+        if where in self.claims:
+            self.release(where)
+
     def _dropped(self, where: tuple[str, bytes]) -> None:
         """A row was claimed for a task that has been cancelled since."""
         if where not in self.claims:

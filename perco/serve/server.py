@@ -84,6 +84,7 @@ class Server(Door[Session]):
         self._db, self._servers = db, servers
         driver = db.driver
         self.sessions = Sessions(db.oracle.holds, db.fates, options.lease_s, driver.leave_orphans)
+        self.sessions.on_wake = self._woken
         if servers is not None:
             self.sessions.on_begin, self.sessions.on_end = servers.session_began, servers.session_ended
             self.sessions.on_held = servers.session_held
@@ -274,7 +275,6 @@ class Server(Door[Session]):
                 log.info(
                     "client %s was not heard of for %g s: its session has ended", session.name, self._options.lease_s
                 )
-            self._wake(())  # N8: who was told of it may not answer
 
     # ------------------------------------------------------------ calls
 
@@ -638,10 +638,10 @@ class Server(Door[Session]):
 
     def _notified(self) -> None:
         """N8: notify cells have become visible, perhaps by a commit of `_by`."""
-        self._wake(self.sessions.wakes.notified(trio.current_time(), self._by))
+        self.sessions.wake(self.sessions.wakes.notified(trio.current_time(), self._by))
 
-    def _wake(self, sessions: Sequence[Session]) -> None:
-        self.sessions.wake(sessions)
+    def _woken(self) -> None:
+        """Who was told that there may be work may not answer."""
         if not self._watching and self.sessions.wakes.deadline < math.inf:
             self._watching = True
             self._db.background.spawn(self._watch)
@@ -657,7 +657,7 @@ class Server(Door[Session]):
             self._watching = False
 
     def _looked(self, session: Session, full: Any) -> None:
-        self._wake(self.sessions.wakes.looked(session, trio.current_time(), full=bool(full)))
+        self.sessions.wake(self.sessions.wakes.looked(session, trio.current_time(), full=bool(full)))
 
     def _announced(self, version: int) -> None:
         for peer in self._serving:

@@ -121,6 +121,12 @@ class _Claim:
         holder = self.session
         return holder is not session and not holder.ended and newest <= self.newest and session.runs <= holder.runs
 
+    def refuse(self, session: Session) -> None:
+        """Another session leaves the row alone for now: it is told of the end, unless the holder runs all that it does,
+        and so looks itself."""
+        if not session.runs <= self.session.runs:
+            self.refused.add(session)
+
 
 class Sessions:
     """All of a server."""
@@ -132,6 +138,7 @@ class Sessions:
         self.on_begin: Callable[[str], None] = lambda ticket: None
         self.on_end: Callable[[str], None] = lambda ticket: None
         self.on_held: Callable[[str], None] = lambda ticket: None  # R10
+        self.on_wake: Callable[[], None] = lambda: None  # N8: it may be waited for answers now
         self.claims: dict[tuple[str, bytes], _Claim] = {}
         self._rows: dict[str, list[bytes]] = {}  # of claims, by table, in order
         self._ended: dict[tuple[str, bytes], _Claim] = {}  # the one that ended first comes first
@@ -204,6 +211,7 @@ class Sessions:
         for session in sessions:
             if session.peer is not None:
                 session.peer.push(NOTIFIED, None)
+        self.on_wake()
 
     def _let_go(self, session: Session) -> None:
         orphans = bool(session.open)
@@ -306,6 +314,7 @@ class Sessions:
                 out.append(DONE)
             elif claim is not None and claim.session is not session:
                 halted |= halts and given > 0
+                claim.refuse(session)
                 out.append(HELD)
             elif halted or given >= most:  # what another task of the session has, too: it has room for no more
                 out.append(FREE)
@@ -325,8 +334,7 @@ class Sessions:
         for each in islice(chain(islice(rows, at, None), islice(rows, at)), 2 * most):
             claim = self.claims[table, each]
             if claim.session is not session:
-                if not session.runs <= claim.session.runs:
-                    claim.refused.add(session)
+                claim.refuse(session)
                 told.append((each, claim.newest))
         return told[:most]
 

@@ -7,8 +7,8 @@ import trio
 import trio.testing
 
 import perco
-from perco.notify.rowlocks import CLAIMED, FREE
-from perco.serve.messages import Method
+from perco.notify.rowlocks import CLAIMED, FREE, HELD
+from perco.serve.messages import RELEASED, Method
 from perco.storage import Failed, Mutation
 from tests.component.serve.kit import WIRE, Place, vanish
 
@@ -450,3 +450,25 @@ async def test_a_scanner_is_given_no_more_rows_than_it_has_room_for(place: Place
         assert claim(session, "docs", [(b"b", 1, 1)], 1, halts=True)[0] == bytes([CLAIMED])
         assert claim(session, "docs", [(b"a", 1, 1), (b"b", 1, 1)], 1, halts=True)[0] == bytes([CLAIMED, FREE])
         assert claim(session, "docs", [(b"a", 1, 1), (b"b", 1, 1)], 2, halts=True)[0] == bytes([CLAIMED, CLAIMED])
+
+
+async def test_whoever_is_refused_a_row_for_other_observers_is_told_of_its_end_however_many_others_have(  # N8
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer tells of a bounded number of rows that others have."""
+    rows = [b"%04d" % i for i in range(1000)]
+    async with place.served(), place.clients(2) as clients:
+        holder, refused = clients
+        heard = trio.Event()
+        monkeypatch.setattr(refused.link, "_pushed", lambda what, value: heard.set() if what == RELEASED else None)
+        for client, works in ((holder, "measure"), (refused, "double")):
+            await client.link.call(Method.WORKS, ((works,), (works,)), again=True)
+        wanted = tuple((row, 1, 1) for row in rows)
+        await holder.link.call(Method.CLAIM, ("docs", wanted, len(rows), False), again=True)
+        asked = ((rows[0], 1, 1), (rows[-1], 1, 1))
+        states, told = await refused.link.call(Method.CLAIM, ("docs", asked, 2, False), again=True)
+        assert list(states) == [HELD, HELD]
+        assert len(told) < len(rows)
+        holder.link.tell(Method.UNCLAIM, ("docs", rows[-1]))
+        with trio.fail_after(1.0):
+            await heard.wait()

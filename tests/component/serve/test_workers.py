@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 import perco
 from perco.notify.database import WorkerHandle
+from perco.notify.rowlocks import CLAIMED, DONE, FREE, HELD
 from perco.notify.scanner import ScannerCounters
 from perco.serve.database import RemoteDatabase
+from perco.serve.elsewhere import Elsewhere
+from perco.serve.messages import NOTIFIED, Method
 from perco.serve.wakes import ANSWER_S
 from tests.component.serve.kit import Place, vanish
 
@@ -169,6 +173,36 @@ async def test_a_process_that_does_not_answer_delays_a_change_only_for_a_moment(
         assert handles[1].statistics()["measure"].commits == 10
 
 
+async def test_who_is_woken_when_a_process_ends_and_does_not_answer_delays_it_only_for_a_moment() -> None:  # N8
+    docs, stuck = Docs(), trio.Event()
+    hanging: list[RemoteDatabase] = []
+
+    @docs.schema.observe(docs.body, id="tell")
+    async def tell(txn: Txn, change: Change) -> None:
+        if txn._client in hanging:
+            stuck.set()
+            await trio.sleep_forever()
+        txn.set(docs.note, change.key, 1)
+
+    place = Place(docs.schema)
+    async with place.served(), place.clients(1) as [ending], workers(place, 2, perco.WorkerOptions()) as (clients, _):
+        hanging.append(ending)
+        unheard: list[int] = []
+        clients[0].link._pushed = lambda what, value: unheard.append(what)
+        for key in range(10):
+            stuck = trio.Event()
+            async with ending.worker():
+                await docs.dirty(ending, range(key, key + 1))
+                await stuck.wait()
+                await trio.sleep(1.0)
+                unheard.clear()
+            with trio.fail_after(ANSWER_S + 0.2):
+                await clients[1].wait_idle()
+            if NOTIFIED in unheard:
+                return
+        raise AssertionError("it was never woken")
+
+
 async def test_a_row_that_was_held_is_told_free_to_who_runs_other_observers_there() -> None:  # N8
     docs, one, two = Docs(), Docs(run_s=(0.3, 0.3)), Docs()
     ran: list[float] = []
@@ -214,3 +248,62 @@ async def test_a_process_with_an_older_version_of_an_observer_is_not_woken_in_va
                 await trio.sleep(0.1)
             assert newer.statistics()["measure"].commits == 8
             assert older.statistics()["measure"].commits == 0
+
+
+class First(random.Random):
+    """Begins at the first row of the first tablet."""
+
+    def randrange(self, *_: Any) -> int:
+        return 0
+
+    def choice(self, items: Any) -> Any:
+        return items[0]
+
+
+class Told:
+    """In place of the link to a server, whose answers the test gives."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[int], int]] = []  # rows, and how many of them
+        self.told: list[tuple[int, Any]] = []
+        self._answers: list[Any] = []
+        self._answered: list[trio.Event] = []
+
+    async def call(self, method: int, arguments: Any, *, again: bool) -> Any:
+        _, wanted, most, _ = arguments
+        at = len(self.asked)
+        self.asked.append(([perco.INT64.decode(row) for row, _, _ in wanted], most))
+        self._answers.append(None)
+        self._answered.append(trio.Event())
+        await self._answered[at].wait()
+        return self._answers[at]
+
+    def tell(self, method: int, arguments: Any) -> None:
+        self.told.append((method, arguments))
+
+    async def answer(self, at: int, *states: int) -> None:
+        self._answers[at] = bytes(states), []
+        self._answered[at].set()
+        await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_a_row_that_was_claimed_in_place_of_others_and_is_run_by_nobody_is_released() -> None:  # N7, N8
+    """Else the store would never be idle again, and other processes would be refused the row whenever it changes."""
+    docs, link = Docs(), Told()
+    async with perco.open("memory:", docs.schema) as db:
+        await docs.dirty(db, range(6))
+        async with db.worker(options=perco.WorkerOptions(concurrency=6, scanners=2)) as handle:
+            elsewhere = Elsewhere(link, None)  # type: ignore[arg-type]
+            handle._worker.elsewhere = elsewhere
+            for scanner in handle.scanners:
+                scanner._rng = First()
+            await trio.testing.wait_all_tasks_blocked()
+            assert link.asked == [([0, 1, 2, 3, 4, 5], 3), ([3, 4, 5], 3)], "one takes three rows, the other the next"
+            row = "docs", perco.INT64.encode(5)
+            await link.answer(0, HELD, HELD, HELD, DONE, HELD, CLAIMED)
+            assert row in elsewhere.claims
+            assert (Method.UNCLAIM, row) not in link.told, "the other scanner may be given it"
+            await link.answer(1, CLAIMED, HELD, FREE)
+            assert (Method.UNCLAIM, row) in link.told, "it jumps"
+            assert row not in elsewhere.claims
+            assert docs.begun == [3]
