@@ -25,7 +25,7 @@ BENCHES = {
     "space": "what overwritten cells take, with a vacuum, beside a fresh store",
     "spark_load": "what loading through Spark costs, and what reading back",
     "webindex": "what a page costs in the web index, while it grows to 100 000 pages",
-    "scanners": "why scanners teleport, in virtual time (the paper's buses)",
+    "scanners": "why scanners teleport, in virtual time (the paper's buses) and in worker processes",
 }
 
 

@@ -1,12 +1,17 @@
-"""Why scanners teleport: the paper's buses, in virtual time.
+"""Why scanners teleport: the paper's buses, in virtual time; and worker processes, in real time.
 
-The scanners and the worker are perco's own, over a memory store. Around the store stand tablet servers that are made
-up: each holds one tablet and answers one request (a page of a scan, a row read, a mutation) at a time; what comes
-meanwhile waits in its queue. So a scanner that is alone in its tablet is held up by its observers, and a clump of
-scanners by the tablet's server, as the paper says. Each scanner makes one run at a time, as a thread of the paper's.
+In virtual time, the scanners and the worker are perco's own, over a memory store. Around the store stand tablet servers
+that are made up: each holds one tablet and answers one request (a page of a scan, a row read, a mutation) at a time;
+what comes meanwhile waits in its queue. So a scanner that is alone in its tablet is held up by its observers, and a
+clump of scanners by the tablet's server, as the paper says. Each scanner makes one run at a time, as a thread of the
+paper's.
 
 A scanner without teleport passes a row by on which another one runs observers, and goes on to the next row. It may
 come to rows that another has finished since its page of the scan was read: claimed twice, and found clean.
+
+In real time, four worker processes are clients of a durable `perco serve` process (`bench/worker_processes.py`). There
+the server has the row locks: a scanner that comes to rows of another process claims them in vain, and is refused. It is
+judged how many of all claims are.
 """
 
 from __future__ import annotations
@@ -23,7 +28,10 @@ import trio
 import trio.testing
 
 import perco
-from bench.harness import Cell, Report, Run
+from bench import hot, worker_processes
+from bench.harness import Cell, Report, Run, interleaved
+from bench.hot import HOT_RANGES, KEYS, ONE_SLOW_IN, RUN_S, SLOW_RUN_S, TABLETS
+from bench.worker_processes import Drained
 from perco.notify.database import Database
 from perco.notify.scanner import Place, Scanner
 from perco.notify.worker import Worker
@@ -31,15 +39,9 @@ from perco.storage import BatchOptions, LmdbOptions, LocalRowStore, Mutation, Ro
 from perco.storage.cells import ReadRequest, Verdict
 from perco.txn.local import LocalStore
 
-TABLETS = 16
 ROWS = 1500
 REQUEST_S = 0.001  # that a tablet's server takes for a request
-RUN_S, SLOW_RUN_S, ONE_SLOW_IN = 0.005, 0.050, 10  # an observer's own work
 WINDOW_S = 1.0
-HOT_RANGES = 3
-HOT_SHARE = 1 / 64  # of the key space, each
-
-_KEYS = 1 << 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,11 +154,11 @@ class Buses(Database):
 async def drain(scene: Scene, seed: int) -> Drain:
     """From so many dirty rows to none."""
     rng = random.Random(seed)
-    docs = perco.Table("docs", splits=[_key(i * _KEYS // TABLETS) for i in range(1, TABLETS)])
+    docs = hot.table()
     body, parsed = docs.column("body", perco.BYTES), docs.column("parsed", perco.BYTES)
     schema = perco.Schema(docs)
-    keys = dirty(scene, rng)
-    slow = set(rng.sample(keys, len(keys) // ONE_SLOW_IN))
+    keys = hot.dirty(scene.rows, rng, hot=scene.hot)
+    slow = hot.slow(keys, rng)
     out = Drain()
     ended: dict[int, float] = {}
     clean = trio.Event()
@@ -164,11 +166,11 @@ async def drain(scene: Scene, seed: int) -> Drain:
     @schema.observe(body, id="parse")
     async def parse(txn: perco.Transaction, change: perco.Change[bytes, bytes]) -> None:
         out.runs += 1
-        await trio.sleep(SLOW_RUN_S if _number(change.key) in slow else RUN_S)
+        await trio.sleep(SLOW_RUN_S if hot.number(change.key) in slow else RUN_S)
         txn.set(parsed, change.key, change.value or b"")
 
     def on_run(_: str, key: bytes, __: float) -> None:
-        ended[_number(key)] = trio.current_time() - began
+        ended[hot.number(key)] = trio.current_time() - began
         if len(ended) == len(keys):
             clean.set()
 
@@ -179,14 +181,14 @@ async def drain(scene: Scene, seed: int) -> Drain:
     local.store = servers  # type: ignore[assignment]
     db = Buses(local, schema, perco.Options(seed=seed))
     db.scene = scene
-    db.note = lambda scanner, row: out.claims.append((trio.current_time() - began, scanner, _number(row)))
+    db.note = lambda scanner, row: out.claims.append((trio.current_time() - began, scanner, hot.number(row)))
     await db.oracle.start()
     await db.declare()
     try:
         for at in range(0, len(keys), 500):
             async with db.transaction() as txn:
                 for key in keys[at : at + 500]:
-                    txn.set(body, _key(key), b"x")
+                    txn.set(body, hot.key(key), b"x")
         await trio.testing.wait_all_tasks_blocked()
         options = perco.WorkerOptions(
             concurrency=scene.scanners, scanners=scene.scanners, teleport=scene.teleport, row_locks=scene.row_locks
@@ -205,15 +207,6 @@ async def drain(scene: Scene, seed: int) -> Drain:
     return out
 
 
-def dirty(scene: Scene, rng: random.Random) -> list[int]:
-    """Which rows are dirty, in order."""
-    if not scene.hot:
-        return sorted(rng.sample(range(_KEYS), scene.rows))
-    size, tablet = int(_KEYS * HOT_SHARE), _KEYS // TABLETS
-    starts = [t * tablet + rng.randrange(tablet - size) for t in rng.sample(range(TABLETS), HOT_RANGES)]
-    return sorted(starts[i % HOT_RANGES] + j for i, j in enumerate(rng.sample(range(size), scene.rows)))
-
-
 def mean_gap(keys: Sequence[int], claims: Sequence[tuple[float, int, int]], ended: dict[int, float]) -> float:
     """See `Drain`."""
     windows: dict[int, set[int]] = {}
@@ -226,14 +219,6 @@ def mean_gap(keys: Sequence[int], claims: Sequence[tuple[float, int, int]], ende
         stretches = [len(list(group)) for came, group in itertools.groupby(waiting) if not came]
         gaps.append(max(stretches, default=0) / len(keys))
     return sum(gaps) / len(gaps)
-
-
-def _key(number: int) -> bytes:
-    return number.to_bytes(4, "big")
-
-
-def _number(key: bytes) -> int:
-    return int.from_bytes(key, "big")
 
 
 @contextmanager
@@ -279,7 +264,7 @@ def lockless() -> list[Scene]:
 
 
 def main(run: Run) -> None:
-    report = Report("scanners", "none: memory, virtual time")
+    report = Report("scanners", "in virtual time none: memory; of processes power")
     facts = run.machine(report.durability)
     seeds = range(1, run.rounds + 1)
     wanted = [replace(JUDGED, teleport=False), JUDGED] if run.quick else scenes()
@@ -305,12 +290,52 @@ def main(run: Run) -> None:
         report.figures[f"claimed_twice_{name}"] = _median(drains, "twice")
         report.figures[f"gap_{name}"] = _median(drains, "gap")
         report.figures[f"teleports_{name}"] = _median(drains, "teleports")
-    if not run.quick:
-        _draw(run)
+    _draw(run, _in_processes(run, report))
     run.finish(report, facts)
 
 
-def _median(drains: Sequence[Drain], what: str) -> float:
+def _in_processes(run: Run, report: Report) -> Sequence[Drained]:
+    """Without teleport and with it, in turn. Returns the first drain of each."""
+    seeds = {teleport: itertools.count(1) for teleport in (False, True)}  # the same rows for both
+    with run.scratch() as folder, worker_processes.processes(folder) as processes:
+        found = interleaved(
+            run.rounds,
+            {
+                teleport: partial(_drain_once, processes, teleport=teleport, seeds=seeds[teleport])
+                for teleport in (False, True)
+            },
+        )
+    run.say(
+        f"{worker_processes.WORKERS} worker processes of {worker_processes.CONCURRENCY} runs in flight, which begin"
+        f" {worker_processes.APART_S:g} s apart; {worker_processes.ROWS} dirty rows in three hot ranges; durable.\n"
+    )
+    run.table(
+        "drained by worker processes, seconds",
+        ("", "median (least - most)", "refused, of all claims", "met", "teleports", "twice"),
+        [
+            (
+                "teleport" if teleport else "no teleport",
+                Cell(tuple(drained.seconds for drained in all)),
+                f"{_median(all, 'refused_share'):.1%}  (at most {max(one.refused_share for one in all):.1%})",
+                *(f"{_median(all, what):.0f}" for what in ("met", "teleports", "twice")),
+            )
+            for teleport, all in found.items()
+        ],
+    )
+    names = {"drain_s": "seconds", "refused_share": "refused_share", "met": "met", "teleports": "teleports"}
+    for teleport, all in found.items():
+        for name, what in {**names, "claimed_twice": "twice"}.items():
+            report.figures[f"{name}_processes{'' if teleport else '_off'}"] = _median(all, what)
+    share = _median(found[True], "refused_share")
+    report.bars.append(("refused_share_processes", share, "at most", worker_processes.REFUSED_MOST))
+    return [found[teleport][0] for teleport in (False, True)]
+
+
+def _drain_once(processes: worker_processes.Processes, *, teleport: bool, seeds: Iterator[int]) -> Drained:
+    return processes.drain(worker_processes.ROWS, teleport=teleport, seed=next(seeds))
+
+
+def _median(drains: Sequence[Drain] | Sequence[Drained], what: str) -> float:
     return Cell(tuple(getattr(drain, what) for drain in drains)).median
 
 
@@ -342,43 +367,83 @@ def _line(scene: Scene, drains: Sequence[Drain]) -> tuple[object, ...]:
 # ------------------------------------------------------------------ the picture
 
 
-def _draw(run: Run) -> None:
-    """Where each scanner was: they clump by themselves, unless they teleport."""
+def _draw(run: Run, drained: Sequence[Drained]) -> None:
+    """Where each scanner was: they clump by themselves, unless they teleport. Beside it worker processes.
+
+    Args:
+        drained: by processes, without teleport and with it.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.lines import Line2D
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(12, 5), sharex=True, sharey=True)
-    figure.subplots_adjust(top=0.84, wspace=0.08)
-    figure.suptitle("The paper's buses: eight scanners, from random places, until no row is dirty", x=0.125, ha="left")
-    for axis, teleport in zip(axes, (False, True), strict=True):
+    figure, axes = pyplot.subplots(2, 2, figsize=(12, 10), sharex="row", sharey="row")
+    figure.subplots_adjust(top=0.9, wspace=0.08, hspace=0.5)
+    colours = pyplot.get_cmap("tab10")
+    for axis, teleport in zip(axes[0], (False, True), strict=True):
         scene = Scene(scanners=8, hot=False, together=False, teleport=teleport)
         found = ride(scene, 1)
-        colours = pyplot.get_cmap("tab10")
         for scanner in range(scene.scanners):
             for times, places in stretches(found.claims, scanner):
                 axis.plot(times, places, color=colours(scanner), linewidth=1.6, solid_capstyle="round")
-        for tablet in range(TABLETS + 1):
-            axis.axhline(tablet / TABLETS, color="#e5e7eb", linewidth=0.6, zorder=0)
-        axis.axvline(found.seconds, color="#475569", linewidth=1, linestyle="--")
-        axis.annotate(
-            f"all clean: {found.seconds:.1f} s",
-            (found.seconds, 1.0),
-            xytext=(-4, 4),
-            textcoords="offset points",
-            ha="right",
-            color="#475569",
-        )
-        axis.set_title("with teleport" if teleport else "without teleport", loc="left", pad=18, fontsize=11)
+        _label(axis, found.seconds, teleport, [tablet / TABLETS for tablet in range(TABLETS + 1)])
         axis.set_xlabel("seconds of virtual time")
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel(f"position in the key space\n({TABLETS} tablets)")
-    axes[0].set_ylim(0, 1)
-    axes[0].set_yticks([0, 1], ["first key", "last key"])
-    axes[0].set_xlim(left=0)
+    for axis, each, teleport in zip(axes[1], drained, (False, True), strict=True):
+        order = {key: at for at, key in enumerate(sorted({key for _, _, key in each.claims}))}
+        axis.scatter(
+            [when for when, _, _ in each.claims],
+            [order[key] for _, _, key in each.claims],
+            color=[colours(process) for _, process, _ in each.claims],
+            s=4,
+            linewidth=0,
+        )
+        _label(axis, each.seconds, teleport, [at * each.rows / HOT_RANGES for at in range(HOT_RANGES + 1)])
+        axis.set_xlabel("seconds")
+    for row, title in zip(axes, _TITLES, strict=True):
+        row[0].text(0, 1.15, title, transform=row[0].transAxes, fontsize=12)
+        row[0].set_xlim(left=0)
+    axes[0][0].set_ylabel(f"position in the key space\n({TABLETS} tablets)")
+    axes[0][0].set_ylim(0, 1)
+    axes[0][0].set_yticks([0, 1], ["first key", "last key"])
+    axes[1][0].set_ylabel("dirty rows in order of their keys\n(three hot ranges)")
+    axes[1][0].set_ylim(0, drained[0].rows)
+    begun = drained[1].begun
+    axes[1][1].legend(
+        [Line2D([], [], marker="o", linestyle="", markersize=5, color=colours(i)) for i in range(len(begun))],
+        [f"process {i + 1}, began at {when:.1f} s" for i, when in enumerate(begun)],
+        loc="upper center",
+        bbox_to_anchor=(-0.04, -0.12),
+        ncols=4,
+        frameon=False,
+    )
     run.figure(figure, "scanners")
     pyplot.close(figure)
+
+
+_TITLES = (
+    "The paper's buses: eight scanners, from random places, until no row is dirty",
+    f"{worker_processes.WORKERS} worker processes on a durable server: each row when it was claimed",
+)
+
+
+def _label(axis: Any, ended: float, teleport: bool, borders: Sequence[float]) -> None:
+    """What it is, its end, and the borders of tablets or ranges."""
+    for border in borders:
+        axis.axhline(border, color="#e5e7eb", linewidth=0.6, zorder=0)
+    axis.axvline(ended, color="#475569", linewidth=1, linestyle="--")
+    axis.annotate(
+        f"all clean: {ended:.1f} s",
+        (ended, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(-4, 4),
+        textcoords="offset points",
+        ha="right",
+        color="#475569",
+    )
+    axis.set_title("with teleport" if teleport else "without teleport", loc="left", pad=18, fontsize=11)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def stretches(claims: Sequence[tuple[float, int, int]], scanner: int) -> Iterator[tuple[list[float], list[float]]]:
@@ -388,7 +453,7 @@ def stretches(claims: Sequence[tuple[float, int, int]], scanner: int) -> Iterato
     for when, who, key in claims:
         if who != scanner:
             continue
-        place = key / _KEYS
+        place = key / KEYS
         if places and not 0 <= place - places[-1] < 1 / TABLETS:
             yield times, places
             times, places = [], []
