@@ -5,6 +5,9 @@ begin, one after the other. Each notes when its scanners handed which row over t
 
 A *refused* claim is a call that found all the rows that it asked for with other processes: work for nothing.
 
+One process serves all tablets, so scanners cost it no less if they are spread over tablets than if they clump: how long
+a drain takes is told, and not judged.
+
     python -m bench.worker_processes FOLDER NUMBER      a worker process
 """
 
@@ -175,6 +178,7 @@ def gathered(told: list[dict[str, Any]], begun: list[float], ended: float, rows:
 def processes(folder: Path, workers: int = WORKERS) -> Iterator[Processes]:
     """A server of a new store in a folder, and so many workers; they end with the block."""
     path = folder / "store"
+    path.mkdir()  # else the server says that there was nothing
     with ExitStack() as stack:
         server = stack.enter_context(_process("-m", "perco", "serve", str(path)))
         assert server.stdout is not None

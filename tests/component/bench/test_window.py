@@ -20,6 +20,9 @@ def test_every_scene_is_compared_with_none_and_the_judged_one_with_all() -> None
         assert all(window.windows(scene, quick=quick)[0] == window.NONE for scene in scenes)
         assert window.JUDGED in scenes
         assert window.LONGEST in window.windows(window.JUDGED, quick=quick)
+    popular = window.JUDGED._replace(skew=1)
+    assert window.LONGEST in window.windows(popular)
+    assert window.LONGEST not in window.windows(popular, quick=True), "some ten seconds a round"
 
 
 def test_the_mean_is_that_of_transactions_and_the_median_of_rounds() -> None:
