@@ -1,6 +1,8 @@
 # Everything needs only this checkout and python3 (3.11 or newer); what is installed goes into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+# The tests start hundreds of processes: where this is set, each would compile all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-spark test test-everywhere test-spark check format bench simulate sweep powerloss clean help
 
@@ -20,13 +22,13 @@ test: .venv/.dev ## tests, ruff, mypy
 	$(BIN)/ruff check perco tests bench examples
 	$(BIN)/ruff format --check perco tests bench examples
 	$(BIN)/mypy
-	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark --ignore tests/test_spark.py
+	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark --ignore tests/test_spark.py --ignore tests/examples/test_spark_pipeline.py
 
 test-everywhere: .venv/.dev ## scenarios and observers over clients: of a folder, over TCP and TLS, with tablet servers
 	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets tests/scenarios tests/component/notify
 
-test-spark: .venv/.dev ## the tests of perco.spark (without Java they are left out, which is said)
-	$(BIN)/pytest -q -n 2 --dist loadfile tests/test_spark.py tests/spark
+test-spark: .venv/.dev ## the tests of perco.spark and of its example (without Java they are left out, which is said)
+	$(BIN)/pytest -q -n 2 --dist loadfile tests/test_spark.py tests/spark tests/examples/test_spark_pipeline.py
 
 check: test
 

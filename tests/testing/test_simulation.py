@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 import re
 from collections import Counter
 from functools import cache
@@ -22,7 +21,8 @@ from perco.testing.plan import Plan
 from perco.testing.served import DISK_FAULTS, ORDERED, SENT, WRITTEN
 from perco.testing.shrink import Shrinker, ShrinkOptions, fails, kind_of_problem, shrink
 from perco.testing.simulation import Outcome, SimulationOptions, run_plan, simulate
-from tests.testing.mutants import HARMLESS, MUTANTS, PROTECTED, SLOW, Mutant
+from tests.testing import seeds
+from tests.testing.mutants import HARMLESS, MUTANTS, PROTECTED, SLOW
 from tests.testing.mutants_ahead import AHEAD
 from tests.testing.mutants_failing import FAILING
 from tests.testing.mutants_growing import GROWING
@@ -30,11 +30,10 @@ from tests.testing.mutants_one_step import ONE_STEP, ONE_STEP_HARMLESS
 from tests.testing.mutants_serializable import LOCKS, SERIALIZABLE
 from tests.testing.mutants_served import SERVED
 from tests.testing.mutants_signals import SIGNALS, SIGNALS_HARMLESS, SIGNALS_SLOW
+from tests.testing.seeds import SEEDS_MAX, died
 
 DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
 
-SEEDS_MAX = 200  # within which a mutant has to die
-ALL_MUTANTS = {**MUTANTS, **ONE_STEP, **SIGNALS, **FAILING, **GROWING, **AHEAD, **SERVED}
 ALL_HARMLESS = {**HARMLESS, **ONE_STEP_HARMLESS, **SIGNALS_HARMLESS}
 
 
@@ -74,15 +73,6 @@ def test_another_seed_is_another_run() -> None:
     assert simulate(1).digest != simulate(2).digest
 
 
-def died(seed: int, *, served: bool = False) -> str:
-    """How a run went wrong; `served`: of a served store, whatever the seed would have."""
-    try:
-        outcome = simulate(seed, SimulationOptions(processes=2 + seed % 2 if served else None))
-    except Exception as error:  # an assertion of the product, or of the simulation itself, has noticed
-        return repr(error)
-    return "".join(outcome.problems)
-
-
 @cache
 def told_seeds() -> dict[str, int]:
     """For each mutant the number of seeds to its death, as docs/testing.md tells it."""
@@ -90,44 +80,16 @@ def told_seeds() -> dict[str, int]:
     return {name: int(seeds) for name, seeds in rows}
 
 
-@pytest.mark.parametrize("name", ALL_MUTANTS)
-def test_a_mutant_dies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeds to its death are printed by `pytest -rP`."""
-    break_it: Mutant = ALL_MUTANTS[name]
-    break_it(monkeypatch)
-    known = told_seeds().get(name, 1) - 1  # tried first, for haste: where it is found after a search from seed 0
-    found = searched_apart(known, served=name in SERVED)
+@pytest.mark.parametrize("name", seeds.ALL)
+def test_a_mutant_dies(name: str) -> None:
+    """The seed that is kept for it comes first, for haste. `pytest -rP` prints how it was found."""
+    found = seeds.search(name, (seeds.kept().get(name, 0), *range(SEEDS_MAX)))
     if found is None:
         pytest.fail(f"{name}: not found in {SEEDS_MAX} seeds")
-    seed, how = found
+    seed, how, _ = found
     broken = re.search("(Attribute|Name|Type|Value|Index)Error:|^error:", how)
     assert not broken, f"the mutant itself is broken: {how}"
     print(f"{name}: found by seed {seed}; {how[:200]}")
-
-
-def searched_apart(known: int, *, served: bool) -> tuple[int, str] | None:
-    """The first seed that dies, and how. In a child process: a run that a mutant ends in the middle may leave tasks and
-    files behind that the next run of the same process would meet."""
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-
-    def search() -> None:
-        for seed in (known, *range(SEEDS_MAX)):
-            how = died(seed, served=served)
-            if how:
-                there.send((seed, how[:2000]))
-                return
-        there.send(None)
-
-    child = context.Process(target=search)
-    child.start()
-    there.close()
-    try:
-        found: tuple[int, str] | None = here.recv()
-    finally:
-        child.join()
-        here.close()
-    return found
 
 
 def test_the_table_of_mutants_is_whole() -> None:
@@ -146,6 +108,7 @@ def test_the_table_of_mutants_is_whole() -> None:
     }
     assert set(told_seeds()) == every
     assert max(told_seeds().values()) <= SEEDS_MAX
+    assert set(seeds.kept()) <= set(seeds.ALL)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -1,0 +1,139 @@
+"""`python -m tests.testing.seeds`: by which seed the simulation finds each mutant, so that `make test` need not search.
+
+The seeds are kept in `seeds.json`. Where a seed has stopped finding its mutant, the test searches from 0; this command
+looks for another one. `--all` looks for all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from perco.testing.simulation import SimulationOptions, simulate
+from tests.testing.mutants import MUTANTS, Mutant
+from tests.testing.mutants_ahead import AHEAD
+from tests.testing.mutants_failing import FAILING
+from tests.testing.mutants_growing import GROWING
+from tests.testing.mutants_one_step import ONE_STEP
+from tests.testing.mutants_served import SERVED
+from tests.testing.mutants_signals import SIGNALS
+
+FILE: Final = Path(__file__).with_name("seeds.json")
+SEEDS_MAX: Final = 200  # within which a mutant has to die
+ALL: Final[dict[str, Mutant]] = {**MUTANTS, **ONE_STEP, **SIGNALS, **FAILING, **GROWING, **AHEAD, **SERVED}
+
+_CANDIDATES: Final = 4  # seeds that find a mutant, of which the one whose run is the shortest is kept
+_LOOKED_AT: Final = 12  # seeds that are tried, where one of them finds it
+
+
+class Found(NamedTuple):
+    """Attributes:
+    seconds: of the processor, that the run took.
+    """
+
+    seed: int
+    how: str
+    seconds: float
+
+
+def died(seed: int, *, served: bool = False) -> str:
+    """How a run went wrong; `served`: of a served store, whatever the seed would have."""
+    try:
+        outcome = simulate(seed, SimulationOptions(processes=2 + seed % 2 if served else None))
+    except Exception as error:  # an assertion of the product, or of the simulation itself, has noticed
+        return repr(error)
+    return "".join(outcome.problems)
+
+
+def kept() -> dict[str, int]:
+    """The seed of each mutant that has one."""
+    found: dict[str, int] = json.loads(FILE.read_text())
+    return found
+
+
+def keep(found: dict[str, int]) -> None:
+    FILE.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n")
+
+
+def search(name: str, seeds: Iterable[int]) -> Found | None:
+    """The first of some seeds by which a mutant is found.
+
+    In a child process: a run that a mutant ends in the middle may leave tasks and files behind that the next run of the
+    same process would meet.
+    """
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+
+    def run() -> None:
+        sys.unraisablehook = lambda _: None  # what is left behind complains when it is collected
+        with pytest.MonkeyPatch.context() as patch:
+            ALL[name](patch)
+            for seed in seeds:
+                began = time.process_time()
+                how = died(seed, served=name in SERVED)
+                if how:
+                    there.send(Found(seed, how[:2000], time.process_time() - began))
+                    return
+            there.send(None)
+
+    child = context.Process(target=run)
+    child.start()
+    there.close()
+    try:
+        found: Found | None = here.recv()
+    finally:
+        child.join()
+        here.close()
+    return found
+
+
+def _to_keep(name: str, known: int | None) -> int | None:
+    """The known seed, if it still finds the mutant; None: there is none within `SEEDS_MAX`."""
+    if known is not None and search(name, [known]):
+        return known
+    candidates: list[Found] = []
+    found = search(name, range(SEEDS_MAX))
+    while found is not None:
+        candidates.append(found)
+        found = search(name, range(found.seed + 1, _LOOKED_AT)) if len(candidates) < _CANDIDATES else None
+    return min(candidates, key=lambda found: found.seconds).seed if candidates else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.testing.seeds", description=__doc__)
+    parser.add_argument("--all", action="store_true", help="also those whose seed still finds them")
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count(), help="that search (default: one for each core)"
+    )
+    given = parser.parse_args(arguments)
+    found = kept() if FILE.exists() else {}
+    missing = 0
+    with ProcessPoolExecutor(given.processes) as pool:
+        searches = {pool.submit(_to_keep, name, None if given.all else found.get(name)): name for name in ALL}
+        for search in as_completed(searches):
+            name, seed = searches[search], search.result()
+            before = found.pop(name, None)
+            if seed is None:
+                missing += 1
+            else:
+                found[name] = seed
+            if seed != before:
+                print(f"{name}: seed {seed}, before that {before}", flush=True)
+                keep(found)
+    keep({name: seed for name, seed in found.items() if name in ALL})
+    print(f"{len(ALL)} mutants, {missing} not found within {SEEDS_MAX} seeds")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
