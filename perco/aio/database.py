@@ -127,8 +127,8 @@ class Database:
     def options(
         self, *, attempts: int | None = None, timeout: float | None = None, isolation: Isolation | None = None
     ) -> Retrying:
-        """`run` and `attempts` with other limits: see `perco.Database.options`. Past the timeout the task that runs the
-        function, or the block, is cancelled there, and Unavailable comes out.
+        """`run` and `attempts` with other limits: see `perco.Database.options`. Past the timeout the function, or the
+        block, is cancelled where it waits, and raises Unavailable.
         """
         return Retrying(self._port, self._of, *limited(self._of, attempts, timeout, isolation))
 

@@ -33,7 +33,7 @@ T = TypeVar("T")
 def awaiting(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The same method of the object at hand (R9), awaited by a task of asyncio's."""
+    """The same method of the object at hand (R9), awaited by an asyncio task."""
     call, name = by_name(method), method.__qualname__
 
     @functools.wraps(method)
@@ -46,8 +46,8 @@ def awaiting(
 
 
 def direct(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """The same method of the object at hand (R9), which waits for nothing: called at once, for the loop's thread is the
-    store's."""
+    """The same method of the object at hand (R9), which waits for nothing. It is called at once, because both loops
+    share a thread."""
     name = method.__name__
 
     @functools.wraps(method)
@@ -61,8 +61,8 @@ def direct(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any
     return call
 
 
-# Rounds of the loop that the leader stays awake when it has nothing to do. Who was just answered often asks again at
-# once, and to put the guest to sleep and wake it costs two changes of threads.
+# Rounds of the loop that the leader stays awake when it has nothing to do. A caller that was just answered often calls
+# again at once, and to put the guest to sleep and wake it costs two thread switches.
 _LINGERS: Final = 3
 
 _WRONG_THREAD: Final = (
@@ -204,7 +204,7 @@ class Host:
     KeyboardInterrupt comes between trio's callbacks, never into them; where the loop itself does not catch it, it is
     raised from the loop.
 
-    What trio wants to be called back for goes through a queue of its own. So when the loop has been closed with a store
+    trio's callbacks go through a queue of their own. So when the loop has been closed with a store
     open, the run can still be brought to its end: by the next one of the thread, or when the program ends.
     """
 

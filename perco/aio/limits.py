@@ -1,7 +1,7 @@
 """The time that `db.options(timeout=...)` gives a function, on asyncio.
 
-T10 A call of the transaction's own is never cancelled for it: the call has the same deadline on the store's loop, and
-    what was sent there is waited for, so that its outcome is known.
+T10 The deadline never cancels one of the transaction's own calls: the call has the same deadline on the store's loop,
+    which waits for a commit that was sent, so that its outcome is known.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ T = TypeVar("T")
 
 
 class Limit:
-    """Cancels the task that runs a function, or a block, once the time for its transaction is up."""
+    """Cancels the task that runs a function, or a block, when the time for its transaction is up."""
 
     def __init__(self, tries: Tries, txn: Transaction) -> None:
         self._tries, self._txn = tries, txn
-        self._asking = 0  # calls of the transaction's that are under way
+        self._asking = 0  # calls of the transaction under way
         self._due = self._fired = False
         self._task: asyncio.Task[object] | None = None
         self._handle: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """In the task that runs it."""
+        """Begin, in the task that runs the function."""
         loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         assert self._task is not None
@@ -43,7 +43,7 @@ class Limit:
             self._task.cancel()
 
     async def asking(self, call: Awaitable[T]) -> T:
-        """A call of the transaction's."""
+        """Make a call of the transaction."""
         self._asking += 1
         try:
             return await call
@@ -54,17 +54,17 @@ class Limit:
                 asyncio.get_running_loop().call_soon(self._expire)
 
     def end(self, error: BaseException | None) -> BaseException | None:
-        """After it; returns what is to be raised in place of an error."""
+        """End; returns the error to raise in place of another."""
         assert self._handle is not None
         self._handle.cancel()
         task, self._task = self._task, None
         if not self._fired or task is None:
             return error
-        others = task.uncancel() > self._cancelling  # somebody else has cancelled it as well
+        others = task.uncancel() > self._cancelling  # other code has cancelled it as well
         return error if others or not isinstance(error, asyncio.CancelledError) else self._tries.late(self._txn)
 
     async def over(self, running: Awaitable[T]) -> T:
-        """Wait for a function. Raises: Unavailable past the deadline."""
+        """Await a function. Raises: Unavailable past the deadline."""
         self.begin()
         try:
             result = await running

@@ -23,8 +23,7 @@ V = TypeVar("V")
 def observer(
     function: Callable[[Transaction, Change[K, V]], Coroutine[Any, Any, None]],
 ) -> ObserverFunction[K, V]:
-    """Make an observer of a function that awaits what is asyncio's: it runs as a task of the loop that the store was
-    opened on.
+    """Make an observer of a function that awaits asyncio: it runs as a task of the loop that opened the store.
 
         @schema.observe(url, id="fetch")
         @perco.aio.observer

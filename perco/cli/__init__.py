@@ -32,11 +32,11 @@ from perco.cli.screen import GOES_ON, complain, perform, perform_alone, perform_
 
 _WEB = ("w3lib", "warcio")
 
-_HELP = """Look into a perco store, write single cells; a search index over web pages.
+_HELP = """Inspect, change, check and serve perco stores; build a search index over web pages.
 
-A store is a folder, or where it is served: tcp://HOST:PORT, tls://HOST:PORT, unix:PATH. If another process has the
-folder open, what only reads looks at the files beside it, up to a second behind, and what writes goes through it.
-check looks at files, so it takes a folder; its --repair and --accept need the folder for themselves.
+A store is a folder, or the address of a served one: tcp://HOST:PORT, tls://HOST:PORT, unix:PATH. If another process
+has the folder open, commands that read look at its files, up to a second behind, and commands that write go through
+it. check takes a folder, because it reads files; its --repair and --accept need the folder for themselves.
 
 \b
 Keys and values are written as their column wants them:
@@ -73,7 +73,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder, or where it is served.")]
+Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder, or the address of a served one.")]
 Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="The store's folder.")]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="A table; status lists them.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The row's key.")]
@@ -107,14 +107,14 @@ def status(
     tasks: Annotated[bool, typer.Option("--tasks", help="Instead: what each task of its processes waits for.")] = False,
     json: Json = False,
 ) -> None:
-    """Who has a store open, what is in it, and what waits.
+    """Show who has a store open, its tables, and what waits.
 
-    Shows the owning process, tables with their columns and tablets, how far back each can be read and who holds that
-    back (as of the last vacuum's look: while a process has the store open, at most 30 s ago), locks, and the changes
-    that wait for each observer. --json tells all.
+    Shows the owning process, tables with their columns and tablets, how far back each can be read and which transaction
+    or pin keeps old versions (as the vacuum last saw it; while a process has the store open, at most 30 s ago), locks,
+    and the changes that wait for each observer. --json shows all.
 
     --tasks asks the owner and its clients for the tasks of their event loops: for each the line of code where it began,
-    the one where it waits, and what for; tasks that look alike are one line.
+    the line where it waits, and what for; tasks that look alike share a line.
 
     \b
     Examples:
@@ -131,20 +131,20 @@ def status(
 def scan(
     store: Store,
     table: TableName,
-    prefix: Annotated[str | None, typer.Option(help="Keys that begin so; for tuples a JSON array of parts.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Keys with this prefix; for tuples a JSON array of parts.")] = None,
     start: Annotated[str | None, typer.Option(help="From this key on.")] = None,
     stop: Annotated[str | None, typer.Option(help="Up to, but without, this key.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Which columns, separated by commas.")] = None,
-    limit: Annotated[int | None, typer.Option(min=0, help="At most so many rows.")] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="Against the key order.")] = False,
+    columns: Annotated[str | None, typer.Option(help="These columns, separated by commas.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="At most this many rows.")] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="In reverse key order.")] = False,
     at: At = None,
     ts: Ts = None,
     json: Json = False,
 ) -> None:
-    """Rows of a table in key order, all as of one moment.
+    """Print rows of a table in key order, all as of one moment.
 
-    Long values are cut; --json prints them whole, one line of JSON for each row. In a pipe a row is a line, with tabs
-    between its cells.
+    Long values are cut; --json prints them whole, one line of JSON per row. In a pipe each row is a line of cells
+    separated by tabs.
 
     \b
     Examples:
@@ -169,9 +169,9 @@ def get(
     ts: Ts = None,
     json: Json = False,
 ) -> None:
-    """One cell, or all cells of a row.
+    """Print one cell, or all cells of a row.
 
-    With a COLUMN its value is printed, alone. Exits with 1 if there is no value.
+    With a COLUMN it prints only the value. Exits with 1 if there is no value.
 
     \b
     Examples:
@@ -197,7 +197,7 @@ def set_(
 ) -> None:
     """Write one cell, in a transaction of its own.
 
-    Observers of the column are notified: the store itself knows them, and
+    Notifies the observers of the column: the store itself knows them, and
     they run when a program that has them opens it.
 
     \b
@@ -221,7 +221,7 @@ def delete(
 ) -> None:
     """Delete cells of one row, in a transaction of its own.
 
-    Observers are notified, as by set; older versions stay readable for as
+    Notifies observers, as set does. Older versions stay readable for as
     long as the table keeps them. Exits with 1 if there is no value.
 
     \b
@@ -242,8 +242,8 @@ def signal(
 ) -> None:
     """Raise a signal, in a transaction of its own.
 
-    Its observers run where a program that has them has it open. Exits with 1 if
-    nobody observes it: then it would be nothing.
+    Its observers run in a program that has them. Exits with 1 if the signal
+    has no observer, because then raising it has no effect.
 
     \b
     Examples:
@@ -263,23 +263,24 @@ def serve(
         str, typer.Option(help='"power": answers are on disk; "process": they survive the death of the process only.')
     ] = "power",
     processes: Annotated[int, typer.Option(min=1, max=64, help="Tablet servers; 1: everything in one process.")] = 1,
-    connections: Annotated[int, typer.Option(min=1, help="Clients that are served at a time.")] = 1024,
+    connections: Annotated[int, typer.Option(min=1, help="The largest number of clients at a time.")] = 1024,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="A certificate, for tls://.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its key, if that is another file.")] = None,
 ) -> None:
     """Keep a store open for other processes, until SIGTERM or Ctrl-C.
 
-    Programs that open the same folder become clients by themselves, over a socket in it: this command is for a store
-    that shall stay open when they end, and for clients on other hosts. It runs no observers; workers do, as clients.
-    Where there is no folder, a new store is made.
+    Programs that open the same folder become clients by themselves, over a socket in it. Use this command to keep the
+    store open when they end, and for clients on other hosts. It runs no observers; workers do, as clients. It makes a
+    new store if there is no folder.
 
-    On TCP a client has to say the store's token, which lies in the folder, readable for its owner only. Programs of
-    the same user on the same machine find it by themselves; others give perco.open(..., token=...), or PERCO_TOKEN in
-    the environment. What can be reached from other hosts takes TLS.
+    On TCP a client must present the store's token, which lies in the folder, readable for its owner only. Programs of
+    the same user on the same machine find it by themselves; others use perco.open(..., token=...), or PERCO_TOKEN in
+    the environment. An address that other hosts can reach needs TLS.
 
-    With --processes N the tablets of all tables are spread over N tablet servers, which clients ask directly; one that
-    dies is replaced, and what it had is taken over by the others. One process alone commits in one step what lies in
-    one tablet: more pay where it has no CPU left. A table has more than one tablet if it is declared with splits.
+    With --processes N the tablets of all tables are spread over N tablet servers, which clients ask directly. If one
+    dies, the others take over its tablets, and it is replaced. A single process commits a transaction within one tablet
+    in one step, so more processes pay only if it has no CPU left. A table has more than one tablet if it is declared
+    with splits, or has grown.
 
     \b
     Examples:
@@ -296,8 +297,10 @@ def serve(
 @app.command()
 def worker(
     schema: Annotated[str, typer.Argument(metavar="MODULE:SCHEMA", help="Where the observers are declared.")],
-    store: Annotated[str, typer.Option("--store", metavar="STORE", help="The store's folder, or where it is served.")],
-    processes: Annotated[int, typer.Option(min=1, help="So many processes; one that dies is started again.")] = 1,
+    store: Annotated[
+        str, typer.Option("--store", metavar="STORE", help="The store's folder, or the address of a served one.")
+    ],
+    processes: Annotated[int, typer.Option(min=1, help="Number of processes; one that dies is started again.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Runs in flight, in each process.")] = 64,
     scanners: Annotated[int, typer.Option(min=1, help="Tasks that look for work, in each process.")] = 4,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when no change waits any more.")] = False,
@@ -305,9 +308,9 @@ def worker(
 ) -> None:
     """Run a program's observers, until SIGTERM or Ctrl-C.
 
-    MODULE is imported as from this folder; SCHEMA is the perco.Schema in it. Several workers may run on one store: a
-    row is worked on by one of them at a time. A folder that nobody has open is opened by the first of them, which the
-    others then ask: with `perco serve` it stays open whichever of them ends.
+    MODULE is imported from the current folder; SCHEMA is the perco.Schema in it. Several workers may run on one store;
+    one of them at a time works on a row. If no process has the folder open, the first worker opens it, and the others
+    are its clients; with `perco serve` the folder stays open whichever of them ends.
 
     \b
     Examples:
@@ -323,17 +326,17 @@ def worker(
 def wait(
     store: Store,
     timeout: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="Give up after so long, with exit code 1.")
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Give up after this time, with exit code 1.")
     ] = None,
     until_ts: Annotated[
-        int | None, typer.Option("--until-ts", min=1, metavar="N", help="Only for what was caused at or before N.")
+        int | None, typer.Option("--until-ts", min=1, metavar="N", help="Only for changes caused at or before N.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Wait until all observers have run, in the process that has the store open.
+    """Wait until all observers have run.
 
-    Ends when no change waits anywhere. While others go on writing such a moment may never come: --until-ts waits only
-    for what was committed from outside up to a timestamp, and all that followed from it.
+    Ends when no change waits anywhere. While others keep writing, that moment may never come: --until-ts waits only
+    for transactions from outside up to a timestamp, and for everything that followed from them.
 
     \b
     Examples:
@@ -350,23 +353,22 @@ def check(
         bool, typer.Option("--accept", help="If there are no errors, accept that the newest writes may be lost.")
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Put right what safely can be; no other process may have the store open.")
+        bool, typer.Option("--repair", help="Repair what safely can be; no other process may have the store open.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Verify all that is stored.
+    """Verify all stored data.
 
-    Reads every cell and reports what cannot be: records without data, commits without a primary, lost notifications
-    and more, each with what can be done about it. Safe while another process writes: what looks wrong is looked at
-    again before it counts. Locks that a dead client left are notes, not errors: whoever meets them next settles them.
+    Reads every cell and reports contradictions: records without data, commits without a primary, lost notifications
+    and more, each with a remedy. Safe while another process writes: it looks again before a finding counts. Locks that
+    a dead client left are notes, not errors: the next transaction that meets them settles them.
 
-    The pages of every file are read first, in a process of its own. A file that cannot be read, or on which LMDB gives
-    up, is an error of that tablet; the others are checked all the same. Nothing is repaired while there is one.
+    It reads the pages of every file first, in a process of its own. A file that cannot be read, or on which LMDB
+    aborts, is an error of that tablet; the check goes on with the others. It repairs nothing while there is one.
 
-    --repair settles such locks, deletes data and notifications that belong to nothing, gives a change its lost
-    notification back, and the like; each under the check that what was found still holds. What cannot be known, such as
-    which of two values was meant, stays as it is. Without --repair nothing is changed: a plain check says what it would
-    do.
+    --repair settles such locks, deletes orphaned data and notifications, puts lost notifications back, and the like,
+    each if the finding still holds. It leaves alone what nobody can know, such as which of two values was meant.
+    Without --repair nothing is changed: the check says what it would do.
 
     A store written with durability="process" refuses to open after the machine restarted. Check it; --accept then
     makes it usable again.
@@ -391,10 +393,10 @@ def check(
 def vacuum(store: Store, json: Json = False) -> None:
     """Remove old versions that nobody can read any more.
 
-    A program does this by itself, in the background, while it has the store open; this does it now. If another process
-    has the store open, or serves it, that one does the work, beside all else. What is kept is declared
-    with the tables, a day unless they say otherwise: perco.Table("docs", keep=perco.Keep(seconds=3600)). Open
-    transactions and pins keep what they may read. The space is used again by later writes; perco compact gives it back.
+    A program does this by itself, in the background, while it has the store open; this command does it now. If another
+    process has the store open, or serves it, that process does the work. Tables declare how long they keep old
+    versions, a day by default: perco.Table("docs", keep=perco.Keep(seconds=3600)). Open transactions and pins keep the
+    versions that they may read. Later writes reuse the space; perco compact gives it back.
 
     \b
     Examples:
@@ -407,15 +409,14 @@ def vacuum(store: Store, json: Json = False) -> None:
 @app.command()
 def backfill(
     store: Store,
-    run: Annotated[bool, typer.Option("--run", help="Tell them of the rest.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Finish them now.")] = False,
     json: Json = False,
 ) -> None:
-    """How far observers have been told of what was there before them.
+    """Show how far new observers have been notified of older data.
 
-    When an observer is registered, or a higher version of one, the store tells it of what is there already, unless it
-    was declared with backfill=False. A program that has the store open does so in the background, a page at a time, and
-    the next one goes on from there. --run does it now, without running any observer: that is up to a program that has
-    them.
+    A new observer, or a higher version of one, is notified of all data that is there already, unless it was declared
+    with backfill=False. A program that has the store open does so in the background, a page at a time; if it ends, the
+    next one continues. --run does it now. It runs no observers: a program that has them does.
 
     \b
     Examples:
@@ -434,9 +435,9 @@ def pins(
     drop: Annotated[str | None, typer.Option("--drop", metavar="NAME", help="End this pin.")] = None,
     json: Json = False,
 ) -> None:
-    """Named snapshots that keep old versions readable.
+    """Show the pins: named snapshots that keep old versions readable.
 
-    A pin has a name, an owner and a lease; when the lease has run out it keeps nothing any more. Programs make them:
+    A pin has a name, an owner and a lease; after its lease it keeps nothing any more. Programs make them:
     async with db.pin("nightly-export", lease_s=3600) as pin: ...
 
     \b
@@ -449,10 +450,10 @@ def pins(
 
 @app.command()
 def tablets(store: Store, json: Json = False) -> None:
-    """Which process has which tablets open, for a store that is open.
+    """Show which process has which tablets of an open store.
 
     A tablet is a range of a table's rows with files and a writer of its own. With `perco serve --processes N` tablet
-    servers have them. TAKEN OVER: how often another server has.
+    servers have the tablets. TAKEN OVER: how often another server has taken the tablet over.
 
     \b
     Examples:
@@ -467,14 +468,15 @@ def split(
     store: Store,
     table: TableName,
     at: Annotated[
-        str | None, typer.Option("--at", metavar="KEY", help="The first key of the new tablet; else in the middle.")
+        str | None, typer.Option("--at", metavar="KEY", help="The new tablet's first key; by default in the middle.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Split a tablet, so that some rows of a table have files and a writer of their own.
+    """Split a tablet in two.
 
-    Tablets are split by themselves when they have become large (perco.SplitOptions). Reads go on meanwhile, and so do
-    writes; those to rows of the new tablet wait for a moment at the end. The store may be open elsewhere, or served.
+    Some rows of the table then have files and a writer of their own. perco splits large tablets by itself
+    (perco.SplitOptions). Reads and writes go on meanwhile; writes to rows of the new tablet wait for a moment at the
+    end. The store may be open elsewhere, or served.
 
     \b
     Examples:
@@ -491,14 +493,14 @@ def compact(
     table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only this table.")] = None,
     json: Json = False,
 ) -> None:
-    """Give back the space that the files of a store take and do not need.
+    """Give unused space of a store's files back.
 
-    What old versions took is used again by later writes, but a file does not shrink by itself. This writes each
-    tablet's cells into a new file, in order, which then takes the place of the old one. Reads go on meanwhile, and so
-    do writes; those to the tablet wait for a moment at the end. The disk needs room for one tablet's new file beside
-    its old one. Interrupted or killed at any moment, the store is whole: each tablet has its old file or its new one.
-    The store may be open elsewhere, or served, though not with --processes. Old versions that are still kept are
-    copied too; perco vacuum first removes those that nobody can read any more.
+    Later writes reuse the space of removed versions, but a file does not shrink by itself. This command writes each
+    tablet's cells into a new file, in order, which then replaces the old one. Reads and writes go on meanwhile; writes
+    to the tablet wait for a moment at the end. The disk needs room for one tablet's new file next to its old one. If
+    interrupted or killed, the store is whole: each tablet has its old file or its new one. The store may be open
+    elsewhere, or served, though not with --processes. Old versions are copied too; run perco vacuum first to remove
+    those that nobody can read any more.
 
     \b
     Examples:
@@ -506,11 +508,11 @@ def compact(
       perco compact web/ pages
       perco compact tcp://localhost:7420 --json | jq .given_back
     """
-    perform_or("interrupted; the tablets that were done stay so", compacting.compact, store, table, json=json)
+    perform_or("interrupted; finished tablets stay compacted", compacting.compact, store, table, json=json)
 
 
 def _register_others() -> None:
-    """Commands of the extra `web`; without it they say how to get them."""
+    """Register the commands of the extra `web`; without it they say how to get them."""
     if all(importlib.util.find_spec(name) for name in _WEB):
         importlib.import_module("perco.webindex.cli").register(app)
         return

@@ -1,7 +1,7 @@
-"""`perco check`: verify what is stored, repair what can be, and accept it after a loss (S2).
+"""`perco check`: verify the stored data, repair it, and accept it after a loss (S2).
 
 It runs in a process of its own (`containing.py`): a damaged file may end the process that reads it, and must not hide
-what is in the others.
+the others.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from perco.txn.examine import Finding
 from perco.txn.repair import repair
 
 _NOTES_SHOWN = 10
-_RESTORE = "restore the whole folder from one copy; what the other tablets hold can be read there as of then"
+_RESTORE = "restore the whole folder from one copy; the other tablets can be read there as of then"
 
 
 def check_contained(store: str, *, json: bool, accepting: bool, repairing: bool) -> NoReturn:
-    """`check_store` in a process of its own, and again without each tablet that ended it; then the command ends."""
+    """Run `check_store` in a process of its own, again without each tablet that ended it; then end the command."""
 
     def act(watch: Watch) -> None:
         perform(check_store, store, watch, json=json, accepting=accepting, repairing=repairing)
@@ -113,12 +113,12 @@ async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, 
 
 
 async def _verify(store: str, watch: Watch) -> None:
-    """Read each tablet's file once, page by page, before anything is made of what it holds: the ones that cannot be
-    read are set aside, and do not hide what is in the others."""
+    """Read each tablet's file once, page by page, before its cells are interpreted. Files that cannot be read are set
+    aside, and do not hide the others."""
     try:
         folder = Folder.beside(Path(store).expanduser())  # noqa: ASYNC240
     except PercoError:
-        return  # said where it is opened
+        return  # opening the store says so
     try:
         for tablet in sorted(folder.tablet_paths()):
             if tablet in watch.damaged:
@@ -137,7 +137,7 @@ async def _verify(store: str, watch: Watch) -> None:
 
 
 def _watched(db: perco.Database, watch: Watch) -> None:
-    """Have every tablet say that it is about to be touched."""
+    """Make every tablet announce that it is about to be read."""
     for tablet in db.local.store.tablets():
         if isinstance(tablet, LmdbTablet):
             for name in ("read", "scan", "submit", "entries", "groups"):
@@ -161,8 +161,8 @@ def _of_tablet(path: Path, error: Corruption) -> Finding:
 
 
 def _unread(error: Corruption) -> CheckResult:
-    """What is left to say where not even the catalogue can be read."""
-    what = f"{error.where}: {error.what}; of the tablets only the pages were checked, not what they hold"
+    """The report if not even the catalogue can be read."""
+    what = f"{error.where}: {error.what}; only the pages of the tablets were checked, not their cells"
     finding = Finding("error", "N10", "catalogue", what, advice=_RESTORE)
     return CheckResult(0, (finding,))
 

@@ -1,4 +1,4 @@
-"""`perco compact`: give back the space that files take and do not need."""
+"""`perco compact`: give unused space of files back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOOK_S = 0.1
 
 
 async def compact(store: str, table: str | None, *, json: bool) -> int:
-    """In the process that has the store open; else here."""
+    """Compact in the process that has the store open; else here."""
     async with perco.open(store, readonly=True) as db:
         schema = schema_of(db.catalogue)
         names = list(db.catalogue.tables) if table is None else [table_named(db, table).name]
@@ -55,7 +55,7 @@ def _told(table: perco.Table[object], done: perco.Compacted) -> str:
 
 @asynccontextmanager
 async def _progress(db: perco.Database) -> AsyncIterator[None]:
-    """A bar on a terminal, where this process does it."""
+    """A progress bar on a terminal, if this process compacts."""
     if db.local.path is None or not sys.stderr.isatty():
         yield
         return

@@ -1,9 +1,9 @@
-"""A command's work in a process of its own, where what it reads may end the process.
+"""Runs a command's work in a process of its own, because a damaged file may end the process that reads it.
 
-LMDB trusts its files. A page that cannot be ends the process that meets it: by an assertion of LMDB's (SIGABRT), or
-by a read outside of the file (SIGBUS, SIGSEGV). So the child says, in memory that it shares with the command, which
-tablet it is about to touch, and it counts its steps. Where it dies, or counts no further, that tablet is set aside, and
-another child begins, which leaves it alone. A tablet ends one child at most, which bounds the number of children.
+LMDB trusts its files. An impossible page ends the process that reads it: by an assertion of LMDB's (SIGABRT), or by a
+read outside of the file (SIGBUS, SIGSEGV). So the child writes into shared memory which tablet it is about to touch,
+and counts its steps there. If it dies, or stops counting, the command sets that tablet aside and starts another child
+without it. A tablet ends at most one child, which bounds the number of children.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _SAID_MAX: Final = 300  # characters of what LMDB said
 
 
 class Watch:
-    """What the child tells the command.
+    """Shared memory through which the child reports to the command.
 
     Attributes:
-        damaged: folders of tablets that are not to be opened, and why.
+        damaged: folders of tablets that must not be opened, and why.
         terminal: where the child may draw; None: there is no terminal.
     """
 
@@ -50,34 +50,34 @@ class Watch:
         self._path = b""
 
     def at(self, path: Path | None) -> None:
-        """From now on the tablet in this folder is touched; None: nothing that could end the process."""
+        """The child is about to read the tablet in this folder; None: nothing that could end the process."""
         self._path = b"" if path is None else os.fsencode(path)[: _SHARED_BYTES - _HEAD.size]
         self._shared[_HEAD.size : _HEAD.size + len(self._path)] = self._path
         self.step()
 
     def step(self) -> None:
-        """Something was done."""
+        """The child has made a step."""
         self._steps += 1
         _HEAD.pack_into(self._shared, 0, self._steps, len(self._path))
 
     def seen(self) -> tuple[int, Path | None]:
-        """In the command: how many steps, and where."""
+        """For the command: how many steps the child has made, and where it is."""
         steps, length = _HEAD.unpack_from(self._shared)
         path = self._shared[_HEAD.size : _HEAD.size + length]
         return steps, Path(os.fsdecode(path)) if path else None
 
     def forget(self) -> None:
-        """Before the next child."""
+        """Prepare for the next child."""
         self._shared[:] = bytes(_SHARED_BYTES)
 
 
 def contained(act: Callable[[Watch], object], *, silence_s: float = SILENCE_S) -> int:
-    """Run a command's work in a child, and again without each tablet on which a child died; what it prints is printed
-    when it has ended. Returns its exit code.
+    """Run a command's work in a child, and again without each tablet on which a child died. Its output is printed when
+    it has ended. Returns its exit code.
 
     Args:
         act: ends in typer.Exit, as `perform` does.
-        silence_s: a child that counts no step for so long is killed.
+        silence_s: a child that counts no step for this long is killed.
     """
     watch = Watch()
     while True:
@@ -106,7 +106,7 @@ def contained(act: Callable[[Watch], object], *, silence_s: float = SILENCE_S) -
 
 
 def _to(file: IO[bytes], descriptor: int) -> TextIO:
-    """What is written to a descriptor goes to the file, also by LMDB."""
+    """Redirect a descriptor to a file; LMDB's own messages go there, too."""
     os.dup2(file.fileno(), descriptor)
     return open(descriptor, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
 
@@ -119,7 +119,7 @@ def _read(file: IO[bytes]) -> str:
 class _Child:
     """A forked child at work. Its steps are watched by `wait`."""
 
-    silent = False  # it was killed because it counted no further
+    silent = False  # it was killed because it stopped counting
 
     def __init__(self, act: Callable[[Watch], object], watch: Watch, out: IO[bytes], err: IO[bytes]) -> None:
         self._watch = watch
@@ -133,7 +133,7 @@ class _Child:
             return
         code = FAILED
         try:
-            os.setpgid(0, 0)  # Ctrl-C comes by way of the command, once
+            os.setpgid(0, 0)  # the command forwards Ctrl-C, once
             die_with(parent)
             if sys.stderr.isatty():
                 watch.terminal = os.fdopen(os.dup(2), "w")
@@ -163,7 +163,7 @@ class _Child:
 
 @contextmanager
 def _handing_on(pid: int) -> Iterator[None]:
-    """Ctrl-C and SIGTERM are the child's, which ends as the command would."""
+    """Forward Ctrl-C and SIGTERM to the child, which ends as the command would."""
 
     def hand_on(number: int, _: Any) -> None:
         os.kill(pid, number)
@@ -191,8 +191,8 @@ def _code_of(act: Callable[[Watch], object], watch: Watch) -> int:
         place = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
         complain(
             f"the check failed over {watch.seen()[1] or 'the store'}: {type(error).__name__}: {error} ({place}). "
-            "The store is damaged in a way that is a bug in perco to stumble over: restore the folder from a copy, and "
-            "report this."
+            "The store is damaged, and perco should have said so instead: restore the folder from a copy, and report "
+            "this bug."
         )
         return FAILED
     return FINE

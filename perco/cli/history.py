@@ -40,7 +40,7 @@ _KINDS = {
 
 
 async def vacuum(store: str, *, json: bool) -> int:
-    """Remove what can go: as the store's owner, or through it."""
+    """Remove old versions, as the store's owner or through it."""
     async with perco.open(store, readonly=True) as db:
         schema = schema_of(db.catalogue)
     options = perco.Options(vacuum=perco.VacuumOptions(on=False))

@@ -22,9 +22,9 @@ failed = typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settin
 def _failed() -> None:
     """Changes whose observer failed too often.
 
-    A change that an observer fails for again and again is given up in the end (after perco.WorkerOptions(attempts=16)
-    runs): it moves to the failed list, with the last error. A newer change of the same cell runs the observer again,
-    and takes it off the list if that succeeds.
+    If an observer keeps failing for a change (perco.WorkerOptions(attempts=16)), the change moves to the failed list,
+    with the last error. A newer change of the same cell runs the observer again, and takes the old one off the list if
+    that run succeeds.
 
     \b
     Examples:
@@ -35,14 +35,14 @@ def _failed() -> None:
     """
 
 
-@failed.command(name="list", short_help="What has failed, and why.")
+@failed.command(name="list", short_help="List failed changes and their errors.")
 def _list(
     store: Store,
     observer: Annotated[str | None, typer.Argument(metavar="OBSERVER", help="Only its changes.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = 100,
     json: Json = False,
 ) -> None:
-    """What has failed, and why. Works beside the process that has the store open.
+    """List failed changes and their errors, also while another process has the store open.
 
     \b
     Examples:
@@ -52,14 +52,14 @@ def _list(
     perform(failing.show_list, store, observer, limit, json=json)
 
 
-@failed.command(name="show", short_help="One of them, with its traceback.")
+@failed.command(name="show", short_help="Show one of them, with its traceback.")
 def _show(
     store: Store,
     observer: Observer,
     key: Annotated[str, typer.Argument(metavar="KEY", help="The row's key.")],
     json: Json = False,
 ) -> None:
-    """All that is known of one failed change, with its traceback. Exits with 1 if there is none.
+    """Show one failed change, with its traceback. Exits with 1 if there is none.
 
     \b
     Example:
@@ -68,15 +68,15 @@ def _show(
     perform(failing.show_one, store, observer, key, json=json)
 
 
-@failed.command(name="replay", short_help="Let them wait for a run again.")
+@failed.command(name="replay", short_help="Run their observers again.")
 def _replay(
     store: Store,
-    observer: Annotated[str | None, typer.Argument(metavar="OBSERVER", help="Whose.")] = None,
+    observer: Annotated[str | None, typer.Argument(metavar="OBSERVER", help="Only its changes.")] = None,
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only of this row.")] = None,
     everything: All = False,
     json: Json = False,
 ) -> None:
-    """Let failed changes wait for their observer again, as before their first attempt.
+    """Put failed changes back to wait for their observer, as before their first attempt.
 
     Exits with 1 if there are none.
 
@@ -97,7 +97,7 @@ def _drop(
     everything: All = False,
     json: Json = False,
 ) -> None:
-    """Take failed changes for acknowledged: their observer never runs for them.
+    """Acknowledge failed changes: their observer never runs for them.
 
     Exits with 1 if there are none.
 
@@ -110,14 +110,13 @@ def _drop(
 
 
 def pause(store: Store, observer: Observer, json: Json = False) -> None:
-    """Let an observer run no more, until it is resumed.
+    """Stop an observer until it is resumed.
 
-        In the store itself: no program runs it, now or later. Changes go on to wait for it.
-    pause().
+    The store records it, so no program runs the observer, now or later. Its changes keep waiting.
 
-        \b
-        Example:
-          perco pause web/ parse
+    \b
+    Example:
+      perco pause web/ parse
     """
     perform(observing.pause, store, observer, paused=True, json=json)
 
@@ -125,7 +124,7 @@ def pause(store: Store, observer: Observer, json: Json = False) -> None:
 def resume(store: Store, observer: Observer, json: Json = False) -> None:
     """Let a paused observer run again.
 
-    What has waited for it runs where a program that has it has the store open.
+    It runs for the changes that have waited, in a program that has it.
 
     \b
     Example:
@@ -143,10 +142,10 @@ def observers(
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Draw it as a flowchart in Mermaid's language.")] = False,
     json: Json = False,
 ) -> None:
-    """What observes what, and what it writes.
+    """Show which columns observers read and write.
 
-    What an observer observes is in the catalogue; what it writes is what its runs have been seen to write so far.
-    Works beside the process that has the store open.
+    The catalogue has the column that each observer reads, and those that its runs have been seen to write so far.
+    Works while another process has the store open, too.
 
     \b
     Examples:
@@ -163,12 +162,12 @@ def trace(
     key: Annotated[str, typer.Argument(metavar="ROW", help="The row's key.")],
     json: Json = False,
 ) -> None:
-    """What a row's values came from, and all that followed from it.
+    """Show what a row's values came from, and what followed.
 
-    A tree: at its root the transaction from outside that began it, below each transaction the cells that it wrote, as
-    far as nobody has written them since, and the observers' runs that followed. Of many cells or runs below one
-    transaction it shows some, all of those of the row first; --json has all. It reads all write records of the store,
-    twice or three times. Exits with 1 if the row was never written.
+    A tree: at its root the transaction from outside that began it, below each transaction the cells that it wrote, if
+    they have not been written since, and the observers' runs that followed. If a transaction has many cells or runs, it
+    shows some, those of the row first; --json has all. It reads all write records of the store once. Exits with 1 if
+    the row was never written.
 
     \b
     Example:

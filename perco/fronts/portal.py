@@ -1,15 +1,15 @@
 """Calls from outside into a trio loop: from other threads, or from the loop that trio is a guest of.
 
 Callers leave their calls in one queue and wake the loop once for all that have come by then. *Servers*, tasks on the
-loop, make them. One server at a time leads: it takes one call after the other, and those that need not wait, as most
-reads, are made without any other task. As soon as one has to wait, its server goes on waiting with it and another one
-leads: no call waits for another.
+loop, make them. One server at a time leads: it takes one call after the other, and makes those that need not wait, like
+most reads, without any other task. If one has to wait, its server waits with it and another server leads: no call waits
+for another.
 
 F1  A call is answered exactly once: with its value, its error, or `cut` if it was cancelled before it was through (T10:
     a commit that was on its way is answered with its outcome, cancelled or not).
-F2  Nothing is left in the queue: who puts a call there wakes the loop afterwards; who closes answers what is there; who
-    comes later is refused.
-F3  A call that is interrupted before it was taken is taken out and never made.
+F2  Nothing is left in the queue: a caller wakes the loop after it has queued a call; closing answers the queued calls;
+    later ones are refused.
+F3  A call that is interrupted before a server took it is removed and never made.
 """
 
 from __future__ import annotations

@@ -81,32 +81,32 @@ class Tries:
         return swallowed and not self.done
 
     def leave(self) -> None:
-        """There is to be no other attempt, though the last one met others: whoever ran it is told so."""
+        """No further attempt follows the last one, although it conflicted; the caller has been told so."""
         if self._attempts is not None:
             self._attempts._owed = False
 
     async def in_time(self, txn: Callable[[], Transaction | None], do: Callable[[], Awaitable[Any]]) -> Any:
-        """On the loop: something, until the time for all attempts is up. Raises: Unavailable then."""
+        """Run `do` on the loop, until the time for all attempts is up. Raises: Unavailable then."""
         if self.retry.timeout_s is None:
             return await do()
         left_s = self.left_s()
-        if left_s > 0:  # else even what waits for nothing comes too late
+        if left_s > 0:  # else even a call that need not wait is too late
             with trio.move_on_after(left_s):
                 return await do()
         raise self.late(txn())
 
     def left_s(self) -> float:
-        """Until the time for all attempts is up."""
+        """Seconds until the time for all attempts is up."""
         assert self.retry.timeout_s is not None
         return self.retry.timeout_s - (perf_counter() - self._made_at)
 
     def late(self, txn: Transaction | None) -> Unavailable | CommitUnknown:
-        """The time is up. `txn`: of the last attempt."""
+        """The error when the time is up. `txn`: of the last attempt."""
         return late(self.retry, self._attempts._met if self._attempts is not None else [], txn)
 
 
 def tell(interrupt: BaseException, txn: Transaction | None) -> None:
-    """T10: note on what has interrupted a commit what became of that."""
+    """T10: add a note with the commit's outcome to the exception that interrupted it."""
     if any(note.startswith("perco: ") for note in getattr(interrupt, "__notes__", ())):
         return
     if txn is not None and txn.outcome == "committed" and txn.commit_ts:

@@ -1,16 +1,16 @@
-"""Messages over one stream, in both directions; what waits goes in one frame.
+"""Messages over one stream, in both directions; all waiting messages leave in one frame.
 
     send(message)  ->  waiting  ->  one frame  ->  stream
     stream  ->  frames  ->  `run`'s `received(messages)`
 
-What is sent while a frame is on its way goes with the next: without load a message leaves at once, under load frames
-grow, up to `frame_messages`. Then both ends work at the same time: one at this frame, the other at the next. Nothing
-waits here for more to come: what waits in a window does so before it is sent (`storage/batching.py`).
+Messages that are sent while a frame is on its way leave with the next: without load a message leaves at once, under
+load frames grow, up to `frame_messages`. Then both ends work at the same time: one at this frame, the other at the
+next. No message waits here for more to come: the delay window comes before (`storage/batching.py`).
 
-R2  Both sides send an empty frame when they have had nothing else to send for `heartbeat_s`. Who hears nothing for
-    `silence_s` takes the connection for dead: half-open ones end so.
-R3  A side that does not read holds up its own connection only, and that ends after `silence_s`: what waits for it is
-    bounded by what it asked for, which is bounded (`peer.py`).
+R2  Both sides send an empty frame when they have had nothing else to send for `heartbeat_s`. A side that hears nothing
+    for `silence_s` takes the connection for dead: half-open ones end so.
+R3  A side that does not read holds up its own connection only, and that ends after `silence_s`. The messages that wait
+    for it are bounded by its calls, which are bounded (`peer.py`).
 R10 ... unless it says by another way that it lives and cannot read (`excuse`).
 """
 
@@ -178,7 +178,7 @@ class Channel:
     # ------------------------------------------------------------ both directions
 
     def send(self, message: Message) -> None:
-        """Put a message among those that wait to leave. Raises: TooLarge."""
+        """Queue a message. Raises: TooLarge."""
         data = self._pack(message)
         if len(data) > self._options.message_bytes_max:
             raise TooLarge("a call or its reply", len(data), self._options.message_bytes_max, _REMEDY)
@@ -212,7 +212,7 @@ class Channel:
                 self._flush_soon(self)
 
     def excuse(self) -> None:
-        """R10: the other side lives, as somebody else has said; from now on it may be silent for `silence_s` again."""
+        """R10: the other side is known to be alive; from now on it may be silent for `silence_s` again."""
         self.heard = trio.current_time()
         if self._taking is not None:
             self._taking.deadline = self.heard + self._options.silence_s

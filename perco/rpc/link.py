@@ -134,9 +134,9 @@ class Link:
         here: bool = False,
         writes: bool = False,
     ) -> Any:
-        """Ask the server. `again`: it may be asked twice; `held`: only as long as the server holds what this needs;
-        `here`: over this connection only, for another server can be asked; `writes`: it is no mere question, so who
-        gives up does not know what was done.
+        """Ask the server. `again`: the call may be repeated; `held`: only as long as the session holds its versions;
+        `here`: over this connection only, because another server can be asked; `writes`: the call changes something, so
+        a caller that gives up does not know whether it was done.
 
         Raises: what the server answers; LostError, if not `again`, or `here`; Unavailable, SessionEnded; WriteUnknown,
         if it `writes`, was sent, and the server has been away for too long since.

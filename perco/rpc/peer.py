@@ -1,8 +1,8 @@
 """A server's side of one connection: calls come in frames, replies leave in frames.
 
-R3  Of what a server says of its own accord, the newest of a kind waits for a client that does not read.
-    At most `calls_max` calls of a connection are worked at, and at most `waiting_bytes_max` of replies wait for it:
-    then nothing more is read from it until that is less. Others do not notice.
+R3  Of each kind of message that a server pushes, only the newest waits for a client that does not read.
+    At most `calls_max` calls of a connection are under way, and at most `waiting_bytes_max` of replies wait for it:
+    beyond that the server reads nothing more from it. Other connections do not notice.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ class Peer:
         self._answer(id, ERROR, pack_error(error))
 
     def push(self, what: int, value: Any) -> None:
-        """Something that was not asked for, and says all that was said of its kind before: that need not arrive."""
+        """Push a message that replaces those of its kind that have not been sent yet."""
         if not self.ended:
             self._pushes[what] = value
             self.channel.wake()
 
     def push_each(self, what: int, value: Any) -> None:
-        """The same, of a kind of which each has to arrive."""
+        """Push a message of a kind of which each has to arrive."""
         if not self.ended:
             self.channel.send((what, PUSH, value))
 
     def _leaving(self) -> None:
-        """A frame leaves, and these go first."""
+        """A frame leaves; pushes go first in it."""
         if self._pushes:
             pushes, self._pushes = self._pushes, {}
             for what, value in pushes.items():

@@ -44,10 +44,10 @@ Html = Annotated[Path | None, typer.Option("--html", metavar="DIR", help="Saved 
 Warc = Annotated[list[Path] | None, typer.Option("--warc", metavar="FILE", help="A web archive; may be repeated.")]
 Synthetic = Annotated[
     int | None,
-    typer.Option("--synthetic", min=1, metavar="N", help="N pages that are made up, linked and copied as on the web."),
+    typer.Option("--synthetic", min=1, metavar="N", help="N synthetic pages, linked and copied as on the web."),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of the pages that are made up.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="At most so many pages.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, metavar="N", help="The seed of the synthetic pages.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=0, metavar="N", help="At most this many pages.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -59,11 +59,11 @@ def register(app: typer.Typer) -> None:
 def demo(
     folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where to build it.")] = Path("perco-demo"),
     limit: Annotated[int | None, typer.Option("--limit", min=200, metavar="N", help="Stop after N pages.")] = None,
-    spark: Annotated[bool, typer.Option("--spark", help="By way of Spark, against one process.")] = False,
+    spark: Annotated[bool, typer.Option("--spark", help="Load through Spark, and compare with one process.")] = False,
 ) -> None:
-    """Build a search index over your Python's documentation; kill it, repair it, search it.
+    """Build a search index, kill it, repair it, search it.
 
-    A minute or two. Everything it writes lies in DIR, which it makes anew.
+    Indexes your Python's documentation, in a minute or two. Everything it writes lies in DIR, which it makes anew.
 
     \b
     Examples:
@@ -86,16 +86,16 @@ def load(
     synthetic: Synthetic = None,
     seed: Seed = 0,
     limit: Limit = None,
-    spark: Annotated[bool, typer.Option("--spark", help="By tasks of Spark; needs perco[spark] and Java.")] = False,
+    spark: Annotated[bool, typer.Option("--spark", help="With Spark tasks; needs perco[spark] and Java.")] = False,
     master: Annotated[
-        str, typer.Option("--master", metavar="URL", help="Of Spark: local[n], spark://...")
+        str, typer.Option("--master", metavar="URL", help="Spark's master: local[n], spark://...")
     ] = "local[*]",
     json: Json = False,
 ) -> None:
     """Crawl pages into a store until all are searchable.
 
-    Without a source: the documentation of the running Python's standard library, and what it does not have any more is
-    removed. With --spark each source is crawled by a task, and tasks load the pages and run the observers.
+    Without a source it loads the documentation of the running Python's standard library, and removes pages that are no
+    longer in it. With --spark a task crawls each source, and tasks load the pages and run the observers.
 
     \b
     Examples:
@@ -120,7 +120,7 @@ def load(
 def recrawl(store: Store, json: Json = False) -> None:
     """Crawl the last load's sources again.
 
-    Only what has changed is worked on.
+    Only changed pages are indexed again.
 
     \b
     Example:
@@ -133,8 +133,8 @@ def recrawl(store: Store, json: Json = False) -> None:
 def rank(store: Store, json: Json = False) -> None:
     """Rank all pages anew by their links (PageRank).
 
-    The page of the highest rank among those with one content becomes the canonical one. Made from all links at once, so
-    do it now and then. Ranks that moved by less than a hundredth stay.
+    Among pages with the same content, the one with the highest rank becomes the canonical one. The command reads all
+    links, so run it now and then. Ranks that moved by less than a hundredth stay.
 
     \b
     Example:
@@ -147,7 +147,7 @@ def rank(store: Store, json: Json = False) -> None:
 def run(store: Store, json: Json = False) -> None:
     """Run the observers of a store until interrupted.
 
-    What was left to be observed is indexed.
+    Changes that still wait are indexed.
 
     \b
     Example:
@@ -159,18 +159,18 @@ def run(store: Store, json: Json = False) -> None:
 @web.command()
 def search(
     store: Store,
-    words: Annotated[list[str], typer.Argument(metavar="WORD", help="What to look for; all of them must occur.")],
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, metavar="N", help="At most so many hits.")] = 10,
+    words: Annotated[list[str], typer.Argument(metavar="WORD", help="A word to find; all of them must occur.")],
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, metavar="N", help="At most this many hits.")] = 10,
     at: Annotated[
         str | None, typer.Option("--at", metavar="TIME", help="As of then: 90s, 5m, 2h (ago), or 2026-03-01T12:00.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Search, beside a running load too.
+    """Search the index, also during a load.
 
-    Of pages with one content it shows the canonical one, the others as duplicates, and who links to any of them with
-    what words. The best come first: by their words, and by rank. With --at the index of that moment is made from the
-    store's history.
+    Among pages with the same content it shows the canonical one, the others as duplicates, and the texts of links to
+    any of them. The best come first: by their words, and by rank. With --at it builds the index of that moment from
+    the store's history.
 
     \b
     Examples:
@@ -182,7 +182,7 @@ def search(
 
 @web.command()
 def stats(store: Store, json: Json = False) -> None:
-    """How many pages, documents, links; what waits.
+    """Count pages, documents, links, and waiting changes.
 
     \b
     Example:
