@@ -1,4 +1,4 @@
-"""The thread of a client: it watches the loop, and sends pulses over a blocking socket while the loop is held (R10)."""
+"""A client's thread: it watches the loop, and sends pulses over a blocking socket while the loop is held (R10)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _RECEIVE_BYTES = 64 * 1024
 
 
 class PulseThread(LoopWatch):
-    """Of one client, from the greeting of its session to its end.
+    """One client's, from the greeting of its session to its end.
 
     Args:
-        dial: connects, with so many seconds for it. Raises: OSError.
+        dial: connects, within the given number of seconds. Raises: OSError.
     """
 
     join_s = 0.5  # it may be connecting
@@ -32,7 +32,7 @@ class PulseThread(LoopWatch):
     def __init__(
         self, options: HeartbeatOptions, wire: WireOptions, pulse: Pulse, dial: Callable[[float], socket.socket]
     ) -> None:
-        # The server has to hear of it before it takes the client for silent.
+        # The server must hear a pulse before it takes the client for silent.
         soon = min(options.held_s, wire.heartbeat_s / 2), min(options.tick_s, wire.heartbeat_s / 4)
         super().__init__(replace(options, held_s=soon[0], tick_s=soon[1]))
         self.pulse, self._dial, self._connect_s = pulse, dial, wire.connect_s

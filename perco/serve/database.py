@@ -1,11 +1,11 @@
 """`perco.open` of a served store: the same database, whose rows, timestamps and memory lie in another process.
 
-This process runs its own transactions and observers. What is there once for a store, the server does: sweeping,
+This process runs its own transactions and observers. The server does what a store needs only once: sweeping,
 collecting old versions, telling new observers of what is there.
 
 R5  When the server has let go of the session, what was begun in it reads no more (`SessionEnded`, which `db.run` runs
     again), and everything goes on in a new one.
-N7  Whether all is idle, the server knows: it sees every lock and notify cell, and who is at which row.
+N7  The server knows whether the store is idle: it sees every lock and notify cell, and which worker has which row.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _locals: weakref.WeakSet[RemoteLocal] = weakref.WeakSet()
 
 
 class RemoteLocal:
-    """What a served store has of a folder: nothing. In place of `LocalStore`."""
+    """In place of `LocalStore`: a client of a served store has no folder."""
 
     readonly = False
     threaded = False
@@ -241,11 +241,11 @@ class RemoteDatabase(Database):
     # ------------------------------------------------------------ what the server does
 
     async def tasks(self) -> list[ProcessTasks]:
-        """What the tasks of the owner, and of its other clients, wait for."""
+        """The tasks of the owner and of its other clients, with what they wait for."""
         return [tasks.read(each) for each in await self.link.call(Method.TASKS, None, again=True)]
 
     async def servers(self) -> list[TabletsOf]:
-        """Who has which tablets open."""
+        """Which process has which tablets open."""
         return read_servers(await self.link.call(Method.SERVERS, None, again=True))
 
     async def folder(self) -> FolderIs:
@@ -312,13 +312,13 @@ class RemoteDatabase(Database):
         return (await self._now())[2]
 
     async def _catch_up(self) -> None:
-        """As `Client._catch_up`: here nobody tells of every change of the catalogue."""
+        """As `Client._catch_up`: a client is not told of every change of the catalogue."""
         await self.reload()
 
     # ------------------------------------------------------------ observers
 
     def _observers(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Those that it has, and those that it may run."""
+        """Ids of the observers that this process has, and of those that it may run."""
         return self._worker.works() if self._worker is not None else ((), ())
 
     async def _worker_begins(self) -> None:
@@ -412,11 +412,11 @@ async def open_served(
     readonly: bool = False,
     pulsing: Callable[[Pulse], LoopWatch] | None = None,
 ) -> RemoteDatabase:
-    """A database on whoever answers. Raises: as `RemoteDatabase.begin_link`.
+    """A database over a server. Raises: as `RemoteDatabase.begin_link`.
 
     Args:
         connect: makes a stream to the tablet server of a number and a port; 0 and 0: to the owner.
-        pulsing: makes what watches the loop and sends pulses while it is held (R10); None: nothing does.
+        pulsing: makes the object that watches the loop and sends pulses while it is held (R10); None: no pulses.
     """
     db = RemoteDatabase(schema or Schema(), options, wire, name, connect, token, pulsing)
     try:

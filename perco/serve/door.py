@@ -1,6 +1,6 @@
 """Where connections come in: they are greeted, let in or turned away, and heard.
 
-Who lets in whom, and what callers may ask for, is said by the classes on top: `Server`, of a store's owner, and
+Subclasses say which callers may come in, and what they may ask for: `Server`, of a store's owner, and
 `TabletServer`.
 """
 
@@ -47,19 +47,19 @@ class Door(ABC, Generic[Who]):
     def __init__(self, background: Background, options: WireOptions) -> None:
         self._background, self._options = background, options
         self._connections = 0
-        self._pulses = 0  # of these
+        self._pulses = 0  # connections of clients' pulses
         self._flusher = Flusher()
         self._draining = False
         self._serving: dict[Peer, Who] = {}
 
     @abstractmethod
     def _let_in(self, name: str, held: Sequence[int]) -> tuple[Who, Message]:
-        """Greet a client whose token is right. Raises: PercoError, why it is turned away."""
+        """Greet a client whose token is right. Raises: PercoError, the reason to turn it away."""
 
     def _let_in_pulse(self, name: str, channel: Channel) -> tuple[Callable[[list[Message]], None], Message]:
-        """Greet a client's pulse (R10). Returns what is told the pulse's messages, and the greeting.
+        """Greet a client's pulse (R10). Returns the function to call with the pulse's messages, and the greeting.
 
-        Raises: PercoError, why it is turned away.
+        Raises: PercoError, the reason to turn it away.
         """
         raise UsageError("a tablet server takes no pulses; they are for the store's owner")
 
@@ -95,7 +95,7 @@ class Door(ABC, Generic[Who]):
         address as it is.
 
         Args:
-            token: what clients have to say; None: whoever reaches the socket may come in.
+            token: clients must present it; None: every client that reaches the socket may come in.
             tls: files of a certificate and its key, for an address with TLS.
             ours: nobody else may serve at that path.
 
@@ -129,7 +129,7 @@ class Door(ABC, Generic[Who]):
                 stop()
 
     async def _drain(self) -> None:
-        """What has been asked for is answered."""
+        """Wait until calls that have been made are answered."""
         self._draining = True
         try:
             self._end_waits()
@@ -145,7 +145,7 @@ class Door(ABC, Generic[Who]):
         return logging.WARNING
 
     def _end_waits(self) -> None:
-        """Whoever waits for something is answered now."""
+        """Answer clients that wait for something now."""
 
     async def connection(self, stream: trio.abc.Stream, token: bytes | None, at: Address = NOWHERE) -> None:
         """One connection, from its beginning to its end, that came in at an address. Raises nothing."""
@@ -203,7 +203,7 @@ class Door(ABC, Generic[Who]):
         if wanted is not None and not hmac.compare_digest(said.token, wanted):
             raise wrong_token(bool(said.token))
         if said.pulse:
-            return  # R10: of a client that has been let in
+            return  # R10: its client has been let in
         if self._connections - self._pulses - self._replaces(said.session) > self._options.connections_max:
             raise Unavailable(
                 f"this server has {self._options.connections_max} connections already; close some, or allow more "

@@ -1,5 +1,5 @@
-"""What a worker process knows of the others, and tells of itself: who runs observers on which rows, and who has room
-(N8)."""
+"""A worker process's view of the others: which rows they run observers on. It tells them its own, and whether it has
+room for more (N8)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perco.rpc.link import Link
 from perco.serve.messages import Method
 from perco.serve.together import Together
 
-_HELD_S: Final = 1.0  # how long a row that another process has is left alone, should that die without a word
+_HELD_S: Final = 1.0  # how long a row that another process has is left alone, in case that process dies
 _HELD_MAX: Final = 4096  # such rows that are remembered
 
 
@@ -24,13 +24,13 @@ class Elsewhere:
         self._link, self._together = link, together
         if together is not None:
             together.dropped = self._dropped
-        # Rows that others had: the newest change that they saw there, and until when they are left alone.
+        # Rows that other processes had: the newest change that they saw there, and until when to leave the row alone.
         self._held: dict[tuple[str, bytes], tuple[int, float]] = {}
-        # Rows that this process has: the newest change and the oldest cause of what waits there. What it has asked for
-        # is not among them: after a break of the connection it asks again.
+        # Rows that this process has: the newest change and the oldest cause that wait there. Claims under way are not
+        # among them: after a break of the connection they are made again.
         self.claims: dict[tuple[str, bytes], tuple[int, int]] = {}
         self._asking = 0  # calls under way
-        self._freed = False  # rows were, meanwhile: what the answers say of others' rows may be older
+        self._freed = False  # rows were released meanwhile: the answers may name older holders
         self._woken = self._full = False
 
     def waits(self, where: tuple[str, bytes], newest: int, now: float) -> float:
@@ -86,14 +86,14 @@ class Elsewhere:
             self._link.tell(Method.UNCLAIM, where)
 
     def released(self) -> None:
-        """Another process has let go of rows, and does not look itself for what this one runs there."""
+        """Another process has released rows, and does not look there for changes that only this one may run."""
         self._held.clear()
         self._freed = self._asking > 0
 
     def forget(self) -> None:
-        """What others have is not known any more."""
+        """Forget which rows others have."""
         self._held.clear()
-        self._woken = True  # the server is to be told when there is nothing more to do
+        self._woken = True  # tell the server when there is nothing more to do
         self._full = False
 
     def woken(self) -> None:

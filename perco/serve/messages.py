@@ -1,4 +1,4 @@
-"""What a client asks of a server: methods, and how their arguments and answers lie in messages.
+"""The calls of a client to a server: methods, and how messages encode their arguments and answers.
 
 Arguments and answers are tuples as msgpack gives them back: cells, checks and writes are tuples already, so most of
 what goes over the wire is what the row store works with.
@@ -38,7 +38,7 @@ _MAGIC: Final = "perco"
 
 @unique
 class Method(IntEnum):
-    """What can be asked. Of those in `AGAIN` twice is as good as once (R4)."""
+    """A client's calls to the owner. Those in `AGAIN` may be repeated (R4)."""
 
     READ = 1  # requests -> cells of each; of the first ones only, where all are too much (`RowStore.read_first`)
     SCAN = 2  # a request -> a page
@@ -70,7 +70,7 @@ class Method(IntEnum):
     TASKS = 28  # -> what the tasks of all processes wait for
     TASKS_ARE = 29  # (the number of what was asked, what the client's tasks wait for) -> no answer
     SERVERS = 30  # -> who has which tablets
-    READS = 40  # what several calls of READ ask -> an answer for each; None: that one is to be asked alone (D8)
+    READS = 40  # the arguments of several calls of READ -> an answer for each; None: ask that one alone (D8)
     COMMITS = 41  # the same of COMMIT
     CLAIMS = 42  # the same of CLAIM
     SPLIT = 31  # (table, row; None: in the middle of its largest tablet) -> what it did (P4)
@@ -81,7 +81,7 @@ class Method(IntEnum):
 
 
 class Order(IntEnum):
-    """What a store's owner tells a tablet server."""
+    """Orders of a store's owner to a tablet server."""
 
     OPEN = 64  # (table, number, start, stop, groups, floor) -> the tablet's epoch (F1)
     CLOSE = 65  # (table, number): when all that is queued has been written
@@ -103,13 +103,13 @@ class Order(IntEnum):
 
 AGAIN: Final = frozenset(Method) - {Method.APPLY, Method.COMMIT, Method.COMMITS, Method.SPLIT, Method.COMPACT}
 
-# What a server says of its own accord.
+# Messages that a server pushes.
 NOTIFIED: Final = 1  # there may be work for observers (N8)
 ANNOUNCED: Final = 2  # a newer version of the catalogue, that writers have to know (N10)
 MOVED: Final = 4  # tablets have
 QUIET: Final = 5  # of a tablet server: notify cells have gone (N7)
 DROPPED: Final = 6  # of a tablet server: it has lost a tablet to another process (F1)
-RELEASED: Final = 7  # rows that this client wanted were let go of by who does not run its observers (N8)
+RELEASED: Final = 7  # a process that does not run this client's observers has released rows that it wanted (N8)
 TASKS_ASKED: Final = 3  # somebody wants to know what the client's tasks wait for; to be told with this number
 
 PULSE: Final = 96  # over a pulse (R10): (process, for how many seconds its loop is held; 0: it turns, where)
@@ -134,9 +134,9 @@ class Hello(NamedTuple):
     """A client's greeting.
 
     Attributes:
-        session: the one it had, or a new name for one.
+        session: its session, or a name for a new one.
         held: start timestamps that it still needs.
-        pulse: this connection only says that the client lives, while its loop is held (R10).
+        pulse: the connection is a pulse (R10).
     """
 
     version: int
@@ -169,7 +169,7 @@ def welcome(new: bool, kept: bool, info: dict[str, Any]) -> Message:
 
 
 def turned_away(error: PercoError) -> Message:
-    """A server's, to somebody whom it does not serve."""
+    """A server's greeting to a client that it refuses."""
     return _MAGIC, WIRE_VERSION, pack_error(error)
 
 
@@ -200,7 +200,7 @@ def check_version(version: int) -> VersionMismatch | None:
 
 
 def wrong_token(given: bool) -> WrongToken:
-    """What somebody without the store's token is told."""
+    """The error for a client without the store's token."""
     said = "the token given is another store's" if given else "no token was given"
     return WrongToken(
         f"this server wants its store's token, and {said}: it lies in the file `token` in the store's folder. Give it "

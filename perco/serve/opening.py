@@ -1,4 +1,4 @@
-"""`perco.open`: which store it is, and who opens it.
+"""`perco.open`: which store it is, and which process owns it.
 
 `memory:` is in this process. A folder is opened by this process, if no other has it open: its *owner*, which listens on
 a socket in the folder; else this one becomes a client of that. At `unix:PATH`, `tcp://HOST:PORT` and `tls://HOST:PORT`
@@ -54,23 +54,23 @@ class open(AsyncOnly):
     """Open a store: `async with perco.open("folder/", schema) as db:`.
 
     Args:
-        url: a folder, made if there is none; if another process has it open, that one is asked, over a socket in the
-            folder. In production run `perco serve`, an owner that does nothing else: while the loop of the process that
-            owns a folder is held, by an observer that computes or a call that blocks, all others wait. Or "memory:",
-            or where a store is served: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT".
+        url: a folder, made if there is none; if another process has it open, this one becomes its client, over a
+            socket in the folder. In production run `perco serve`, an owner that does nothing else: while an observer
+            that computes, or a call that blocks, holds the owner's loop, all others wait. Or "memory:", or the address
+            of a served store: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT".
         schema: tables, columns and observers. May be left out when reading only: then the store's own is used, and
             `db.schema.tables["docs"].columns["body"]` gives its columns.
         options: see `Options`.
-        readonly: read beside whoever owns the folder.
+        readonly: read the files while another process may own the folder.
         accept_loss: open a store that refuses with NeedsCheck.
-        token: what a server on TCP wants to hear; by default as in the environment's PERCO_TOKEN, or that of a server
-            of the same user on this machine.
+        token: that of a server on TCP; by default the environment's PERCO_TOKEN, or that of a server of the same user
+            on this machine.
 
     Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, SchemaMismatch, UsageError; of a served store
     Unavailable, WrongToken, VersionMismatch.
 
-    What the block raises comes out as it is; when a task of the store's own dies, the block is cancelled and
-    BackgroundFailure comes out.
+    Exceptions of the block propagate unchanged. If one of the store's own tasks dies, the block is cancelled and raises
+    BackgroundFailure.
     """
 
     _write = "async with perco.open(...) as db:`, or in blocking code `with perco.sync.open(...) as db:"
@@ -99,7 +99,7 @@ class open(AsyncOnly):
         self._serving = AsyncExitStack()
         self.server: Server | None = None  # of the owner of a folder
         self.processes: ProcessOptions | None = None  # set before: its tablets are open in others
-        self.damaged: dict[Path, Corruption] = {}  # set before: tablets that are not to be opened, and why
+        self.damaged: dict[Path, Corruption] = {}  # set before: tablets that must not be opened, and why
         self.tablet_servers: TabletServers | None = None  # which these are
 
     async def __aenter__(self) -> Database:

@@ -1,14 +1,14 @@
 """The owner's side of tablet servers: it starts them, says which tablets they have, and takes those over when one ends.
 
-The owner reads all tablets itself, beside whoever writes to them (LMDB's readers and its writer never wait for each
-other), and has what it writes applied by the tablet's server.
+The owner reads all tablets itself, beside their writers (LMDB's readers and its writer never wait for each other), and
+sends its writes to the tablet's server.
 
-F1 F4  A server that ends, or is not heard of for `silence_s`, is killed, and has ended, before another one opens what
-       it had.
-F2     What a server answers with `NOT_HERE` was not done: it is asked for again, where the tablet is by then.
-F3     Servers are told of sessions: of one's end before the floor is raised, which goes the same way.
-T13    A tablet is opened with the floor that it has to have; `raise_floor` returns when whoever has it by then has
-       raised it.
+F1 F4  A server that ends, or is silent for `silence_s`, is killed, and has ended, before another one opens its
+       tablets.
+F2     A call that a server answers with `NOT_HERE` was not done: it is repeated where the tablet is by then.
+F3     Servers are told of sessions: of a session's end before the floor is raised, over the same connection.
+T13    A tablet is opened with the floor that it must have; `raise_floor` returns when the server that has it by then
+       has raised it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ProcessOptions:
 
 
 class Reader(Protocol):
-    """What is read beside a tablet server."""
+    """A tablet that a server writes to, read by the owner beside it."""
 
     def read(self, row: bytes, queries: Sequence[Query]) -> RowCells: ...
     def scan(self, request: ScanRequest) -> ScanPage: ...
@@ -225,7 +225,7 @@ class ServedTablet:
         return self.start <= row and (self.stop is None or row < self.stop)
 
     async def _ordered(self, order: Order, *more: Any) -> Any:
-        """What its server answers, whichever that is by then. Raises: Unavailable, when none has it for too long."""
+        """Call its present server. Raises: Unavailable, if none has it for too long."""
         with self._patient():
             while True:
                 server = await self._where()
@@ -391,7 +391,7 @@ class ServedTablet:
         self.close()
 
     def close(self) -> None:
-        """Nobody reads it any more."""
+        """Close it; nobody reads it any more."""
         self._reader.close()
 
     def end_views(self) -> None:

@@ -1,9 +1,9 @@
-"""What a client says while its loop is held, and when: a connection of its own, on which a thread speaks.
+"""A client's pulse: the connection over which a thread speaks for it while its loop is held.
 
-R10 A client whose loop is held says so over a second connection, its pulse. While it does, its session is heard of
-    (R7), and its other connections, to the owner and to tablet servers, are not taken for silent (R2). When its loop
-    turns again, only those count: half-open ones end as ever. A pulse begins no session, and there is one for each at
-    most.
+R10 A client whose loop is held says so over a second connection, its pulse. While it does, its session counts as heard
+    from (R7), and its other connections, to the owner and to tablet servers, are not taken for silent (R2). When its
+    loop turns again, only those count: half-open ones end as ever. A pulse begins no session, and a session has at most
+    one.
 
 No I/O here: `PulseThread` sends and receives over a blocking socket, a simulation over a stream in memory.
 """
@@ -20,18 +20,18 @@ from perco.rpc.framing import GREETING_BYTES_MAX, FrameDecoder, Message, WireErr
 from perco.serve.messages import PULSE, hello, read_welcome
 from perco.txn.loopwatch import Held
 
-_PAUSES_MAX: Final = 5  # a pause between two connections is doubled so often
+_PAUSES_MAX: Final = 5  # the pause between two connections is doubled at most this often
 
 
 class Pulse:
-    """Of one client. One thread, or task, at a time; `now` is its own clock's, in seconds.
+    """One client's. For one thread, or task, at a time; `now` is its own clock's, in seconds.
 
         wants(held, now) -> connect -> send begin(now) -> received(data, now), send say(held, now) -> ... -> ended(now)
 
     Args:
-        token: what the server wants to hear.
+        token: the server's.
         session: the client's.
-        wire: `heartbeat_s` apart it speaks; a server that is silent for `silence_s` is gone.
+        wire: a message every `heartbeat_s`; a server that is silent for `silence_s` is gone.
     """
 
     def __init__(self, token: bytes, session: str, wire: WireOptions, rng: random.Random) -> None:
@@ -45,20 +45,20 @@ class Pulse:
         self._not_before = 0.0  # a connection is tried again
 
     def wants(self, held: Held | None, now: float) -> bool:
-        """Whether a connection is to be made."""
+        """Whether to connect now."""
         return held is not None and now >= self._not_before
 
     def begin(self, now: float) -> bytes:
-        """A connection has been made: what is to be sent first."""
+        """The connection is made. Returns the bytes to send first."""
         self._decoder = FrameDecoder(GREETING_BYTES_MAX)
         self._welcome = self._told = False
         self._heard = self._say_at = now
         return frame([packed(self._hello)])
 
     def received(self, data: bytes, now: float) -> None:
-        """What came; b"": the end.
+        """Take bytes from the server; b"": the end.
 
-        Raises: WireError; what the server refuses with, Unavailable for a session that it does not know.
+        Raises: WireError; the server's refusal, which is Unavailable for a session that it does not know.
         """
         if not data:
             raise WireError("the server has ended the connection")
@@ -70,7 +70,7 @@ class Pulse:
                 self._failures = 0
 
     def say(self, held: Held | None, now: float) -> bytes:
-        """What is to be sent now; b"": nothing yet.
+        """The bytes to send now; b"": nothing yet.
 
         Raises: Unavailable, when the server is silent.
         """
@@ -84,11 +84,11 @@ class Pulse:
         return frame([packed((0, PULSE, (os.getpid(), seconds, where)))])
 
     def over(self, held: Held | None) -> bool:
-        """Whether the connection is to be closed: the loop turns, and the server has been told so, or knows nothing."""
+        """Whether to close the connection: the loop turns, and the server knows that, or never heard of it."""
         return held is None and not self._told
 
     def failed(self, now: float) -> None:
-        """There is no connection, or no more: the next one is tried a random while later."""
+        """There is no connection any more: the next one is tried after a random pause."""
         pause_s = self._wire.heartbeat_s * 2 ** (min(self._failures, _PAUSES_MAX) - 2)
         self._failures += 1
         self._not_before = now + min(pause_s, self._wire.silence_s / 2) * self._rng.uniform(0.5, 1.0)

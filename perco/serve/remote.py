@@ -1,11 +1,11 @@
-"""A served store, from a client: a row store and an oracle that ask, and all that goes with a session.
+"""A client's side of a served store: a row store and an oracle that call the server, and the session's state.
 
 T4  A mutation whose reply was lost has the verdict NoReply: the driver asks the primary.
-T10 What was sent is waited for, as everywhere.
-O2  Timestamps are asked for by one call at a time; whoever comes while it is under way shares the next one.
+T10 A mutation that was sent is waited for, as everywhere.
+O2  One call at a time asks for timestamps; tasks that come while it is under way share the next one.
 G1  A start timestamp is held by the server from the moment that it is drawn until this client says that it is over.
-L1  Whether another client's transaction lives is asked of the server, and waited for there.
-R5  When the session has ended, whatever was begun in it reads no more of the store: `lost`. What it was committing is
+L1  The server knows whether another client's transaction lives, and waits there for its end.
+R5  When the session has ended, its transactions read no more of the store: `lost`. What it was committing is
     asked for in the next session.
 """
 
@@ -52,7 +52,7 @@ from perco.txn.records import Cellref, Lock
 _REACHED_S: Final = 0.2  # how long a tablet server is waited for before it is asked where the tablet is by now
 _LOOK_S, _LOOK_MAX_S = 0.01, 0.25  # between two looks where tablets are
 _MAP_S: Final = 1.0  # how long a newer map is waited for, by who knows already what has become of what it sent
-_UNDO_S, _UNDO_AGAIN_S = 5.0, 0.2  # for a pin that nobody has
+_UNDO_S, _UNDO_AGAIN_S = 5.0, 0.2  # to drop a pin that nobody has
 _AWAY: Final = "the connection to the server was away for too long: what was begun before it has ended"
 _READ, _SCAN, _APPLY = int(Method.READ), int(Method.SCAN), int(Method.APPLY)
 
@@ -103,7 +103,7 @@ class RemoteRowStore:
         self._version += 1
 
     async def catch_up(self) -> None:
-        """The map is an old one: a newer one for who tries again, if it comes soon."""
+        """The map is out of date: wait briefly for a newer one, for another try."""
         self._stale = True
         with trio.move_on_after(_MAP_S, shield=True), suppress(LostError, Unavailable, SessionEnded):  # T10
             async with self._refreshing:
@@ -111,7 +111,7 @@ class RemoteRowStore:
                     await self.refresh()
 
     def moved(self) -> None:
-        """Tablets have: whoever looks for one looks again."""
+        """Tablets have moved: tasks that look for one look again."""
         self._stale = True
         self._moved.set()
         self._moved = trio.Event()
@@ -354,7 +354,7 @@ async def _each(by_server: dict[int, list[int]], ask: Callable[[int, Sequence[in
 
 
 class LostRowStore:
-    """What a snapshot of an ended session reads from (R5)."""
+    """The store that a snapshot of an ended session reads from (R5)."""
 
     groups = True
 
@@ -391,7 +391,7 @@ class _Open(set[int]):
 
 
 class RemoteHolds(Holds):
-    """What this client needs of old versions; the server knows it."""
+    """The old versions that this client needs; the server knows them."""
 
     __slots__ = ("_link", "numbers")
 
@@ -450,7 +450,7 @@ class RemotePins:
         return next((pin for pin in await pins_in(self._oracle.store) if pin.name == name), None)
 
     async def put(self, name: str, owner: str, ts: int, lease_s: float, id: str, over: str | None = None) -> Pin:
-        """As `Pins.put`. A call that is cancelled, or fails, leaves no new pin: should it stand, it is dropped."""
+        """As `Pins.put`. A call that is cancelled, or fails, leaves no new pin: it drops the pin."""
         pin = name, owner, ts, lease_s, id, over
         try:
             return Pin(*await self._link.call(Method.PIN, pin, again=True, writes=True))
@@ -460,7 +460,7 @@ class RemotePins:
             raise
 
     async def _undo(self, name: str, id: str) -> None:
-        """Drop a pin that nobody has; where that does not succeed soon, its lease bounds it."""
+        """Drop a pin that nobody has; if that does not succeed soon, its lease bounds it."""
         with trio.move_on_after(_UNDO_S), suppress(PercoError, LostError):
             while True:
                 with suppress(Unavailable):
@@ -492,7 +492,7 @@ class RemoteOracle(Oracle):
         self._last = 0
 
     def told(self, version: int, wall_ms: int, last: int) -> None:
-        """What every answer tells (O4)."""
+        """Note what every answer tells (O4)."""
         self.catalogue_version = max(self.catalogue_version, version)
         self._told = wall_ms, trio.current_time()
         self._last = max(self._last, last)
@@ -524,7 +524,7 @@ class RemoteOracle(Oracle):
         return ts
 
     async def _ask(self) -> None:
-        """O2: those who wait now share a call; who comes later shares the next one."""
+        """O2: tasks that wait now share a call; later ones share the next."""
         try:
             while self._waiting:
                 # Those who begin first: the server holds what it gives them.
@@ -607,8 +607,8 @@ class RemoteFates(Fates):
 
     @property
     def alone(self) -> bool:
-        """What commits in one step does so in the owner, whose memory is asked by all (C4); but not where rows are read
-        elsewhere."""
+        """One-step commits are made in the owner, whose memory every reader asks (C4); not if tablet servers answer
+        reads."""
         return not self._store.spread
 
     async def lives_elsewhere(self, start_ts: int, lock: Lock) -> bool:

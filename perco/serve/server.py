@@ -4,10 +4,10 @@ Reads are answered at once, from the loop; mutations of all connections go to th
 owner's own tasks do, so one commit of LMDB serves them all.
 
 C1  A commit in one step is made here: the timestamp is drawn, and the cells are entered, in one step of the loop (C2).
-C4  Readers elsewhere cannot look into this memory: what they read is looked up in it before it is read.
-R7  What an ended session asks for is not done.
-R10 Who answers for a client whose loop is held is its pulse; it is heard, and not answered.
-N8  Clients that run observers are woken when notify cells have become visible, whoever put them.
+C4  A client cannot look into this memory, so the server does before it reads for the client.
+R7  The server does nothing that an ended session asks for.
+R10 A client's pulse speaks for it while its loop is held; it is heard, and not answered.
+N8  Clients that run observers are woken when notify cells have become visible, whichever process put them.
 N10 Every drawn timestamp tells the catalogue's version; a newer one is also announced at once.
 """
 
@@ -68,7 +68,7 @@ log = logging.getLogger("perco.serve")
 
 _OUTLIVE_S: Final = 5.0  # how long somebody waits for another's transaction, before asking again
 _IDLE_S: Final = 1.0
-_HELD_S: Final = 1.0  # an owner's loop that was held for longer is worth a warning, if others wait for it
+_HELD_S: Final = 1.0  # if an owner's loop was held for longer while others waited, it logs a warning
 _LOOKS_APART_S: Final = 0.02
 _EXPIRE_EVERY: Final = 4  # looks for dead sessions within a lease
 _CLAIMS_MAX: Final = 4096  # rows in one call
@@ -93,7 +93,7 @@ class Server(Door[Session]):
         db.splitting.on_split.append(self._moved)
         self._pulses_of: dict[str, Channel] = {}  # by session (R10)
         self._waits: set[trio.CancelScope] = set()
-        self._by: Session | None = None  # whose commit makes the notify cells that are told of just now
+        self._by: Session | None = None  # whose commit makes the notify cells that are just being announced
         self._watching = False
         self.served = 0  # calls, in all
         self._told_tasks: _ToldTasks | None = None  # while they are asked for
@@ -159,7 +159,7 @@ class Server(Door[Session]):
 
     @contextmanager
     def _waiting(self, seconds: float) -> Iterator[None]:
-        """A client waits for something, for so long at most; whoever waits is answered when serving ends."""
+        """A client waits for something, at most this long; it is answered when serving ends."""
         with trio.CancelScope(deadline=-math.inf if self._draining else trio.current_time() + seconds) as scope:
             self._waits.add(scope)
             try:
@@ -173,7 +173,7 @@ class Server(Door[Session]):
 
     @asynccontextmanager
     async def keeping(self) -> AsyncIterator[None]:
-        """What goes on beside connections, while the block lasts; at its end every session ends."""
+        """Do the server's background work while the block lasts; at its end every session ends."""
         db = self._db
         db.driver.on_notified.append(self._notified)
         db.oracle.on_announced.append(self._announced)
@@ -228,7 +228,7 @@ class Server(Door[Session]):
             del self._pulses_of[name]
 
     def _beat(self, session: Session, message: Message) -> None:
-        """R10: what a client says while its loop is held. Raises: WireError."""
+        """R10: take a message of a client's pulse. Raises: WireError."""
         try:
             _, what, (pid, seconds, where) = message
             if what != PULSE or type(pid) is not int or type(seconds) is not float or not 0 <= seconds < math.inf:
@@ -240,7 +240,7 @@ class Server(Door[Session]):
         self.sessions.beat(session, now, Stuck(pid, seconds, where, now) if seconds else None)
         if seconds > silence_s and (before is None or before.seconds <= silence_s):
             log.warning(
-                "the loop of client %s (process %d) has been held for %.1f s, at %s; what the client holds stays held",
+                "the loop of client %s (process %d) has been held for %.1f s, at %s; the client keeps its session",
                 *(session.name, pid, seconds, where),
             )
 
@@ -307,7 +307,7 @@ class Server(Door[Session]):
 
     @staticmethod
     def _untold(hear: Callable[[Session, Any], None]) -> Callable[[Session, Peer, int, Any], None]:
-        """A handler of what wants no answer; who asks for one all the same gets one."""
+        """A handler of a message that needs no answer; a caller that asks for one still gets it."""
 
         def handle(session: Session, peer: Peer, id: int, told: Any) -> None:
             hear(session, told)
@@ -316,7 +316,7 @@ class Server(Door[Session]):
         return handle
 
     def _reads(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
-        """Reads of several callers; None in place of what would have to wait (C4), or makes it too much (D8)."""
+        """Reads of several callers; None for a part that would have to wait (C4), or makes the answer too long (D8)."""
         db = self._db
         meets = bool(db.driver.entered.cells)
         free = [i for i, requests in enumerate(asked) if not (meets and self._entered(session, requests))]
@@ -439,8 +439,8 @@ class Server(Door[Session]):
             self._write(session, [commit], lambda answers: peer.reply(id, answers[0]))
 
     def _commits(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
-        """Commits of several transactions, in one call to the tablets; None in place of the answer to one that would
-        have to wait (D8)."""
+        """Commits of several transactions, in one call to the tablets; the answer to one that would have to wait is
+        None (D8)."""
         commits = [(_read_commit(header, part), version) for header, part, version in asked]
         if (ended := self._ends_commits(session)) is not None:
             peer.fail(id, ended)
@@ -464,16 +464,16 @@ class Server(Door[Session]):
             peer.reply(id, answers)
 
     def _ends_commits(self, session: Session) -> SessionEnded | None:
-        """Why nothing is committed in one step any more."""
-        if self._servers is not None:  # who reads elsewhere does not ask this memory (C4)
+        """The reason why this session cannot commit in one step; None: it can."""
+        if self._servers is not None:  # readers of tablet servers do not ask this memory (C4)
             return SessionEnded("the store's rows are with tablet servers now")
         if session.ended:  # R7: while it waited
             return SessionEnded("the server has let go of what this client held")
         return None
 
     def _enter(self, commit: Commit, version: int) -> tuple[int, ...] | None:
-        """C2: no await between the look, the draw, and the entry. Returns an answer instead; (): there is none yet;
-        None: there is no timestamp to be had at once."""
+        """C2: no await between the look, the draw, and the entry. Returns (); or, if nothing was entered, the answer;
+        None: no timestamp is available at once."""
         driver, oracle = self._db.driver, self._db.oracle
         commit_ts = oracle.draw_nowait()
         if not commit_ts:
@@ -486,7 +486,7 @@ class Server(Door[Session]):
         return ()
 
     def _write(self, session: Session, commits: Sequence[Commit], answer: Callable[[list[Any]], None]) -> None:
-        """Queue commits that were entered; `answer` is told what to say of each."""
+        """Queue commits that were entered; `answer` gets the answer to each."""
         driver = self._db.driver
 
         def told(verdicts: Sequence[Verdict]) -> None:
@@ -508,7 +508,7 @@ class Server(Door[Session]):
             raise
 
     def _written(self, commit: Commit, verdict: Verdict) -> None:
-        """C3: the write transaction of a commit in one step has ended, or nobody knows."""
+        """C3: the write transaction of a commit in one step has ended, or its outcome is unknown."""
         driver, fates, start_ts = self._db.driver, self._db.fates, commit.header.start_ts
         commit_ts = commit.commit_ts
         commit.primary_told(verdict)
@@ -647,7 +647,7 @@ class Server(Door[Session]):
             self._db.background.spawn(self._watch)
 
     async def _watch(self) -> None:
-        """While it is waited for processes that were woken: wake others instead of those that do not answer."""
+        """While woken processes have not answered: wake others instead of those that take too long."""
         wakes = self.sessions.wakes
         try:
             while wakes.deadline < math.inf:
@@ -689,7 +689,7 @@ class Server(Door[Session]):
 
     def _unclaim(self, session: Session, where: Any) -> None:
         self.sessions.unclaim(session, where)
-        self._db.driver.quiet()  # N7: whoever waits shall look
+        self._db.driver.quiet()  # N7: tasks that wait look again
 
     def _holding(self, session: Session, all_of_it: Any) -> None:
         numbers, claims = all_of_it
@@ -697,8 +697,8 @@ class Server(Door[Session]):
         self._db.driver.quiet()
 
     async def _idle(self, session: Session, _: Any) -> tuple[bool, int, dict[str, int]]:
-        """(whether the store is idle, changes on the failed list, who runs which observers), as soon as it is, or after
-        a while (N7)."""
+        """(whether the store is idle, changes on the failed list, workers of each observer), as soon as it is idle, or
+        after a while (N7)."""
         db = self._db
         with self._waiting(_IDLE_S):
             if not db.idle_now():
@@ -726,7 +726,7 @@ class Server(Door[Session]):
         return counts
 
     def _held_up(self, held: Held) -> None:
-        """The loop did not turn, and so nobody was answered. In the thread that watches it."""
+        """The loop was held, so no client was answered. Called in the thread that watches it."""
         if held.seconds >= _HELD_S and self.sessions.all:
             log.warning(
                 "this process owns the store, and its loop was held for %.1f s (%s): all other processes that have the "
@@ -758,8 +758,8 @@ class Server(Door[Session]):
     # ------------------------------------------------------------ what everybody waits for
 
     async def _tasks(self, session: Session, _: Any) -> list[ProcessTasks]:
-        """Of this process, and of its clients but the one that asks; who does not answer soon is left out. Whoever asks
-        while others are being asked shares what they get."""
+        """Tasks of this process, and of its clients except the one that asks. Clients that do not answer soon are left
+        out. Calls that come while clients are being asked share the result."""
         if self._told_tasks is not None:
             return await self._told_tasks.shared()
         self._asked_tasks += 1
@@ -805,7 +805,7 @@ def _read_commit(header: Any, part: Any) -> Commit:
 
 
 def folder_of(db: Database) -> FolderIs:
-    """What there is to know of the folder of a store that is open here, or is read beside its owner."""
+    """The folder of a store that is open here, or is read beside its owner."""
     path = db.local.path
     if path is None:
         raise UsageError("this store is in memory: it has no folder")
@@ -832,7 +832,7 @@ def _notifies(mutations: Sequence[Mutation]) -> bool | None:
 
 
 class _ToldTasks:
-    """What clients answer, by session."""
+    """The clients' answers, by session."""
 
     def __init__(self, number: int, asked: int) -> None:
         self.number, self.asked = number, asked

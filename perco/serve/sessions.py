@@ -1,15 +1,15 @@
-"""What the clients of a served store hold, and when that ends.
+"""The sessions of a served store's clients: what they hold, and when they end.
 
-R7  A session begins with a greeting and outlives its connection: who comes back within `lease_s` finds all as it was.
-    It ends once: with BYE, or when its client has not been heard of for so long. Until then every start timestamp that
-    was given to it holds the watermark (G1) and lives (L1), and its claims hold (N8). From then on nothing that it asks
-    for is done: its mutations that are queued by then are still made, and no others.
-    Who comes back says what it still has: its open timestamps in the greeting, then its holds and claims. All else that
-    the session had is let go of, for what was said while there was no connection never arrived.
-R10 While a client's pulse says that its loop is held, the client is heard of, and its connections are not taken for
-    silent; when it says that the loop turns again, once more, so that the client finds time to speak.
-R8  When a server has begun anew, the timestamps that a client greets with are held again, if they still can be (L3):
-    nothing is collected for `lease_s`.
+R7  A session begins with a greeting and outlives its connection: a client that comes back within `lease_s` finds it
+    unchanged. It ends once: with BYE, or when its client has not been heard from for that long. Until then every start
+    timestamp that was given to it holds the watermark (G1) and is alive (L1), and its claims hold (N8). From then on
+    the server does nothing that it asks for, except mutations that are queued by then.
+    A client that comes back lists what it still has: its open timestamps in the greeting, then its holds and claims.
+    Everything else of the session is released, because messages that were sent without a connection never arrived.
+R10 While a client's pulse says that its loop is held, the client counts as heard from, and its connections are not
+    taken for silent. When the loop turns again they are excused once more, so that the client finds time to speak.
+R8  A new server holds again the timestamps that a client greets with, if it still can (L3): nothing is collected for
+    `lease_s`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 _ENDED_S: Final = 1.0  # how long a claim that has ended is remembered
 _ENDED_MAX: Final = 4096  # of these
-_TOLD_MAX: Final = 256  # rows that others have, in one answer to who has met one of them
-_AHEAD_MAX: Final = 16  # likewise, to who has not
+_TOLD_MAX: Final = 256  # rows that others have, in an answer to a session that has met one of them
+_AHEAD_MAX: Final = 16  # likewise, to one that has not
 
 
 class Stuck(NamedTuple):
@@ -49,20 +49,20 @@ class Stuck(NamedTuple):
 
 
 class Session:
-    """One client's. Loop thread only.
+    """One client's session. Loop thread only.
 
     Attributes:
-        name: as the client calls it, a random word.
+        name: a random word of the client's choice.
         open: start timestamps that were given to it and are not over.
         held: holds on past timestamps, by the client's number.
         claims: rows on which it runs observers.
         works: ids of the observers that it has; `runs`: of those that it may run.
         full, asked_at: see `Wakes`.
         peer: its connection, if it has one.
-        ticket: what its client shows to tablet servers; a new one as soon as it holds no more what it held (F3).
-        last_heard: when it had one last.
+        ticket: its client shows it to tablet servers; renewed when the session releases anything (F3).
+        last_heard: when it last had a connection, or its pulse spoke.
         applying: its mutations that are queued.
-        stuck: what its pulse said last; None: its loop turns, as far as is known.
+        stuck: the last message of its pulse; None: its loop turns, as far as is known.
     """
 
     __slots__ = (
@@ -103,10 +103,10 @@ class _Claim:
     """A row on which a session runs observers, or has until a moment ago.
 
     Attributes:
-        newest: the newest change that the session saw waiting there: it looks itself what becomes of that.
-        root: the oldest cause of what waits there.
-        refused: who wanted it meanwhile for other observers.
-        until: of one that has ended: how long it is remembered.
+        newest: the newest change that the session saw waiting there; the session looks after changes up to it.
+        root: the oldest cause of the changes that wait there.
+        refused: sessions that wanted it meanwhile for other observers.
+        until: until when a claim that has ended is remembered.
     """
 
     __slots__ = ("newest", "refused", "root", "session", "until")
@@ -129,7 +129,7 @@ class _Claim:
 
 
 class Sessions:
-    """All of a server."""
+    """All sessions of a server."""
 
     def __init__(self, holds: Holds, fates: Fates, lease_s: float, orphaned: Callable[[], None]) -> None:
         self._holds, self._fates, self._lease_s, self._orphaned = holds, fates, lease_s, orphaned
@@ -199,7 +199,7 @@ class Sessions:
             self._let_go(session)
 
     def works(self, session: Session, ids: Iterable[str], runs: Iterable[str]) -> None:
-        """Which observers its client has, and which of them it may run; if none, it does no more work."""
+        """Note which observers its client has, and which of them it may run; if none, its claims end."""
         session.works = frozenset(ids)
         self.wake(self.wakes.works(session, runs, trio.current_time()))
         if not session.works:
@@ -207,7 +207,7 @@ class Sessions:
                 self.unclaim(session, where)
 
     def wake(self, sessions: Iterable[Session]) -> None:
-        """Tell them that there may be work (N8). Who has no connection now looks when it has one again."""
+        """Tell them that there may be work (N8). A client without a connection looks when it has one again."""
         for session in sessions:
             if session.peer is not None:
                 session.peer.push(NOTIFIED, None)
@@ -223,7 +223,7 @@ class Sessions:
             self._orphaned()
 
     def beat(self, session: Session, now: float, stuck: Stuck | None) -> None:
-        """R10: what its pulse says; None: its loop turns again."""
+        """R10: its pulse has spoken. `stuck`: None: its loop turns again."""
         session.last_heard, session.stuck = now, stuck
         if session.peer is not None:
             session.peer.channel.excuse()
@@ -297,12 +297,12 @@ class Sessions:
         """N8: claim up to so many rows, in order, on which nobody else works.
 
         Args:
-            wanted: rows of the table, with the newest change that waits there, and the oldest cause of what does.
-            halts: once one has been given, no more are from the first one on that another session works on.
+            wanted: rows of the table, with the newest change and the oldest cause that wait there.
+            halts: after a row has been given, stop giving rows at the first one that another session has.
 
-        Returns: of each row, whether it is `CLAIMED` by the session; `HELD` by another; `DONE`, as another has just
-        been there for that change; or `FREE`, and not given. Then rows of the table that others have, from the first
-        one that was wanted on, each with the newest change that its holder saw there.
+        Returns: for each row, whether it is `CLAIMED` by the session; `HELD` by another; `DONE`, because another has
+        just been there for that change; or `FREE`, and not given. Then rows of the table that others have, from the
+        first wanted one on, each with the newest change that its holder saw there.
         """
         self._forget(trio.current_time())
         out = bytearray()
@@ -316,7 +316,7 @@ class Sessions:
                 halted |= halts and given > 0
                 claim.refuse(session)
                 out.append(HELD)
-            elif halted or given >= most:  # what another task of the session has, too: it has room for no more
+            elif halted or given >= most:  # even a row that another task of the session has: there is no room for more
                 out.append(FREE)
             else:
                 self._give(session, where, newest, root)
@@ -327,7 +327,7 @@ class Sessions:
         return bytes(out), self._held_by_others(session, table, wanted[0][0], _TOLD_MAX if HELD in out else _AHEAD_MAX)
 
     def _held_by_others(self, session: Session, table: str, row: bytes, most: int) -> list[tuple[bytes, int]]:
-        """The next rows of a table that others have, from a row on, then from the first one on."""
+        """The next rows of a table that others have, from a row on, wrapping around at the end."""
         rows = self._rows.get(table, [])
         at = bisect_left(rows, row)
         told = []
@@ -343,7 +343,7 @@ class Sessions:
         if claim is None:
             self.claims[where] = _Claim(session, newest, root)
             insort(self._rows.setdefault(where[0], []), where[1])
-        else:  # it asks twice
+        else:  # the session has claimed it before
             claim.newest, claim.root = max(newest, claim.newest), min(root, claim.root)
         self._ended.pop(where, None)
         session.claims.add(where)
@@ -351,7 +351,7 @@ class Sessions:
             watch.moved |= root <= watch.ts
 
     def _forget(self, now: float) -> None:
-        """Claims that ended a while ago, or before many others."""
+        """Forget claims that ended a while ago, or before many others."""
         while self._ended:
             where = next(iter(self._ended))
             if self._ended[where].until > now and len(self._ended) <= _ENDED_MAX:
@@ -359,8 +359,8 @@ class Sessions:
             del self._ended[where]
 
     def unclaim(self, session: Session, where: tuple[str, bytes]) -> None:
-        """A session's work on a row has ended. It looks itself whether something is left to do there; whoever was
-        refused the row for observers that the session does not run is told."""
+        """A session's work on a row has ended, and it has looked whether anything is left to do there. Sessions that
+        were refused the row for observers that this one does not run are told."""
         if where not in session.claims:
             return
         session.claims.discard(where)

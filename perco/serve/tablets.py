@@ -1,16 +1,16 @@
 """A tablet server: a process that has some of a served store's tablets open, for its owner and for clients.
 
 It reads and applies, and knows nothing of transactions. The owner starts it, says which tablets it has, and kills it
-when it is not heard of; everything else - timestamps, sessions, who runs observers where - clients ask the owner.
+when it falls silent. Clients ask the owner for everything else: timestamps, sessions, rows for their observers.
 
     python -m perco.serve.tablets FD HOW        the socket over which the owner speaks to it; `Serving` in JSON
 
-F1  Opening a tablet for writing raises its epoch, so that whoever had it before writes nothing any more.
-F2  Where a row is not (any more), nothing is done and `NOT_HERE` is answered: then asking elsewhere is safe.
-F3  It serves who shows the ticket of a session with the owner. When that ends, or lets go of anything, the owner says
-    that the ticket is void before anything is collected that could have been read with it (R5, G2).
-F4  It ends with its owner: the socket closes, and the kernel kills it where it stands still. Until then it keeps the
-    owner's lock on the folder, so no other process can own that.
+F1  Opening a tablet for writing raises its epoch, so that a process that had it before writes nothing any more.
+F2  For a row that it does not have (any more) it does nothing and answers `NOT_HERE`: then asking elsewhere is safe.
+F3  It serves clients that show the ticket of a session with the owner. When that ends, or lets go of anything, the
+    owner says that the ticket is void before anything is collected that could have been read with it (R5, G2).
+F4  It ends with its owner: the socket closes, and the kernel kills it if it is stopped. Until then it keeps the
+    owner's lock on the folder, so no other process can own the folder.
 """
 
 from __future__ import annotations
@@ -188,10 +188,10 @@ class TabletServer(Door[str]):
             Order.STOP: self._stop,
         }
 
-    # ------------------------------------------------------------ who asks
+    # ------------------------------------------------------------ owner and clients
 
     async def obey(self, stream: trio.abc.Stream) -> None:
-        """What the owner says, until it is gone. Raises: as `Channel.run`."""
+        """Follow the owner's orders until it is gone. Raises: as `Channel.run`."""
         channel = Channel(stream, control(self._options, _OWNER_SILENCE_S))
         read_hello(await channel.greeting(alone=True))
         await channel.greet(welcome(True, True, {}))
@@ -328,7 +328,7 @@ class TabletServer(Door[str]):
                 peer.channel.close_soon()
 
     def _excuse(self, ticket: str) -> None:
-        """R10: that client's loop is held."""
+        """R10: the loop of that session's client is held."""
         for peer, name in self._serving.items():
             if name == ticket:
                 peer.channel.excuse()
@@ -474,7 +474,7 @@ async def _no_more(held: Held, split: int) -> AsyncIterator[None]:
 
 
 def _answer_held(held: Held) -> None:
-    """What was held while it was cut is to be asked for elsewhere (F2)."""
+    """Send callers that were held during the cut elsewhere (F2)."""
     gone = Failed(NotHere(f"a tablet of {held.tablet.table!r} was split"))
     for _, call, index in held.tablet.let_go():
         call.arrived(index, gone, _resubmit)
@@ -514,12 +514,12 @@ class Serving:
 
 
 def control(wire: WireOptions, silence_s: float) -> WireOptions:
-    """Of the connection between an owner and a tablet server: who stands still is noticed after `silence_s`."""
+    """Options of the connection between an owner and a tablet server: a stopped side is noticed after `silence_s`."""
     return replace(wire, heartbeat_s=min(silence_s, _NOTICED_S) / 8, silence_s=silence_s)
 
 
 async def serve(server: TabletServer, background: Background, stream: trio.abc.Stream, timeout_s: float) -> bool:
-    """Obey the owner at the other end of a stream, until it is gone or has said that it is enough; returns which."""
+    """Obey the owner at the other end of a stream until it is gone, or orders the end; returns which."""
 
     async def watch_disk() -> None:
         while True:

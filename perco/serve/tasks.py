@@ -66,12 +66,12 @@ def here(role: str) -> ProcessTasks:
 
 
 def held(pid: int, seconds: float, where: str) -> ProcessTasks:
-    """Of a client whose loop is held, and which cannot tell by itself (R10)."""
+    """In place of the tasks of a client whose loop is held, which cannot answer (R10)."""
     return ProcessTasks("client", pid, [Waiting(0, 1, "(the loop)", where, f"has not turned for {seconds:.1f} s")], 0)
 
 
 def read(packed: Any) -> ProcessTasks:
-    """As it came over the wire, from somebody who may say anything. Raises: WireError."""
+    """Decode tasks from the wire; the client is not trusted. Raises: WireError."""
     try:
         role, pid, listed, more = packed
         told = [Waiting(*task) for task in listed]
@@ -88,7 +88,7 @@ def read(packed: Any) -> ProcessTasks:
 
 
 def text(value: Any) -> str:
-    """What can be sent, and shown on a terminal, of what a client says. Raises: TypeError."""
+    """A client's text, made safe for a message and a terminal. Raises: TypeError."""
     if type(value) is not str:
         raise TypeError(f"a {type(value).__name__} in place of a text")
     return "".join(c if c.isprintable() else "?" for c in value[:_TEXT_MAX])

@@ -1,10 +1,11 @@
-"""What a client of a served store asks of one tablet, gathered in its window (`storage/batching.py`).
+"""A client's calls to one tablet of a served store, gathered in its window (`storage/batching.py`).
 
 Reads, commits in one step and claims of rows of several callers go in calls of their own kind (`Method.READS`,
 `COMMITS`, `CLAIMS`). Mutations do not need one: `Method.APPLY` takes any number of them.
 
-D8  What would have to wait at the server, or makes an answer too long for a message, has done nothing there, is
-    answered None, and is asked for again, alone. Else a reply could wait for what its own client has yet to do.
+D8  The server answers None for a part that would have to wait there, or makes the answer too long for a message, and
+    does nothing for it; its caller asks again, alone. Else a reply could wait for something that its own client has
+    yet to do.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class _Remote(RowStore, Protocol):
 
 
 class Together:
-    """Loop thread only.
+    """One client's gathered calls. Loop thread only.
 
     Attributes:
         store: for reads and mutations.
-        dropped: told of a row that was claimed for somebody who has been cancelled since.
+        dropped: called with a row that was claimed for a task that has been cancelled since.
     """
 
     def __init__(self, link: Link, store: _Remote, options: BatchOptions, wire: WireOptions, spawn: Spawn) -> None:
@@ -65,7 +66,7 @@ class Together:
         return [[next(rows) for _ in requests] for requests in asked]
 
     async def commit(self, header: Header, part: Sequence[Intent], version: int) -> Any:
-        """The answer to `Method.COMMIT`. Raises: LostError (C6); what the server does."""
+        """The answer to `Method.COMMIT`. Raises: LostError (C6); the server's error."""
         key = self._tablet(header)
         answers = await self._commits.ask([(key, (header, part, version), bytes_of(part))])
         if answers is not None and answers[0] is not None:

@@ -1,15 +1,15 @@
-"""Which worker process is told that there may be work (N8). Decides; the server does the telling.
+"""Decides which worker process to wake when there may be work (N8); the server sends the message.
 
 As within a process, they are woken one by one: all of them woken for one change would all look for it, and all but one
 would ask for it in vain. Processes that may run the same observers are a *group*; a change wakes one of each group:
 
 - the process whose own run or transaction made the change, if it has room: it looks by itself;
-- else the one whose turn it is. Turns are short, so that the work is shared, and long enough that changes which come
-  together are found by one process.
+- else the one whose turn it is. Turns are short, so that the work is shared, and long enough that one process finds
+  changes that come together.
 
-A process that has found more than it may run says that it is *full*: the next one is woken, and it gets no turn until a
-scanner of it sleeps again. If all are full when a change comes, the first that has room again is woken. One that was
-woken, and neither claims anything nor goes to sleep within a short time, may hang: the next one is woken, too.
+A process that has found more than it may run says that it is *full*: the next one is woken, and it gets no turn until
+one of its scanners sleeps again. If all are full when a change comes, the first that has room again is woken. A process
+that was woken, and neither claims anything nor goes to sleep within a short time, may hang: the next one is woken, too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Iterable
 from typing import Final, Generic, Protocol, TypeVar
 
 TURN_S: Final = 0.02
-ANSWER_S: Final = 0.05  # how long a process that was woken is waited for, before another one is
+ANSWER_S: Final = 0.05  # how long to wait for a woken process before another one is woken
 
 
 class Process(Protocol):
     """A worker process. `runs`: the ids of the observers that it may run; `full`: it has no room; `asked_at`: when it
-    was woken and has not been heard of since; inf: it has been."""
+    was woken, if it has not answered since; else inf."""
 
     runs: frozenset[str]
     full: bool
@@ -46,7 +46,7 @@ class _Group(Generic[P]):
 
 
 class Wakes(Generic[P]):
-    """All worker processes of a store. Every method returns those that are to be woken now."""
+    """All worker processes of a store. Every method returns those to wake now."""
 
     def __init__(self) -> None:
         self._groups: dict[frozenset[str], _Group[P]] = {}
@@ -61,7 +61,7 @@ class Wakes(Generic[P]):
             group = self._groups[process.runs]
             group.members.remove(process)
             if group.members:
-                woken = self._wake(group, now)  # what was its affair may be left
+                woken = self._wake(group, now)  # it may have left work behind
             else:
                 del self._groups[process.runs]
         process.runs, process.full, process.asked_at = runs, False, math.inf
@@ -70,7 +70,7 @@ class Wakes(Generic[P]):
         return woken
 
     def notified(self, now: float, by: P | None = None) -> list[P]:
-        """There may be work. `by`: the client whose commit made it; it has been told so by its commit."""
+        """There may be work. `by`: the client whose commit made it, which knows of it."""
         woken: list[P] = []
         for runs, group in self._groups.items():
             if by is not None and by.runs == runs and not by.full:
@@ -92,7 +92,7 @@ class Wakes(Generic[P]):
         return self._wake(group, now)
 
     def overdue(self, now: float) -> list[P]:
-        """Instead of those that were not heard of in time."""
+        """Replace processes that did not answer in time."""
         woken: list[P] = []
         for group in self._groups.values():
             for process in [process for process in group.members if process.asked_at + ANSWER_S <= now]:
@@ -102,7 +102,7 @@ class Wakes(Generic[P]):
 
     @property
     def deadline(self) -> float:
-        """When `overdue` is to be called; inf: nobody is waited for."""
+        """When to call `overdue`; inf: no process has yet to answer."""
         asked = [process.asked_at for group in self._groups.values() for process in group.members]
         return min(asked, default=math.inf) + ANSWER_S
 
