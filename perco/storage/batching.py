@@ -1,25 +1,25 @@
-"""The delay window: calls of one client that wait a little for others to the same tablet (the paper's section 2.5).
+"""The delay window: gathers a client's calls to one tablet for a moment (the paper's section 2.5).
 
-    Batching(store)    a row store over any other; reads, and mutations, of one tablet are gathered
+    Batching(store)    a row store over any other; gathers reads, and mutations, of one tablet
     Gathering          the same for any kind of call: commits in one step, claims of rows
 
-A window is either *fixed*, as in the paper: the first caller opens it, and whatever comes within `window_s` goes with
-it. Or it is *adaptive*: it is open only while an earlier call of that kind to that tablet is out, and ends as soon as
-that is answered, or after `window_s`. Without an earlier call, those of tasks that run in the same turn of the loop go
-together, if there have lately been several at a time, and wait for nothing else.
+A *fixed* window is that of the paper: the first caller opens it, and every call within `window_s` goes with it. An
+*adaptive* window is open only while an earlier call of that kind to that tablet is out; it ends when that is answered,
+or after `window_s`. Without an earlier call, calls of tasks that run in the same turn of the loop go together, if there
+have lately been several at a time, and wait for nothing else.
 
-D1  What comes within a window leaves in one call, in the order in which it came: calls of one kind, to one tablet.
+D1  Calls of one kind to one tablet that come within a window leave in one call, in the order in which they came.
 D2  Nothing is held longer than `window_s`. A batch that is full (`mutations_max`, `bytes_max`) leaves at once.
-D3  Nothing else is held: no timestamp (O2, T2), no scan or page of one, nothing that wants no answer; and no call to
+D3  Nothing else is held: no timestamp (O2, T2), no scan or page of one, no message without an answer; and no call to
     another tablet, or of another kind.
-D4  A caller that is cancelled while its batch is open takes its part out: it was never sent. What is in a closed batch
-    is sent; mutations are waited for then (T10).
+D4  A caller that is cancelled while its batch is open takes its part out: it was never sent. A closed batch is sent,
+    and its mutations are waited for (T10).
 D5  A closed batch is divided by where its rows lie by then (P1, P3): one call for each tablet, none waits for another.
 D6  Each caller has its own answers. Groups stay whole (S1); a mutation is sent once, and if the reply of its call is
     lost, its own verdict is NoReply (T4, C6).
 D7  A read that waits when its session ends is not sent: SessionEnded (R5).
-D8  Where one part of a call would have to wait for something else (C4), it is answered `None`, and its caller asks
-    again alone: nobody waits for what another has met.
+D8  If one part of a call would have to wait for something else (C4), it is answered `None`, and its caller asks
+    again alone: no caller waits because of another's part.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from perco.storage.rowstore import RowStore
 from perco.storage.tablet import BatchOptions
 
 _FOR_ALL = (Unavailable, SessionEnded)  # errors that are not about one part of a call
-_CELL_BYTES = 64  # of a check, a write or a query, besides its value
+_CELL_BYTES = 64  # size of a check, a write or a query, besides its value
 
 Wanted: TypeAlias = tuple[Hashable, Any, int]  # a tablet, what is asked of it, and about how many bytes that takes
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 class _Caller:
-    """A task that waits for all of its answers; its own `outcome.Outcome`, as `perco.storage.call.Call`."""
+    """A task that waits for all of its answers; like `perco.storage.call.Call`, it is its own `outcome.Outcome`."""
 
     __slots__ = ("again", "answers", "error", "gone", "missing", "sent", "task", "waits")
 
@@ -56,7 +56,7 @@ class _Caller:
         self.missing = wanted
         self.error: Exception | None = None
         self.sent = False  # some part is in a closed batch
-        self.gone = False  # cancelled: what is not sent is not to be sent
+        self.gone = False  # cancelled: parts that are not sent yet must not be
         self.waits = False
 
     def unwrap(self) -> None:
@@ -77,7 +77,7 @@ class _Caller:
             trio.lowlevel.reschedule(self.task, self)  # type: ignore[arg-type]
 
 
-_Part: TypeAlias = tuple[_Caller, int, Any]  # who asks, which of what it asks, and what that is
+_Part: TypeAlias = tuple[_Caller, int, Any]  # the caller, the index among its parts, and the part
 
 
 class _Batch:
@@ -104,11 +104,11 @@ class Gathering:
 
     Args:
         spawn: runs something short, shielded from cancellation, and finishes it before the store closes.
-        ask: makes one call of what was gathered and returns an answer for each part, None for one that its caller is
-            to ask for alone (D8). What it raises, it raises for all parts.
-        where: the tablet of a part by now (D5).
-        again: whether a caller that is cancelled may go while its part is on its way.
-        dropped: told a part and its answer, when the caller has gone.
+        ask: makes one call of all parts and returns an answer for each; None: its caller must ask alone (D8). Its
+            exceptions are raised for all parts.
+        where: the tablet that has a part's row now (D5).
+        again: whether a cancelled caller may leave while its part is on its way.
+        dropped: called with a part and its answer if the caller has left.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class Gathering:
     # A KeyboardInterrupt between joining a batch and the wait would leave a part behind whose task is gone.
     @trio.lowlevel.enable_ki_protection
     async def ask(self, wanted: Sequence[Wanted]) -> list[Any] | None:
-        """Wait for a window to end and for what is asked then. Returns an answer for each part; or None: there was
-        nobody to go with, so the caller makes its own call now, and says `answered` when that has ended.
+        """Wait for a window to end and for the answers. Returns an answer for each part; or None: there was no other
+        call to join, so the caller makes its own call now, and calls `answered` when that has ended.
 
         Raises: what the call raises.
         """
@@ -160,7 +160,7 @@ class Gathering:
         return caller.answers
 
     async def _alone(self, batch: _Batch, caller: _Caller) -> bool:
-        """Let the tasks that run in the same turn of the loop join a batch, then close it. Whether none has."""
+        """Let the tasks that run in the same turn of the loop join a batch, then close it. Returns whether none has."""
         await trio.lowlevel.cancel_shielded_checkpoint()
         if not batch.closed:
             caller.gone = trio.current_effective_deadline() == -math.inf  # D4: cancelled while its batch was open
@@ -248,7 +248,7 @@ class Gathering:
             raise error
 
     def answered(self, key: Hashable) -> None:
-        """A call to a tablet has ended: what waited for that leaves (D2)."""
+        """A call to a tablet has ended: the batch that waited for it leaves (D2)."""
         if not self._options.adaptive:
             return
         out = self._out.pop(key) - 1
@@ -259,7 +259,7 @@ class Gathering:
             batch.hurry()
 
     def fail_open(self, error: Callable[[], Exception]) -> None:
-        """What still waits in a window is not sent; whoever asked for it is told an error."""
+        """End all windows: parts that still wait there are not sent, and their callers get an error."""
         for batch in self._open.values():
             parts, batch.parts, batch.bytes = batch.parts, [], 0
             for caller, _, _ in parts:
@@ -268,12 +268,12 @@ class Gathering:
 
 
 def _own(error: BaseException) -> Exception:
-    """An error for one of several tasks that raise it."""
+    """A copy of an error, for one of several tasks that raise it."""
     if not isinstance(error, Exception):
         return Unavailable("the program ended before an answer came")
     try:
         return copy.copy(error)
-    except TypeError:  # its class is made of other things than its arguments
+    except TypeError:  # its class takes other arguments than `args`
         return error
 
 
@@ -290,11 +290,11 @@ class Batching:
     """A row store in which reads and mutations wait in a window for others to the same tablet.
 
     Args:
-        store: the one that is asked.
+        store: the row store to call.
         options: see `BatchOptions`; with a window of 0 there is no need for this class.
         spawn: as in `Gathering`.
-        together: reads what several callers ask of one tablet; returns None for those that are to ask alone (D8). By
-            default they make one `read` of the store.
+        together: makes the reads of several callers to one tablet; returns None for those that must ask alone (D8). By
+            default one `read` of the store.
     """
 
     def __init__(
@@ -354,7 +354,7 @@ class Batching:
         return found
 
     def _by_tablet(self, requests: Sequence[ReadRequest]) -> tuple[list[Wanted], Sequence[Sequence[int]]]:
-        """What to ask of each tablet, and which of the requests that is."""
+        """The requests to each tablet, with their indices."""
         if len(requests) == 1:
             [(table, row, queries)] = requests
             return [(self.inner.locate(table, row), requests, _CELL_BYTES * (1 + len(queries)))], ((0,),)
@@ -379,7 +379,7 @@ class Batching:
         return answers
 
     def end_reads(self) -> None:
-        """The session that reads wait in has ended (D7)."""
+        """The session of the waiting reads has ended (D7)."""
         self._losses += 1
         self._reads.fail_open(lambda: SessionEnded(_ENDED))
 
@@ -404,13 +404,13 @@ class Batching:
     async def apply_late(
         self, table: str, row: bytes, size: int, make: Callable[[], Mutation | None]
     ) -> Verdict | None:
-        """Apply a mutation that is made only when its batch has been closed, and sent in the same step of the loop:
-        what it takes in memory, it has taken for no longer than that.
+        """Apply a mutation that is made only when its batch has been closed, and sent in the same step of the loop, so
+        that its entries in memory (C2) do not stand while it waits.
 
         Args:
             row: one of its rows.
             size: about how many bytes it takes.
-            make: makes it; None: it is not to be applied, and neither is the verdict.
+            make: makes it; None: there is nothing to apply, and no verdict.
         """
         key = self.inner.locate(table, row)
         answers = await self._mutations.ask([(key, _Late(table, row, make), size)])

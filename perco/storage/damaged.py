@@ -1,7 +1,7 @@
-"""What a check makes of a tablet's files before it reads them: which can be read, and what stands for one that cannot.
+"""Tablets with damaged files: which ones can be read, and a stand-in for those that cannot.
 
-A damaged file may do more than read wrong: LMDB ends the process where it meets a page that cannot be. So whoever
-verifies does that in a process of its own, and says before each file which one it is (see `perco.cli.containing`).
+A damaged file may do more than return wrong data: LMDB aborts the process that reads an impossible page. So the check
+runs in a process of its own, and announces each file before it reads it (see `perco.cli.containing`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BYTES: Final = 4 << 20
 
 
 class DamagedTablet(MemoryTablet):
-    """Stands for a tablet whose file cannot be read: whatever is asked of it raises `Corruption`."""
+    """Stands for a tablet whose file cannot be read: every call raises `Corruption`."""
 
     def __init__(self, table: str, start: bytes, why: Corruption) -> None:
         super().__init__(table, start)
@@ -40,7 +40,7 @@ class DamagedTablet(MemoryTablet):
 def verify(path: Path, *, lock: bool) -> Iterator[None]:
     """Read all of a tablet's file: whether its pages hang together, and its cells are found. Yields now and then.
 
-    Raises: Corruption at the first that cannot.
+    Raises: Corruption at the first damaged page or cell.
     """
     engine = LmdbEngine(path, (), LmdbOptions(), readonly=True, lock=lock)
     try:

@@ -1,18 +1,18 @@
-"""The folder of an embedded store: who owns it, which format it has, which tablets lie in it.
+"""The folder of an embedded store: its owner, its format, its tablets.
 
     web/
       perco-format        the format's version; another one is refused by name
       owner               locked (flock) by the writing process while it has the store open; says who, and which term
       socket              where the owner serves other processes of the same user, while it does
       unsynced            there only while a store with durability="process" is open: this boot's id
-      tablets/NAME-N/     one LMDB environment per tablet; NAME-N.new: in the making; NAME-N.next: in place of NAME-N
+      tablets/NAME-N/     one LMDB environment per tablet; NAME-N.new: unfinished; NAME-N.next: replaces NAME-N
 
 P6  The files of a tablet that is compacted are made as NAME-N.new, and renamed to NAME-N.next when all of them are on
-    disk. In that moment they count, and NAME-N does no more: it is removed, and the new ones get its name. Whoever is
-    stopped anywhere in between leaves the old files or the new ones, whole.
+    disk. From that moment they count, and NAME-N does not: it is removed, and the new ones get its name. A process
+    that is stopped anywhere in between leaves the old files or the new ones, whole.
 
-A folder has one writing process at a time; others may read beside it. The kernel lets go of the lock when the
-process ends, however it ends: that is what makes the next owner safe (O1).
+A folder has one writing process at a time; others may read beside it. The kernel releases the lock when the process
+ends, however it ends: that makes the next owner safe (O1).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _OWNER_FILE = "owner"
 _OWNER_BYTES = 1024
 _UNSYNCED_FILE = "unsynced"
 _TABLETS = "tablets"
-_NEW = ".new"  # in the making: nobody looks at it
-_NEXT = ".next"  # whole, and in place of the one without it (P6)
+_NEW = ".new"  # unfinished: nobody looks at it
+_NEXT = ".next"  # whole, and replaces the folder without the suffix (P6)
 _GLANCES_MAX, _GLANCE_S = 50, 0.002
 
 # flock and shared maps do not hold between hosts there.
@@ -119,7 +119,7 @@ class Folder:
 
     @classmethod
     def beside(cls, path: Path) -> Folder:
-        """Read beside whoever owns the folder.
+        """Read beside the process that owns the folder.
 
         Raises: FormatUnknown, UnsuitableFolder, UsageError.
         """
@@ -166,7 +166,7 @@ class Folder:
     without_lock = False  # a read-only folder without owner: LMDB's reader table cannot be written, nor is it needed
 
     def term(self) -> bytes:
-        """Names the term of whoever owns the folder, or owned it last. Every claim begins another one, before a tablet
+        """Names the term of the folder's present or last owner. Every claim begins another one, before a tablet
         is opened."""
         return os.pread(self._lock, _OWNER_BYTES, 0)
 
@@ -252,11 +252,11 @@ class Folder:
             shutil.rmtree(left, ignore_errors=True)
 
     def tablet_paths(self) -> list[Path]:
-        """The folders of all tablets that are there, but for what is in the making, or has been replaced."""
+        """The folders of all tablets, without unfinished and replaced ones."""
         there = {path for path in (self.path / _TABLETS).glob("*") if path.is_dir() and path.suffix != _NEW}
         return [path for path in there if path.suffix == _NEXT or path.with_name(path.name + _NEXT) not in there]
 
-    # ------------------------------------------------------------ a tablet's files in place of its old ones
+    # ------------------------------------------------------------ replacing a tablet's files
 
     def begin_next(self, table: str, number: int) -> Path:
         """An empty folder in which to write a tablet's files anew (P6)."""
@@ -269,8 +269,8 @@ class Folder:
         return making
 
     def place_next(self, table: str, number: int) -> Path:
-        """All of what was begun is on disk, and whole: from now on it counts, and the old files do not (P6, S2). Where
-        this raises, ask `has_next`."""
+        """The new files are on disk, and whole: from now on they count, and the old ones do not (P6, S2). If this
+        raises, ask `has_next`."""
         making, placed = self._own(table, number, _NEW), self._own(table, number, _NEXT)
         try:
             _sync_folder(making)
@@ -281,16 +281,16 @@ class Folder:
         return placed
 
     def has_next(self, table: str, number: int) -> bool:
-        """Whether new files count in place of the old ones, which may still be there."""
+        """Whether new files count; the old ones may still be there."""
         return self._own(table, number, _NEXT).exists()
 
     def drop_next(self, table: str, number: int) -> None:
-        """What was begun is not to be."""
+        """Remove the unfinished files."""
         shutil.rmtree(self._own(table, number, _NEW), ignore_errors=True)
 
     def settle_next(self, table: str, number: int) -> Path:
-        """Remove the old files of a tablet, and give the new ones their name. Whoever is stopped here has new ones,
-        and the next owner goes on."""
+        """Remove the old files of a tablet, and give the new ones their name. If this is interrupted, the new files
+        count, and the next owner completes it."""
         path = self._own(table, number)
         try:
             _settle(path.with_name(path.name + _NEXT))
@@ -327,14 +327,14 @@ class Folder:
 
 
 def tablet_path(folder: Path, table: str, number: int) -> Path:
-    """Where a tablet lies, its newer files if there are two of them (P6)."""
+    """A tablet's folder, that of its newer files if there are two (P6)."""
     path = folder / _TABLETS / _name_of(table, number)
     newer = path.with_name(path.name + _NEXT)
     return newer if newer.exists() else path
 
 
 def _name_of(table: str, number: int) -> str:
-    """A table's name may hold any character."""
+    """The name of a tablet's folder: a table's name may hold any character."""
     return f"{urllib.parse.quote(table, safe='')}-{number}"
 
 

@@ -67,7 +67,7 @@ def unescape(prefix: bytes) -> bytes:
     if zeros <= _PLAIN_ZEROS and prefix.endswith(_END):
         if zeros == 1:
             return prefix[:-2]
-        if prefix.count(_ESCAPED) == zeros - 1:  # each but that of the end
+        if prefix.count(_ESCAPED) == zeros - 1:  # each but the one of the end
             return prefix[:-2].replace(_ESCAPED, b"\x00")
     row = _unescape_zeros(prefix)
     if escape(row) != prefix:

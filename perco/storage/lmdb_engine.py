@@ -56,7 +56,7 @@ _EPOCH = b"\0epoch"  # a key beside the names of the groups
 _STOP = b"\0stop"  # another one: the first row that is with another tablet by now
 _SURVEYS_MAX = 100
 _NAMES_MAX = 1000  # more groups than any environment has
-# What LMDB says of pages that cannot be, and of a transaction that has met one.
+# LMDB's errors for impossible pages, and for a transaction that has met one.
 _DAMAGE = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
@@ -212,7 +212,7 @@ class LmdbEngine:
             raise
 
     def _check_size(self, data: Path) -> None:
-        """A file that was cut short would end the process with SIGBUS at the first read of what is missing."""
+        """A truncated file would end the process with SIGBUS at the first read beyond its end. Raises: Corruption."""
         used = self.used_bytes()
         if (size := data.stat().st_size) < used:  # looked at after `used`: meanwhile it only grows
             raise Corruption(str(data), f"the file is cut short: it has {size} bytes, and {used} are in use")
@@ -287,7 +287,7 @@ class LmdbEngine:
         return [next(found) if query[0] in self._dbs else [] for query in queries]
 
     def end_shared(self) -> None:
-        """What is read from now on is read from a newer view."""
+        """Later reads use a newer view."""
         if self._shared is not None:
             txn, self._shared = self._shared[0], None
             txn.abort()
@@ -298,7 +298,7 @@ class LmdbEngine:
         return Corruption(str(self.path), f"LMDB cannot read it ({error})")
 
     def scan(self, request: ScanRequest) -> ScanPage:
-        """A page; see `ScanRequest`. Raises: Corruption where the next one would not be a step further."""
+        """A page; see `ScanRequest`. Raises: Corruption if the next one would not be further on."""
         try:
             page = self._scan(request)
             if page.next is not None and not _goes_on(request, page.next):
@@ -376,10 +376,10 @@ class LmdbEngine:
             os.close(file)
 
     def verify_from(self, group: str, key: bytes, count: int, size: int) -> bytes | None:
-        """Read so many cells, or bytes, of a group, each both in order and by a search for it. A search goes by the
-        pages above; where these are damaged it misses cells, and so would reads and writes.
+        """Read cells of a group, up to a number of cells or bytes, each both in order and by a search for it. A search
+        descends from the root; if inner pages are damaged it misses cells, and so would reads and writes.
 
-        Returns: the key to go on at; None: that was the end. Raises: Corruption.
+        Returns: the key to continue at; None: that was the end. Raises: Corruption.
         """
         self._open_groups([group] if group not in self._dbs else [])
         last = b""
@@ -399,11 +399,11 @@ class LmdbEngine:
         return None
 
     def used_bytes(self) -> int:
-        """What has ever been written of the file; pages that became free since are used again."""
+        """The bytes of the file that have ever been written; freed pages are reused."""
         return int(self._env.info()["last_pgno"] + 1) * self._page
 
     def live_bytes(self) -> int:
-        """What cells take: the pages of all groups. The rest of `used_bytes` is free, but for LMDB's list of it."""
+        """The bytes that cells take: the pages of all groups. The rest of `used_bytes` is free, or LMDB's free list."""
         try:
             with self._begin() as txn:
                 stats = [self._env.stat(), *(txn.stat(db) for db in list(self._dbs.values()))]
@@ -545,7 +545,7 @@ class LmdbEngine:
     # ------------------------------------------------------------ splitting
 
     def another(self, path: Path, groups: Sequence[str], options: LmdbOptions) -> LmdbEngine:
-        """An environment for a copy of some of this one, at a path that is there and empty."""
+        """An environment for a copy of some of this one, in an existing empty folder."""
         return LmdbEngine(path, groups, options, readonly=False, lock=True)
 
     def cells_from(self, group: str, key: bytes, count: int, size: int) -> list[tuple[bytes, bytes]]:
@@ -591,7 +591,7 @@ class LmdbEngine:
                     txn.put(key, value, True, True, False, self._dbs[group])
 
     def take_marks(self, other: LmdbEngine) -> None:
-        """Have the marks that another one has beside its groups (F1, P4); this one takes its place (P6)."""
+        """Copy the marks that another environment has beside its groups (F1, P4); this one replaces it (P6)."""
         with other.still, other._env.begin() as txn:
             marks = [(name, txn.get(name)) for name in (_EPOCH, _STOP)]
         with self._beside_batches() as txn:
@@ -600,20 +600,20 @@ class LmdbEngine:
                     txn.put(name, mark)
 
     def fill_up(self) -> None:
-        """Have the file as long as its pages say: LMDB does not write a last page that became free at once."""
+        """Make the file as long as its pages say: LMDB does not write a last page that became free at once."""
         missing = self.used_bytes() - os.fstat(self._data).st_size
         if missing > 0:
             os.truncate(self._data, self.used_bytes())
             os.fsync(self._data)
 
     def check_room_for_copy(self) -> None:
-        """Whether the disk has room for another file with the same cells. Raises: StoreFull."""
+        """Check that the disk has room for another file with the same cells. Raises: StoreFull."""
         need = self.live_bytes() + self.live_bytes() // 8 + self.options.ahead_bytes + self.options.reserve_bytes
         disk = os.statvfs(self.path)
         if (free := disk.f_bavail * disk.f_frsize) < need:
             raise StoreFull(
                 str(self.path),
-                f"to compact it takes {need >> 20} MiB beside it for a while, and {free >> 20} MiB are free",
+                f"compacting it needs {need >> 20} MiB for a while, and {free >> 20} MiB are free",
             )
 
     def file_bytes(self) -> int:
@@ -621,7 +621,7 @@ class LmdbEngine:
         return os.fstat(self._data).st_size
 
     def moved(self, path: Path) -> bool:
-        """Whether another file has taken the place of the one that is open (P6)."""
+        """Whether another file has replaced the one that is open (P6)."""
         try:
             return _identity(path / "data.mdb") != self._identity
         except OSError:

@@ -1,8 +1,8 @@
-"""The pages of an LMDB file, read without LMDB: which are in use, which are free, and whether that can be.
+"""Reads the pages of an LMDB file without LMDB: which are in use, which are free, and whether they are consistent.
 
-LMDB trusts its files: it ends the process, or writes over pages that are in use, where one is damaged. This reads the
-same bytes and believes none of them. So it is for checks, and to say where a file's space has gone. What the cells mean
-is no part of it, nor is their order, which a walk with LMDB's own cursors verifies.
+LMDB trusts its files: a damaged one makes it abort the process, or write over pages that are in use. This module reads
+the same bytes and believes none of them. It serves checks, and shows where a file's space has gone. It does not look at
+the meaning of cells, nor at their order, which a walk with LMDB's own cursors verifies.
 
 Format (mdb.c of LMDB 0.9, 64 bits): two meta pages, of which the newer valid one counts; from it the tree of free pages
 and the tree of the named databases, each of which is a tree of its own. Values that are too long for a page have pages
@@ -45,18 +45,18 @@ _STEPS: Final = 256  # pages between two yields
 
 
 class PageDamaged(Exception):
-    """A page that cannot be; says which, and why."""
+    """An impossible page; says which, and why."""
 
 
 @dataclass(slots=True)
 class Pages:
-    """What the pages of a file are, as of one transaction.
+    """The use of a file's pages, as of one transaction.
 
     Attributes:
         size: bytes of a page.
         total: pages ever used, the two meta pages included.
         trees: of each named database, and of "" for the list of their names, the pages in use.
-        free: pages that are free to be used again, those that older readers may still look at included.
+        free: reusable pages, including those that older readers may still look at.
         free_list: pages that the list of free pages takes.
     """
 
@@ -78,14 +78,14 @@ class Pages:
 
 
 def survey(file: int, size: int, transaction: int) -> Iterator[Pages]:
-    """Go through the pages of a file as of a transaction, which a reader must hold meanwhile. Yields now and then what
-    was found so far, and last all of it.
+    """Go through the pages of a file as of a transaction, which a reader must hold meanwhile. Yields the result so far
+    now and then, and the whole result last.
 
     Args:
         file: a descriptor of it.
         size: bytes of a page.
 
-    Raises: PageDamaged; LookupError where both meta pages are newer, or older, by now.
+    Raises: PageDamaged; LookupError if both meta pages are of other transactions by now.
     """
     meta = _meta(file, size, transaction)
     last, _ = _TAIL.unpack_from(meta, _TAIL_AT)
@@ -137,7 +137,7 @@ class _Walk:
                     if flags & _SUBTREE and named is not None:
                         named.append(_named(page, key, value))
                     elif flags & _SUBTREE or (named is not None and flags & ~_BIG):
-                        raise PageDamaged(f"page {page}: a cell is marked as it cannot be")
+                        raise PageDamaged(f"page {page}: a cell has impossible flags")
             if not sum(counts[:2]) % _STEPS:
                 yield
         self.found.trees[name] = sum(counts)
@@ -206,12 +206,12 @@ class _Walk:
         self._take(page, 1, "is in use, and")
         data = os.pread(self._file, self._size, page * self._size)
         if len(data) != self._size or _PAGE.unpack_from(data)[0] != page:
-            raise PageDamaged(f"page {page} says that it is another one")
+            raise PageDamaged(f"page {page} has another page's number")
         return data
 
     def _take(self, page: int, count: int, what: str) -> None:
         if not (page >= _METAS and page + count <= self._last + 1):
-            raise PageDamaged(f"page {page} is named, and the file ends at page {self._last}")
+            raise PageDamaged(f"page {page} is referred to, and the file ends at page {self._last}")
         if any(self._seen[page : page + count]):
             raise PageDamaged(f"page {page} {what} has another use already")
         self._seen[page : page + count] = b"\1" * count
@@ -220,7 +220,7 @@ class _Walk:
         """Where the nodes of a page lie."""
         _, _, _, lower, upper = _PAGE.unpack_from(data)
         if not _PAGE.size <= lower <= upper <= self._size or lower % 2:
-            raise PageDamaged(f"page {page}: its head cannot be")
+            raise PageDamaged(f"page {page}: its header is impossible")
         places: tuple[int, ...] = struct.unpack_from(f"={(lower - _PAGE.size) // 2}H", data, _PAGE.size)
         if not places or min(places) < upper or max(places) + _NODE.size > self._size:
             raise PageDamaged(f"page {page}: a cell lies outside of it")
@@ -233,7 +233,7 @@ class _Walk:
         return int(low | high << 16 | top << 32)
 
     def _nodes(self, page: int, data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-        """Of each node of a leaf: flags, key, and the value, or of a long one the page and size."""
+        """Each node of a leaf: flags, key, and the value, or for a long one the page and size."""
         for place in self._places(page, data):
             low, high, flags, length = _NODE.unpack_from(data, place)
             at = place + _NODE.size + length

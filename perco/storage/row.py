@@ -199,7 +199,7 @@ def _query(view: View, prefix: bytes, query: ScanQuery) -> list[ScanCell]:
 
 
 def _seek(cursor: Cursor, key: bytes) -> bool:
-    """Go forward. Over damaged pages a search may land before where it began, and then again and again."""
+    """Move the cursor forward. Over damaged pages a search may land before its start, again and again."""
     more = cursor.set_range(key)
     if more and cursor.key() < key:
         raise Corruption(f"key {key.hex()}", "a search for it ends before it")

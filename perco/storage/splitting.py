@@ -1,12 +1,12 @@
-"""The rows of a tablet from a key on, copied into an environment of their own while the tablet is written to.
+"""Copies the rows of a tablet from a key on into an environment of their own, while the tablet is written to.
 
-The copy goes through the groups a page at a time, each page from a view of its own, and what the tablet commits
-meanwhile is noted and applied to the copy again, in order. However old a page was: what was written to its cells since
-has been noted, and comes after it. So the copy may lag, and never keeps pages of the tablet from being used again.
+The copy goes through the groups a page at a time, each page from a view of its own. Commits of the tablet are noted
+meanwhile, and applied to the copy again, in order: however old a page was, later writes to its cells come after it. So
+the copy may lag, and never keeps pages of the tablet from being reused.
 
-P6  A tablet that is compacted is copied whole in the same way, and the copy takes its place.
-P2  What is noted is noted on the writer's thread, before anybody is told of it. After the cut nothing is written there
-    any more: once all that was noted has been applied, the copy is what the tablet holds.
+P6  A tablet that is compacted is copied whole in the same way, and the copy replaces it.
+P2  The writer's thread notes a commit before it is answered. After the cut nothing is written there any more: when all
+    notes have been applied, the copy holds what the tablet holds.
 S2  The copy is on disk, whole, before anybody knows of it.
 """
 
@@ -34,12 +34,12 @@ _ROUNDS: Final = 200
 
 
 class Copying:
-    """A copy in the making. `note` on the writer's thread; all else on one thread at a time, not the loop's.
+    """An unfinished copy. Call `note` on the writer's thread, the rest on one thread at a time, not the loop's.
 
     Args:
         row, stop: the first row of the copy, and the first one after it (None: to the end).
-        path: of the copy's environment, which is there and empty.
-        whole: it takes the place of the source (P6), so it gets its marks too.
+        path: the empty folder of the copy's environment.
+        whole: the copy replaces the source (P6), so it gets its marks too.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Copying:
     # ------------------------------------------------------------ the writer's thread
 
     def note(self, mutations: Sequence[Mutation], verdicts: Sequence[Verdict]) -> None:
-        """What a batch has written."""
+        """Note the writes of a batch."""
         if self._failure is not None:
             return
         size = 0

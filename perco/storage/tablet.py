@@ -8,10 +8,9 @@ The batch closes at the loop's next turn, so that all tasks that were just woken
 needed. Where the loop has more to do than the disk, a batch closes as soon as it holds half of what is in flight: the
 disk works on one half of the transactions while the loop works on the other.
 
-P1  A tablet that is being split holds what is submitted for the rows that it is about to give away, from the cut until
-    whoever has them by then can be asked; other rows, and reads, do not wait.
-P6  What a tablet has open is replaced by a copy of it while all its writes are held, the writer stands still, and
-    nobody reads.
+P1  A tablet that is being split holds mutations of the rows that it is about to give away, from the cut until the
+    tablet that gets them can be asked; other rows, and reads, do not wait.
+P6  A tablet's open files are replaced by a copy while all its writes are held, the writer is idle, and nobody reads.
 S1, S4, S5, S6: see `cells.py` and `lmdb_engine.py`. T10: see `call.py`.
 """
 
@@ -54,16 +53,16 @@ from perco.storage.splitting import Copying, middle
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchOptions:
-    """How calls gather: mutations in a write transaction of their tablet, and, where a client gives them a window
-    (`batching.py`), reads, mutations, commits and claims in a call to it.
+    """How calls gather: mutations in a write transaction of their tablet; and, if a client has a window
+    (`batching.py`), reads, mutations, commits and claims in a call to the tablet.
 
     Attributes:
         mutations_max: mutations in one write transaction, and parts of one call; 1 switches batching off.
         bytes_max: bytes of file that one write transaction may take, and bytes of one call (a larger mutation still
             goes alone).
         window_s: how long a call waits for others to the same tablet, in seconds. 0: there is no window.
-        adaptive: a call waits only while an earlier one of its kind to that tablet is out; it goes when that is
-            answered, or when the window ends. False: every call waits for all of the window, as in the paper, and a
+        adaptive: a call waits only while an earlier one of its kind to that tablet is out; it leaves when that is
+            answered, or when the window ends. False: every call waits for the whole window, as in the paper, and a
             transaction takes longer by two windows or more.
     """
 
@@ -660,7 +659,7 @@ class LmdbTablet:
     # ------------------------------------------------------------ splitting
 
     def live_bytes(self) -> int:
-        """What its cells take of the file."""
+        """The bytes of the file that its cells take."""
         return self.engine.live_bytes()
 
     async def middle(self, stop: bytes | None) -> bytes | None:
@@ -690,7 +689,7 @@ class LmdbTablet:
         return copying.cells
 
     def copied(self) -> int:
-        """How many cells have been copied of the copy that is being made."""
+        """How many cells the unfinished copy has."""
         return self._splitting.cells if self._splitting is not None else 0
 
     async def cut(self, row: bytes) -> None:
@@ -745,8 +744,8 @@ class LmdbTablet:
             self.submit(mutation, call, index)
 
     async def replace(self, engine: LmdbEngine) -> LmdbEngine:
-        """P6: after a `cut` at its first row, so that nothing is being written: go on with the copy. Returns what was
-        open until now, which nobody looks at any more. Then `uncut`."""
+        """P6: switch to the copy, after a `cut` at the first row, so that nothing is being written. Returns the former
+        engine, which nobody looks at any more. Then `uncut`."""
         assert self._held is not None, "P6: a batch would be lost"
         assert self._cut_row == self.start
         replaced: list[LmdbEngine] = []
@@ -900,7 +899,7 @@ class LmdbTablet:
                 await self._join()
         self.engine.close()
 
-    # ------------------------------------------------------------ what is not the loop's: where a simulation steps in
+    # ------------------------------------------------------------ work on other threads: a simulation overrides these
 
     def _cpu_s(self) -> float:
         return time.thread_time()
@@ -912,7 +911,7 @@ class LmdbTablet:
         return await trio.to_thread.run_sync(act, *args)
 
     async def _join(self) -> None:
-        """End the writer's thread, which has nothing to do."""
+        """End the idle writer's thread."""
         assert self._thread is not None
         self._work.put(None)
         await self._beside(self._thread.join)
