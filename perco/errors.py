@@ -4,24 +4,24 @@
     ├── TransientError            nothing became visible: run the transaction again (`db.run` does)
     │   ├── WriteConflict         another transaction committed, or is committing, a cell that this one writes or locks
     │   ├── ReadConflict          ... a cell or range that this one, serializable, has read
-    │   ├── RolledBack            somebody took this transaction for dead and rolled it back
-    │   ├── TabletSplit           what was to be written together lies in two tablets by now (P3)
+    │   ├── RolledBack            another process took this transaction for dead and rolled it back
+    │   ├── TabletSplit           rows of one mutation lie in two tablets by now (P3)
     │   ├── CatalogueChanged      an observer was registered meanwhile (N10)
-    │   └── SessionEnded          the server took this client for gone, or has begun anew, and let go of what it held
+    │   └── SessionEnded          the server took this client for gone, or has restarted, and ended its session
     ├── CommitUnknown             it may have committed: ask `db.outcome(token)`, never simply run it again
     ├── SnapshotTooOld            the versions of that moment were collected, or never noted
-    │   └── OwnerChanged          another process has begun to write to the store since; take a new snapshot
+    │   └── OwnerChanged          another process has become the store's owner; take a new snapshot
     ├── StoreError                the store cannot do it now; data are safe, and nothing was done (but see WriteUnknown)
     │   ├── StoreFull             no space left
     │   ├── StoreLocked           another process owns the folder
     │   ├── FormatUnknown         not a perco folder, or one of another version
     │   ├── UnsuitableFolder      a file system that perco cannot trust, or no permission
-    │   ├── NeedsCheck            power went while writes were only in memory
+    │   ├── NeedsCheck            the machine restarted while writes were only in memory
     │   ├── WrongToken            the server does not know this client
     │   ├── VersionMismatch       the server speaks another version of the wire
-    │   ├── WriteUnknown          a step of the store's own was sent, and its reply was lost: it may have been done
-    │   └── Unavailable           the wait for it took longer than the caller allowed
-    │       └── NotIdle           ... for observers; says which still wait, and why
+    │   ├── WriteUnknown          one of the store's own writes lost its reply: it may have been done
+    │   └── Unavailable           no answer within the time that the caller allowed
+    │       └── NotIdle           ... observers still have work; says which, and why
     ├── UsageError                the caller's mistake
     │   ├── TransactionClosed     used after its end
     │   ├── ReadOnly              a write through something that only reads
@@ -32,7 +32,7 @@
     ├── Corruption                stored bytes break an invariant: stop and run `perco check`
     └── BackgroundFailure         a task of perco's own died; its cause is attached
 
-Each carries fields, and says in one sentence what to do.
+Each has fields, and says in one sentence what to do.
 """
 
 from __future__ import annotations
@@ -287,10 +287,10 @@ class VersionMismatch(StoreError):
 
 
 class WriteUnknown(StoreError):
-    """A step of the store's own was sent, and its reply was lost: it may have been done, or may yet be (T4). Where that
-    is the commit of a transaction, CommitUnknown is raised.
+    """One of the store's own writes was sent, and its reply was lost: it may have been done, or may yet be (T4). For
+    the commit of a transaction, CommitUnknown is raised instead.
 
-    Attributes: `what` it was, `reason` why there is no reply, `remedy`: what to do.
+    Attributes: `what` was written, `reason` why there is no reply, `remedy`: what to do.
     """
 
     def __init__(self, what: str, reason: str, remedy: str = "It is safe to do it again.") -> None:

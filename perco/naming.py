@@ -1,4 +1,4 @@
-"""Names: what MODULE:NAME names, as commands and jobs are told of it; and what a call is named to its caller."""
+"""Names: objects named by MODULE:NAME, as commands and jobs get them; and the names of calls in Python's messages."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def named(text: str, form: str, where: str) -> Any:
 
 
 def told_as(owner: str) -> Callable[[type[T]], type[T]]:
-    """Decorates a class that users know under another name: what Python says of a call that nobody has awaited names
-    that ("coroutine 'Database.vacuum' was never awaited").
+    """Decorates a class that users know under another name, so that Python's warnings use that name ("coroutine
+    'Database.vacuum' was never awaited").
     """
 
     def named(kind: type[T]) -> type[T]:

@@ -49,14 +49,14 @@ class Run(NamedTuple):
 
     Attributes:
         covers: the notify cells that it sees.
-        root, depth, path: of what it will cause (N9), the path without itself.
+        root, depth, path: of the changes that it will cause (N9), the path without itself.
         collapsed: changes beyond one.
-        pointer: up to where it has seen the cell already.
-        attempts: how many runs have failed for what it sees (N6).
-        cause: what its ack says of its own cause.
-        removes: what its commit removes: what it covers; then, below 0, the failed change (N6).
-        failed: that, (ts, value), or None.
-        raised: the newest of what it covers that has this root: of a signal, when it was raised.
+        pointer: the newest version of the cell that it has seen already.
+        attempts: how many runs have failed for these changes (N6).
+        cause: its own cause, for its ack.
+        removes: the notify cells that its commit removes: those that it covers; then, below 0, the failed change (N6).
+        failed: that change, (ts, value), or None.
+        raised: the newest covered timestamp that has this root; for a signal, when it was raised.
     """
 
     covers: tuple[int, ...]

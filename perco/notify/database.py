@@ -53,7 +53,7 @@ _WAITING = tuple(ScanQuery(group, None, 0, TS_MAX, _CELLS_PER_ROW) for group in 
 class Database(Observers):
     """An open store. Made by `perco.open`; use it inside that block only."""
 
-    _tells_s = math.inf  # how long may be spent, past a deadline, on asking what waits
+    _tells_s = math.inf  # how long to spend, past a deadline, on asking what waits
 
     def __init__(self, local: LocalStore, schema: Schema, options: Options) -> None:
         super().__init__(local, schema, options)
@@ -95,7 +95,7 @@ class Database(Observers):
             )
         for observer in self.schema.observers.values():
             needs: Callable[[Database], object] | None = getattr(observer.function, "perco_needs", None)
-            if needs is not None:  # a mistake of wiring is no attempt
+            if needs is not None:  # a configuration error does not count as an attempt
                 try:
                     needs(self)
                 except UsageError as error:
@@ -144,16 +144,16 @@ class Database(Observers):
             self._looked = None
 
     async def pending(self) -> int:
-        """How many changes, and pending signals (N5), wait for observers. `waiting` tells for whom.
+        """How many changes, and pending signals (N5), wait for observers. `waiting` tells for which.
 
-        Raises: of a client Unavailable.
+        Raises: Unavailable, in a client.
         """
         self.usable(writing=False)
         await trio.lowlevel.checkpoint()
         return self.pending_now()
 
     def pending_now(self) -> int:
-        """The same, of this process's tablets: how many notify cells stand, and pending signals."""
+        """`pending` of this process's tablets: how many notify cells and pending signals there are."""
         return self._entries(PENDING) + self._entries(NOTIFY)  # in this order: these become those
 
     def _entries(self, group: str) -> int:
@@ -182,14 +182,14 @@ class Database(Observers):
     async def is_idle(self) -> bool:
         """Whether nothing is left to observe, at this moment (N7). `wait_idle` waits for it.
 
-        Raises: ReadOnly for a folder that was opened with readonly=True; of a client Unavailable.
+        Raises: ReadOnly for a folder that was opened with readonly=True; Unavailable, in a client.
         """
         self._observed_here()
         await trio.lowlevel.checkpoint()
         return self.idle_now()
 
     def idle_now(self) -> bool:
-        """The same, as the store's owner sees it."""
+        """`is_idle`, as the store's owner sees it."""
         busy = (self._worker is not None and self._worker.busy) or (
             self.busy_elsewhere is not None and self.busy_elsewhere()
         )
@@ -428,7 +428,8 @@ class Database(Observers):
             self._check_run({id for id, count in (await self.waiting(readable=True)).items() if count}, running)
 
     def _check_run(self, waiting: Collection[str], running: Collection[str]) -> None:
-        """That somebody runs one of the observers that changes wait for. `running`: those of programs with a worker.
+        """Check that some program runs one of the observers that changes wait for. `running`: those of programs with a
+        worker.
 
         Raises: UsageError, SchemaMismatch.
         """

@@ -93,14 +93,14 @@ class Failures(Client):
     async def failed_count(self) -> int:
         """How many changes are on the failed list.
 
-        Raises: of a client Unavailable.
+        Raises: Unavailable, in a client.
         """
         self.usable(writing=False)
         await trio.lowlevel.checkpoint()
         return self.failed_now()
 
     def failed_now(self) -> int:
-        """The same, of this process's tablets."""
+        """`failed_count` of this process's tablets."""
         return sum(tablet.entries(FAILED_LIST) for tablet in self.local.store.tablets())
 
     async def failed(

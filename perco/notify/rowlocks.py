@@ -1,4 +1,4 @@
-"""Advisory row locks: who is running observers on which row.
+"""Advisory row locks: which task runs observers on which row.
 
 N8  A scanner takes a row's lock before it runs observers there, and jumps elsewhere when it meets a row that another
     scanner holds, of its own process or of another (`Elsewhere`). The locks save work and nothing else: correctness
@@ -37,8 +37,8 @@ class RowLocks:
         return len(self._held)
 
 
-# What has become of a row that was asked for: it was free, and not given; it is this process's; it is another's; it was
-# another's a moment ago, for the same change.
+# The result of claiming a row: it was free, and not given; this process has it; another has it; another had it a moment
+# ago, for the same change.
 FREE: Final = 0
 CLAIMED: Final = 1
 HELD: Final = 2
@@ -46,8 +46,8 @@ DONE: Final = 3
 
 
 class Dirty(NamedTuple):
-    """A row that waits for observers. `acks`: which; `newest`: when the newest change was committed that waits there;
-    `root`: the oldest cause of what does (N9)."""
+    """A row that waits for observers. `acks`: their ack columns; `newest`: the commit timestamp of the newest waiting
+    change; `root`: the oldest cause of the waiting changes (N9)."""
 
     row: bytes
     acks: list[int]
@@ -59,15 +59,15 @@ class Elsewhere(Protocol):
     """The same among processes that run observers on one store."""
 
     def waits(self, where: tuple[str, bytes], newest: int, now: float) -> float:
-        """Until when a row is left alone, of which `newest` is the newest change that waits: another process has been
-        there for that, and looks itself whether something is left to do; 0: it need not be left alone."""
+        """Until when to leave a row alone whose newest waiting change is `newest`: another process has been there for
+        that change, and looks again by itself; 0: there is no need to."""
         ...
 
     async def take(self, table: str, wanted: Sequence[Dirty], most: int, *, halts: bool) -> bytes:
-        """Claim up to so many rows of a table, in order; what has become of each.
+        """Claim rows of a table, in order, up to a number; returns the result for each.
 
         Args:
-            halts: once one has been claimed, no more are from the first one on that another process has.
+            halts: after a row has been claimed, stop claiming at the first one that another process has.
 
         Raises: Unavailable, SessionEnded.
         """
@@ -81,7 +81,7 @@ class Elsewhere(Protocol):
         ...
 
     def full(self) -> None:
-        """There is more to do than this process may run: another one is to look."""
+        """There is more to do than this process may run: another one shall look."""
         ...
 
     def sleeps(self) -> None:
@@ -89,5 +89,5 @@ class Elsewhere(Protocol):
         ...
 
     def works(self, ids: Iterable[str], runs: Iterable[str]) -> None:
-        """Which observers this process has, and which of them it may run."""
+        """Announce which observers this process has, and which of them it may run."""
         ...

@@ -32,7 +32,7 @@ from perco.txn.records import observer_of, unpack_cause
 log = logging.getLogger("perco.store")
 
 _AWAY_S = 1.0  # between two looks at a store that does not answer
-_INSTEAD_MAX = 16  # rows that are offered to be taken instead of those that others have
+_INSTEAD_MAX = 16  # rows that it also asks for, in case others have the first ones
 _FURTHER_DOWN = 0.25  # how often one goes on below a priority that has more to do
 _WAYS_GIVEN_MAX = 3  # how often in a row a lower priority gives way to a higher one
 
@@ -47,8 +47,8 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class ScannerCounters:
-    """`tours`, `teleports`, `claims`: rows handed over; `met`: how often another scanner was met; `refused`: how
-    often other processes were found to have all rows that it asked for."""
+    """`tours`, `teleports`; `claims`: rows handed to runners; `met`: how often it met another scanner; `refused`: how
+    often other processes had all rows that it asked for."""
 
     tours: int = 0
     teleports: int = 0
@@ -61,8 +61,8 @@ class _Walk:
     """A page of dirty rows.
 
     Attributes:
-        claims, before: how many the scanner had made when it came to this place, and when it had read this page.
-        taken: rows for which it has a slot, and the lock of this process, and which it has not claimed yet.
+        claims, before: how many claims the scanner had made when it came to this place, and when it had read this page.
+        taken: rows for which it has a slot and this process's lock, and which it has not claimed yet.
         stale_from: where to read on before the page's end.
     """
 
@@ -74,7 +74,7 @@ class _Walk:
         self.stale_from: bytes | None = None
 
     def is_stale(self, claims: int, most: int) -> bool:
-        """Whether so much has been run since the page was read that others may have been at its rows meanwhile."""
+        """Whether so many runs have ended since the page was read that others may have been at its rows meanwhile."""
         return claims - self.before >= most
 
 
@@ -210,7 +210,7 @@ class Scanner:
         return random_row(page.rows[0][0], last.rows[0][0], self._rng)
 
     def _free(self, table: str, page: ScanPage) -> list[ScanRow]:
-        """Those rows of a page that nobody has, as far as is known."""
+        """The rows of a page that nobody has, as far as is known."""
         elsewhere, held, now = self.worker.elsewhere, self.worker.rows, trio.current_time()
         if elsewhere is None:
             return page.rows
@@ -242,7 +242,7 @@ class Scanner:
                 if await self._walk_page(nursery, walk):
                     return True
             finally:
-                for dirty in walk.taken:  # not claimed: it teleports, or is cancelled
+                for dirty in walk.taken:  # not claimed: the scanner teleports, or is cancelled
                     self._let_go(walk.table, dirty.row)
             start = page.next if walk.stale_from is None else walk.stale_from
         return False
@@ -273,7 +273,7 @@ class Scanner:
                 if walk.is_stale(self.counters.claims, self._most) and worker.elsewhere is not None:
                     walk.stale_from = row
                     return False
-                worker.pass_on()  # whoever still may run something looks for what this one cannot
+                worker.pass_on()  # another process may be able to run what this one cannot
                 await self._slots.acquire()
                 if self._gives_way():
                     self._slots.release()
@@ -292,7 +292,7 @@ class Scanner:
         return await self._claim(nursery, walk, len(walk.rows))
 
     async def _claim(self, nursery: trio.Nursery, walk: _Walk, at: int) -> bool:
-        """Claim the rows that have been taken here among all processes, and have them run. Whether it teleports from a
+        """Claim the taken rows among all processes, and have them run. Returns whether the scanner teleports, from a
         row that another process has. `at`: which row of the page comes next."""
         elsewhere = self.worker.elsewhere
         if elsewhere is not None:
@@ -303,8 +303,8 @@ class Scanner:
         return False
 
     async def _claim_elsewhere(self, elsewhere: Elsewhere, nursery: trio.Nursery, walk: _Walk, at: int) -> bool:
-        """What others have it passes by, once: it offers to take later rows instead, so that what it asks for is rarely
-        refused altogether. Then it teleports."""
+        """It passes by rows of others once: it asks for later rows as well, so that a claim rarely fails altogether.
+        Then it teleports."""
         worker, table = self.worker, walk.table
         while walk.taken:
             instead = await self._instead(walk, at)
@@ -336,9 +336,9 @@ class Scanner:
         return False
 
     async def _instead(self, walk: _Walk, at: int) -> list[Dirty]:
-        """Further rows of the page that it would take, if others have the ones that it came to."""
+        """Further rows of the page to ask for, in case others have the first ones."""
         found: list[Dirty] = []
-        most = _INSTEAD_MAX  # where it goes on, it mostly has its way
+        most = _INSTEAD_MAX  # further on in a page, claims mostly succeed
         for row, cells in walk.rows[at : at + most]:
             if self.worker.rows.holder(walk.table, row) is None and not self._is_elsewhere(walk.table, row, cells):
                 acks = await self._wanted(walk.table, row, cells)
@@ -359,16 +359,16 @@ class Scanner:
             nursery.start_soon(self._serve)
 
     def _takes(self, table: str, row: bytes) -> bool:
-        """Whether no other scanner of this process has the row, and this one does now."""
+        """Lock the row in this process. Returns False if another scanner has it."""
         return not self.worker.options.row_locks or self.worker.rows.take(table, row, self.number)
 
     def _let_go(self, table: str, row: bytes) -> None:
-        """Of a row that it took here, and does not run."""
+        """Release a row that it took here, and does not run."""
         self._unlock(table, row)
         self._slots.release()
 
     def _unlock(self, table: str, row: bytes) -> None:
-        """The same, but for the slot."""
+        """Release the row, but keep the slot."""
         if self.worker.options.row_locks:
             self.worker.rows.release(table, row)
             if self.worker.elsewhere is not None:
@@ -385,7 +385,7 @@ class Scanner:
         return bool(until)
 
     def _jumps(self, walk: _Walk) -> bool:
-        """Having met another one: whether it teleports."""
+        """Whether it teleports, after it has met another scanner."""
         return self.worker.options.teleport and self.counters.claims > walk.claims
 
     async def _wanted(self, table: str, row: bytes, cells: list[ScanCell]) -> list[int]:
@@ -473,7 +473,7 @@ class Scanner:
 
 
 def _newest(cells: list[ScanCell]) -> int:
-    """When the newest change was committed that waits there."""
+    """The commit timestamp of the newest change that waits there."""
     return max(ts for _, ts, _ in cells)
 
 

@@ -1,11 +1,11 @@
-"""What a row's values came from, and all that followed from the same cause, as a tree. Reads only.
+"""Traces what a row's values came from, and what followed from the same cause, as a tree. Reads only.
 
-N9  The ack of a run says what it was caused by, and so does the record that a run for a signal leaves (N5). One pass
-    over the write records of a store finds a chain's runs, and what each has written: the cells with its commit
-    timestamp. Which chain is meant is known only at the end of the pass, so the pass keeps what it reads: whole pages
-    up to a bound, of the rest their timestamps (12 bytes for each record, 28 for each ack), and of those pages it reads
-    again the few that belong to the tree. The store keeps nothing for this. What has been collected, or has been
-    written again since, is missing: then a run is shown with the observers that it came through.
+N9  The ack of a run records its cause, and so does the record that a run for a signal leaves (N5). One pass over the
+    write records of a store finds a chain's runs, and the writes of each: the cells with its commit timestamp. The
+    chain is known only at the end of the pass, so the pass keeps what it reads: whole pages up to a bound, and of the
+    rest the timestamps (12 bytes for each record, 28 for each ack); of those pages it reads the few again that belong
+    to the tree. The store keeps nothing for this. Cells that have been collected, or written again since, are missing:
+    then a run is shown with the observers that it came through.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class Traced:
 
     Attributes:
         commit_ts: of the transaction.
-        observer: whose run it was; None: it came from outside.
+        observer: its observer; None: the transaction came from outside.
         on: the cell that it observed, or the signal that it ran for; None from outside.
         depth, attempts: of a run.
-        through: the observers between what it hangs below here and itself, where these have left no trace.
-        writes: the cells that have its timestamp, up to now.
-        runs: what followed.
-        asked: it wrote the row that was asked for.
+        through: the observers between its parent here and itself that have left no trace.
+        writes: the cells that still have its timestamp.
+        runs: the runs that followed.
+        asked: it wrote the row that is being traced.
         signal: `on` is a signal.
-        unsure: nobody's run as far as is known; but it is so old that, had it been one for a signal, the record of that
-            may have been collected (G4).
+        unsure: no run, as far as is known; but so old that the record of a run for a signal may have been collected
+            (G4).
     """
 
     commit_ts: int
@@ -122,12 +122,12 @@ class _Index:
         self.pages.append(_Page(table, start, page.next, rows))
 
     def roots(self, stamps: set[int]) -> set[int]:
-        """What the transactions at these timestamps were caused by; themselves, if they are nobody's runs."""
+        """The causes of the transactions at these timestamps; of transactions from outside, themselves."""
         roots = {ts: root for ts, root in zip(self._runs, self._roots, strict=True) if ts in stamps}
         return {roots.get(ts, ts) for ts in stamps}
 
     def runs(self, roots: set[int]) -> set[int]:
-        """When the runs committed that had one of these roots, at most RUNS_MAX."""
+        """The commit timestamps of the runs that had one of these roots, at most RUNS_MAX."""
         found = (ts for ts, root in zip(self._runs, self._roots, strict=True) if root in roots)
         return set(islice(found, RUNS_MAX))
 
@@ -173,7 +173,7 @@ class _Tracing:
         return trees
 
     async def _cut(self) -> int:
-        """Up to when the records of runs for signals may have been collected; 0: there are none."""
+        """The timestamp below which records of runs for signals may have been collected; 0: there are none."""
         observed = {(entry.table, entry.column) for entry in self._client.catalogue.observers.values()}
         tables = self._client.catalogue.tables
         signalled = {table for table, column in observed if tables[table].columns[column].is_signal}
@@ -181,7 +181,7 @@ class _Tracing:
         return max((cuts.get(table, 0) for table in signalled), default=0)
 
     async def _newest(self) -> set[int]:
-        """When the newest value of each column was committed, of the row that was asked for."""
+        """The commit timestamp of the newest value of each column in the traced row."""
         found: dict[int, int] = {}
         start: bytes | None = self._row
         while start is not None:

@@ -2,13 +2,14 @@
 
 N2  The mutation that commits the ack removes the notify cells that the run saw.
 N3  At most one run commits per change: the ack is read and written by the run's own transaction.
-N5  A run for a signal has no ack that decides: what it has seen goes with what it writes, and a record of its cause
-    stays. If it writes nothing, what it has seen goes afterwards, and nothing stays.
+N5  A run for a signal has no ack that decides: its commit removes the notify cells that it saw, and leaves a record of
+    its cause. If it writes nothing, they are removed afterwards, and no record is left.
 N6  A failing observer keeps its notification, waits longer each time, and has a bounded share of the worker. So does
-    one that meets a cell which cannot be read. What its own function fails for so often is given up (`txn/failed.py`).
+    one that meets an unreadable cell. A change for which its own function fails too often is given up
+    (`txn/failed.py`).
 N9  A chain of observers that is longer than it may be is given up.
 N10 Notify cells of observers that this program does not have, or has in a lower version than the store's, are left
-    alone. A run is of the catalogue that it was begun under: if a higher version was registered before its commit
+    alone. A run belongs to the catalogue that it was begun under: if a higher version was registered before its commit
     timestamp was drawn, it aborts, and is not run again here.
 """
 
@@ -227,7 +228,7 @@ class Worker:
         self.wake_up()
 
     def works(self) -> tuple[list[str], list[str]]:
-        """Ids of the observers that it has, and of those that it may run."""
+        """Ids of the observers that this worker has, and of those that it may run."""
         return [observer.id for observer in self._declared.values()], [o.id for o in self.observers.values()]
 
     async def sleep(self, until: float | None) -> None:

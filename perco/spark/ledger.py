@@ -1,24 +1,24 @@
 """Which inputs of a job have taken effect: a row for each, written in the transaction of the input itself.
 
-Spark runs a task again when its Python worker has died, and runs it twice at a time when it is slow. What decides is
-the store: an input's transaction reads the input's row in the ledger, and writes it. Of two that do so at once one
-meets the other (T1, snapshot isolation's first committer) and, run again, finds that the input has been taken.
+Spark runs a task again when its Python worker has died, and runs it twice at a time when it is slow. The store decides:
+an input's transaction reads the input's row in the ledger, and writes it. If two do so at once, one conflicts (T1,
+snapshot isolation's first committer), runs again, and finds that the input has been taken.
 
     row JOB                name, run    the job, while it is open
     row JOB + input key    run          an input that has taken effect, in that run of the job
 
-Two tablets in one transaction cost two rounds of syncs, and most loaders write to one. Where an input's key is that of
-a row which the loader writes, its mark can lie *beside* what is written: in a hidden column of that row, next to those
-of other jobs. Then the mark goes with the row: one cell more, in the same step.
+Two tablets in one transaction cost two rounds of syncs, and most loaders write to one. If an input's key is that of a
+row which the loader writes, its mark can lie *beside* its cells: in a hidden column of that row, next to the marks of
+other jobs. Then the mark costs one more cell, in the same step.
 
     row KEY                _taken       the runs of jobs that have taken the input of this key
 
 A job that is acknowledged is closed first, and its inputs are removed after that. A task that has outlived its job and
-began before sees its input's mark, or meets its removal; one that begins later finds no job. A job that is opened again
-under the same name is another *run*: a task of the former one finds it closed, and rows of the former one say nothing.
+began before sees its input's mark, or conflicts with its removal; one that begins later finds no job. A job that is
+opened again under the same name is another *run*: a task of the former run finds it closed, and its marks do not count.
 
-Micro-batches of a stream are numbered, and Spark runs the last one again when it does not know whether it has ended.
-So a job may have a *batch*: the run that is open is that of this batch, and when none is open, it has taken effect.
+Micro-batches of a stream are numbered, and Spark runs the last one again if it does not know whether it has ended.
+So a job may have a *batch*: an open run is that of this batch; if none is open, the batch has taken effect.
 """
 
 from __future__ import annotations
@@ -215,10 +215,10 @@ async def begin(db: perco.Database, job: str, beside: str = "") -> Ledger:
 
 
 async def begin_batch(db: perco.Database, job: str, batch: int) -> Ledger | None:
-    """Open a job for a batch, or go on with it; None: this batch has taken effect. Its marks lie in the ledger: to
-    forget those that lie beside rows takes a scan of the whole table, and batches are many and small.
+    """Open a job for a batch, or continue it; None: this batch has taken effect. Its marks lie in the ledger, because
+    forgetting marks beside rows takes a scan of the whole table, and batches are many and small.
 
-    Raises: UsageError where a later one has.
+    Raises: UsageError if a later batch has been written.
     """
     row = row_of(job)
     async with db.snapshot() as snap:
@@ -230,7 +230,7 @@ async def begin_batch(db: perco.Database, job: str, batch: int) -> Ledger | None
 
 
 async def end_batch(db: perco.Database, job: str, batch: int) -> None:
-    """A batch has taken effect: forget its inputs, and not that it has."""
+    """A batch has taken effect: forget its inputs, but not its number."""
     async with db.snapshot() as snap:
         found = await snap.row(LEDGER, row_of(job), columns=[RUN, BATCH])
     if found[BATCH] == batch:
@@ -260,7 +260,7 @@ async def _begin(db: perco.Database, job: str, beside: str, batch: int | None) -
             )
         elif batch > last:
             if await txn.get(RUN, row) is not None:
-                raise UsageError(f"two streams write under job {job!r}: each wants a name of its own")
+                raise UsageError(f"two streams write under job {job!r}: each needs a name of its own")
             txn.set(BATCH, row, batch)
         elif await txn.get(RUN, row) is None:
             return None
@@ -285,7 +285,7 @@ async def acknowledge(db: perco.Database, job: str) -> int:
 
 
 async def _end(db: perco.Database, job: str, *, only: bytes | None = None) -> int:
-    """The same; `only`: where this run is open, or has been closed, and the number of its batch stays."""
+    """End a job; `only`: if this run is open, or has been closed, keeping the number of its batch."""
     row = row_of(job)
 
     async def close(txn: perco.Transaction) -> tuple[bytes | None, str]:

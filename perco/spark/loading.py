@@ -27,7 +27,7 @@ from perco.spark.store import WHERE, Store, in_task, serve
 from perco.tuning import collecting_less
 from perco.txn.codecs import TupleCodec, codec_named
 
-_SHARED: Final = 5  # keys that are told of as not unique
+_SHARED: Final = 5  # keys that an error names as not unique
 _COLUMNS: Final = (
     "partition int, attempt int, committed bigint, skipped bigint, failed bigint, stopped boolean, seconds double, "
     "failures array<struct<row: string, reason: string>>"
@@ -85,9 +85,9 @@ class LoadFailed(PercoError):
 
 
 class KeyNotUnique(PercoError):
-    """Several rows of one load have the same key, so only one of them has been loaded. What was loaded stays.
+    """Several rows of one load have the same key, so only one of them has been loaded. Loaded rows stay.
 
-    Attributes: `loaded`, what was done; `keys`, some of the keys, as text, and how many rows have each.
+    Attributes: `loaded`, the result of the load; `keys`, some of the keys, as text, with their numbers of rows.
     """
 
     def __init__(self, loaded: Loaded, keys: dict[str, int]) -> None:
@@ -120,26 +120,27 @@ def load(
 
         perco.spark.load(spark.read.parquet("pages/"), "store/", loader, schema=app.schema, key="url", beside=app.pages)
 
-    Each input takes effect exactly once, though tasks are run again, or twice at a time, or die after a commit. A
-    ledger in the store tells which have; it is kept until the job is acknowledged, so whoever calls this again with the
-    same `job` loads only what is missing.
+    Each input takes effect exactly once, even if tasks run again, run twice at a time, or die after a commit. A ledger
+    in the store tells which inputs have; it is kept until the job is acknowledged, so another call with the same `job`
+    loads only the missing ones.
 
     Args:
         rows: its partitions are loaded side by side, one for each core of the executors.
         store: a folder, which is served to the executors meanwhile (`serve`); or an address, or a `Store`.
-        loader: an `async def` function, or "module:name" of one. It may read and write as any transaction does, runs
-            again where it meets others, and has no effects but in the transaction.
-        schema: what the store is to have; by default what it has. The tables that `loader` uses have to be in it.
-        key: what an input is known by: a column's name, or a function of the row that gives a str, bytes, number or a
+        loader: an `async def` function, or "module:name" of one. It reads and writes like any transaction, runs again
+            on a conflict, and must have no effects outside the transaction.
+        schema: the schema to open the store with; by default the store's own. It must have the tables that `loader`
+            uses.
+        key: identifies an input: a column's name, or a function of the row that returns a str, bytes, number or a
             tuple of such. Each row needs a key of its own. By default it is the whole row, and each of several equal
             rows counts: that moves rows between partitions, so that equal ones meet.
         beside: a table in which the input's key is that of a row that `loader` writes. Then the ledger's mark lies in
             that row, which costs one cell; else it costs another tablet in each transaction.
-        job: by which it is known when it is run again. Without one it is acknowledged when it has ended.
+        job: the load's name when it is run again. Without one it is acknowledged when it has ended.
         concurrency: transactions in flight in each partition, in place of `options.concurrency`.
 
-    Raises: LoadFailed with more than `options.failures_max` failures; KeyNotUnique; UsageError; what ends a task for
-    good comes as Spark's error; and what `perco.open` raises.
+    Raises: LoadFailed with more than `options.failures_max` failures; KeyNotUnique; UsageError; Spark's error if a task
+    fails for good; and the errors of `perco.open`.
     """
     options = LoadOptions() if options is None else options
     if not isinstance(options, LoadOptions):
@@ -159,7 +160,7 @@ def load(
     unnamed = job is None
     if unnamed and spark.sparkContext.getLocalProperty(QUERY) is not None:
         raise UsageError(
-            "these rows are a micro-batch of a stream, which Spark loads again after a failure: give "
+            "these rows are a micro-batch of a stream, which Spark repeats after a failure: give "
             "job=f'NAME {batch_id}', and acknowledge the one before it"
         )
     job = job if job is not None else f"unnamed {secrets.token_hex(8)}"
@@ -178,8 +179,8 @@ def load(
         loaded = Loaded(job, results, spark)
         if loaded.failed > options.failures_max:
             raise LoadFailed(loaded)
-        # Nothing was skipped: then each row has written a mark of its own. Else either this task, or this job, had
-        # come to a row before, or another row has its key; a mark does not tell which.
+        # If no row was skipped, each has written a mark of its own. A skipped row was loaded before, by this task or
+        # this job, or shares its key with another row; a mark does not tell which.
         if key is not None and loaded.skipped and (shared := _shared(rdd, keys.valued(key), beside)):
             raise KeyNotUnique(loaded, shared)
         if unnamed:
@@ -230,7 +231,7 @@ def _with_ledger(schema: perco.Schema | None, beside: perco.Table[Any] | None) -
 
 
 def _shared(rows: RDD[Any], key: Callable[[Any], Any], beside: perco.Table[Any] | None) -> dict[str, int]:
-    """Keys that several rows have, as text, and how many do: a few of them, if there are any."""
+    """Some keys that several rows share, as text, with the number of rows."""
     counted = rows.mapPartitions(functools.partial(_keyed, key, beside)).reduceByKey(_together)
     return dict(counted.mapPartitions(_several).collect()[:_SHARED])
 
@@ -297,7 +298,7 @@ def _task(
 def _keyed(
     key: Callable[[Any], Any], beside: perco.Table[Any] | None, rows: Iterable[Any]
 ) -> Iterator[tuple[bytes, tuple[str, int]]]:
-    """The key of each row, as its mark has it, with the key as text and 1. Rows without one have failed already."""
+    """The key of each row, as in its mark, with the key as text and 1. Rows without a key have failed already."""
     for row in rows:
         with contextlib.suppress(PercoError, TypeError, ValueError):
             value = key(row)
@@ -310,7 +311,7 @@ def _together(one: tuple[str, int], other: tuple[str, int]) -> tuple[str, int]:
 
 
 def _several(counted: Iterable[tuple[bytes, tuple[str, int]]]) -> Iterator[tuple[str, int]]:
-    """Keys that more than one row has; a few of them."""
+    """Some of the keys that more than one row has."""
     return itertools.islice(((key, rows) for _, (key, rows) in counted if rows > 1), _SHARED)
 
 

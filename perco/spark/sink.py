@@ -1,12 +1,12 @@
 """`df.write.format("perco")`: cells of a data frame, some rows to a transaction.
 
-`append` sets the cells that the frame has values for; `overwrite` also deletes those for which it has null. Cells that
-the frame does not have, and rows, stay in both: nothing is truncated.
+`append` sets the cells that the frame has values for; `overwrite` also deletes those for which it has null. Both keep
+rows and cells that the frame does not have: nothing is truncated.
 
-A row takes effect once, though Spark runs a task again or twice at a time: a mark of the ledger lies beside its cells.
-Else a task that is run again could put a value back that somebody has changed since. Of two rows of one key one takes
-effect. For the same reason a micro-batch of a stream takes effect once, though Spark writes it again where it does not
-know whether it had been written: the ledger has the number of the last that was.
+A row takes effect once, even if Spark runs a task again or twice at a time, because a mark of the ledger lies beside
+its cells. Else a repeated task could put back a value that has been changed since. Of two rows with the same key one
+takes effect. For the same reason a micro-batch of a stream takes effect once, even if Spark writes it again: the ledger
+has the number of the last one that was written.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WIDER: Final[dict[type[DataType], DataType]] = {  # what is stored as something
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task has written: rows, and those that had been before; of which job."""
+    """A task's result: rows written, rows that had been written before, and the job."""
 
     rows: int
     skipped: int
@@ -56,15 +56,15 @@ class Written(WriterCommitMessage):
 
 
 class Sink:
-    """Where the rows of a frame go. A plain value, which is sent to the tasks."""
+    """The destination of a frame's rows. A plain value, which is sent to the tasks."""
 
     def __init__(self, store: Store, table: str, key: str, schema: StructType, *, overwrite: bool) -> None:
         self.store, self.table, self._key, self._overwrite = store, table, key, overwrite
         self._names = schema.fieldNames()
 
     async def declare(self, schema: StructType) -> None:
-        """Raises: SchemaMismatch, UsageError where the frame does not fit; what `perco.open` raises."""
-        async with self.store.joining() as db:  # it is served, and what is to be written can be
+        """Raises: SchemaMismatch, UsageError if the frame does not fit; the errors of `perco.open`."""
+        async with self.store.joining() as db:  # the store is served, and the columns exist
             table = _table(db, self.table)
             _must_fit(table, self._key, schema)
             ledgers.taken_in(table)
@@ -72,7 +72,7 @@ class Sink:
             pass
 
     async def write(self, db: perco.Database, ledger: Ledger | None, batches: Iterator[pa.RecordBatch]) -> Written:
-        """What a task does; no ledger: all of it has been written."""
+        """A task's work; no ledger: everything has been written already."""
         if ledger is None:
             return Written(0, await trio.to_thread.run_sync(_counted, batches))
         written = Written(0, 0, ledger.job)
@@ -127,7 +127,7 @@ def _counted(batches: Iterator[pa.RecordBatch]) -> int:
 class PercoWriter(DataSourceArrowWriter):
     """Writes a frame. Made where the driver plans, and sent to the tasks.
 
-    Args: `job`, `batch`: of a micro-batch that may come again; "", 0: of a write that Spark makes once.
+    Args: `job`, `batch`: of a micro-batch that may be repeated; "", 0: for a write that Spark makes once.
     """
 
     def __init__(self, sink: Sink, schema: StructType, job: str = "", batch: int = 0) -> None:
@@ -158,7 +158,7 @@ class PercoWriter(DataSourceArrowWriter):
         trio.run(self._end)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        if not self._named:  # else it comes again, and finds what has been written
+        if not self._named:  # a named one may be repeated, and then finds its marks
             trio.run(self._end)
 
     async def _end(self) -> None:
@@ -172,7 +172,7 @@ class PercoWriter(DataSourceArrowWriter):
 class PercoStreamWriter(DataSourceStreamArrowWriter):
     """Writes a stream, each of its micro-batches once. Spark makes one for each batch, and another to commit it.
 
-    A stream is known by its query's id, which is in its checkpoint: tasks are told of it, and of the batch's number.
+    A stream is identified by its query's id, which is in its checkpoint. Spark tells tasks the id and the batch number.
     """
 
     def __init__(self, sink: Sink, schema: StructType) -> None:
@@ -202,11 +202,11 @@ class PercoStreamWriter(DataSourceStreamArrowWriter):
                 await ledgers.end_batch(db, job, batch)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Its marks stay: the batch comes again, and finds what has been written."""
+        """Keep the marks: the batch is repeated, and finds them."""
 
 
 def micro_batch() -> tuple[str, int] | None:
-    """The query and the number of the micro-batch that this task is a part of; None: of none."""
+    """The query and the number of this task's micro-batch; None: it has none."""
     context = TaskContext.get()
     if context is None:
         return None

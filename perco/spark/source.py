@@ -44,10 +44,10 @@ _LEASE_S: Final = 600.0
 _BATCH_ROWS: Final = 4096
 _BATCH_BYTES: Final = 4 << 20
 _OF_SPARK: Final = ("checkpointlocation", "queryname")  # options of a stream that Spark reads itself
-_REFUSES: Final = "_refuses_perco"  # a class of Spark's that was told so
+_REFUSES: Final = "_refuses_perco"  # marks a class of Spark's that has been patched
 _NO_STREAM: Final = (
-    "format('perco') is no stream to read: read a frame with spark.read.format('perco'), or run what is to happen at "
-    "each change as an observer (perco.spark.drain)"
+    "format('perco') cannot be read as a stream: read a frame with spark.read.format('perco'), or act on each change "
+    "in an observer (perco.spark.drain)"
 )
 
 
@@ -60,9 +60,9 @@ def register(
     """Make `format("perco")` known to a session.
 
     Args:
-        store: where rows are if no `url` is given, and with whose token: it travels in the closures of jobs, and is
-            in no plan. A folder that a process of this machine has open will do where executors are on this machine.
-        lease_s: for how long the snapshot of a read is held after the last of its tasks has renewed it, in seconds.
+        store: the default store of frames without a `url`. Its token travels in the closures of jobs, and is in no
+            plan. If executors are on this machine, a folder that a process of this machine has open will do.
+        lease_s: how long the snapshot of a read is held after the last of its tasks has renewed it, in seconds.
     """
     must_be_number("lease_s", lease_s)
     if not 0 < lease_s < float("inf"):
@@ -80,8 +80,8 @@ def register(
 
 
 def _refuse_streams(reader: Any) -> None:
-    """Have `readStream.format("perco")` raise. Spark asks a source written in Python whether it can be read as a stream
-    when the query has started, in a thread of its own: there `PercoSource.streamReader` says the same."""
+    """Make `readStream.format("perco")` raise. Spark asks a Python source whether it can be read as a stream only when
+    the query has started, in a thread of its own: there `PercoSource.streamReader` says the same."""
     if hasattr(reader, _REFUSES):
         return
     chosen = reader.format
@@ -139,7 +139,7 @@ def _number(name: str, text: str | None, least: int = 1) -> int | None:
     if text is None:
         return None
     if not text.isdecimal() or int(text) < least:
-        raise UsageError(f"{name}={text!r}: it is a whole number from {least} on")
+        raise UsageError(f"{name}={text!r}: it must be a whole number of at least {least}")
     return int(text)
 
 

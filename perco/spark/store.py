@@ -79,16 +79,16 @@ class Store:
 
 @asynccontextmanager
 async def in_task(store: Store, opening: AbstractAsyncContextManager[perco.Database]) -> AsyncIterator[perco.Database]:
-    """What a task has open of a store. Raises: Unavailable, with what to do where this machine does not reach it; what
-    `opening` does."""
+    """A store, opened in a task. Raises: Unavailable, with a remedy if this machine does not reach it; the errors of
+    `opening`."""
     async with AsyncExitStack() as stack:
         try:
             db = await stack.enter_async_context(opening)
         except Unavailable as error:
             raise Unavailable(
-                f"the executor on {socket.gethostname()} does not reach the store at {store.url}, where the driver has "
-                "it served: name the driver's machine by an address that executors reach, with serve(host=...) or "
-                f"spark.driver.host, and let its port through ({error.what})"
+                f"the executor on {socket.gethostname()} does not reach the store at {store.url}, where the driver "
+                "serves it: give an address of the driver's machine that executors can reach, with serve(host=...) or "
+                f"spark.driver.host, and open its port in the firewall ({error.what})"
             ) from error
         yield db
 

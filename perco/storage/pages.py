@@ -142,9 +142,7 @@ class _Walk:
                 yield
         self.found.trees[name] = sum(counts)
         if (branches, leaves, overflows, entries) != (*counts, cells):
-            raise PageDamaged(
-                f"group {name!r} has {cells} cells in {sum(counts)} pages, and is noted to have {entries}"
-            )
+            raise PageDamaged(f"group {name!r} has {cells} cells in {sum(counts)} pages, and its head says {entries}")
 
     def free(self, packed: bytes) -> Iterator[None]:
         """The list of free pages: under each transaction's number the pages that it freed."""

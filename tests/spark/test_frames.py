@@ -372,11 +372,11 @@ def test_a_table_is_no_stream_to_read_and_who_asks_is_told_at_once(
     spark: SparkSession, store: perco.spark.Store, lines: Path
 ) -> None:
     perco.spark.register(spark, store)  # again is harmless
-    with pytest.raises(UsageError, match=r"no stream to read: read a frame with spark\.read"):
+    with pytest.raises(UsageError, match=r"cannot be read as a stream: read a frame with spark\.read"):
         spark.readStream.format("perco").option("table", "pages").load()
-    with pytest.raises(UsageError, match="no stream to read"):
+    with pytest.raises(UsageError, match="cannot be read as a stream"):
         spark.readStream.load(format="Perco", schema="key string", table="pages")
-    with pytest.raises(UsageError, match="no stream to read"):
+    with pytest.raises(UsageError, match="cannot be read as a stream"):
         PercoSource({"table": "pages"}).streamReader(spark.range(1).schema)
     drop(lines, "1", z="other sources are read")
     run(streamed_from(spark, lines).format("noop"))
@@ -403,7 +403,7 @@ async def _ledger(txn: perco.Transaction) -> int:
         ({"table": "nope"}, "there is no table 'nope'; there are: counts, pages"),
         ({"table": "pages", "columns": "nope"}, "no column of table 'pages' named 'nope'"),
         ({"table": "pages", "tabel": "x"}, "has no option 'tabel'"),
-        ({"table": "pages", "ts": "x"}, "ts='x': it is a whole number"),
+        ({"table": "pages", "ts": "x"}, "ts='x': it must be a whole number"),
         ({"table": "pages", "ts": "1", "at": "2026-01-01"}, "either ts or at"),
         ({"table": "pages", "at": "x"}, "write a time as in"),
         ({"table": "pages", "ts": "99999999"}, "there is no snapshot at 99999999"),
