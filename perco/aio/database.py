@@ -117,7 +117,7 @@ class Database:
         `perco.Database.run`. The function runs in the calling task, and may await whatever asyncio can.
         """
         running = Retrying(self._port, self._of, *self._default).run(function, *args, **kwargs)
-        running.__qualname__ = "Database.run"  # type: ignore[attr-defined]  # what Python says if nobody awaits it
+        running.__qualname__ = "Database.run"  # type: ignore[attr-defined]  # for Python's "never awaited" warning
         return running
 
     def attempts(self) -> Attempts:

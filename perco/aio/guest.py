@@ -39,7 +39,7 @@ def awaiting(
     @functools.wraps(method)
     def ask(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         asked: Coroutine[Any, Any, T] = self._ask(call, args, kwargs)
-        asked.__qualname__ = name  # type: ignore[attr-defined]  # what Python says if nobody awaits it
+        asked.__qualname__ = name  # type: ignore[attr-defined]  # for Python's "never awaited" warning
         return asked
 
     return ask

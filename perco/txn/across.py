@@ -85,7 +85,7 @@ class Across:
         query: Query = (group, cell.column, ts, ts, 1)
         try:
             [[cells]] = await self._store.read([(cell.table, cell.row, [query])])
-        except Corruption:  # nobody can tell; that it cannot be read is reported where its tablet is
+        except Corruption:  # nobody can tell; the check of its tablet reports the damage
             return False
         return bool(cells)
 

@@ -52,9 +52,9 @@ class RetryOptions:
 
 
 def late(retry: RetryOptions, met: list[TransientError], txn: Transaction | None) -> Unavailable | CommitUnknown:
-    """The time for all attempts is up; its cause is what the last one met. `txn`: of the last attempt."""
+    """The error when the time for all attempts is up, caused by the last conflict. `txn`: of the last attempt."""
     what = f"the transaction did not get through within {retry.timeout_s} s"
-    if txn is not None and txn.outcome == "unknown":  # T4: its function went on all the same
+    if txn is not None and txn.outcome == "unknown":  # T4: its function continued all the same
         return CommitUnknown(txn.token, what)
     commit_ts = txn.commit_ts if txn is not None else 0
     if met and not commit_ts:
@@ -86,7 +86,7 @@ class Attempts:
         scoped: bool = True,
     ) -> None:
         self._function = function  # by whose past it is read ahead
-        self._scoped = scoped  # each attempt begins and ends in one task, in which its deadline can be held
+        self._scoped = scoped  # each attempt begins and ends in one task, so a cancel scope can hold its deadline
         self._owed = False  # the last attempt met another transaction, and nobody has asked for the next one
         self._client, self._retry = client, retry
         self._isolation: Isolation = "serializable" if serializable else "snapshot"

@@ -65,8 +65,8 @@ class Background:
         return scope.cancel
 
     async def apart(self, action: Callable[[], Awaitable[T]], name: str) -> T:
-        """Run something in a task of the store's own and return what it does. Whoever waits may be cancelled, or
-        interrupted, at any moment; the action is cancelled then, and waited for. Raises: what the action does."""
+        """Run an action in a task of the store's own, and return its result. If the caller is cancelled, or
+        interrupted, the action is cancelled, and waited for. Raises: the action's errors."""
         done = trio.Event()
         made: list[T] = []
         failed: list[PercoError] = []

@@ -4,17 +4,17 @@ A reader beside the owner can neither draw timestamps nor settle locks. It reads
 most a second old while the owner writes), or, when there is no owner, at the oracle's durable bound: then nothing can
 commit any more.
 
-O3  It does not go back when an owner has come: it waits until that one has noted the clock.
-G5  The owner does not know of it, so every read asks what the owner has published as its table's cut.
-T9  It meets locks as everybody does. Decided: it answers from the lock (S4). Undecided and the owner alive: it waits.
-    Undecided and no owner: the transaction is dead and can never commit, so it is passed by.
+O3  It does not go back when a new owner comes: it waits until that owner has noted the clock.
+G5  The owner does not know of the reader, so every read looks at the cut that the owner has published for the table.
+T9  It meets locks like any reader. Decided: it answers from the lock (S4). Undecided and the owner alive: it waits.
+    Undecided and no owner: the transaction is dead and can never commit, so the reader passes it by.
     A snapshot ends with the term in which it was taken (`PastSnapshot`). An owner may be killed when its last batch is
-    on disk and not yet visible to who reads beside; it becomes visible when the next owner has come, all at once, in
-    the past of a snapshot that was taken in between.
-P5  The owner may split tablets. Rows that have gone elsewhere are not read where they lay: TabletSplit; the next
-    snapshot finds them.
-P6  The owner may replace the files of a tablet. What was open until then holds all that was committed before that, and
-    nothing later: so who draws a timestamp looks for new files afterwards, and so does who waits for a lock.
+    on disk and not yet visible to readers beside it; the batch becomes visible when the next owner comes, all at once,
+    in the past of a snapshot that was taken in between.
+P5  The owner may split tablets. A read of rows that have gone elsewhere raises TabletSplit; the next snapshot finds
+    them.
+P6  The owner may replace the files of a tablet. The old files hold all earlier commits, and nothing later: so the
+    reader looks for new files after it has drawn a timestamp, and while it waits for a lock.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BesideOracle(Oracle):
             await trio.sleep(_POLL_S)
             newest = await self._look()
         self._newest = newest
-        self._local.find_moved()  # P6: after the timestamp; what was written up to then is in either of the two files
+        self._local.find_moved()  # P6: after the timestamp; both files have all earlier writes
         await self._find_splits()
         return newest
 

@@ -405,7 +405,7 @@ async def change(store: RowStore, step: Callable[[Catalogue], Catalogue]) -> Cat
     """Replace the newest version by the next one, unless somebody else did: then again on theirs (N10)."""
     lost = ""
     for _ in range(_TRIES):
-        before = await load(store)  # T4: and so, whether what was sent before has arrived
+        before = await load(store)  # T4: this also shows whether the write has arrived
         after = step(before)
         if after is before:
             return before
@@ -470,9 +470,9 @@ def registered(schema: Schema, catalogue: Catalogue) -> dict[int, Observer]:
 
 
 def raise_for(verdict: Verdict, what: str) -> None:
-    """For a verdict that should have been `APPLIED`, of a write that may be made again.
+    """Check a verdict that should be `APPLIED`, of a write that may be repeated.
 
-    Raises: WriteUnknown, where the reply was lost (T4); why it was not made; Corruption for a refusal.
+    Raises: WriteUnknown, if the reply was lost (T4); the reason why it was not made; Corruption for a refusal.
     """
     if isinstance(verdict, Failed):
         raise verdict.error

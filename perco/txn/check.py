@@ -1,13 +1,13 @@
-"""Verifies stored data: does what lies in the tablets obey the protocol?
+"""Verifies that stored data obey the protocol.
 
-`examine.py` says what is wrong with the cells of one row, `across.py` what rows say of each other. `check` reads a
-store page by page, and collects what they find.
+`examine.py` checks the cells of one row, `across.py` compares rows. `check` reads a store page by page, and collects
+their findings.
 
 It may run inside the owner or beside it. A row is read from one state of its tablet, but two rows are not, and the
-catalogue and the oracle's bound move on. So whatever looks wrong is looked at again, with everything read afresh, and
-counts only if it still stands with the same cells.
+catalogue and the oracle's bound move on. So every finding is checked again, with everything read afresh, and counts
+only if it still holds for the same cells.
 
-What is verified, under the invariant's number:
+It verifies, by the invariant's number:
 
 T1  All records of a transaction have one commit timestamp; where a lock still names its primary, the primary has one.
 T2  start_ts < commit_ts; a record or lock of a long value has its data.
@@ -24,10 +24,11 @@ N5  A pending entry decodes, is a signal's or of a run for one, and its observer
 N6  Failed changes decode, one for a row and observer, neither waiting nor acknowledged.
 N9  Notify cells say what caused them. N10: columns, observers and locality groups are in the catalogue.
 O1  Nothing is above the oracle's durable bound. O3: the clock's notes rise together.
-G1  The watermark reads, and no table is cut above it. G3, G4: what is below it and not needed is counted, as waste.
+G1  The watermark decodes, and no table is cut above it. G3, G4: cells below it that nobody needs are counted, as waste.
 
-A lock that its client left is no error: the next to meet it settles it. It is a note: "unsettled" where its transaction
-is decided (T3: phase two is on its way, or its client died), "orphan" where it is not and its client is gone (L1).
+A lock that a dead client left is no error: the next transaction that meets it settles it. It is a note: "unsettled" if
+its transaction is decided (T3: phase two is on its way, or its client died), "orphan" if not and its client is gone
+(L1).
 """
 
 from __future__ import annotations
@@ -176,10 +177,10 @@ async def check(
     progress: Callable[[Progress], None] | None = None,
     told: Collection[tuple[str, bytes]] = (),
 ) -> CheckResult:
-    """Verify all that a store holds; reads only.
+    """Verify all data of a store; reads only.
 
     Args:
-        ts: what a reader may ask for now, to be named in the result: all that was committed at or before it is covered.
+        ts: a timestamp that can be read now, for the result: the check covers all commits at or before it.
         alive: whether the client of the transaction that began at a timestamp may still be there (L1).
         options: see `CheckOptions`.
         progress: called after every page.
@@ -287,7 +288,7 @@ class _Check:
     async def _pages(
         self, table: str, queries: tuple[ScanQuery, ...]
     ) -> AsyncIterator[list[tuple[bytes, list[list[ScanCell]]]]]:
-        """A table's rows, by the page. Where keys do not decode, a finding, and the rest of that tablet is not read."""
+        """A table's rows, by the page. Keys that do not decode are a finding, and skip the rest of that tablet."""
         start: bytes | None = b""
         while start is not None:
             try:
@@ -300,7 +301,7 @@ class _Check:
             start = page.next
 
     def _unreadable(self, table: str, start: bytes, error: Corruption) -> None:
-        """Once for a tablet: two passes meet it."""
+        """Report an unreadable tablet once, although two passes meet it."""
         first = max(bound for bound in self._store.bounds(table) if bound <= start)
         if (table, first) not in self._unread:
             self._unread.add((table, first))

@@ -182,9 +182,8 @@ class Client:
         self.compacting = Compactor(local, self.background, self.splitting)
 
     def _windowed(self, options: Options) -> RowStore:
-        """The store, as transactions see it: with a window, if one was asked for (D3). An adaptive one is for calls
-        that are out for a while: reads of this process's tablets are not, and their mutations gather behind each other
-        as it is."""
+        """The store, as transactions see it: with a window, if the options have one (D3). An adaptive window has no use
+        in the owner: its reads do not wait, and its mutations gather behind each other anyway."""
         if options.batch.window_s and not options.batch.adaptive and not self._served:
             return Batching(self.local.store, options.batch, self.background.spawn)
         return self.local.store
@@ -215,7 +214,7 @@ class Client:
     ) -> Coroutine[Any, Any, T]:
         run = self._run if retry.timeout_s is None else self._run_until
         running = run(retry, serializable, function, args, kwargs)
-        running.__qualname__ = "Database.run"  # type: ignore[attr-defined]  # what Python says if nobody awaits it
+        running.__qualname__ = "Database.run"  # type: ignore[attr-defined]  # for Python's "never awaited" warning
         return running
 
     async def _run_until(
@@ -308,8 +307,8 @@ class Client:
         """`run` and `attempts` with other limits: `db.options(attempts=5, timeout=2.0).run(...)`.
 
         Args:
-            attempts: how often at most, the first one included.
-            timeout: seconds for all attempts together. A commit that was sent by then is waited for all the same (T10).
+            attempts: the largest number of attempts, including the first.
+            timeout: seconds for all attempts together. A commit that was sent by then is still waited for (T10).
             isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
         retry = self.config.retry
@@ -434,18 +433,18 @@ class Client:
                 async for row in pin.scan(docs): ...
                 await pin.renew()
 
-        Unlike `snapshot` it is durable: a process that died goes on under the same name, at the same timestamp, if it
-        comes back within the lease. When the lease has run out, the pin holds nothing any more.
+        Unlike `snapshot` it is durable: a process that died continues under the same name, at the same timestamp, if it
+        comes back within the lease. After its lease a pin holds nothing any more.
 
         Args:
-            name: at most 64 characters. If a pin of that name stands, it is taken up and its lease begins anew.
-            lease_s: seconds; `renew` begins it anew.
+            name: at most 64 characters. If there is a pin of that name, it is taken over and its lease restarts.
+            lease_s: seconds; `renew` restarts it.
             ts, at: which moment; now by default. See `snapshot`.
             owner: for people; by default the process and its command.
-            keep: leave it standing at the end of the block, until its lease runs out.
+            keep: leave the pin at the end of the block, until its lease runs out.
 
-        Raises: SnapshotTooOld; UsageError for a name in use here, or that stands at another timestamp than `ts`;
-        WriteUnknown if nobody knows whether it stands: it holds until it is dropped, or its lease runs out.
+        Raises: SnapshotTooOld; UsageError for a name in use here, or pinned at another timestamp than `ts`;
+        WriteUnknown if nobody knows whether the pin is there: it holds until it is dropped, or its lease runs out.
         """
         self.usable(writing=True)
         must_be_number("a pin's lease_s", lease_s)
@@ -560,17 +559,17 @@ class Client:
         return await self.splitting.split(*where_to_split(table, key))
 
     async def compact(self, table: Table[Any] | str | None = None) -> list[Compacted]:
-        """Give the space back that the files of tablets take and do not need: each is written anew, in order, and takes
-        the place of the old one (P6). What old versions took is used again by itself; the file just does not shrink.
+        """Give unused space of the tablets' files back: each tablet is written to a new file, in order, which replaces
+        the old one (P6). Without this, later writes reuse the space, but the file does not shrink.
 
         Args:
-            table: which, or its name; None: all.
+            table: a table, or its name; None: all.
 
-        Returns what was done, for each tablet. Reads and writes go on; writes to a tablet wait for a moment at its end.
-        The disk needs room for the new file of one tablet beside the old one. Cancelled: the tablets that are done stay
-        so, and the one under way is as it was.
-        Raises: UsageError of a memory: store, and where tablet servers have the tablets; StoreFull, Unavailable: that
-        tablet and those after it are as they were; ReadOnly.
+        Returns the result for each tablet. Reads and writes go on; writes to a tablet wait for a moment at its end.
+        The disk needs room for one tablet's new file next to the old one. If cancelled, finished tablets stay
+        compacted, and the one under way is unchanged.
+        Raises: UsageError for a memory: store, or if tablet servers have the tablets; StoreFull, Unavailable: that
+        tablet and those after it are unchanged; ReadOnly.
         """
         self.usable(writing=True)
         return await self.compacting.compact(what_to_compact(table))
@@ -583,8 +582,8 @@ class Client:
         self.backfilling.wake()
 
     async def _catch_up(self) -> None:
-        """Before the catalogue is asked who observes: take over what others have changed in it. Nothing to do for the
-        owner, which is told of every change."""
+        """Bring the catalogue up to date before it is asked for observers. Nothing to do for the owner, which is told
+        of every change."""
 
     async def change_catalogue(self, step: Callable[[Catalogue], Catalogue]) -> None:
         """Replace the newest catalogue by the next one, and announce it (N10)."""

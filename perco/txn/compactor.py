@@ -1,11 +1,10 @@
-"""Gives space back: the files of tablets are written anew, without what is free in them.
+"""Gives space back: writes the files of tablets anew, without their free pages.
 
-LMDB never makes a file shorter. What old versions took is used again by later writes, so a file stays as long as it
-was when most was in it. Compacting copies a tablet's cells into a new file, in order, so that pages are full, while all
-goes on; then the new file takes the place of the old one.
+LMDB reuses free pages, but never makes a file shorter. Compacting copies a tablet's cells into a new file, in order, so
+that pages are full, while reads and writes go on; then the new file replaces the old one.
 
-P6  Whoever is stopped at any moment leaves the old files or the new ones, with all that was acknowledged. Writes to the
-    tablet wait while the names change; reads do not.
+P6  A process that is stopped at any moment leaves the old files or the new ones, with every acknowledged write. Writes
+    to the tablet wait while the names change; reads do not.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ log = logging.getLogger("perco.compact")
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What compacting a tablet did.
+    """The result of compacting a tablet.
 
     Attributes:
-        table: whose tablet.
-        row: its first row, as it is stored.
+        table: the tablet's table.
+        row: its first row, as stored.
         before, after: bytes of its file.
         seconds: how long it took.
-        paused_s: for how long of that writes to it waited.
+        paused_s: how long writes to it waited.
     """
 
     table: str
@@ -65,10 +64,10 @@ class Compactor:
         self._under_way: Tablet | None = None
 
     async def compact(self, table: str | None) -> list[Compacted]:
-        """Compact the tablets of a table, or all. In a task of the store's own: whoever waits may be cancelled, and
-        waits until the tablet that is under way is done, or as it was.
+        """Compact the tablets of a table, or all, in a task of the store's own. A caller that is cancelled waits until
+        the tablet under way is done, or unchanged.
 
-        Raises: UsageError where that cannot be; StoreFull, Unavailable: what was done before stays so.
+        Raises: UsageError if the store cannot be compacted; StoreFull, Unavailable: earlier tablets stay compacted.
         """
         tables = [name for name in self._local.store.tables() if name != SYSTEM_TABLE]
         if table is not None and table not in tables:
@@ -81,7 +80,7 @@ class Compactor:
         return done
 
     def progress(self) -> tuple[str, int, int] | None:
-        """Of the tablet under way: its table, how many cells have been copied, and of how many; None: none is."""
+        """The tablet under way: its table, the number of copied cells, and of all cells; None: there is none."""
         tablet = self._under_way
         if not isinstance(tablet, LmdbTablet):
             return None

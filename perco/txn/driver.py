@@ -235,7 +235,7 @@ class Driver:
             entered.leave(commit)
 
     def _enter(self, commit: Commit, version: int) -> bool:
-        """C2: no await between the look, the draw, and the entry. False: there is no timestamp to be had at once.
+        """C2: no await between the look, the draw, and the entry. False: no timestamp is available at once.
 
         Raises: CatalogueChanged.
         """
@@ -249,8 +249,8 @@ class Driver:
         return True
 
     async def _in_one_step_late(self, store: Batching, commit: Commit, version: int) -> bool:
-        """The same in a window: the timestamp is drawn, and the cells are entered, when that has ended. False: by then
-        something was in the way."""
+        """The same in a window: the timestamp is drawn, and the cells are entered, when the window has ended. False: by
+        then another commit was in the way."""
         entered, stale, has_entered = self.entered, False, False
 
         def make() -> Mutation | None:

@@ -241,7 +241,7 @@ def _of_traces(image: Image, column: int, book: Book) -> Iterator[_Complaint]:
 
 
 def _of_written(image: Image, column: int) -> str:
-    """What cannot be in the column of a signal, or of an observer of one, whose runs leave records of their causes."""
+    """Cells that must not be in the column of a signal, or of a signal's observer, whose runs record their causes."""
     for what, there in (
         ("a write record", () if observer_of(column) else {*image.records, *image.broken}),
         ("a lock", image.locks),

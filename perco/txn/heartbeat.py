@@ -1,7 +1,7 @@
-"""The thread of a folder's owner: it writes the owner's lease while the loop computes, and who holds the loop.
+"""The thread of a folder's owner: it writes the owner's lease, and which code holds the loop, while the loop computes.
 
-L2  The lease is advice: it tells `perco status` who has the store open, and whether that process gets on. Nothing is
-    decided by it, nor by any other wall time.
+L2  The lease is advice: it tells `perco status` which process has the store open, and whether it makes progress. It
+    decides nothing, and neither does any other wall time.
 
 Single-threaded stores (memory) have no heartbeat.
 """
@@ -19,12 +19,12 @@ from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.loopwatch import HeartbeatOptions, Held, LoopWatch
 
 LEASE_ROW: Final = b"lease"
-_TOLD: Final = 4  # times `held_s`: a loop that was held for less is not worth a line of `perco status`
+_TOLD: Final = 4  # times `held_s`: `perco status` does not mention a loop that was held for less
 
 
 class Lease(NamedTuple):
-    """The owner's, as it lies in the system table. `held_s` and `where`: for how long the owner's loop had been held by
-    then, and by whom; 0 and "" when it turned."""
+    """The owner's heartbeat, as stored in the system table. `held_s` and `where`: how long the owner's loop had been
+    held by then, and by which code; 0 and "" if it turned."""
 
     pid: int
     token: str
@@ -34,13 +34,13 @@ class Lease(NamedTuple):
 
 
 def read_lease(value: bytes) -> Lease:
-    """Also of an owner that does not tell who holds its loop. Raises: ValueError, TypeError."""
+    """Decode it, also that of an owner that does not tell which code holds its loop. Raises: ValueError, TypeError."""
     packed: list[Any] = msgpack.unpackb(value)
     return Lease(*packed[:5])
 
 
 class Heartbeat(LoopWatch):
-    """Of the process that has a folder open for writing."""
+    """The heartbeat of the process that has a folder open for writing."""
 
     def __init__(self, options: HeartbeatOptions, store: LocalRowStore, wall: Callable[[], float], token: str) -> None:
         super().__init__(options)

@@ -24,7 +24,7 @@ class Pin(NamedTuple):
     ts: int
     made_ms: int
     expires_ms: int
-    id: str = ""  # of its maker's choice, at random; "": an earlier version made it
+    id: str = ""  # a random one of its maker's choice; "": an earlier version made the pin
 
 
 class Holder(NamedTuple):

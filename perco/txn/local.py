@@ -1,10 +1,10 @@
 """Opens the row store behind a URL: `memory:` or a folder of LMDB tablets.
 
-P4  A split: the new tablet is copied whole, and on disk; then it is recorded; then it has its rows; then they are
-    removed where they lay. Whoever dies before the record has left a folder that nobody looks at, and that is removed
-    when the next one of that number is begun; whoever dies after it has left rows that nobody looks at.
-P6  A tablet that is compacted is copied as one that is split, whole; its writes wait while its folder is renamed and
-    the copy opened. It has no record: which files count is told by the name.
+P4  A split: the copy is whole and on disk; then the tablet is recorded; then it gets its rows; then they are removed
+    from the old one. A process that dies before the record leaves a folder that nobody looks at, and that is removed
+    when the next one of that number is begun; one that dies after it leaves rows that nobody looks at.
+P6  Compacting copies a whole tablet as a split copies a part; writes wait while the folder is renamed and the copy
+    opened. There is no record: the name tells which files count.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Elsewhere(Protocol):
 
 Placed = tuple[int, bytes, "bytes | None"]  # number, first row, first row of the next one
 
-_LOOKS = 10  # for files that are being renamed
+_LOOKS = 10  # at files that are being renamed
 
 _stores: weakref.WeakSet[LocalStore] = weakref.WeakSet()
 
@@ -105,7 +105,7 @@ class LocalStore:
         damaged: Mapping[Path, Corruption] = MappingProxyType({}),
     ) -> None:
         self.store = LocalRowStore()
-        self._damaged = damaged  # folders of tablets that are not to be opened, and why
+        self._damaged = damaged  # folders of tablets that must not be opened, and why
         self._elsewhere = elsewhere
         self.readonly = readonly
         self._batch = batch
@@ -217,7 +217,7 @@ class LocalStore:
         return tablet
 
     def _engine_at(self, table: str, number: int, every: Sequence[str], options: LmdbOptions) -> LmdbEngine:
-        """A tablet's environment, wherever it lies by then."""
+        """A tablet's environment, even if its files are being replaced."""
         assert self._folder is not None
         lock = not self._folder.without_lock
         for _ in range(_LOOKS):
@@ -315,10 +315,10 @@ class LocalStore:
     # ------------------------------------------------------------ compacting
 
     async def compact(self, tablet: Tablet) -> tuple[int, int, float]:
-        """Write a tablet's files anew, without what is free in them, while all goes on (P6). Returns the bytes of its
-        file before and after, and for how many seconds it was not written to.
+        """Write a tablet's files anew, without their free pages, while reads and writes go on (P6). Returns the bytes
+        of its file before and after, and how many seconds writes waited.
 
-        Raises: UsageError where there is no file, or another process has it open; StoreFull, Unavailable: nothing has
+        Raises: UsageError if there is no file, or another process writes to it; StoreFull, Unavailable: nothing has
         changed.
         """
         folder, table = self._folder, tablet.table
@@ -341,14 +341,14 @@ class LocalStore:
                 await tablet.cut(tablet.start)
                 with trio.CancelScope(shield=True):
                     path = await trio.to_thread.run_sync(folder.place_next, table, number)
-                    every = [*PROTOCOL_GROUPS, *sorted(self._groups[table])]  # some came meanwhile
+                    every = [*PROTOCOL_GROUPS, *sorted(self._groups[table])]  # some may be new
                     engine = LmdbEngine(path, every, tablet.engine.options, readonly=False, lock=True)
                     old = await tablet.replace(engine)
                     await tablet.uncut()
                     paused_s = trio.current_time() - paused
         except BaseException as error:
             lost = folder.has_next(table, number)
-            if lost:  # nothing may be written to the old files: what is held fails, and all that comes
+            if lost:  # nothing may be written to the old files: held and later mutations fail
                 tablet.refuse()
             with trio.CancelScope(shield=True):
                 await tablet.uncut()
@@ -362,7 +362,7 @@ class LocalStore:
         return before, engine.file_bytes(), paused_s
 
     def find_moved(self) -> None:
-        """P6, for a reader beside: the owner may have replaced files of a tablet, which are not written to any more."""
+        """P6, for a reader beside: open new files if the owner has replaced a tablet's."""
         if self._folder is None or not self.readonly:
             return
         for tablet in self.store.tablets():
@@ -382,7 +382,7 @@ class LocalStore:
         await self.store.raise_floor(ts)
 
     def clear_dead_readers(self) -> None:
-        """Whoever read beside and was killed would keep the pages that it read from being used again, for good."""
+        """Forget readers that were killed: they would keep the pages that they read from being reused, for good."""
         for tablet in self.store.tablets():
             if isinstance(tablet, LmdbTablet):
                 tablet.engine.clear_dead_readers()

@@ -1,8 +1,8 @@
-"""Whether a store's loop turns, watched from a thread; and who holds it, when it does not.
+"""Watches from a thread whether a store's loop turns, and which code holds it.
 
 The thread asks the loop to run a function. Until the function has run, the loop is held: by an observer that computes
-without an await, or by a call that blocks. A subclass says what the thread does besides: the owner of a folder writes
-its lease (`perco/txn/heartbeat.py`); a client of it sends pulses (`perco/serve/beating.py`).
+without an await, or by a call that blocks. Subclasses use the thread: the owner of a folder writes its lease
+(`perco/txn/heartbeat.py`); a client sends pulses (`perco/serve/beating.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perco.options import check_options
 if TYPE_CHECKING:
     from types import FrameType
 
-_LOOP: Final = "unrolled_run"  # trio's loop itself: what lies outside of it is not what holds it
+_LOOP: Final = "unrolled_run"  # trio's loop itself: frames outside of it do not hold it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +43,8 @@ class HeartbeatOptions:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The loop did not turn for `seconds`; most of the time it was seen at `where`: "file:line function" of the task
-    that ran, and ", in file:line function" of what that had called."""
+    """The loop did not turn for `seconds`. `where` it was seen most: "file:line function" of the running task, and ",
+    in file:line function" of the innermost call."""
 
     seconds: float
     where: str
@@ -60,9 +60,9 @@ class LoopStatistics:
 
 
 class LoopWatch:
-    """Started and stopped with the store. One that was never started has nothing to tell."""
+    """Started and stopped with the store. Its statistics are empty if it was never started."""
 
-    join_s: float | None = None  # for how long the end waits for the thread
+    join_s: float | None = None  # how long the end waits for the thread
 
     def __init__(self, options: HeartbeatOptions) -> None:
         self.options = options
@@ -71,10 +71,10 @@ class LoopWatch:
         self._loop_thread = 0
         self._trio: trio.lowlevel.TrioToken | None = None
         self._asked = self._answered = 0.0
-        self._seen: Counter[str] = Counter()  # a look may come when the computation has just ended: the most count
+        self._seen: Counter[str] = Counter()  # a look may come just after the computation: the most frequent counts
         self._lag = self._lag_max = 0.0
         self._held: deque[Held] = deque(maxlen=16)
-        self.on_held: Callable[[Held], None] | None = None  # told in the thread, once the loop turns again
+        self.on_held: Callable[[Held], None] | None = None  # called in the thread, once the loop turns again
 
     def start(self) -> None:
         """Called on the loop's thread."""
@@ -108,7 +108,7 @@ class LoopWatch:
             self._ended()
 
     def _look(self, now: float) -> Held | None:
-        """Ask the loop whether it turns; by whom it is held, where it has not answered for `held_s`."""
+        """Ask the loop whether it turns. Returns who holds it, if it has not answered for `held_s`."""
         if self._answered >= self._asked:
             self._note(self._answered - self._asked)
             assert self._trio is not None
@@ -129,7 +129,7 @@ class LoopWatch:
         self._answered = now
 
     def _note(self, seconds: float) -> None:
-        """The loop has answered: keep who held it."""
+        """The loop has answered: record who held it."""
         if self._seen:
             self._held.append(Held(round(seconds, 3), self._most_seen()))
             self._seen.clear()
@@ -147,14 +147,14 @@ class LoopWatch:
 
 
 def _where(frame: FrameType | None) -> str:
-    """The function that the running task is in, and what that has called; perco's own frames, and trio's, only where
-    there are no others. "": no frame."""
+    """The running task's function, and its innermost call; perco's and trio's own frames only if there are no others.
+    "": no frame."""
     seen = [frame] if frame is not None else []
     ours = True
     while frame is not None and frame.f_code.co_name != _LOOP:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
         if package == "asyncio":
-            break  # whose loop it is
+            break  # the loop itself
         if package not in ("trio", "perco"):
             seen = [*([] if ours else seen), frame]
             ours = False

@@ -5,19 +5,19 @@ T5  (a) the primary's lock is there: check it, delete lock and data, put the mar
     lock and data.
 T7  A prewrite is refused by a write record at or above start_ts, by a marker at exactly start_ts, and by any lock
     but its own; that of a write also by any shared lock, and by a trace at or above start_ts (T14).
-T8  Whoever commits, rolls forward or rolls back does so under the check that the lock with that start_ts is still
-    there; the one exception is T5 (b).
+T8  Commit, roll-forward and rollback check that the lock with that start_ts is still there; the one exception is
+    T5 (b).
 T13 What must not come late carries start_ts for the tablet's floor.
 T14 A shared lock is refused as an exclusive one is, only not by its like. Commit puts a trace in its place.
-C5  A one-step commit is refused by all that refuses a prewrite (T7, T13).
+C5  A one-step commit is refused by whatever refuses a prewrite (T7, T13).
 N1  The mutation that replaces the lock of an observed cell by its record, or writes the record without a lock (C1),
     also puts a notify cell for each observer.
 N2  The mutation that commits an ack removes the notify cells that its run saw, at exactly their timestamps.
-N5  A signal travels as a pending entry, without a check, so it never conflicts; what makes it final checks that it is
-    still there. What a run for signals has seen goes in the same way, and a record of its cause stays (N9). A bare
-    primary is refused by its own marker only (T5), and leaves a trace at its start_ts.
-N6  An ack goes only if the failed list has what its run saw there of the row and observer: nothing, or a failed change,
-    which goes with it.
+N5  A signal travels as a pending entry, without a check, so it never conflicts; making it final checks that it is still
+    there. The notify cells that a run for signals saw are removed in the same way, and a record of its cause stays
+    (N9). A bare primary is refused by its own marker only (T5), and leaves a trace at its start_ts.
+N6  An ack commits only if the failed list has what its run saw there for the row and observer: nothing, or a failed
+    change, which is removed with it.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ from perco.txn.records import (
 
 
 class Intent(NamedTuple):
-    """One cell that a transaction writes, or, of kind READ, has read under a lock; of kind SIGNAL, raises (N5); of kind
-    BARE, commits by.
+    """A cell that a transaction writes; of kind READ, one that it has read under a lock; of kind SIGNAL, a signal that
+    it raises (N5); of kind BARE, its bare primary.
 
-    `body`: the short value, or the data group's name; of a run, what its ack says of it (N9). `data`: the long value,
+    `body`: the short value, or the data group's name; for a run, the contents of its ack (N9). `data`: the long value,
     to be put into that group.
     """
 
@@ -77,11 +77,11 @@ class Intent(NamedTuple):
     data: bytes | None = None
 
 
-_CELL_BYTES: Final = 64  # of a cell, besides its row and value
+_CELL_BYTES: Final = 64  # size of a cell, besides its row and value
 
 
 def bytes_of(part: Sequence[Intent]) -> int:
-    """About what these cells take in a message."""
+    """The approximate size of these cells in a message."""
     return sum(_CELL_BYTES + len(intent.row) + len(intent.body) + len(intent.data or b"") for intent in part)
 
 
@@ -226,8 +226,8 @@ def _unmarked(kind: int, column: int, start_ts: int) -> tuple[Check, ...]:
 
 
 def _final(intent: Intent, header: Header, commit_ts: int) -> list[Write]:
-    """What a signal becomes, what goes of what a run has seen and what tells its cause, or what a bare primary leaves
-    (N5)."""
+    """The final cells of a pending entry (N5): a signal's notify cells; a run's removals and the record of its cause;
+    or a bare primary's trace."""
     _, _, column, kind, body, observers, covers, _ = intent
     start_ts, root, depth = header.start_ts, header.root or commit_ts, header.depth
     if kind == BARE:

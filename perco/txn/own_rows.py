@@ -1,4 +1,4 @@
-"""The rows that a transaction has written, in key order: what its scans merge with the pages of the store. Pure.
+"""The rows that a transaction has written, in key order, for its scans to merge with the pages of the store. Pure.
 
 Each write is looked at once, whatever the number of scans and pages: a scan that writes as it goes costs the same for
 each row, however many were written before.
@@ -15,7 +15,7 @@ _CHUNK: Final = 512  # rows of a list; one of twice as many is split
 
 
 class SortedRows:
-    """A sorted set of rows, in lists of bounded length: `add` moves no more than one of these."""
+    """A sorted set of rows, in lists of bounded length: `add` moves at most one of them."""
 
     __slots__ = ("_chunks", "_firsts")
 
@@ -36,7 +36,7 @@ class SortedRows:
             del chunk[_CHUNK:]
 
     def between(self, low: bytes, high: bytes | None) -> Iterator[bytes]:
-        """Those in [low, high), in order; None: to the end."""
+        """The rows in [low, high), in order; None: to the end."""
         at = bisect_right(self._firsts, low) - 1
         i = bisect_left(self._chunks[at], low)
         for chunk in islice(self._chunks, at, None):
@@ -48,7 +48,7 @@ class SortedRows:
 
 
 class OwnRows:
-    """By table, of all writes that `within` was told of."""
+    """By table, the rows of all writes that `within` has seen."""
 
     __slots__ = ("_noted", "_tables")
 

@@ -102,7 +102,7 @@ class PinnedSnapshot(PastSnapshot):
         return SnapshotTooOld(self.start_ts, cut, table, why=why)
 
     async def renew(self, lease_s: float | None = None) -> None:
-        """Begin the lease anew, of `lease_s` seconds or as long as it was.
+        """Restart the lease, of `lease_s` seconds or as long as it was.
 
         Raises: SnapshotTooOld if it had run out and the versions have gone; StoreError if it was dropped; UsageError if
         another program has taken it over.

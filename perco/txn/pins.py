@@ -3,12 +3,11 @@
 A row of the system table for each, `pin/` and its name, with one cell. The process that owns the folder has them all in
 memory (`Holds.pins`); others read them.
 
-T15 A pin stands in memory from the step in which its timestamp was chosen, and is durable before anybody is told. One
-    of which nobody knows whether it is durable holds as if it were: who opens the store next may find it. When its
-    lease has run out it holds nothing any more; reads at it end with G5.
-    A pin is known by the id that its maker chose, not by its name alone. So a call that comes twice does what it does
-    once: a pin that stands is renewed by who knows its id, it is dropped under its id, and who has been dropped is not
-    made again.
+T15 A pin is in memory from the step in which its timestamp was chosen, and durable before its maker is answered. While
+    it is unknown whether a pin is durable, it holds as if it were: the next owner may find it. After its lease it
+    holds nothing any more; reads at it end with G5.
+    A pin is identified by the id that its maker chose, not by its name alone. So a call that arrives twice has the
+    effect of once: a pin is renewed and dropped under its id only, and one that was dropped is not made again.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Pins:
     def __init__(self, store: RowStore, holds: Holds, now_ms: Callable[[], int]) -> None:
         self._store, self._holds, self._now_ms = store, holds, now_ms
         self._alone = trio.Lock()
-        self._dropped: dict[str, None] = {}  # ids, the newest last; of others nobody asks twice any more
+        self._dropped: dict[str, None] = {}  # ids, the newest last; calls for older ones are not repeated any more
 
     async def load(self) -> None:
         """What stood when the store was opened."""
@@ -54,14 +53,14 @@ class Pins:
         return self.standing(name)
 
     async def put(self, name: str, owner: str, ts: int, lease_s: float, id: str, over: str | None = None) -> Pin:
-        """Pin a timestamp that somebody holds already, or that has just been drawn; or renew a pin (T15).
+        """Pin a timestamp that is held already, or has just been drawn; or renew a pin (T15).
 
         Args:
             id: of the pin; the same in each renewal.
-            over: the id of the pin that stands, to be renewed or taken over; None: none is known to stand.
+            over: the id of the present pin, to renew or take over; None: none is known.
 
-        Raises: SnapshotTooOld for a pin whose lease had run out, and the versions have gone; UsageError for a name at
-        which another pin stands; StoreFull; StoreError for one that was dropped; WriteUnknown.
+        Raises: SnapshotTooOld for a pin whose lease had run out, if the versions are gone; UsageError for a name that
+        another pin has; StoreFull; StoreError for one that was dropped; WriteUnknown.
         """
         _named(name)
         lease_ms = _lease_ms(lease_s)
@@ -83,7 +82,7 @@ class Pins:
         if before is not None and before.expires_ms > now_ms and before.id not in (id, over):
             raise UsageError(
                 f"another program ({before.owner}) has pinned {before.ts} under the name {name!r} meanwhile; choose "
-                "another name, or take that pin up as it is"
+                "another name, or take that pin over as it is"
             )
         if before is not None and before.ts == ts:
             pin = pin._replace(made_ms=before.made_ms)
@@ -106,8 +105,8 @@ class Pins:
         return pin
 
     async def drop(self, name: str, id: str) -> bool:
-        """End the pin of that name and id, if it stands or has expired, and keep a call that made it from making it
-        again. Returns whether it was there; asked twice, the same. Raises: StoreFull; WriteUnknown."""
+        """End the pin of that name and id, if it is there or has expired, and keep a late call from making it again.
+        Returns whether it was there; a repeated call returns the same. Raises: StoreFull; WriteUnknown."""
         async with self._alone:
             pin = self._holds.pins.get(name)
             if pin is None or pin.id != id:
@@ -155,7 +154,7 @@ class Pins:
 
 def _must_be_applied(name: str, verdict: Verdict) -> None:
     if isinstance(verdict, NoReply):
-        remedy = f"Take it up by its name alone, drop it (await db.drop_pin({name!r})), or let its lease run out."
+        remedy = f"Take it over by its name alone, drop it (await db.drop_pin({name!r})), or let its lease run out."
         raise WriteUnknown(f"pin {name!r}", verdict.reason, remedy)
     if verdict is not APPLIED:
         raise_for(verdict, f"pin {name!r}")

@@ -22,7 +22,7 @@ N1  A lock holds all that a stranger needs to roll it forward: primary, kind, sh
     also holds the notify cells that its commit removes (N2).
 N5  A pending entry is written as a lock is, and names its primary; it keeps nobody out. Under a signal's column it
     lists the observers that are to be notified; under an observer's own, the notify cells that a run of it has seen.
-    There the commit of the run leaves a record of kind ACK too, which says what caused it. Nothing is decided by it.
+    There the commit of the run leaves a record of kind ACK too, which has its cause. The record decides nothing.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ def ack_version(body: bytes) -> int:
 
 
 def raised_head(version: int, raised: int) -> bytes:
-    """What stands before the cause in the record of a run for a signal: the observer's version, and when the signal was
-    raised (N5)."""
+    """The beginning of the record of a run for a signal, before its cause: the observer's version, and when the signal
+    was raised (N5)."""
     return ack_head(version) + raised.to_bytes(8, "big")
 
 
 def cause_of_run(body: bytes, *, signal: bool) -> tuple[int, tuple[int, int, bytes, int]] | None:
-    """What an ack's record says of its cause (N9): when the signal was raised (0: it observed no signal), and the cause
-    as `unpack_cause` gives it. None: it says nothing of it.
+    """The cause in an ack's record (N9): when the signal was raised (0: it observed no signal), and the cause as
+    `unpack_cause` returns it. None: the record has no cause.
 
     Raises: Corruption.
     """
@@ -190,7 +190,7 @@ class Cellref(NamedTuple):
 
 
 class Lock(NamedTuple):
-    """What a lock says (N1).
+    """The contents of a lock (N1).
 
     `body` as in Record. `observers`: numbers of the observers to notify when this is rolled forward. `covers`: the
     timestamps of the notify cells that a run's commit removes (N2); below 0: of the failed change that it removes (N6).
@@ -210,7 +210,7 @@ class Lock(NamedTuple):
 
 
 _packer = msgpack.Packer(use_bin_type=True)
-_WALL_AT: Final = 6  # behind kind and primary: a wall time, in locks that perco wrote before it went by sessions (L1)
+_WALL_AT: Final = 6  # after kind and primary: a wall time, in locks from before perco used sessions (L1)
 
 
 def pack_lock(lock: tuple[Any, ...]) -> bytes:

@@ -1,4 +1,4 @@
-"""What of a row's history nobody can read any more, as values. No I/O.
+"""Decides which versions of a row nobody can read any more. Values; no I/O.
 
     waste_of(cells of a row, cut, watermark, ...) -> Waste -> Mutation
 

@@ -122,7 +122,7 @@ class Splitter:
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """No tablet is split meanwhile, nor is anything removed that a split has left."""
+        """Keep splits away while the block lasts, and the removal of rows that a split has left."""
         async with self._alone, self._clearing:
             yield
 

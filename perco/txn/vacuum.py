@@ -65,7 +65,7 @@ _SYSTEM_CELLS = 32  # removed at once: they shall fit the reserve
 _LOOSE_MIN = 1000
 _REMOVED_AT_ONCE = 2048  # cells, in one write transaction
 _SLICE_MIN_S, _SLICE_MAX_S = 0.002, 0.02  # of the loop, for a page
-_CREDIT_MAX_S = 0.1  # for how long it has given way beyond its share, to be made up for
+_CREDIT_MAX_S = 0.1  # the longest time beyond its share that it makes up for
 _LOOKS_APART = 4000  # cells between two looks for half empty pages where there were none
 _CRAMPED_CELLS = 4  # of a row at a time on a full disk: what the reserve has room for
 
@@ -426,7 +426,7 @@ class Vacuum:
         refused = []
         began = time.perf_counter()
         verdicts = await self._store.apply(mutations)
-        self._waited += time.perf_counter() - began  # the loop was others'
+        self._waited += time.perf_counter() - began  # others had the loop
         for mutation, waste, verdict in zip(mutations, of, verdicts, strict=True):
             if isinstance(verdict, Refused):  # G3: a notify cell has come in between
                 self._result.blocked += 1
@@ -534,8 +534,8 @@ class Vacuum:
 
 
 def slice_s(turn_s: float, share: float) -> float:
-    """For how long to work on a page, beside which others have two turns of the loop: so that this is the share. With
-    less it would give way more than it has to, and lag behind who writes."""
+    """How long to work on a page, given that others get two turns of the loop for each, to use the whole share. With
+    less the vacuum would yield more than it has to, and fall behind the writers."""
     return min(max(2 * turn_s * share / max(1 - share, 0.01), _SLICE_MIN_S), _SLICE_MAX_S)
 
 
