@@ -162,9 +162,9 @@ def _of_tablet(path: Path, error: Corruption) -> Finding:
 
 def _unread(error: Corruption) -> CheckResult:
     """The report if not even the catalogue can be read."""
-    what = f"{error.where}: {error.what}; only the pages of the tablets were checked, not their cells"
+    what = f"{error.where}: {error.what}; of the tablets only the pages were checked, not their cells"
     finding = Finding("error", "N10", "catalogue", what, advice=_RESTORE)
-    return CheckResult(0, (finding,))
+    return CheckResult(ts=0, findings=(finding,))
 
 
 def _alive(db: perco.Database) -> Callable[[int], bool]:

@@ -191,8 +191,8 @@ def _code_of(act: Callable[[Watch], object], watch: Watch) -> int:
         place = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
         complain(
             f"the check failed over {watch.seen()[1] or 'the store'}: {type(error).__name__}: {error} ({place}). "
-            "The store is damaged, and perco should have said so instead: restore the folder from a copy, and report "
-            "this bug."
+            "The store is damaged, and perco should have reported that instead: restore the folder from a copy, and "
+            "report this as a bug in perco."
         )
         return FAILED
     return FINE

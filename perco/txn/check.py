@@ -36,7 +36,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 import trio
@@ -96,27 +96,19 @@ class CheckOptions:
         check_options(self)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """What a check saw.
+@dataclass(slots=True)
+class Counts:
+    """What a check has read.
 
     Attributes:
-        ts: what was committed at or before this timestamp has been covered.
-        findings: errors and warnings first; then notes.
-        dropped: findings beyond `CheckOptions.findings_max`, not looked at again.
-        tables, rows, cells, locks, records, markers, notifications: what was read. Waiting notifications are cells.
+        tables, rows, cells, locks, records, markers, notifications: how many. Waiting notifications are cells.
         failed: changes on the failed list.
         unsettled: locks whose transaction is decided.
         orphans: locks whose transaction is undecided, and whose client is gone.
         waste: cells below the watermark that nobody can read any more: a vacuum is under way, or was cut short.
         again: rows that were looked at again.
-        sampled: every so many'th transaction was compared over all its cells (T1, T3); 1: all of them.
-        seconds: how long it took.
     """
 
-    ts: int
-    findings: tuple[Finding, ...]
-    dropped: int = 0
     tables: int = 0
     rows: int = 0
     cells: int = 0
@@ -129,6 +121,23 @@ class CheckResult:
     orphans: int = 0
     waste: int = 0
     again: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckResult(Counts):
+    """What a check found.
+
+    Attributes:
+        ts: the check covers all commits at or before this timestamp.
+        findings: errors and warnings first; then notes.
+        dropped: findings beyond `CheckOptions.findings_max`, not looked at again.
+        sampled: every so many'th transaction was compared over all its cells (T1, T3); 1: all of them.
+        seconds: how long it took.
+    """
+
+    ts: int
+    findings: tuple[Finding, ...]
+    dropped: int = 0
     sampled: int = 1
     seconds: float = 0.0
 
@@ -147,22 +156,10 @@ class CheckResult:
 
 
 @dataclass(slots=True)
-class Progress:
-    """How far a check has come: told after every page. The same object every time."""
+class Progress(Counts):
+    """How far a check has come, in which table: told after every page. The same object every time."""
 
     table: str = ""
-    tables: int = 0
-    rows: int = 0
-    cells: int = 0
-    locks: int = 0
-    records: int = 0
-    markers: int = 0
-    notifications: int = 0
-    failed: int = 0
-    unsettled: int = 0
-    orphans: int = 0
-    waste: int = 0
-    again: int = 0
 
 
 # ------------------------------------------------------------------ a whole store
@@ -249,25 +246,13 @@ class _Check:
         for table in self._groups:
             await self._table(table)
         await self._late_losses()
-        seen = self._seen
         return CheckResult(
-            ts,
-            (*sorted(self._problems, key=lambda finding: finding.severity), *self._notes),
-            self._dropped,
-            seen.tables,
-            seen.rows,
-            seen.cells,
-            seen.locks,
-            seen.records,
-            seen.markers,
-            seen.notifications,
-            seen.failed,
-            seen.unsettled,
-            seen.orphans,
-            seen.waste,
-            seen.again,
-            self._across.sampled,
-            trio.current_time() - began,
+            ts=ts,
+            findings=(*sorted(self._problems, key=lambda finding: finding.severity), *self._notes),
+            dropped=self._dropped,
+            sampled=self._across.sampled,
+            seconds=trio.current_time() - began,
+            **{each.name: getattr(self._seen, each.name) for each in fields(Counts)},
         )
 
     async def _refresh(self) -> None:

@@ -179,7 +179,7 @@ async def test_a_disk_without_room_is_told_first(tmp_path: Path, monkeypatch: py
         full = os.statvfs_result((*real[:3], 10, 10, *real[5:]))
         asked: list[object] = []
         monkeypatch.setattr(os, "statvfs", lambda path: asked.append(path) or full)
-        with pytest.raises(StoreFull, match=r"to compact it takes \d+ MiB beside it for a while, and 0 MiB are free"):
+        with pytest.raises(StoreFull, match=r"compacting it needs \d+ MiB for a while, and 0 MiB are free"):
             await db.compact()
         assert asked
         monkeypatch.undo()
