@@ -1,10 +1,10 @@
-"""A network that is not there: a proxy between clients and a served store that delays what goes through it.
+"""A simulated network: a proxy between clients and a served store that delays the bytes that pass through it.
 
     python -m bench.delay DELAY_S TARGET LISTENS [TARGET LISTENS ...]        sockets in the file system
 
-Each direction of each connection is delayed by so many seconds, however much is on its way: what was sent at one moment
-arrives at one moment, so throughput is not limited by the delay. It is a process of its own, so that neither side pays
-for it. It says "delaying" when it listens, and ends when its standard input does.
+It delays each direction of each connection by DELAY_S seconds, however much is on its way, so the delay does not limit
+throughput. It is a process of its own, so that neither side pays for it. It prints "delaying" when it listens, and ends
+when its standard input does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENDED = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 async def pump(source: trio.abc.ReceiveStream, sink: trio.abc.Stream, delay_s: float) -> None:
-    """Hand on what comes, each piece `delay_s` seconds after it came, and at last the end."""
+    """Pass on each piece `delay_s` seconds after it came, and at last the end."""
     under_way, arriving = trio.open_memory_channel[tuple[float, bytes]](_CHUNKS_MAX)
 
     async def receive() -> None:
@@ -63,7 +63,7 @@ async def _proxy(delay_s: float, pairs: Sequence[tuple[str, str]]) -> None:
         try:
             other = await trio.open_unix_socket(target)
         except OSError:
-            await stream.aclose()  # as a server that is not there does
+            await stream.aclose()  # like an absent server
             return
         await between(stream, other, delay_s)
 
@@ -80,7 +80,7 @@ async def _proxy(delay_s: float, pairs: Sequence[tuple[str, str]]) -> None:
 
 @contextmanager
 def delayed(folder: Path, served: Path, delay_s: float, servers: int = 0) -> Iterator[str]:
-    """Where a store that is served is reached with a delay; `servers`: tablet servers beside its owner."""
+    """The address of a served store behind the delay; `servers`: tablet servers beside its owner."""
     if not delay_s:
         yield str(served)
         return

@@ -1,22 +1,22 @@
 """What clients notice when a served store's processes die: the paper's figure 10, with more ways to die.
 
-A bank over `perco serve --processes 6`, durable. Transfers arrive at fixed times, at 60 % of what a closed loop of 128
-callers reaches just before, whether or not those before them have been answered (an open loop: who waits is not spared
-what he would have asked for). After some seconds, in turn, and each with a closed loop of its own before it,
+A bank over `perco serve --processes 6`, durable. Transfers arrive at fixed times, at 60 % of the rate that a closed
+loop of 128 callers reaches just before, whether or not earlier ones have been answered (an open loop: a stall does not
+reduce the load). After some seconds, in turn, and each with a closed loop of its own before it,
 
     two of six tablet servers are killed (kill -9),
     the owner is (timestamps, sessions, the map of tablets; its tablet servers end with it),
     a tablet server is stopped for 20 s and continued (kill -STOP, -CONT),
     the supervisor is killed: all end, nothing holds the folder, and `perco serve` is started again.
 
-What is judged: the longest that any tablet gave no reply; when replies are back at 90 % of the arrivals; when nobody
-waits any more but for as long as usual; when tablets are spread evenly again. Every transfer adds a row of its own: at
-the end each that was acknowledged is there, once, and the total is what it was; `check` finds nothing.
+The bars are on: the longest time that any tablet gave no reply; the time until replies are back at 90 % of the
+arrivals; until latency is back to usual; until tablets are spread evenly again. Every transfer adds a row of its own:
+at the end each acknowledged one is there, once, and the total is unchanged; `check` finds nothing.
 
-60 % of what the machine could do is 90 % if its cores lose a third of their speed half way, and then nothing drains. So
-what the cores do is measured all the while by a child that has nothing to do with the store (`Pace`): where they were
-slower than in the closed loop, the bars on the backlog are void if they are missed, and the event is made once more,
-three times at the most. The closed loops are compared, too, so that no event leaves a slower store behind.
+If the cores lose a third of their speed half way, 60 % of what the machine could do becomes 90 %, and no backlog
+drains. So a child that has nothing to do with the store measures the speed of the cores throughout (`Pace`): if they
+were slower than in the closed loop, missed bars on the backlog are void, and the event is repeated, at most three
+times. The closed loops are compared, too, so that no event leaves a slower store behind.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from perco.txn.check import check
 
 SERVERS = 6
 TABLETS = 12
-ACCOUNTS = 2000  # of a tablet: so many that some thousand callers who have waited do not all meet each other
+ACCOUNTS = 2000  # of a tablet: so many that some thousand waiting callers do not all conflict
 OPENING = 100
 LOAD = 0.6
 IN_FLIGHT = 128
@@ -56,8 +56,8 @@ USUAL_S = 0.05
 PACE = 0.85  # of that in the closed loop: else the cores are not those for which the rate was chosen
 TRIES = 3
 BARS = {"gap": 3.0, "recovered": 5.0, "drained": 15.0, "even": 30.0}
-HANGS_ON_PACE = ("recovered", "drained")  # what slower cores can make last
-KEPT = 0.75  # of the first closed loop's rate, by the pace of the cores: an event leaves nothing behind
+HANGS_ON_PACE = ("recovered", "drained")  # bars that slower cores can miss
+KEPT = 0.75  # of the first closed loop's rate, by the pace of the cores: an event leaves no slower store
 
 bank = perco.Table("bank", key=perco.TEXT, splits=[f"{i:02d}" for i in range(1, TABLETS)])
 balance = bank.column("balance", perco.INT64)
@@ -94,7 +94,7 @@ async def _transfer(txn: perco.Transaction, id: int, one: tuple[int, int], other
 
 @dataclass
 class Replies:
-    """What came of the transfers: when each arrived, when it was answered, and in which tablets it was."""
+    """The transfers: when each arrived, when it was answered, and in which tablets it was."""
 
     arrived: list[float] = field(default_factory=list)
     answered: list[tuple[float, tuple[int, int]]] = field(default_factory=list)
@@ -398,7 +398,7 @@ async def _all(run: Run, folder: Path) -> tuple[list[Found], dict[str, Any]]:
 
 
 def _tell_options(run: Run, report: Report) -> None:
-    """Those of the client that are not the default, beside it; the store is served with what `perco serve` has."""
+    """Print the client's options that differ from the defaults; the store is served with those of `perco serve`."""
     told = []
     for of, ours, default in (
         ("WireOptions", OPTIONS.wire, perco.WireOptions()),

@@ -2,16 +2,16 @@
 
 The paper ran Percolator against bare Bigtable, batching off: reads 0.94 of it, writes 0.23.
 
-Here a *write* is a single-cell read-modify-write transaction, durable, at some number in flight. It commits in one
-step, as everything does that lies in one tablet; *two phases* is the same with the paper's protocol. It is set against
-bare LMDB in two ways, side by side. *Batching on*: mutations that wait commit together, and bare LMDB puts as many
-values per durable write transaction as are in flight, the best that anybody can do with LMDB. *Batching off*, as in the
-paper: each mutation is an LMDB write transaction of its own, and so is each of bare LMDB's puts.
+Here a *write* is a single-cell read-modify-write transaction, durable, with some number in flight. It commits in one
+step, like every transaction within one tablet; *two phases* is the same with the paper's protocol. It is compared with
+bare LMDB in two ways, side by side. *Batching on*: waiting mutations commit together, and bare LMDB puts as many values
+per durable write transaction as are in flight, the best that LMDB can do. *Batching off*, as in the paper: each
+mutation is an LMDB write transaction of its own, and so is each of bare LMDB's puts.
 
-A *read* is `await txn.get`, against the awaited read of the row store under it, and that against bare LMDB's
+A *read* is `await txn.get`, compared with the awaited read of the row store under it, and that with bare LMDB's
 `begin; get`.
 
-What assertions cost is told by the same write in memory, in child processes with and without `python -O`.
+The same write in memory, in child processes with and without `python -O`, shows the cost of assertions.
 """
 
 from __future__ import annotations

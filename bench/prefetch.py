@@ -1,23 +1,23 @@
 """How many row reads prefetching saves, and the cache alone (section 2.5 of the paper: together a factor of 10).
 
-One client process against one `perco serve`, durable; what waits goes in one frame in every run, and the code is the
-same. Counted are the rows that the client asks the server for, to read some of their cells; scans are counted apart,
-nothing is read ahead for them. Three ways, one after the other:
+One client process against one `perco serve`, durable; all waiting messages share a frame in every run, and the code is
+the same. The figure is the number of rows that the client asks the server for, to read some of their cells; scans are
+counted apart, because nothing is read ahead for them. Three ways, one after the other:
 
     neither             every read of a cell is a read of its row
-    cache               a transaction keeps what it has read
-    prefetch + cache    ... and is given with a read what past transactions read of the row later
+    cache               a transaction keeps the cells that it has read
+    prefetch + cache    ... and a read also fetches the cells that past transactions read of the row later
 
 over three kinds of documents (the first two when 64 of them have been seen, the index from its first page on):
 
     the paper's document    50 reads over 6 rows of four tables, the same every time, and a write of each row
     of several kinds        the same rows, but which columns are read depends on the document: one in five is of another
                             kind, and of the other columns each is passed over one time in ten
-    the web index           all that `perco.webindex` does to load and process a page, observers included
+    the web index           everything that `perco.webindex` does to load and process a page, observers included
 
-The web index was written to read what it can of a row at once, so there is less to be saved. `wasted`: of all cells
-sent, those that were read ahead and not used by the end of the transaction. RESULT has it for each kind of document,
-and as `wasted` that of the kind in which it is largest.
+The web index was written to read whole rows at once, so there is less to save. `wasted`: the share of all cells sent
+that were read ahead and not used by the end of the transaction. RESULT has it for each kind of document, and the
+largest as `wasted`.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def _tell_all(run: Run, report: Report, kinds: dict[str, dict[str, list[Found]]]
 
 
 def _wasted(found: dict[str, list[Found]]) -> float:
-    """Of the cells sent with prefetching, those that were read ahead and not used."""
+    """The share of the cells sent with prefetching that were read ahead and not used."""
     return median(each.wasted for each in found[BOTH])
 
 

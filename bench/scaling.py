@@ -1,17 +1,17 @@
-"""One tablet server and two: what a transaction costs in each process, and what a thousand might do.
+"""One tablet server and two: the cost of a transaction in each process, and a projection to a thousand servers.
 
 A durable read-modify-write of a row - timestamp, read, prewrite, timestamp, commit - by a closed loop of callers in one
 client process, against an owner with one tablet server, and with two, over the same four tablets. On a machine with as
-many cores as there are processes the second server adds throughput; where all of them share two cores it cannot, so
-what counts is transactions per second of processor time, of all processes together, beside PostgreSQL's.
+many cores as there are processes the second server adds throughput; if all of them share two cores it cannot, so the
+figure is transactions per second of processor time, of all processes together, compared with PostgreSQL's.
 
-The model has three parameters: a transaction that is one of n in flight takes F + c k + a n, for what is in flight goes
-round together, in frames that take F; each of the k tablets that has something to write (as many of four as n rows lie
-in) costs a commit c, and each transaction costs the busiest process a. It is fitted on one server to four loads, and
-predicts two others that were held out; both errors are printed. And each of the six is held out in turn, and predicted
-from the other five. Drawn from 1 to 1 000 servers it assumes: a machine with cores to spare and a disk for each server
-with four tablets, clients enough, rows all alike, a network like this machine's sockets, and one owner, who spends on
-each transaction what it was measured to spend here: which is where the line bends.
+The model has three parameters: a transaction that is one of n in flight takes F + c k + a n. All n travel together, in
+frames that take F; each of the k tablets with something to write (as many of four as n rows lie in) costs a commit c;
+and each transaction costs the busiest process a. The model is fitted on one server to four loads, and predicts two
+others that are held out; both errors are printed. Then each of the six is held out in turn, and predicted from the
+other five. The drawing from 1 to 1 000 servers assumes a machine with cores to spare and a disk for each server with
+four tablets, enough clients, rows that are all alike, a network like this machine's sockets, and one owner, which
+spends on each transaction the time that was measured here: there the line bends.
 
     python -m bench.scaling serve FOLDER SERVERS        an owner with so many tablet servers
 """
@@ -180,8 +180,8 @@ class Model:
 
 
 def fitted(points: dict[int, float]) -> Model:
-    """To rates by how many were in flight: the least sum of squares of relative errors of the time each took. A
-    parameter that comes out below 0, which no time is, is 0, and the others are fitted again."""
+    """Fit the model to rates by number in flight: least squares of the relative errors of the times. A parameter that
+    comes out below 0 is set to 0, because no time is negative, and the others are fitted again."""
     import numpy
 
     matrix = numpy.array([[1.0, busy(n), n] for n in points])

@@ -1,13 +1,12 @@
-"""Space: cells that are overwritten again and again, with a short history, in the space of the newest versions alone.
+"""Space: cells that are overwritten again and again, with a short history, compared with the newest versions alone.
 
-10^7 overwrites of 10^5 cells, ten seconds of history, the vacuum in the background. Where the space goes: pages in use,
-pages that are free to be used again, and the file; beside a fresh store that holds the same newest cells, and beside
-what the versions that stand need at least. That minimum is what a version takes in the fresh store, whose pages are
-full, for each version that stands. `due`: versions that were young enough to be kept at that moment; the rest is what
-the vacuum has yet to remove.
+10^7 overwrites of 10^5 cells, ten seconds of history, the vacuum in the background. It prints the pages in use, the
+reusable pages and the file, compared with a fresh store of the same newest cells, and with the least that the present
+versions need: for each, the bytes that a version takes in the fresh store, whose pages are full. `due`: versions that
+were young enough to be kept at that moment; the vacuum has yet to remove the rest.
 
-The store is measured right after the last write, when ten seconds of history stand; once more when that history may go;
-and once more when it has been compacted.
+The store is measured right after the last write, with ten seconds of history; again when that history may go; and again
+after compacting.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ VACUUM = perco.VacuumOptions(period_s=2.0, share=0.5)
 
 
 class Space:
-    """What a store takes: pages in use, free ones, the file; and how many versions there are."""
+    """The space of a store: pages in use, free pages, the file; and the number of versions."""
 
     def __init__(self, db: perco.Database, due: int = CELLS) -> None:
         engine = engine_of(db)

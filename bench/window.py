@@ -1,16 +1,16 @@
-"""What a client gains by waiting a little before it asks: the delay window of the paper's section 2.5.
+"""The gain of the delay window of the paper's section 2.5: a client waits a little before it asks.
 
 Reads, mutations and commits of one client wait for others to the same tablet (`BatchOptions.window_s`), and go with
-them in one call. A *fixed* window holds each of them for all of its length, so every transaction takes longer by two
-windows at least, and holds others up for longer; an *adaptive* one holds them only while an earlier call to that
-tablet is out. What is saved is calls. Durable; each transaction reads a row and writes it, the rows all alike (Zipf 0)
-or popular (Zipf 1), with few and with many in flight, over
+them in one call. A *fixed* window holds each of them for its whole length, so every transaction takes longer by at
+least two windows, and blocks others for longer; an *adaptive* one holds them only while an earlier call to that tablet
+is out. A window saves calls. Durable; each transaction reads a row and writes it, with all rows alike (Zipf 0) or some
+popular (Zipf 1), with few and with many in flight, over
 
-    embedded         the store is in the client's process; only a fixed window does anything there
+    embedded         the store is in the client's process; only a fixed window has an effect there
     served           one `perco serve`, reached at once, and through a network that delays each direction (`delay.py`)
     tablet servers   `perco serve --processes 2`: every commit takes two phases
 
-Each row of the figure is one of these; each field says by how many times a window made it faster or slower than none.
+Each row of the figure is one of these; each field shows the throughput as a multiple of that without a window.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def windows(scene: Scene, *, quick: bool = False) -> Sequence[str]:
     else:
         tried = (NONE, *FIXED) if scene.store == EMBEDDED else WINDOWS
     if scene.skew and (quick or scene.delay_ms or scene.in_flight != JUDGED.in_flight):
-        return tried[:-1]  # with the longest, those who meet on a popular row take some ten seconds to end
+        return tried[:-1]  # with the longest, those that meet on a popular row take some ten seconds to end
     return tried
 
 
@@ -151,7 +151,7 @@ def _tell(run: Run, report: Report, found: Found) -> None:
     run.table("durable read-modify-writes of one row", (*head, "retries each", "CPU us"), rows)
     report.figures["mean_ms_window_0"] = mean_ms(found[JUDGED, NONE])
     report.figures["mean_ms_window_200"] = mean_ms(found[JUDGED, LONGEST])
-    # A window that is held, is passed by the read and by the commit of each.
+    # Each transaction waits for a fixed window twice: with its read and with its commit.
     report.bars.append(("mean_ms_window_200", report.figures["mean_ms_window_200"], "at least", 2000 * float(LONGEST)))
 
 

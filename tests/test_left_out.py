@@ -1,4 +1,4 @@
-"""What is left out of the suites that run everywhere is there, and docs/testing.md says why."""
+"""The tests left out of the suites that run everywhere exist, and docs/testing.md says why they are left out."""
 
 from __future__ import annotations
 

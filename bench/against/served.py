@@ -1,19 +1,19 @@
 """Clients of one served store, each in a process of its own: tasks on an event loop, or a thread per request.
 
     python -m bench.against.served SIDE STORE IN_FLIGHT SECONDS [WINDOW SKEW]
-                                                        prints what a closed loop of callers did, as JSON
+                                                        prints the figures of a closed loop of callers, as JSON
     python -m bench.against.served SIDE STORE COUNT memory
-                                                        ... what a request that waits takes, in bytes
+                                                        ... the bytes that a waiting request takes
 
-WINDOW: the client's `BatchOptions.window_s`, with an "a" behind it where it is adaptive; SKEW: of Zipf's law, by which
-rows are chosen.
+WINDOW: the client's `BatchOptions.window_s`, followed by an "a" if it is adaptive; SKEW: the exponent of Zipf's law,
+by which rows are chosen.
 
 A request is one durable read-modify-write of a row. The sides:
 
-    tasks                 perco on trio: a task per request, one connection, frames that carry what waits
+    tasks                 perco on trio: a task per request, one connection, frames that carry all waiting calls
     tasks, no batching    the same, every call in a frame of its own
     threads               `BlockingClient`: a thread and a connection per request
-    threads, batching     perco.sync: a thread per request, one connection, frames that carry what waits
+    threads, batching     perco.sync: a thread per request, one connection, frames that carry all waiting calls
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Server:
     def load(
         self, side: str, in_flight: int, seconds: float, window: str = "0", skew: float = 0.0, url: str = ""
     ) -> Load:
-        """What a client did. `url`: where it is to find the store."""
+        """Run a client and return its figures. `url`: the address of the store."""
         before = self.cpu_s()
         found = load_of(side, url or str(self.folder), in_flight, seconds, window, skew)
         found.cpu_s += self.cpu_s() - before
@@ -104,7 +104,7 @@ class Server:
 
 
 def load_of(side: str, url: str, in_flight: int, seconds: float, window: str = "0", skew: float = 0.0) -> Load:
-    """What a process did that opened a store: served or, where nobody has it open, its own."""
+    """Run a process that opens a store, served or its own, and return its figures."""
     return Load(**json.loads(_child(side, url, in_flight, seconds, window, skew)))
 
 
@@ -118,7 +118,7 @@ def unserved(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def server(folder: Path, *, durable: bool, processes: int = 1) -> Iterator[Server]:
-    """With all rows in it. `processes`: above 1, so many tablet servers have its tablets."""
+    """A served store with all rows in it. `processes`: above 1, the number of tablet servers."""
     path = folder / f"served-{random.getrandbits(32):x}"
     trio.run(_fill, path)
     served = Server(path, "power" if durable else "process", processes)
@@ -264,7 +264,7 @@ async def _column(url: str) -> int:
 
 
 def batch_options(window: str) -> perco.BatchOptions:
-    """Of a client: see WINDOW above."""
+    """A client's options: see WINDOW above."""
     return perco.BatchOptions(window_s=float(window.removesuffix("a")), adaptive=window.endswith("a"))
 
 

@@ -312,8 +312,8 @@ def _wrote(tree: Traced, url: str) -> bool:
 
 
 async def _show_tree(index: WebIndex, snap: perco.Snapshot, edit: Traced, runs: list[tuple[str, Any, float]]) -> None:
-    """What `perco trace` finds: every run under what it was caused by, as their acknowledgements say. How long a run
-    took is of this process, in which the observers ran."""
+    """The tree of `perco trace`: every run below its cause, as recorded in the acknowledgements. The times of the runs
+    are from this process, in which the observers ran."""
     took = {(id, key): seconds for id, key, seconds in runs}
 
     async def add(below: Tree, run: Traced) -> None:

@@ -124,8 +124,8 @@ async def on_spark(spark: SparkSession, work: Callable[[], T]) -> T:
 
 
 async def load(service: Service, spark: SparkSession, store: perco.spark.Store, sources: Sequence[str]) -> None:
-    """Crawl, load and observe, until all is searchable; counts in `service.loaded`. Pages of the documentation that are
-    no longer there are removed, as where one process loads."""
+    """Crawl, load and observe, until all is searchable; counts in `service.loaded`. Removes pages of the documentation
+    that are no longer there, like a load in one process."""
     context = spark.sparkContext
     skipped, unchanged = context.accumulator(0), context.accumulator(0)
     tasks = list(enumerate(split(sources)))
@@ -134,7 +134,7 @@ async def load(service: Service, spark: SparkSession, store: perco.spark.Store, 
     counts = service.loaded
 
     def load_all() -> perco.spark.Loaded:
-        # What a load that failed has left: pages may have changed since, and one that has not is not written again.
+        # Left by a failed load: pages may have changed since; unchanged ones are not written again.
         perco.spark.acknowledge(store, _JOB, spark)
         pages, loader = latest.values().map(_page), partial(load_page, unchanged)
         given: dict[str, Any] = {"schema": _INDEX.schema, "key": url_of, "beside": _INDEX.pages, "job": _JOB}
@@ -190,7 +190,7 @@ async def both(folder: Path, limit: int | None, say: Callable[[str], None]) -> b
 
 
 def _why(spark_s: float, embedded_s: float, begun_s: float) -> str:
-    """What is to be said of two times that stand beside each other."""
+    """Explain the two times that were measured."""
     return (
         f"   {spark_s:.0f} s beside {embedded_s:.0f} s, on the same {os.cpu_count()} cores; the JVM had taken "
         f"{begun_s:.0f} s to start before that. On Spark a page goes from the crawler\n"
@@ -202,7 +202,7 @@ def _why(spark_s: float, embedded_s: float, begun_s: float) -> str:
 
 
 def _compare(spark: SparkSession, folder: Path, say: Callable[[str], None]) -> bool:
-    """Both stores as data frames, and what either has that the other has not."""
+    """Compare both stores as data frames: the rows that only one of them has."""
     perco.spark.register(spark)
     spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
     equal = True

@@ -160,7 +160,7 @@ class Service:
                     self.loaded.unchanged += 1
 
     async def remove_vanished(self, seen: set[str]) -> None:
-        """Of the documentation, all but the pages that a whole crawl of it has seen."""
+        """Remove pages of the documentation that a complete crawl of it has not seen."""
         async with self.db.snapshot() as snap:
             rows = snap.scan(self.index.pages, prefix=DOCS_URL, columns=[self.index.contents])
             gone = [row.key async for row in rows if row.key not in seen]

@@ -1,4 +1,4 @@
-"""What a case does to the files of a store. A case is a seed: the same seed damages the same file in the same way."""
+"""Cases of damage to the files of a store. A case is a seed: the same seed damages the same file in the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store is asked - is it idle, what waits, who is paused - has one answer, whichever process asks (R9)."""
+"""Questions to a store - is it idle, what waits, what is paused - have one answer in every process (R9)."""
 
 from __future__ import annotations
 

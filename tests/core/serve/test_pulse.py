@@ -1,4 +1,4 @@
-"""What a client says while its loop is held, decided without a socket or a clock."""
+"""A client's pulse while its loop is held, without a socket or a clock."""
 
 from __future__ import annotations
 

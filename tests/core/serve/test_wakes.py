@@ -110,7 +110,7 @@ def test_when_a_process_ends_another_looks_at_what_it_left() -> None:
 
 @pytest.mark.parametrize("seed", range(100))
 def test_no_change_is_forgotten(seed: int) -> None:
-    """Whatever they do: once a process has room and answers, it is told of what came since it last looked."""
+    """After any steps: a process that has room and answers is told of changes since it last looked."""
     rng = random.Random(seed)
     wakes, processes = made("a", "b", "c")
     waits = False  # a change has come that nobody has looked for since

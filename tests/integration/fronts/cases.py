@@ -1,4 +1,4 @@
-"""What every public method is asked, written once for all fronts (R9).
+"""The calls of every public method, written once for all fronts (R9).
 
 A case is an `async def`; under `perco.sync` nothing in it ever waits, so it is run to its end in one step. `Asked.told`
 makes a call and gives what comes of it, result or error, without what differs from run to run.
@@ -71,11 +71,11 @@ class Asked:
         self.front, self.db = front, db
 
     async def call(self, given: Any) -> Any:
-        """What a call gives, awaited where it is to be."""
+        """The result of a call, awaited if it is awaitable."""
         return await given if inspect.iscoroutine(given) else given
 
     async def told(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What comes of a call: ("gives", result), or ("raises", type, message)."""
+        """The outcome of a call: ("gives", result), or ("raises", type, message)."""
         try:
             return "gives", plain(await self.call(method(*args, **kwargs)))
         except Exception as error:

@@ -33,7 +33,7 @@ Answers = dict[str, Any]
 
 
 async def ask_all(front: ModuleType, opening: Any) -> Answers:
-    """What each case gives, one after the other."""
+    """The results of the cases, one after the other."""
     answers: Answers = {}
 
     async def ask(db: Any) -> None:

@@ -61,7 +61,7 @@ def holders() -> Iterator[list[Holder]]:
 
 
 class Owner:
-    """Who has the store open, and hears pulses."""
+    """The process that owns the store, and hears pulses."""
 
     def __init__(self, db: perco.Database, opened: opening.open) -> None:
         assert opened.server is not None
