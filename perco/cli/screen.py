@@ -59,7 +59,7 @@ def _perform(
     interrupted: str | None, action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs
 ) -> NoReturn:
     code = FINE
-    failed: list[Exception] = []  # as it is, without the group of the nursery below
+    failed: list[BaseException] = []  # without the group of the nursery below
 
     async def run() -> None:
         if interrupted is None:
@@ -83,6 +83,8 @@ def _perform(
         try:
             done = await action(*args, **kwargs)
             code = code or done
+        except SystemExit as error:  # rich ends so when the reader of its output is gone
+            failed.append(error)
         except Exception as error:
             failed.append(_leaf(error))
 

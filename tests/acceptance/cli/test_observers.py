@@ -11,11 +11,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import trio
 from rich.console import Console
 
 import perco
 from perco.cli import failing as failing_commands, graph, observing
-from tests.acceptance.cli.stores import ROOT, contents, docs, make, measure, run, schema, size
+from tests.acceptance.cli.stores import ROOT, command, contents, docs, make, measure, run, schema, size
 
 
 def failing() -> perco.Schema:
@@ -119,6 +120,20 @@ async def test_observers_are_listed_and_drawn(store: Path) -> None:
     ]
     assert "c0 --> o0" in (await run("observers", store, "--mermaid")).out
     assert (await run("observers", store, "--svg", "-")).out.startswith("<svg ")
+
+
+@pytest.mark.parametrize("args", [("trace", "docs", "a"), ("observers", "--graph"), ("scan", "docs"), ("status",)])
+async def test_a_reader_that_goes_away_ends_the_command_quietly(store: Path, args: tuple[str, ...]) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    name, *rest = args
+    try:
+        done = await trio.run_process(
+            command(name, store, *rest), stdout=writes, capture_stderr=True, check=False, cwd=ROOT
+        )
+    finally:
+        os.close(writes)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_the_lines_of_help_are_whole_at_eighty_columns() -> None:
