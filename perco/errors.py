@@ -91,10 +91,10 @@ class WriteConflict(TransientError):
 
 
 class ReadConflict(TransientError):
-    """What a serializable transaction has read was written by another one meanwhile, or is being written (T14).
+    """Another transaction has written, or is writing, a cell or range that this serializable one has read (T14).
 
     Attributes: `cells`, a tuple of (table, key, column name); `ranges`, a tuple of (table, first key, stop key), None
-    where the scan was not bounded: the first few that were found; `start_ts`, `commit_ts`, ours.
+    where the scan was not bounded: the first few that were found; `start_ts`, `commit_ts`: this transaction's.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ def _moment(when: float | str) -> str:
 
 
 class StoreError(PercoError):
-    """The store cannot do this now. What was acknowledged before is safe."""
+    """The store cannot do this now. Acknowledged writes are safe."""
 
 
 class StoreFull(StoreError):
@@ -348,7 +348,7 @@ def must_be_number(what: str, value: object) -> None:
 
 
 class AsyncOnly:
-    """What only `async with` or `async for` can be used with says so when it is used otherwise.
+    """Base of objects for `async with` or `async for` only: other uses raise an error that says so.
 
     Not for type checkers: they find the mistake by themselves as long as the methods are not there.
     """
@@ -415,7 +415,7 @@ class ChainTooLong(UsageError):
 
 
 def _cycle(path: tuple[str, ...]) -> tuple[str, ...]:
-    """What a path ends with twice or more; the shortest."""
+    """The shortest sequence that a path ends with at least twice."""
     for length in range(1, len(path) // 2 + 1):
         if path[-length:] == path[-2 * length : -length]:
             return path[-length:]

@@ -11,11 +11,11 @@
 The store runs on trio, as the guest of the loop that opens it: in the same thread, between the loop's own callbacks.
 It works under any asyncio loop, uvloop's too. Stores of one loop share one guest run.
 
-T10 A task that is cancelled in a call cancels the call: what was not sent did not happen. CancelledError comes out when
-    the call has ended; if the transaction had committed, or nobody knows, it says so (`__notes__`), and `txn.outcome`
-    does.
+T10 A task that is cancelled in a call cancels the call: a commit that was not sent did not happen. CancelledError is
+    raised when the call has ended; if the transaction has committed, or its outcome is unknown, a note on it
+    (`__notes__`) and `txn.outcome` say so.
 
-Observers are trio's, as for every store; those that await what is asyncio's are declared by `perco.aio.observer`.
+Observers run on trio, as for every store; declare those that await asyncio with `perco.aio.observer`.
 """
 
 from perco.aio.attempts import Attempt as Attempt, Attempts as Attempts, Retrying as Retrying

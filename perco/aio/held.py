@@ -1,4 +1,4 @@
-"""What users of `perco.aio` hold: snapshots, transactions, scans."""
+"""The objects that users of `perco.aio` hold: snapshots, transactions, scans."""
 
 from __future__ import annotations
 
@@ -161,5 +161,5 @@ class Transaction(Snapshot):
 
     @property
     def isolation(self) -> Isolation:
-        """What it was begun with: "snapshot" or "serializable"."""
+        """Its isolation: "snapshot" or "serializable"."""
         return self._of.isolation

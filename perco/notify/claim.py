@@ -6,11 +6,12 @@ N3  The ack is an ordinary cell whose newest record points at the start_ts of th
     under T9, and the ack is the run's primary: so at most one run commits per change and version of the observer. An
     ack says which version made it; those of a lower one no longer count.
 N4  Many writes may collapse into one run, which sees the newest.
-N5  A signal has neither value nor ack: run if and only if a notify cell stands. What another run has seen may stand for
-    a while after it has committed; a pending removal says so, and is waited for, lest one signal be run for twice.
-N6  A run sees what the failed list has of its row and observer, and takes it along if it commits. Of many changes one
-    run is given up and not one for each handful that it covers: what is older than a failed change is not run for.
-N9  The cause travels along: the earliest root of what is collapsed, so that nobody who waits for it is told too soon.
+N5  A signal has neither value nor ack: run if and only if there is a notify cell. The cells that another run saw may
+    stay for a while after its commit; a pending removal shows that, and is waited for, lest one signal have two runs.
+N6  A run sees the failed list's entry of its row and observer, and removes it if it commits. Many changes are given up
+    in one run, not one run for each handful that it covers: a change older than a failed one has no run.
+N9  The cause travels along: the earliest root of the collapsed changes, so that nobody who waits for it is told too
+    soon.
 """
 
 from __future__ import annotations

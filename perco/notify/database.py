@@ -3,8 +3,8 @@
 N7  *Idle*: at one moment no notify cell, pending signal or lock of an observed cell existed anywhere. In one process a
     counter on the loop tells: while no observed write, signal, removal or recovery is under way (`Fates.observed` is 0)
     and no orphaned lock is left (`Sweeper.clean`), no notify cell can appear, so one look at all tablets proves it. A
-    lock of an observed cell that cannot be read may be a notification: the store is not idle, and whoever waits is told
-    so. Nor is it while a run is under way here: another run may have removed what it is for (N5).
+    lock of an observed cell that cannot be read may be a notification: the store is not idle, and waiting ends with an
+    error. Nor is it idle while a run is under way here: another run may have removed its notify cells (N5).
 """
 
 from __future__ import annotations
@@ -563,11 +563,11 @@ class WorkerHandle:
         self._worker, self.scanners = worker, scanners
 
     def statistics(self) -> dict[str, ObserverCounters]:
-        """What each observer did since the worker began, by id."""
+        """Counters of each observer since the worker began, by id."""
         return self._worker.statistics()
 
     def scanner_statistics(self) -> list[ScannerCounters]:
-        """What each scanner did."""
+        """Counters of each scanner."""
         return [scanner.counters for scanner in self.scanners]
 
     def on_run(self, function: Callable[[str, Any, float], None]) -> None:

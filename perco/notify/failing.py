@@ -1,7 +1,8 @@
-"""What becomes of a change whose observer has failed: it is counted, and in the end given up.
+"""Handles failed runs: counts them, and in the end gives the change up.
 
-N6  Counted in the notify cell itself, so across restarts; after so many attempts it moves to the failed list. Each is
-    one checked mutation of the row (`txn/failed.py`): refused, somebody else has done something about the change.
+N6  Failures are counted in the notify cell itself, so across restarts; at the limit the change moves to the failed
+    list. Each step is one checked mutation of the row (`txn/failed.py`): if it is refused, another process has dealt
+    with the change.
 N9  A chain that is too long is given up without an attempt.
 """
 
@@ -37,10 +38,10 @@ class ObserverFailedError(Exception):
 
 
 class FailureLog:
-    """Logs runs that failed: the first of a kind with its whole traceback, each that follows in one line.
+    """Logs failed runs: the first of a kind with its whole traceback, each later one in one line.
 
-    A service that is down fails for every change that waits, again and again, and always says the same. What is given
-    up keeps its own traceback in the failed list. Past `KINDS_MAX` kinds the one that was told first is forgotten.
+    A service that is down fails for every waiting change, again and again, with the same error. A change that is given
+    up keeps its own traceback in the failed list. Past `KINDS_MAX` kinds the oldest one is forgotten.
     """
 
     def __init__(self) -> None:

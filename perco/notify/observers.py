@@ -19,13 +19,13 @@ from perco.txn import catalogue as catalogues
 
 @dataclass(frozen=True, slots=True)
 class ObserverState:
-    """What a store knows of an observer.
+    """A store's record of an observer.
 
     Attributes:
-        id, table, column: what it observes.
+        id, table, column: its id, and the column that it observes.
         version: the highest that was declared.
-        paused: whether it is; `ready`: whether it has been told of all that was there before it.
-        outputs: (table, column) of what its runs have been seen to write, or raise.
+        paused: whether it is; `ready`: whether its backfill is done.
+        outputs: (table, column) of the cells that its runs have been seen to write, or raise.
     """
 
     id: str

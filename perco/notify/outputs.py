@@ -1,8 +1,8 @@
-"""What each observer has been seen to write, by column: the arrows of the pipeline that the catalogue cannot know.
+"""The columns that each observer has been seen to write: the arrows of the pipeline that no declaration has.
 
 A row of the system table for each pair: `output/`, the observer's number, the column's, and the table's name. It is
-put once, behind the run that was the first to write there; noted again, it is the same. What is lost with a process is
-noted by the next run.
+put once, after the first run that writes there; putting it again changes nothing. If a process dies before, the next
+run puts it.
 """
 
 from __future__ import annotations

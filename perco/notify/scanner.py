@@ -4,11 +4,11 @@ N8  A scanner starts at a random key of a random tablet and walks on from there,
     row on which another scanner runs observers it teleports: it jumps to a new random place, as no bus can, so that
     scanners never clump behind a slow row. It sleeps after a whole tour: clear the wake flag, look, sleep; the wake
     comes after the notify cells are visible. It wakes one scanner; one that finds more than it may run wakes the next.
-    What is not due yet it passes by, and wakes when the first of it is.
+    It passes by changes that are not due yet, and wakes when the first of them is.
 
-Where observers have different priorities, a tour is made for the highest first, then for each of the others as far as
-its share goes, and so again, until one has gone all the way round for each. A lower one gives way: what waits for a
-run in flight to end lets higher ones look first, a few times in a row at most.
+If observers have different priorities, it tours for the highest first, then for each of the others as far as its share
+goes, and so again, until it has gone all the way round for each. A lower priority gives way: before it takes a slot
+that has become free, higher ones look, at most a few times in a row.
 """
 
 from __future__ import annotations

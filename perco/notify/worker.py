@@ -123,7 +123,7 @@ def _change(observer: Observer, row: bytes, seen: Value | Missing, attempt: int,
 
 @dataclass(slots=True)
 class ObserverCounters:
-    """What one observer did since the worker was started.
+    """Counters of one observer since the worker was started.
 
     `runs`: begun; `commits`: acknowledged changes; `collapsed`: changes beyond one that a commit took with it (N4);
     `conflicts`, `failures`: runs that did not commit; `given_up`: changes that were moved to the failed list (N6);

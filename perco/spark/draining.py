@@ -19,12 +19,12 @@ from perco.tuning import collecting_less
 
 @dataclass(slots=True)
 class Drained:
-    """What workers have done.
+    """The result of a drain.
 
     Attributes:
         commits, conflicts, failures: of observer runs, by observer.
         failed: changes on the failed list at the end; `perco failed list` shows them.
-        workers: that have run.
+        workers: how many have run.
     """
 
     commits: dict[str, int] = field(default_factory=dict)

@@ -35,13 +35,13 @@ _COLUMNS: Final = (
 
 
 class Loaded:
-    """What a job has done; `str` tells it in a line.
+    """The result of a job; `str` gives it in a line.
 
     Attributes:
-        job: its name; if it was not given one, it has been acknowledged already.
+        job: its name; a job without a name of its own has been acknowledged already.
         committed, skipped, failed: inputs; `skipped` had taken effect before, in another attempt or an earlier run.
         seconds: of all tasks together.
-        partitions: what each task has done.
+        partitions: the result of each task.
     """
 
     def __init__(self, job: str, partitions: list[PartitionResult], spark: SparkSession) -> None:

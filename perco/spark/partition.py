@@ -1,11 +1,11 @@
-"""A partition's rows, each in a transaction of its own, many in flight: what a task does. On trio; no Spark in it.
+"""Loads a partition's rows, each in a transaction of its own, many in flight: a task's work. On trio, without Spark.
 
     Spark's iterator -> a few rows at a time, in a thread -> as many loaders as may run at once -> the store
 
 Rows are read while others are loaded: as many as are loaded at once, and as many again, but of each no more than 64. So
-loaders do not wait, and a slow store is waited for. What a loader raises is its row's failure: the row's transaction is
-discarded, and the rest goes on until there are too many. What the store raises when it is away for long ends the task,
-and Spark runs it again; the ledger says what is left to do.
+loaders do not wait, and a slow store is waited for. An exception of a loader is its row's failure: the row's
+transaction is discarded, and the others continue until there are too many failures. If the store is away for too long,
+its error ends the task, and Spark runs it again; the ledger says which inputs are left.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Failure:
 
 @dataclass(slots=True)
 class PartitionResult:
-    """What a task has done.
+    """The result of a task.
 
     Attributes:
-        partition, attempt: of Spark; the attempt that it took the result of.
-        committed: inputs whose transaction has committed; skipped: that had been taken before; failed: the others.
-        stopped: there were too many failures, and it did not go on.
-        seconds: that the task took.
+        partition, attempt: Spark's numbers; the attempt whose result Spark used.
+        committed: inputs whose transaction has committed; skipped: taken before; failed: the others.
+        stopped: there were too many failures, so it did not continue.
+        seconds: how long the task took.
         failures: the first of them.
     """
 

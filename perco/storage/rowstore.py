@@ -8,8 +8,8 @@
 Everything above works over anything that keeps this contract; wrappers stack on it. `LocalRowStore` is the one over
 tablets in this process, of LMDB or of memory.
 
-P1  A row lies in one tablet. When one is split, whose rows are whose changes in one step of the loop, while nothing
-    that concerns them is queued.
+P1  A row lies in one tablet. When a tablet is split, the rows change hands in one step of the loop, while no mutation
+    of them is queued.
 P3  A mutation whose rows do not lie in one tablet (any more) fails with TabletSplit, and is not made in part.
 """
 
@@ -130,7 +130,7 @@ class LocalRowStore:
 
     async def raise_floor(self, ts: int) -> None:
         """Every tablet refuses mutations that name a timestamp below `ts` (T13). When this returns, none of those that
-        were let in before is still under way. Who adds a table later raises it again."""
+        were let in before is still under way. A table that is added later needs another call."""
         raised: set[Tablet] = set()
         while left := [tablet for tablet in self.tablets() if tablet not in raised]:  # they may be split meanwhile
             for tablet in left:

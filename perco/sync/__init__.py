@@ -9,15 +9,16 @@
             for row in snap.scan(accounts): ...
 
 The store runs on a trio loop in a thread of its own. Callers hand their calls over to it and sleep; commits of many
-threads that come together share a write and an fsync, as those of many tasks do. A database may be used by any number
-of threads, a snapshot too; a transaction by one at a time. What is set is noted in the caller's thread and goes along
-with the next call. In `db.run` a transaction begins with its first read, in `db.transaction()` at once.
+threads that come together share a write and an fsync, as those of many tasks do. Any number of threads may use a
+database or a snapshot, one at a time a transaction. `set` notes a write in the caller's thread; the next call takes it
+along. In `db.run` a transaction begins with its first read, in `db.transaction()` at once.
 
-T10 A call that KeyboardInterrupt comes into is cancelled first: what was not sent did not happen. Then the exception
-    comes out; if the transaction had committed, or nobody knows, it says so (`__notes__`), and `txn.outcome` does.
+T10 A KeyboardInterrupt first cancels the call that it interrupts: a commit that was not sent did not happen. Then the
+    exception propagates; if the transaction has committed, or its outcome is unknown, a note on the exception
+    (`__notes__`) and `txn.outcome` say so.
 
-Calls from the loop's own thread (from `on_event`, `progress=`, an observer that is an `async def`) raise UsageError:
-they would wait for themselves.
+Calls from the loop's own thread (from `on_event`, `progress=`, an `async def` observer) raise UsageError: they would
+wait for themselves.
 """
 
 from perco.sync.attempts import Attempt as Attempt, Attempts as Attempts, Retrying as Retrying

@@ -1,4 +1,4 @@
-"""What users of `perco.sync` hold: snapshots, transactions, scans."""
+"""The objects that users of `perco.sync` hold: snapshots, transactions, scans."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ class Transaction(Snapshot):
 
     @property
     def isolation(self) -> Isolation:
-        """What it was begun with: "snapshot" or "serializable"."""
+        """Its isolation: "snapshot" or "serializable"."""
         if self._begun is not None:
             return self._begun.isolation
         assert self._tries is not None

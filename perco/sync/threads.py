@@ -69,8 +69,8 @@ class _Call(Call):
 class _Waking(trio.abc.Instrument):
     """Wakes callers when the loop has nothing to do for now, all at once.
 
-    Each time that the loop reads it lets go of the interpreter's lock. Who is awake by then takes it, and the loop has
-    to wait for it: for many callers that costs more than all that they ask for.
+    Each time that the loop reads, it releases the interpreter's lock. A thread that is awake by then takes it, and the
+    loop has to wait for it: for many callers that costs more than their calls.
     """
 
     def __init__(self) -> None:

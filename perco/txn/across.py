@@ -1,6 +1,6 @@
-"""What rows say of each other: a transaction's records, locks and markers against those of its other cells (T1, T3).
+"""Compares rows: a transaction's records, locks and markers with those of its other cells (T1, T3).
 
-Remembered as the rows go by; asked of the primary where a lock names it. Of very many transactions a sample.
+They are remembered as the rows go by; if a lock names the primary, that is read. Of very many transactions a sample.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One transaction, attempt after attempt, until one commits.
 
 T11 A retry runs the function, or the block, again, with a new start_ts; writes of a failed attempt are not replayed.
-W3  Whoever has met others takes its turn where an attempt begins, and leaves it where that ends, however it ends.
+W3  A transaction that has conflicted takes its turn when an attempt begins, and leaves it when that ends, however it
+    ends.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Notifies a new observer, or a new version of one, of what is already there: page by page, while everybody goes on.
+"""Notifies a new observer, or a new version of one, of existing data: page by page, while reads and writes go on.
 
 N10 The registration is announced with every timestamp; then a timestamp is drawn and recorded: `ObserverEntry.at`. A
-    transaction that draws its commit_ts later knows of the observer and notifies it itself. So what is left to notify
-    is what committed before `at`: each row's version at `at` is read, and where there is one, a notify cell is put.
-N2  That cell stands at `at`, not at the change's own timestamp. Whoever may remove it has seen it, so began after `at`,
-    so knows of the registration: no run of a lower version, under way or in a process that has not heard of it yet,
-    can take it away, and no notify cell which such a run does take away is it.
-N3  Of a higher version it is also put where a value was deleted and a lower one has acknowledged that.
-C4  What commits in one step at or below `at` is waited for before one looks.
+    transaction that draws its commit_ts later knows of the observer and notifies it itself. So only earlier commits are
+    left to notify: each row's version at `at` is read, and if there is one, a notify cell is put.
+N2  That cell has the timestamp `at`, not the change's own. A run that may remove it has seen it, so it began after
+    `at`, so it knows of the registration: no run of a lower version, under way or in a process that has not heard of
+    the registration yet, can remove it, and no notify cell that such a run removes is this one.
+N3  For a higher version it is also put where a value was deleted and a lower one has acknowledged that.
+C4  One-step commits at or below `at` are waited for first.
 
-How far it has come is noted after each page, and after the page's notify cells: they may be put twice, which is the
-same, and are not forgotten. Nothing is held open, no old version is needed: where the version at `at` has been
-collected, a newer one has notified. What is cut short goes on in the next process, or in several at once.
+Progress is noted after each page, after the page's notify cells: they may be put twice, which changes nothing, and are
+not forgotten. Nothing is held open, no old version is needed: if the version at `at` has been collected, a newer one
+has notified. An interrupted backfill continues in the next process, or in several at once.
 """
 
 from __future__ import annotations

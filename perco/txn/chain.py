@@ -1,7 +1,7 @@
-"""What follows by itself from the verdicts of a step, decided on the loop without waking the transaction's task.
+"""Steps that follow from the verdicts of another, decided on the loop without waking the transaction's task.
 
 `Chain` leads from the last prewrite to the commit of the primary, `Settling` from a refused group to its single cells.
-Each is told verdicts and says what to send next; whoever does the sending may be a task, or the row store itself.
+Each takes verdicts and returns what to send next; a task, or the row store itself, does the sending.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What a store did since it was opened.
+    """A store's statistics since it was opened.
 
     Attributes: `prefetch`: by observer and function that has run; "transaction" and "snapshot" are those opened as
     blocks. `damaged`: stored cells that tasks of the store's own could not read and went on without, the first
@@ -197,10 +197,10 @@ class Client:
 
             total = await db.run(transfer, source, target, amount)
 
-        Returns what the function returned in the attempt that committed. Who needs the commit timestamp, for `wait_for`
-        or `snapshot(ts=)`, lets the function end in `return await txn.commit()`.
+        Returns what the function returned in the attempt that committed. To get the commit timestamp, for `wait_for` or
+        `snapshot(ts=)`, let the function end in `return await txn.commit()`.
         Raises: WriteConflict or ReadConflict after the last attempt; Unavailable past the timeout; CommitUnknown; and
-        whatever the function raises, after discarding its writes.
+        the function's own exceptions, after discarding its writes.
         """
         return self._run_as(self.config.retry, self._serializable, function, args, kwargs)
 
@@ -496,13 +496,13 @@ class Client:
         return await self.oracle.pins.drop_named(name)
 
     async def outcome(self, token: str) -> int:
-        """What became of a transaction (T4): its commit_ts, or 0: it did not commit and never will.
+        """The outcome of a transaction (T4): its commit_ts, or 0: it did not commit and never will.
 
         Args:
             token: from `CommitUnknown.token` or `txn.token`, of any process on this store.
 
-        Raises: UsageError for what is no token, or another store's; CommitUnknown, for good, where nobody can tell any
-        more; ReadOnly: to ask is to settle it.
+        Raises: UsageError for another value, or another store's token; CommitUnknown, for good, if nobody can tell any
+        more; ReadOnly, because asking settles the transaction.
         """
         self.usable(writing=True)
         if not isinstance(token, str):

@@ -1,6 +1,6 @@
 """Two-phase commit as a value: no I/O, no clock, no tasks.
 
-Ask `step` what to do next, tell the matching `..._told` method what came of it; `driver.py` does the doing.
+Ask `step` what to do next, and tell the matching `..._told` method the result; `driver.py` performs the steps.
 
     PREWRITE --all held--> DRAW --drawn--> COMMIT --applied--> COMMITTED (then: `secondaries`)
        |  '--refused--> BLOCKED              |  '--no reply, refused--> ASK --record--> COMMITTED
@@ -8,8 +8,8 @@ Ask `step` what to do next, tell the matching `..._told` method what came of it;
        '<----------------'------------'      '<---own lock still there---'
        '--give_up--> RELEASE --> ABORTED
 
-A *part* is what goes in one mutation: the cells of a transaction that lie in one tablet, where the store has groups
-(S1), else those of one row. The primary is the first cell of the first part.
+A *part* is written in one mutation: the cells of a transaction that lie in one tablet, if the store has groups (S1),
+else those of one row. The primary is the first cell of the first part.
 
 T1  Committed if and only if the primary holds a write record that points at start_ts.
 T2  commit_ts is drawn after every prewrite is stored and acknowledged.
@@ -17,8 +17,8 @@ T3  No secondary gets its record before the primary has it, except in one group 
 T4  A lost reply is never an abort: the primary is asked.
 T6  Asked twice, a step has the effect of once; the second answer may be a refusal, which is settled by asking.
 T12 The primary is chosen before the first prewrite and stays; it is written, or bare (N5).
-T14 Of a serializable transaction `drawn` leads to VALIDATE, which leads to COMMIT or RELEASE: validated before the
-    draw, others could commit in between. What is final once need not be validated again when COMMIT is asked for twice.
+T14 In a serializable transaction `drawn` leads to VALIDATE, which leads to COMMIT or RELEASE: validated before the
+    draw, others could commit in between. A validation is final: it is not repeated when COMMIT is asked for twice.
 C1  *In one step*: the primary's part is not prewritten; one mutation checks it and writes its records. If that is the
     whole transaction, PREWRITE is skipped; else the other parts are prewritten first (C7, last agent), and DRAW, COMMIT
     and phase two follow as ever. A refusal is one: nothing was written, and nothing is sent twice (C6).

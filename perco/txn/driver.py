@@ -1,13 +1,14 @@
-"""Does what the pure cores decide: the only place where commit, recovery and reads meet the store.
+"""Performs what the pure cores decide: the only place where commit, recovery and reads meet the store.
 
 Commit:    `commit.py` says the next step, `Driver.commit` performs it, to its end.
 Recovery:  `recovery.py` likewise, `Driver.resolve`.
-Reading:   `snapshot.py` says what the cells mean; where a lock is in the way, `Driver.read` waits or resolves (T9).
+Reading:   `snapshot.py` says what the cells mean; if a lock is in the way, `Driver.read` waits or resolves (T9).
 
 T2  Reads open their view after the reader's timestamp was drawn: every read here is a new call of the store.
-T7  Whoever holds locks never waits for others': it lets go of all of them, waits, and the function runs again.
-T8  ... and nobody touches a lock without the check that it is still there (`mutations.py`).
-T10 Cancelled before the primary's commit was sent: Cancelled, own locks go in the background. After: the call
+T7  A transaction that holds locks never waits for another's: it releases all of them, waits, and the function runs
+    again.
+T8  ... and no step touches a lock without the check that it is still there (`mutations.py`).
+T10 Cancelled before the primary's commit was sent: Cancelled; own locks are removed in the background. After: the call
     completes and reports its outcome.
 T14 A serializable transaction's reads are validated between the draw of its commit_ts and its primary's commit.
 L1  A lock whose owner is in the live set is waited for; any other is dead, unless its lease says that it lives
@@ -83,7 +84,7 @@ log = logging.getLogger("perco.store")
 
 @dataclass(slots=True)
 class Counters:
-    """What the driver did since the store was opened; `Database.statistics` shows them."""
+    """The driver's counters since the store was opened; `Database.statistics` shows them."""
 
     commits: int = 0
     aborts: int = 0

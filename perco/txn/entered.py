@@ -1,15 +1,15 @@
-"""Cells whose one-step commit is under way: what readers ask before they look. In memory, on the loop.
+"""Cells whose one-step commit is under way: readers ask here before they look. In memory, on the loop.
 
 A one-step commit leaves no lock that a reader could meet: its records become visible when its write transaction ends,
-some time after its commit_ts was drawn. Until then its cells stand here.
+some time after its commit_ts was drawn. Until then its cells are entered here.
 
 C2  Enter: in the same step as commit_ts is drawn, no await between.
-C3  Leave: when the write transaction has ended, whatever became of the caller. A commit whose answer did not come stays
-    until somebody has settled it (`left`).
+C3  Leave: when the write transaction has ended, even if the caller is gone. A commit without an answer stays until it
+    has been settled (`left`).
 C4  Read: a reader at S asks here first, then opens its view, and waits for an entry with commit_ts <= S. Nothing waits
     in the other direction.
 
-At most one entry stands for a cell: who would be the second waits for the first, holding nothing (T7).
+A cell has at most one entry: a second transaction waits for the first, and holds nothing meanwhile (T7).
 
 Why it is right: a reader with S >= commit_ts drew S after the entry stood, asks here before it looks, and an entry
 leaves only once its records are visible. So it meets the entry or the records.

@@ -1,8 +1,8 @@
-"""What is wrong with the cells of one row. Pure.
+"""Checks the cells of one row. Pure.
 
-`examine` and `unnotified`: the cells of a row, and what the catalogue says of it, in; findings out, each with the
-repair that puts it right, if there is a safe one. The invariants that they verify are listed in `check.py`;
-`across.py` asks the other rows that these point at.
+`examine` and `unnotified` take the cells of a row, and its part of the catalogue, and return findings, each with a
+repair if there is a safe one. `check.py` lists the invariants that they verify; `across.py` compares the row with the
+rows that it refers to.
 """
 
 from __future__ import annotations

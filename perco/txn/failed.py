@@ -3,10 +3,10 @@
     group failed, column of the ack, at the change's timestamp -> root, depth, path, attempts, error, traceback, time
 
 N6  A change waits (its notify cell stands), has failed (it is on the list), or is acknowledged; never two of these.
-    Each step from one to the other is one mutation of the row, at exact timestamps, under the checks that it still is
-    as it was seen. A row and observer have one place on the list at most: what fails again while it stands takes that
-    over.
-    Acks check the list in their turn (`mutations.py`), so none commits for what has been given up since it was read.
+    Each step from one to the other is one mutation of the row, at exact timestamps, under the checks that the row is
+    still as it was seen. A row and observer have at most one place on the list: a later failure takes it over.
+    Acks check the list in their turn (`mutations.py`), so none commits for a change that was given up since it was
+    read.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _LEFT_OUT: Final = "\n... {} characters are left out here ...\n"
 
 
 class FailedCell(NamedTuple):
-    """What a cell of the failed list says.
+    """A cell of the failed list.
 
     Attributes:
-        root, depth, path: as in the notify cell that it takes the place of (N9).
-        attempts: runs that failed, or 0 for what was never run.
+        root, depth, path: as in the notify cell that it replaces (N9).
+        attempts: runs that failed, or 0 for a change that was never run.
         error: the last one's, in a line; `traceback`: its traceback, or "".
         wall_ms: the oracle's wall time when it was given up.
     """

@@ -1,13 +1,13 @@
-"""Which transactions of this process live, and what became of the others.
+"""Which transactions of this process are alive, and the outcomes of the others.
 
 L1  In one process a transaction is alive if and only if its start_ts is in the live set: from before its first
     prewrite until its fate is settled. When a store is opened the set is empty, so all its locks are dead.
 
-Whoever meets a live transaction's lock waits here, without polling. Fates of the last transactions are remembered, so
-that a reader that meets a lock which is about to be cleared need not ask.
+A transaction that meets a live one's lock waits here, without polling. Fates of the last transactions are remembered,
+so that a reader that meets a lock which is about to be cleared need not ask.
 
-L2  Where several processes share a store, whether another's transaction lives is hearsay: `exact` is False, and
-    `lives_elsewhere` asks leases. Then it may be taken for dead and commit nevertheless, unless it is rolled back.
+L2  If several processes share a store, a process cannot know whether another's transaction lives: `exact` is False, and
+    `lives_elsewhere` asks. Then a transaction may be taken for dead and commit nevertheless, unless it is rolled back.
 """
 
 from __future__ import annotations

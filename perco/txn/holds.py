@@ -1,9 +1,9 @@
-"""Who still needs old versions, and the watermark that follows from it. No I/O.
+"""The holds on old versions, and the watermark that follows from them. No I/O.
 
 G1  The watermark is the smallest of the start timestamps that are not yet reported done, of the snapshots at past
-    timestamps, of the pins whose lease has not run out, and of what the retention keeps. It is computed here, between
-    two answers of the oracle, and only moves up. Whoever draws a timestamp to read at stands in `open` from that moment
-    until its end.
+    timestamps, of the pins whose lease has not run out, and of the retention's limit. It is computed here, between two
+    answers of the oracle, and only moves up. A reader's timestamp is in `open` from the moment that it is drawn until
+    the reader's end.
 T15 A snapshot at a past timestamp is let in and held in one step.
 """
 
@@ -28,7 +28,7 @@ class Pin(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """Who keeps the watermark from moving on: kind "transaction", "snapshot", "pin" (with its name) or "retention"."""
+    """What keeps the watermark from moving on: kind "transaction", "snapshot", "pin" (with its name) or "retention"."""
 
     kind: str
     ts: int

@@ -98,7 +98,7 @@ class PinnedSnapshot(PastSnapshot):
         late_s = (self._client.oracle.wall_ms() - self.pin.expires_ms) / 1000
         name = self.pin.name
         gone = f"the lease of pin {name!r} ran out {late_s:.0f} s ago" if late_s >= 0 else f"pin {name!r} was dropped"
-        why = f"What it held has gone: {gone}. Give pins a longer lease_s=, or renew them in time (pin.renew())."
+        why = f"Its versions are gone: {gone}. Give pins a longer lease_s=, or renew them in time (pin.renew())."
         return SnapshotTooOld(self.start_ts, cut, table, why=why)
 
     async def renew(self, lease_s: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a transaction keeps of what it has read, and what is read ahead for it, as in the paper (section 2.5). Pure.
+"""A transaction's cache of its reads, and the cells that are read ahead for it (the paper's section 2.5). Pure.
 
     ahead = predictor.begin("app.index_page")       one for each transaction
     plan = ahead.plan(table, row, columns)          what else to ask of the row, in the same read
@@ -16,9 +16,9 @@ it is what the record points at.
 A long value that is likely to be needed is asked for as long as all that one read brings ahead stays small
 (`ahead_bytes_max`, by what such values were in the past).
 
-T9  What is read ahead is kept as it was found. Only when it is really read is it looked at: what has a lock in its way
-    is then read anew, and damage is told then. What is kept without a lock is what any later read at the same timestamp
-    finds: who commits at or below it had its lock in place, or was entered (C4), before that timestamp was drawn.
+T9  Cells that are read ahead are kept as found, and looked at only when they are really read: a cell with a lock in its
+    way is then read anew, and damage is reported then. A cell without a lock is the same for any later read at this
+    timestamp: a transaction that commits at or below it had its lock in place, or was entered (C4), before the draw.
 """
 
 from __future__ import annotations

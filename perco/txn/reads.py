@@ -1,12 +1,12 @@
-"""What a serializable transaction has read, to be read again at its commit. Pure.
+"""The reads of a serializable transaction, to be repeated at its commit. Pure.
 
-Single cells are kept with the version that was seen of each; of a scan only its range, as far as it was consumed, and a
-digest of the versions in it. A range is read again as a whole, so what has come into its gaps shows as well.
+Single cells are kept with the version that was seen of each; scans with their range, as far as it was consumed, and a
+digest of the versions in it. A range is read again as a whole, so new rows in its gaps show as well.
 
 T14 Among serializable transactions and snapshots the history is serializable, in the order of commit timestamps. Such a
-    transaction holds its locks, has drawn commit_ts, and *then* reads all of this again at commit_ts. What it finds is
-    final: whoever commits below commit_ts has its locks in place by now (T2), and a lock whose fate is not known
-    refuses. Had it looked before the draw, another could have committed in between.
+    transaction holds its locks, has drawn commit_ts, and *then* reads all of this again at commit_ts. The result is
+    final: every transaction that commits below commit_ts has its locks in place by now (T2), and a lock whose fate is
+    not known refuses. Before the draw, another could still commit in between.
 
     A transaction that wrote nothing, or a snapshot at S, needs no second look: it sees just the transactions with a
     commit_ts up to S, so it fits into that order right after them.

@@ -1,4 +1,4 @@
-"""What became of a transaction, and what to do with a lock it left: as values, no I/O.
+"""Decides the outcome of a transaction, and what to do with a lock that it left. Values; no I/O.
 
     judge(primary's cells)  -> Committed(ts) | Aborted | Locked(lock) | Nothing
 
@@ -14,9 +14,9 @@ N5  A bare primary is of nobody else's: its own trace says committed, and nothin
 T4  A marker, or a later record: aborted. Our lock: not settled. After old versions were collected only a marker, or our
     own decision, is proof (`conclusive`).
 T5  The primary first: (a) with its lock, (b) a marker without it. Only then the secondaries (c).
-T13 No marker can be put below the floor, and none is needed: a prewrite that comes late is refused as well. So where
-    the primary, read after that, still has no trace, the lock that was found is of one that did not commit.
-T8  Each under the check that the lock is still there; refused: the primary is read again.
+T13 No marker can be put below the floor, and none is needed: a late prewrite is refused as well. So if the primary,
+    read after that, still has no trace, the lock belongs to a transaction that did not commit.
+T8  Each step checks that the lock is still there; if it is refused, the primary is read again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What puts damage right: each repair is one mutation of one row, under checks that what was found still holds. Pure.
+"""Repairs of damage: each is one mutation of one row, under checks that the finding still holds. Pure.
 
-What cannot be put right without guessing what was meant is not here: it is reported, and the cells stay as they are.
-`REMEDIES` says what a person can do then.
+There is no repair that would have to guess: such damage is reported, and the cells stay as they are. `REMEDIES` says
+what a person can do then.
 
 T5  Data without lock or record: of a transaction that is dead, or was; no lock can come back at that timestamp where a
     later record stands, and where none does, the check sees to it. A lock beside its own marker goes as (c) says.

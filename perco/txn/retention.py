@@ -37,9 +37,9 @@ class Keep:
     """How long old versions are kept.
 
     Attributes:
-        seconds: every snapshot of the last so many seconds can be read.
-        versions: of what is older, the newest so many versions of each cell stay. Snapshots need one; more are seen by
-            `perco get --versions` only. What was deleted before that goes whatever this says.
+        seconds: every snapshot within this time can be read.
+        versions: how many older versions of each cell stay, the newest ones. Snapshots need one; only
+            `perco get --versions` sees more. A cell that was deleted before that time keeps none.
     """
 
     seconds: float = DAY_S
@@ -73,7 +73,7 @@ class Removed:
             setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
 
     def add_of(self, mutation: Mutation) -> None:
-        """What an applied mutation of a vacuum has removed: by the groups of its cells."""
+        """Count the cells that an applied mutation of a vacuum has removed, by group."""
         for _, _, writes in mutation.rows:
             for group, column, _, _ in writes:
                 if group == WRITE:
@@ -94,15 +94,15 @@ class Removed:
         return sum(getattr(self, part.name) for part in fields(self))
 
 
-_Unit = tuple[Write, ...]  # what goes together: a record and its long value
+_Unit = tuple[Write, ...]  # removed together: a record and its long value
 
 
 class Waste(NamedTuple):
-    """What can go of one row.
+    """The cells of one row that can be removed.
 
-    `units`: at any time, in any order, a unit in one mutation. `ends`: what goes only under `checks`, all of it in one
-    mutation: delete markers with what they hide and their acks; `instead`: what of it goes if they refuse. `blocked`: a
-    marker had to stay for a notify cell.
+    `units`: at any time, in any order, a unit in one mutation. `ends`: only under `checks`, all in one mutation: delete
+    markers with the cells that they hide and their acks; `instead`: what can still go if the checks refuse. `blocked`:
+    a marker had to stay for a notify cell.
     """
 
     table: str

@@ -1,9 +1,9 @@
-"""What a read at S sees, as a pure function of the cells found.
+"""Decides what a read at S sees, as a pure function of the cells found.
 
     look(locks, writes, S) -> MISSING | Value | InData | Blocked
 
 T9  A read at S that meets a lock with start_ts <= S neither skips it nor returns around it: it is `Blocked` until it
-    knows what became of the lock's transaction. A lock above S cannot matter: that transaction's commit_ts will be
+    knows the outcome of the lock's transaction. A lock above S cannot matter: that transaction's commit_ts will be
     above S as well.
 """
 

@@ -1,12 +1,12 @@
-"""Tablets are split when they have become large: each half has a writer, a file and, served, a server of its own.
+"""Splits tablets that have become large: each half has a writer, a file and, if served, a server of its own.
 
 P1  Each row lies in one tablet, and its writes go to that one only. While a tablet is cut, writes to the rows that it
     gives away wait; reads, and writes to its other rows, do not.
-P2  The new tablet holds what the old one held at the cut.
-P3  What was to be written together and lies in two tablets by now is not written: TabletSplit, and the transaction runs
-    again; what is only to be settled is settled cell by cell.
-P4  The new tablet is on disk, whole; then it is recorded in the catalogue; then it has its rows; then they are removed
-    where they lay. That is gone on with when the store is opened again.
+P2  The new tablet holds the cells that the old one held at the cut.
+P3  A mutation whose rows lie in two tablets by now is not made: TabletSplit, and the transaction runs again; locks are
+    settled cell by cell.
+P4  The new tablet is on disk, whole; then the catalogue records it; then it gets its rows; then they are removed from
+    the old one. The removal continues when the store is opened again.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class SplitOptions:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What a split did.
+    """The result of a split.
 
     Attributes:
-        table: whose tablet was split.
-        row: the first row of the new tablet, as it is stored.
+        table: the tablet's table.
+        row: the first row of the new tablet, as stored.
         tablet: the number of the new tablet.
         cells: how many were copied.
         seconds: how long it took.
-        paused_s: for how long of that writes to the new tablet's rows waited.
+        paused_s: how long writes to the new tablet's rows waited.
     """
 
     table: str

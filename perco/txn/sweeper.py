@@ -28,9 +28,9 @@ _RETRY_MAX_S = 30.0
 
 @dataclass(slots=True)
 class Swept:
-    """What one sweep did.
+    """The result of one sweep.
 
-    Attributes: `settled`, how many locks; `stuck`, those that could not be for what is stored of them, and why.
+    Attributes: `settled`, the number of locks; `stuck`, locks that could not be settled because of damage, and why.
     """
 
     settled: int = 0

@@ -1,15 +1,15 @@
-"""What users hold: a snapshot to read, a transaction to read and write.
+"""The objects that users hold: a snapshot to read, a transaction to read and write.
 
 All reads of a transaction see the store as of its start_ts, with its own writes on top; reads of one transaction may
 run concurrently. `set` and `delete` only note what to do: they never block, and limits are raised there, not at commit.
 `None` means absent.
 
-G1  Whoever reads at a timestamp holds the watermark below it, from the moment that it was drawn to its end.
-T9  Whatever a multi-get meets, it answers as point reads would, or waits; never a part.
-T14 What is read with `lock=True` is locked at commit, for as long as the commit takes, against all who write it. A
-    serializable transaction notes what it reads; it is read again at commit.
+G1  A reader holds the watermark below its timestamp, from the moment that it was drawn to the reader's end.
+T9  A multi-get answers as point reads would, or waits; it never returns a part.
+T14 A cell that is read with `lock=True` is locked at commit, for as long as the commit takes, against all writers. A
+    serializable transaction notes its reads, and repeats them at commit.
 T12 The primary is an observer run's ack, else a cell in the tablet that holds most of the cells.
-N5  Signals are never the primary. Where nothing is written, a bare cell is.
+N5  Signals are never the primary. If nothing is written, a bare cell is.
 """
 
 from __future__ import annotations
@@ -482,7 +482,7 @@ class Transaction(Snapshot):
 
     @property
     def isolation(self) -> Isolation:
-        """What it was begun with: "snapshot" or "serializable"."""
+        """Its isolation: "snapshot" or "serializable"."""
         return "snapshot" if self._reads is None else "serializable"
 
     @property

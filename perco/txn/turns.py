@@ -1,20 +1,19 @@
-"""Attempts of this process that met on a cell take turns at it.
+"""Attempts of this process that conflicted on a cell take turns at it.
 
-Where many want one cell, all but one of those that try at a time fail, and a random pause only spreads them out: ever
-more attempts for every commit. So whoever has met another on a cell stands in that cell's line before it tries again,
-and goes when it is the first in all the lines that it stands in. A first attempt knows of no line and goes at once: who
-never conflicts never comes here.
+If many transactions want one cell, all but one of the concurrent attempts fail, and a random pause only spreads them
+out: ever more attempts for every commit. So an attempt that has conflicted on a cell queues in that cell's line before
+it tries again, and goes when it is first in all its lines. A first attempt stands in no line and goes at once.
 
     first attempt --conflict on a cell--> in line --first in all its lines--> attempt --commit--> leaves
                                             ^                                    |
                                             '------conflict, on one more---------'
 
-W1  Nothing is locked. Who has the turn commits by the same checks as everybody else (T7), and may lose to somebody who
-    stands in no line: a first attempt, or another process. Then it pauses at random, as it would without lines.
-W2  Older first: a line is in the order of first conflicts, only whoever has the turn stays at its head. So one waits
-    for older ones, or for those who run and wait for nobody: no two wait for each other.
-W3  One stands in line from the end of the pause to the end of the attempt, however that ends.
-W4  Nobody waits longer than `turn_s` at a time; then it leaves its lines and tries out of turn.
+W1  Nothing is locked. The attempt that has the turn commits by the same checks as any other (T7), and may lose to one
+    that stands in no line: a first attempt, or another process. Then it pauses at random, as it would without lines.
+W2  Older first: a line is in the order of first conflicts, except that the attempt that has the turn stays at its head.
+    So attempts wait for older ones, or for running ones, which wait for nobody: no two wait for each other.
+W3  An attempt stands in line from the end of the pause to its own end, however that comes.
+W4  No attempt waits longer than `turn_s` at a time; then it leaves its lines and tries out of turn.
 """
 
 from __future__ import annotations

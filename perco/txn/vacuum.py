@@ -1,15 +1,16 @@
-"""Removes old versions that nobody can read any more, page by page, while everybody goes on.
+"""Removes old versions that nobody can read any more, page by page, while reads and writes go on.
 
-`retention.py` says what can go of a row, `holds.py` up to where; this does it, through the row store alone.
+`retention.py` decides which cells of a row can go, `holds.py` up to which timestamp; this module removes them, through
+the row store alone.
 
 G2  In this order, each step finished everywhere before the next begins anywhere: publish the watermark and the cuts,
     durably; raise the floor in every tablet (T13); settle every lock with start_ts strictly below the watermark;
     delete. Tablet by tablet would lose half a transaction: its primary's record gone, a secondary's lock still there.
-    A lock that cannot be understood, or whose primary cannot be, stays: then only what is below it goes, as if the
-    watermark stood there.
+    A lock that does not decode, or whose primary does not, stays, and collection goes up to it only, as if it were the
+    watermark.
 S4  It may use the reserve of a full disk, in mutations that are small enough for it.
 
-What it does can be cut short anywhere, and begun again by anybody: the next one publishes a watermark at least as high.
+A vacuum can be interrupted anywhere, and another begun by any process: the next one's watermark is at least as high.
 """
 
 from __future__ import annotations
@@ -96,13 +97,13 @@ class VacuumOptions:
 
 @dataclass(slots=True)
 class VacuumResult:
-    """What a vacuum did, and while it runs, has done so far.
+    """The result of a vacuum; while it runs, its progress.
 
     Attributes:
         watermark: versions that are needed at or above it were left alone.
-        cuts: of each table the oldest timestamp at which it can be read from now on.
-        holder: who kept the watermark from moving on.
-        table: the one it is at.
+        cuts: for each table the oldest timestamp at which it can be read from now on.
+        holder: what kept the watermark from moving on.
+        table: the table that it is at.
         rows: rows looked at.
         locks: locks that were in the way and have been settled.
         removed: cells, by kind.
