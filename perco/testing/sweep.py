@@ -644,30 +644,27 @@ def singles(make: Callable[[], Scenario], *, moments: int | None = None) -> Repo
     return report
 
 
-def pairs(make: Callable[[], Scenario], first: Schedule) -> Report:
+def pairs(make: Callable[[], Scenario], first: Schedule) -> Iterator[Result]:
     """A first fault, with every second one at every later step. A late second one arrives at its first moment, or last.
 
     A late first one arrives before the second; or after it, when it meets what the second has brought about, which is
     why these moments are those of the run with both; or right before it, when all that was done until then has been
     done.
     """
-    report = Report()
     alone = run(make, first)
     [fault] = first
     sooner = alone.moments.get(fault.step, [])
     for moment in sooner:
-        for result in deeper(make, run(make, (fault._replace(arrives=moment),)), moments=1, least=moment):
-            report.add(result)
+        yield from deeper(make, run(make, (fault._replace(arrives=moment),)), moments=1, least=moment)
     for result in deeper(make, alone, moments=1):
-        report.add(result)
+        yield result
         if fault.kind in LATE:
             second = result.schedule[-1]
             moments = {moment for moment in result.moments.get(fault.step, ()) if moment > second.step}
             if second.step not in sooner:
                 moments.add(second.step)
             for moment in sorted(moments):
-                report.add(run(make, (fault._replace(arrives=moment), second)))
-    return report
+                yield run(make, (fault._replace(arrives=moment), second))
 
 
 def firsts(make: Callable[[], Scenario]) -> list[Schedule]:

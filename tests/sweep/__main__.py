@@ -25,7 +25,10 @@ def _firsts(name: str) -> list[Schedule]:
 
 def _pairs(work: tuple[str, Schedule]) -> Report:
     name, first = work
-    return sweep.pairs(_BY_NAME[name], first)
+    report = Report()
+    for result in sweep.pairs(_BY_NAME[name], first):
+        report.add(result)
+    return report
 
 
 def _part(text: str) -> tuple[int, int]:
