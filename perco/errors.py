@@ -125,7 +125,7 @@ class RolledBack(TransientError):
 
 
 class TabletSplit(TransientError):
-    """Rows that lay in one tablet, and were to be written together, lie in two by now; nothing was written."""
+    """The rows of one mutation lie in two tablets by now, because theirs was split; nothing was written."""
 
     def __init__(self, table: str) -> None:
         self.table = table
@@ -144,7 +144,7 @@ class CatalogueChanged(TransientError):
 
 
 class SessionEnded(TransientError):
-    """The connection to the server was away for too long: what this client held there has been let go of."""
+    """The connection to the server was away for too long, so the server has ended this client's session."""
 
 
 # ------------------------------------------------------------------ ask
@@ -160,7 +160,7 @@ class CommitUnknown(PercoError):
     def __init__(self, token: str, reason: str, *, for_good: bool = False) -> None:
         self.token, self.reason, self.for_good = token, reason, for_good
         remedy = (
-            "Look at what it would have written; ask earlier, or keep versions for longer (perco.Keep)."
+            "Look at the cells that it would have written; ask earlier, or keep versions for longer (perco.Keep)."
             if for_good
             else "Do not simply run it again: ask `await db.outcome(token)` first."
         )
@@ -228,7 +228,7 @@ class StoreError(PercoError):
 
 
 class StoreFull(StoreError):
-    """No space for a write; those callers failed and nobody else, reads go on (S4)."""
+    """No space for a write. Only the callers of that write failed; reads go on (S4)."""
 
     def __init__(self, path: str, detail: str) -> None:
         self.path, self.detail = path, detail
@@ -250,7 +250,7 @@ class StoreLocked(StoreError):
 
 
 class FormatUnknown(StoreError):
-    """The folder is not one that this version of perco can read; `wanted`: what it reads, "" if it is no store."""
+    """This version of perco cannot read the folder; `wanted`: the format that it reads, "" if that is no store."""
 
     def __init__(self, path: str, found: str, wanted: str) -> None:
         self.path, self.found, self.wanted = path, found, wanted
@@ -409,7 +409,7 @@ class ChainTooLong(UsageError):
             said = f"the last observers of it: {' > '.join(self.observers)}"
         super().__init__(
             f"{where}: a chain that began at {cause} would have {depth} observers, over the limit of {limit}; {said}. "
-            "Write only what has changed, so that it comes to an end; or allow more (WorkerOptions(chain_max=...)), "
+            "Write only what has changed, so that the chain ends; or allow more (WorkerOptions(chain_max=...)), "
             "then replay it."
         )
 
@@ -459,4 +459,4 @@ class Corruption(PercoError):
 
 
 class BackgroundFailure(PercoError):
-    """A background task of perco died; `__cause__` is what killed it."""
+    """A background task of perco died; `__cause__` is the exception that killed it."""

@@ -98,7 +98,7 @@ def _perform(
         except StoreLocked as error:
             _fail(
                 f"{error.path} is in use by process {error.pid or 'unknown'} ({error.command or 'unknown command'}). "
-                "End it first. All that reads and writes a store works beside it, for it goes through that process."
+                "End it first. Commands that only read or write work meanwhile, through that process."
             )
         except PercoError as error:
             _fail(str(error))

@@ -118,7 +118,7 @@ class Link:
         self.connected = trio.Event()
         self.connections = 0
         self.back_since = -math.inf  # when it was last reached again
-        self._losses = 0  # how often the server had let go of what was held
+        self._losses = 0  # how often the server had ended the session
         self.closed = self._once_only = False
         self.end: Callable[[], None] = lambda: None  # ends `run`, where somebody has it run
 
@@ -229,7 +229,7 @@ class Link:
         return Unavailable(f"the server at {self.name} was not reached for {away_s:.0f} s ({self._last})")
 
     def _gone(self) -> SessionEnded:
-        return SessionEnded(f"the server at {self.name} has let go of what this client held")
+        return SessionEnded(f"the server at {self.name} has ended this client's session")
 
     def _forget(self, call: _Call) -> None:
         self._calls.pop(call.id, None)

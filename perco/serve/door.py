@@ -102,7 +102,7 @@ class Door(ABC, Generic[Who]):
         Raises: StoreError where it cannot listen; UsageError for a certificate that cannot be used.
         """
         if token is None and address.path is None:
-            raise UsageError(f"{address}: whoever can reach a port is asked for the store's token")
+            raise UsageError(f"{address}: a server on a port needs the store's token")
         if (tls is None) if address.tls else not address.on_this_host:
             raise UsageError(
                 f"{address} can be reached from elsewhere: give a certificate and its key (--tls-cert, --tls-key), or "

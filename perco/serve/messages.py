@@ -154,12 +154,12 @@ def hello(token: bytes, session: str, held: Sequence[int], *, pulse: bool = Fals
 def read_hello(message: Message) -> Hello:
     """Raises: WireError."""
     if len(message) < 5 or message[0] != _MAGIC:
-        raise WireError("no greeting of perco's")
+        raise WireError("not a perco greeting")
     said = Hello(*message[1:6])  # a client of another version may say less, or more
     kinds = [type(part) for part in said]
     right = kinds == [int, bytes, str, tuple, bool] and 0 < len(said.session) <= 64
     if not right or any(type(ts) is not int for ts in said.held):
-        raise WireError("no greeting of perco's")
+        raise WireError("not a perco greeting")
     return said
 
 
@@ -176,7 +176,7 @@ def turned_away(error: PercoError) -> Message:
 def read_welcome(message: Message) -> tuple[bool, bool, dict[str, Any]]:
     """(new, kept, info). Raises: what the server refuses with; VersionMismatch, StoreError."""
     if len(message) < 3 or message[0] != _MAGIC:
-        raise StoreError(f"no perco server listens there, but something that says {str(message)[:60]}")
+        raise StoreError(f"no perco server listens there, but a program that answers {str(message)[:60]}")
     if type(message[2]) is tuple:
         raise unpack_error(message[2])
     if message[1] != WIRE_VERSION:
@@ -203,7 +203,7 @@ def wrong_token(given: bool) -> WrongToken:
     """The error for a client without the store's token."""
     said = "the token given is another store's" if given else "no token was given"
     return WrongToken(
-        f"this server wants its store's token, and {said}: it lies in the file `token` in the store's folder. Give it "
+        f"this server needs its store's token, and {said}: it lies in the file `token` in the store's folder. Give it "
         "as perco.open(..., token=...), or in the environment as PERCO_TOKEN."
     )
 

@@ -81,7 +81,7 @@ class RemoteRowStore:
         self._moved = trio.Event()
         self._stale = False  # the map of tablets is known to be an old one
         self.spread = False  # rows are with tablet servers: the owner says so in its greeting
-        self.losses = 0  # how often the owner had let go of what was held (R5)
+        self.losses = 0  # how often the owner had ended the session (R5)
 
     async def refresh(self) -> None:
         """Ask which tablets there are, and where."""

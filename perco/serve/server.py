@@ -281,7 +281,7 @@ class Server(Door[Session]):
     def _handle(self, peer: Peer, id: int, method: int, arguments: Any) -> None:
         session = self._serving.get(peer)
         if session is None or session.ended:
-            raise SessionEnded("the server has let go of what this client held")
+            raise SessionEnded("the server has ended this client's session")
         handler = self._handlers.get(method)
         if handler is None:
             raise WireError(f"there is no method {method}")
@@ -468,7 +468,7 @@ class Server(Door[Session]):
         if self._servers is not None:  # readers of tablet servers do not ask this memory (C4)
             return SessionEnded("the store's rows are with tablet servers now")
         if session.ended:  # R7: while it waited
-            return SessionEnded("the server has let go of what this client held")
+            return SessionEnded("the server has ended this client's session")
         return None
 
     def _enter(self, commit: Commit, version: int) -> tuple[int, ...] | None:
@@ -575,7 +575,7 @@ class Server(Door[Session]):
 
     def _drawn(self, session: Session, peer: Peer, id: int, starts: int, drawn: list[int]) -> None:
         if session.ended or peer.ended:  # the answer goes nowhere; drawn for it, they would be held for ever
-            peer.fail(id, SessionEnded("the server has let go of what this client held"))
+            peer.fail(id, SessionEnded("the server has ended this client's session"))
             return
         for ts in drawn[:starts]:
             self.sessions.begin(session, ts)

@@ -205,7 +205,7 @@ class TabletServer(Door[str]):
 
     def _let_in(self, name: str, held: Sequence[int]) -> tuple[str, Message]:
         if name not in self._sessions:  # F3
-            raise Unavailable("this tablet server has not been told of that client by the store's owner")
+            raise Unavailable("the store's owner has not told this tablet server of that client")
         return name, welcome(False, True, {})
 
     def _noticed(self, error: PercoError) -> int:
@@ -222,7 +222,7 @@ class TabletServer(Door[str]):
 
     def _handle(self, peer: Peer, id: int, method: int, arguments: Any) -> None:
         if self._serving.get(peer) not in self._sessions:  # F3
-            raise SessionEnded("the store's owner has let go of what this client held")
+            raise SessionEnded("the store's owner has ended this client's session")
         asked = self._asked.get(method)
         if asked is None:
             raise WireError(f"there is no method {method} of a tablet server")
