@@ -230,7 +230,7 @@ class Failures(Client):
     # ------------------------------------------------------------ changing
 
     async def _for_each(self, observer: str | None, key: Any, do: Callable[[Listed], Awaitable[bool]]) -> int:
-        """What is on the list, a page at a time, all of a page at once; returns for how many it was done."""
+        """Apply `do` to the listed changes, page by page, all of a page at once; returns for how many it succeeded."""
         done = 0
         failures: list[Exception] = []
 

@@ -572,8 +572,8 @@ class Worker:
     async def _read_claim(
         self, driver: Driver, ahead: Ahead | None, table: str, row: bytes, column: int, queries: list[Query], ts: int
     ) -> tuple[RowCells, Raw | None]:
-        """What a claim asks of its row, and with it what the observer is likely to read of that; then also what is
-        observed, as `ahead` takes it."""
+        """Read the cells that a claim needs of its row, and those that the observer is likely to read there; then the
+        observed cell is returned too, in the form that `ahead` takes."""
         if ahead is None:
             [cells] = await driver.store.read([(table, row, queries)])
             return cells, None

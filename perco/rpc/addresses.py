@@ -195,7 +195,7 @@ def _unix_listener(address: Address, path: Path, *, ours: bool) -> trio.SocketLi
 
 
 def _put_away_stale(address: Address, path: Path) -> None:
-    """What a server that died left at the path."""
+    """A socket that a dead server left at the path."""
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:

@@ -118,10 +118,11 @@ class Silent(Exception):
 
 
 class Channel:
-    """Loop thread only. `send` at any time; `run` until the other side closes, breaks, or is silent.
+    """Messages over a stream. Loop thread only. `send` at any time; `run` until the other side closes, breaks, or is
+    silent.
 
-    A socket is read and written here directly, as soon as it can be: a stream's own way of waiting would cost more than
-    what is said. What a socket does not take at once, and other streams, are left to a task that waits.
+    It reads and writes a socket directly, as soon as that is ready: a stream's own way of waiting would cost more than
+    the messages. A task waits for bytes that a socket does not take at once, and for other streams.
 
     Args:
         flush_soon: told that something waits; who tells calls `flush`. None: the channel sees to it.

@@ -1,7 +1,7 @@
 """How errors cross the wire: one table, total over `perco.errors`.
 
-An error goes as (name of its class, what it is made of), and is made again on the other side: the same class, fields
-and sentence. What this side does not know, of a newer server, arrives as a StoreError that says so.
+An error goes as (name of its class, its parts), and is made again on the other side: the same class, fields and
+sentence. An unknown error, of a newer server, arrives as a StoreError that says so.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ ERRORS: Final = frozenset(_BY_NAME)
 
 
 def pack_error(error: PercoError) -> tuple[Any, ...]:
-    """What goes over the wire."""
+    """The parts that go over the wire."""
     for kind in type(error).__mro__:
         if kind in _TABLE:
             return kind.__name__, _TABLE[kind][0](error)

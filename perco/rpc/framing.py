@@ -2,11 +2,10 @@
 
     frame = length (4 bytes, big-endian) | an array of messages, in msgpack; a message is an array
 
-A frame carries all that waited to be sent. What one side sends while the other is busy therefore costs one reading, not
-many.
+A frame carries all waiting messages, so messages that one side sends while the other is busy cost one read, not many.
 
-R1  A frame, and a message, has a size limit; longer ones, and what is no msgpack, nested too deeply, or not an array,
-    end the connection before anything of that frame is acted on.
+R1  A frame, and a message, has a size limit. A frame that is longer, is no msgpack, is nested too deeply, or is not an
+    array ends the connection before anything of it is acted on.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ GREETING_BYTES_MAX: Final = 1 << 16  # from somebody of whom nothing is known ye
 
 
 class WireError(Exception):
-    """What came is not what a perco of this version sends: the connection ends."""
+    """The other side sent something that no perco of this version sends: the connection ends."""
 
 
 def packed(message: Message) -> bytes:

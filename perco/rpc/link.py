@@ -2,14 +2,13 @@
 
     call(method, arguments)  ->  (id, method, arguments)  ->  server  ->  (id, OK, value) or (id, ERROR, error)
 
-R4  A call is answered once, by the connection that it was sent on. When that breaks, calls that may be made twice
-    (`again=True`: reads, draws, questions) are sent on the next one; of all others nobody knows whether they arrived:
-    `LostError`, which for a mutation is `NoReply` (T4).
-R5  ... if the server still holds what this client needs (R7). Else what was to be read of that (`held=True`) is
-    answered with SessionEnded.
-R6  A server that is away is tried again at growing, random intervals, by one task, however many wait. What waits longer
-    than `patience_s` ends as Unavailable. So is one that has no room for another connection. A server that refuses for
-    good (a wrong token, another version) is not tried again before somebody asks.
+R4  A call is answered once, by the connection that it was sent on. When that breaks, calls that may be repeated
+    (`again=True`: reads, draws, questions) are sent on the next one; others may or may not have arrived: `LostError`,
+    which for a mutation is `NoReply` (T4).
+R5  ... if the server still holds the session's versions (R7). Else calls that need them (`held=True`) get SessionEnded.
+R6  One task tries a server that is away, or has no room for another connection, at growing, random intervals. Calls
+    that wait longer than `patience_s` get Unavailable. A server that refuses for good (a wrong token, another version)
+    is tried again only when somebody calls.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ PUSH: Final = 2  # from the server, of its own accord: (PUSH, what, value)
 log = logging.getLogger("perco.serve")
 
 _PAUSE_S, _PAUSE_MAX_S = 0.02, 0.5
-BACK_S: Final = 4 * _PAUSE_MAX_S  # by then all who tried to reach a server that was away have found it again
+BACK_S: Final = 4 * _PAUSE_MAX_S  # by then all clients of a server that was away have found it again
 
 
 class LostError(Exception):

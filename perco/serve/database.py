@@ -176,8 +176,8 @@ class RemoteDatabase(Database):
         return hello(self._token, self._session, ()) if self._too_much else greeting
 
     def _reach(self, number: int, port: int) -> Link:
-        """A link to a tablet server, as long as there is one. Whoever comes back is no other than before: what the
-        client holds, the owner knows (F3)."""
+        """A link to a tablet server, as long as there is one. A server that comes back needs no new session: the owner
+        knows what the client holds (F3)."""
 
         def welcomed(message: Message) -> bool:
             read_welcome(message)

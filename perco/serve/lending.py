@@ -1,8 +1,8 @@
 """A folder that is served for as long as its borrower lives: `python -m perco.serve.lending`, the child of a job.
 
 The borrower writes one line of JSON to its standard input, reads one from its standard output, and keeps the first
-open: when that ends, whatever became of the borrower, serving ends and the folder can be opened again. What is secret
-comes by that line: it is in no command line and in no environment.
+open: when that ends, for whatever reason, serving ends and the folder can be opened again. Secrets come in that line:
+they are in no command line and in no environment.
 
     {"path": ..., "pid": the borrower, "durability": ..., "listen": ["tls://HOST:0"], "token": ..., "certificate": PEM,
      "key": PEM}

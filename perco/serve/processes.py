@@ -315,7 +315,7 @@ class ServedTablet:
         return int(await self._by_the_same(Order.COPY, self._split, row, stop, str(path), groups))
 
     async def cut(self, row: bytes) -> None:
-        """See `LmdbTablet.cut`. Whoever opens it now has it up to there only (P1)."""
+        """See `LmdbTablet.cut`. A server that opens it now has it up to there only (P1)."""
         self.cut_at = row
         await self._by_the_same(Order.CUT, self._split, row)
 
@@ -880,7 +880,7 @@ class TabletServers:
 
 
 def on_news(notified: Callable[[], None], quiet: Callable[[], None]) -> Callable[[int], None]:
-    """What to do with what servers say (N7, N8)."""
+    """Reactions to messages of the tablet servers (N7, N8)."""
     acts = {NOTIFIED: notified, QUIET: quiet}
 
     def told(what: int) -> None:

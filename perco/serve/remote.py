@@ -5,8 +5,8 @@ T10 A mutation that was sent is waited for, as everywhere.
 O2  One call at a time asks for timestamps; tasks that come while it is under way share the next one.
 G1  A start timestamp is held by the server from the moment that it is drawn until this client says that it is over.
 L1  The server knows whether another client's transaction lives, and waits there for its end.
-R5  When the session has ended, its transactions read no more of the store: `lost`. What it was committing is
-    asked for in the next session.
+R5  When the session has ended, its transactions read no more of the store: `lost`. The outcome of a commit under way
+    is asked for in the next session.
 """
 
 from __future__ import annotations

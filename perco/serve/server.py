@@ -641,7 +641,7 @@ class Server(Door[Session]):
         self.sessions.wake(self.sessions.wakes.notified(trio.current_time(), self._by))
 
     def _woken(self) -> None:
-        """Who was told that there may be work may not answer."""
+        """Watch processes that were woken: they may not answer."""
         if not self._watching and self.sessions.wakes.deadline < math.inf:
             self._watching = True
             self._db.background.spawn(self._watch)

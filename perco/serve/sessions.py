@@ -154,7 +154,7 @@ class Sessions:
         """(the session of that name, whether it is a new one, whether all is held that its client needs) (R7, R8)."""
         session = self.all.get(name)
         if session is not None:
-            # What was drawn for it and never arrived is nobody's.
+            # Timestamps that were drawn for it and never arrived belong to nobody.
             lost = session.open.difference(held)
             if lost:
                 self._new_ticket(session)

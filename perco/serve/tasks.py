@@ -1,7 +1,7 @@
-"""What every task of this process waits for: `perco status --tasks`.
+"""Lists what every task of this process waits for: `perco status --tasks`.
 
-An event loop has one stack, that of whoever runs now; a thread dump shows that, and none of those that wait. Each task
-keeps its own, from the function that it began with to the line where it waits, and this is where it is told.
+A thread dump of an event loop shows the stack of the running task, and none of those that wait. Each task keeps its
+own, from the function that it began with to the line where it waits; this module reads these.
 """
 
 from __future__ import annotations

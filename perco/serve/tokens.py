@@ -1,6 +1,6 @@
-"""What a client on TCP says so that it is let in: a random word that lies in the store's folder, for its owner's eyes.
+"""The token that a client on TCP must present: a random word in the store's folder, readable for its user only.
 
-Clients of the same user on the same machine find it by the port, in a folder of the user's own; others are given it.
+Clients of the same user on the same machine find it by the port, in a folder of the user's own; give it to others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an input of a job is known by: bytes that are the same in every attempt of its task."""
+"""The keys of a job's inputs: bytes that are the same in every attempt of a task."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def _plain(value: Any) -> Any:
 
 
 def valued(key: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What gives a row's key: a column of it, or what a function says of it."""
+    """The function that returns a row's key: a column of it, or the user's function of it."""
     if callable(key):
         return lambda row: _given(key(row), row)
     return lambda row: _given(_column(row, key), row)
 
 
 def _tagged(*parts: Any) -> msgpack.ExtType:
-    """What no plain value is equal to."""
+    """A value that no plain value is equal to."""
     return msgpack.ExtType(1, msgpack.packb(parts))
 
 

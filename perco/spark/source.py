@@ -97,7 +97,7 @@ def _refuse_streams(reader: Any) -> None:
 
 
 class Asked:
-    """What a read or a write was asked for: the options of `format("perco")`."""
+    """The options of `format("perco")`, for a read or a write."""
 
     def __init__(self, options: Any, store: Store | None, known: tuple[str, ...]) -> None:
         given = {name: options[name] for name in options}
@@ -214,7 +214,7 @@ def _owner(asked: Asked) -> str:
 
 
 class Span(InputPartition):
-    """What one task reads: the rows of a range, at a timestamp that a pin of that name holds."""
+    """One task's read: the rows of a range, at a timestamp that a pin of that name holds."""
 
     def __init__(self, range: Range, ts: int, pin: str) -> None:
         super().__init__(None)

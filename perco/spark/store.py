@@ -118,10 +118,10 @@ def serve(
 ) -> Iterator[Store]:
     """Serve a folder to the executors of a session while the block lasts.
 
-    A process of its own does so, which ends when the block does, or when this process dies, whatever the cause; then
-    the folder can be opened again. Where the executors are on this machine (`local[n]`) it listens on a socket in the
+    A process of its own serves it, which ends when the block does, or when this process dies, whatever the cause; then
+    the folder can be opened again. If the executors are on this machine (`local[n]`) it listens on a socket in the
     folder, for this user alone; else over TLS at a port of this machine, with a certificate and a token made for this
-    block. What is served already, an address or a `Store`, is passed on as it is.
+    block. An address or a `Store`, which is served already, is passed on unchanged.
 
     Args:
         folder: made if there is none.

@@ -1,4 +1,4 @@
-"""What a loop of trio makes, for code that takes it one by one and blocks."""
+"""Hands values from a trio loop to blocking code, one by one."""
 
 from __future__ import annotations
 

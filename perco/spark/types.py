@@ -65,7 +65,7 @@ def schema_of(table: perco.Table[Any], key: str, columns: Sequence[perco.Column[
 
 
 def reading(codec: perco.Codec[Any]) -> Callable[[Any], Any] | None:
-    """What makes a stored value one that Arrow takes; None: it is one."""
+    """The function that converts a stored value for Arrow; None: none is needed."""
     if isinstance(codec, TupleCodec):
         inner = [reading(part) for part in codec.parts]
         return lambda value: {
@@ -78,7 +78,7 @@ def reading(codec: perco.Codec[Any]) -> Callable[[Any], Any] | None:
 
 
 def writing(codec: perco.Codec[Any]) -> Callable[[Any], Any] | None:
-    """What makes a value of Spark one that is stored; None: it is one."""
+    """The function that converts Spark's value to a stored one; None: none is needed."""
     if isinstance(codec, TupleCodec):
         inner = [writing(part) for part in codec.parts]
         return lambda value: tuple(

@@ -3,9 +3,8 @@
 A cell is (table, row, group, column, timestamp) -> value. `row` and `value` are bytes, `group` names a locality
 group, `column` is a small number (the catalogue gives columns their numbers), `timestamp` is at least 1.
 
-Nothing here knows what a lock is. What one row of a tablet can do atomically is *check, then write*; a `Mutation`
-asks it of one row, or of several rows of one tablet as a *group* (S1). Tuples, because every transaction builds a
-few dozen of them.
+Nothing here knows what a lock is. A row's one atomic operation is *check, then write*; a `Mutation` applies it to one
+row, or to several rows of one tablet as a *group* (S1). Tuples, because every transaction builds a few dozen of them.
 
 S1  check-then-write of one row is atomic; mutations of one `apply` have verdicts of their own; the rows of one
     mutation are a group: all or nothing, one verdict.
@@ -97,7 +96,7 @@ class NoReply:
 
 Verdict: TypeAlias = Applied | Refused | Failed | NoReply
 
-# What to read of a row: (group, column, from_ts, to_ts, n): the newest n cells within [from_ts, to_ts], newest first;
+# Cells to read of a row: (group, column, from_ts, to_ts, n): the newest n cells within [from_ts, to_ts], newest first;
 # n below 0: the oldest -n cells, oldest first.
 Query: TypeAlias = tuple[str, int, int, int, int]
 ReadRequest: TypeAlias = tuple[str, bytes, Sequence[Query]]  # (table, row, queries)
@@ -106,7 +105,7 @@ RowCells: TypeAlias = list[list[Cell]]  # one list per query
 
 
 class ScanQuery(NamedTuple):
-    """What a scan reads of each row: of each column named, the newest `n` cells within [from_ts, to_ts].
+    """The cells that a scan reads of each row: of each column named, the newest `n` within [from_ts, to_ts].
 
     `columns` None: every cell of the group in the row, as (column, ts, value), at most `n`.
     """

@@ -1,4 +1,4 @@
-"""What a tablet needs of an ordered store, and the engine that keeps it in memory.
+"""The interface of a tablet's ordered store, and the engine that keeps it in memory.
 
 An engine holds one sorted map per locality group. A `View` is one consistent state of all of them, read with cursors
 that behave as LMDB's do; a `Batch` is a view that can write. Views are opened and dropped without an await in
@@ -40,7 +40,7 @@ class Batch(View, Protocol):
 
 
 class MemoryBatch:
-    """What one mutation writes to a `MemoryEngine`, kept apart until it is complete, so that it is all or nothing.
+    """The writes of one mutation to a `MemoryEngine`, kept apart until it is complete, so that it is all or nothing.
 
     Checks come before writes (S1), so it need not see its own.
     """
@@ -115,7 +115,7 @@ class _MemoryCursor:
 
 
 class MemoryEngine:
-    """All groups of one tablet in memory; itself the view and the batch. What is put is visible at once."""
+    """All groups of one tablet in memory; itself the view and the batch. Puts are visible at once."""
 
     def __init__(self) -> None:
         self._groups: dict[str, _Sorted] = {}

@@ -393,7 +393,7 @@ def _refuse_if_open_here(path: Path) -> None:
 
 
 def _locked_for_us(lock: int) -> bool:
-    """Take the owner's lock. Who only looks whether there is an owner shares it for a moment: that is waited out."""
+    """Take the owner's lock. A process that only looks for an owner shares it for a moment: that is waited out."""
     for _ in range(_GLANCES_MAX):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -265,7 +265,7 @@ class LmdbEngine:
     ) -> RowCells:
         """Cells of a row, from a view of now; or `shared`: from one that may be as old as the last `end_shared`.
 
-        Who asks for that calls `end_shared` when a batch has ended (T2), and has one under way (S3).
+        A caller of shared reads calls `end_shared` when a batch has ended (T2), and has one under way (S3).
         """
         try:
             if self._shared is not None:
@@ -446,8 +446,8 @@ class LmdbEngine:
     ) -> list[Verdict]:
         """Check and write a batch in one write transaction; each mutation gets a verdict of its own (S1, S4).
 
-        `empty`: groups that hold no cell, and to which this batch puts none. What it raises has left nothing written;
-        the caller may try a smaller batch.
+        `empty`: groups that hold no cell, and to which this batch puts none. If it raises, nothing was written; the
+        caller may try a smaller batch.
         """
         committing = 0
         try:

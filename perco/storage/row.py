@@ -1,4 +1,4 @@
-"""What a tablet does with cells, as pure functions over a view: check-then-write, read, scan.
+"""A tablet's operations on cells, as pure functions over a view: check-then-write, read, scan.
 
 The same code runs over LMDB and over memory; it does no I/O of its own and knows nothing of transactions.
 

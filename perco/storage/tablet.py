@@ -91,7 +91,7 @@ class TabletStatistics:
 
 
 class Tablet(Protocol):
-    """What the row store needs of a tablet; reads are synchronous and short (S3)."""
+    """The row store's interface to a tablet; reads are synchronous and short (S3)."""
 
     table: str
     start: bytes
@@ -829,8 +829,8 @@ class LmdbTablet:
     async def _on_writer(self, action: Callable[[], None]) -> None:
         """Run something on the writer's thread, between two batches.
 
-        Whoever is cancelled, or is not answered in time (T10), leaves it there: it is done later, and can be asked for
-        again.
+        A caller that is cancelled, or gets no answer in time (T10), leaves it there: it is done later, and may be
+        requested again.
         """
         if self._ended:
             raise TransactionClosed(_CLOSED)
