@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -165,8 +166,17 @@ class Database(Observers):
         return [observer.id for observer in self._worker.observers.values()] if self._worker is not None else []
 
     def locked_observed(self) -> bool:
-        """Whether a lock stands in a table that is observed: it may be of an observed cell, and another process's."""
-        return self._entries(LOCK) > 0
+        """Whether a lock stands in a table that is observed: it may be of an observed cell, and another process's. Not one
+        of which it is known that it cannot be settled, and will not go: that is judged by what it is of (N7)."""
+        locks = self._entries(LOCK)
+        return locks > 0 and locks > self._stuck_locks()
+
+    def _stuck_locks(self) -> int:
+        """How many of the locks that stand there cannot be settled."""
+        tables = set(self._observed_tables())
+        stuck = [(cell, ts) for cell, ts in self.sweeper.stuck if cell.table in tables and cell.column != ANY_COLUMN]
+        requests = [(cell.table, cell.row, ((LOCK, cell.column, ts, ts, 1),)) for cell, ts in stuck]
+        return sum(bool(cells) for [cells] in self.local.store.find_first(requests, sys.maxsize))
 
     def sweep_pending(self) -> None:
         """Let the sweeper settle pending entries that nobody else will, since no reader ever meets a signal (N5)."""
@@ -240,7 +250,7 @@ class Database(Observers):
                 if self._looked is None:
                     self._looked = trio.Event()
                 looked = self._looked  # before the look, lest its news be missed
-                await self._check_readable()
+                await self.check_readable()
                 await self._check_served()
                 # Those who work elsewhere may come and go without a word.
                 again_s = math.inf if self.works_elsewhere is None else _AGAIN_S
@@ -272,6 +282,7 @@ class Database(Observers):
                 if await self._none_up_to(ts):
                     return
                 await self._check_served()
+                self.sweep_pending()
                 await trio.sleep(_LOOKS_APART_S)
 
     async def _must_be_past(self, ts: int) -> None:
@@ -393,11 +404,18 @@ class Database(Observers):
                     oldest = min(oldest, lock.root or start_ts)
         return oldest
 
-    async def _check_readable(self) -> None:
-        """Waiting for what will never be read would never end (N7)."""
-        if self.fates.observed or not self._settled():
-            return
-        last, worker = self._stuck(), self._worker
+    def unreadable_now(self) -> Corruption | None:
+        """Why this store does not become idle before it is repaired, as far as its locks tell (N7)."""
+        return None if self.fates.observed or not self._settled() else self._stuck()
+
+    async def check_readable(self) -> None:
+        """Waiting for what will never be read would never end (N7). Raises: Corruption if nothing else is left."""
+        if not self.fates.observed and self._settled():
+            await self._must_be_readable(self._stuck())
+
+    async def _must_be_readable(self, last: Corruption | None) -> None:
+        """Raises Corruption if nothing is left but a lock that is `last`, and what this worker cannot run for."""
+        worker = self._worker
         if last is None and (worker is None or not worker.damaged):
             return
         async with contextlib.aclosing(self._notified()) as cells:

@@ -44,6 +44,7 @@ from perco.serve.messages import (
     hello,
     read_folder,
     read_servers,
+    read_stuck,
     read_vacuum,
     read_welcome,
 )
@@ -272,6 +273,7 @@ class RemoteDatabase(Database):
         told = [
             BackfillProgress(*each) for each in await self.link.call(Method.BACKFILL, None, again=True, writes=True)
         ]
+        await self.reload()  # which observers are ready now
         for each in told:
             if progress is not None:
                 progress(each)
@@ -335,9 +337,11 @@ class RemoteDatabase(Database):
         async with self._deadline(timeout, "the store did not become idle"):
             while True:
                 self.background.check()
-                idle, failed, workers = await self.link.call(Method.IDLE, None, again=True)
+                idle, failed, workers, stuck = await self.link.call(Method.IDLE, None, again=True)
                 if idle:
                     return int(failed)
+                if not self.fates.observed:
+                    await self._must_be_readable(None if stuck is None else read_stuck(stuck))
                 await self._check_workers(workers)
         raise AssertionError
 
@@ -350,6 +354,8 @@ class RemoteDatabase(Database):
                 done, _, workers = await self.link.call(Method.UP_TO, ts, again=True)
                 if done:
                     return
+                if self._worker is not None and self._worker.damaged:
+                    await self._none_up_to(ts)  # raises, if what this worker cannot run for is all that is left
                 await self._check_workers(workers)
 
     async def _check_workers(self, workers: dict[str, int]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from enum import IntEnum, unique
 from typing import Any, Final, NamedTuple
 
-from perco.errors import PercoError, StoreError, VersionMismatch, WrongToken
+from perco.errors import Corruption, PercoError, StoreError, VersionMismatch, WrongToken
 from perco.rpc.crossing import pack_error, unpack_error
 from perco.rpc.framing import Message, WireError
 from perco.storage import (
@@ -32,7 +32,7 @@ from perco.txn.records import Cellref
 from perco.txn.retention import Removed
 from perco.txn.vacuum import VacuumResult
 
-WIRE_VERSION: Final = 6
+WIRE_VERSION: Final = 7
 _MAGIC: Final = "perco"
 
 
@@ -323,6 +323,14 @@ def read_vacuum(packed: dict[str, Any]) -> VacuumResult:
     for name in ("held_up",):
         made[name] = tuple(made[name])
     return VacuumResult(**made)
+
+
+def read_stuck(packed: Any) -> Corruption:
+    """Raises: TypeError, ValueError."""
+    error = unpack_error(packed)
+    if not isinstance(error, Corruption):
+        raise ValueError(f"a lock that cannot be read, for {type(error).__name__}")
+    return error
 
 
 def read_header(packed: Any) -> Header:

@@ -28,6 +28,7 @@ from perco.errors import SessionEnded, Unavailable, UsageError
 from perco.notify.database import Database
 from perco.rpc.addresses import Address
 from perco.rpc.channel import Channel, WireOptions
+from perco.rpc.crossing import pack_error
 from perco.rpc.framing import Message, WireError
 from perco.rpc.link import BACK_S
 from perco.rpc.peer import Peer
@@ -696,26 +697,30 @@ class Server(Door[Session]):
         self.sessions.holding(session, numbers, claims)
         self._db.driver.quiet()
 
-    async def _idle(self, session: Session, _: Any) -> tuple[bool, int, dict[str, int]]:
-        """(whether the store is idle, changes on the failed list, workers of each observer), as soon as it is idle, or
-        after a while (N7)."""
+    async def _idle(self, session: Session, _: Any) -> tuple[bool, int, dict[str, int], Any]:
+        """(whether the store is idle, changes on the failed list, workers of each observer, a lock that cannot be read),
+        as soon as it is idle, or after a while (N7)."""
         db = self._db
         with self._waiting(_IDLE_S):
             if not db.idle_now():
                 db.sweep_pending()  # once a call, and so once a second for each client that waits
             while not db.idle_now():
                 await db.changed()
-        return db.idle_now(), db.failed_now(), self._workers()
+        if not db.idle_now():
+            await db.check_readable()
+        stuck = db.unreadable_now()
+        return db.idle_now(), db.failed_now(), self._workers(), None if stuck is None else pack_error(stuck)
 
     def _now(self, session: Session, peer: Peer, id: int, _: Any) -> None:
         peer.reply(id, (self._db.idle_now(), self._db.pending_now(), self._db.failed_now()))
 
     async def _up_to(self, session: Session, ts: int) -> tuple[bool, int, dict[str, int]]:
-        done = False
+        db, done = self._db, False
         with self._waiting(_IDLE_S):
-            while not (done := await self._db.none_up_to(ts)):
+            while not (done := await db.none_up_to(ts)):
+                db.sweep_pending()
                 with trio.move_on_after(_LOOKS_APART_S):
-                    await self._db.changed()
+                    await db.changed()
         return done, 0, self._workers()
 
     def _workers(self) -> dict[str, int]:

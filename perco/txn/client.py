@@ -43,6 +43,7 @@ from perco.txn.attempts import Attempts, RetryOptions, late
 from perco.txn.backfill import Backfill, BackfillOptions, BackfillProgress
 from perco.txn.background import Background
 from perco.txn.catalogue import Bound, Catalogue, change, load
+from perco.txn.codecs import codec_named
 from perco.txn.compactor import Compacted, Compactor, what_to_compact
 from perco.txn.driver import CommitOptions, Counters, Driver, StaleAt, read_token
 from perco.txn.fates import Fates
@@ -657,11 +658,12 @@ class Client:
         return met
 
     def _key(self, table: str, row: bytes | None) -> Any:
-        """The end of a range as a key, or as it is: not every row is one."""
-        if row is None or table not in self.schema.tables:
+        """The end of a range as a key, or as it is: not every row is one. An owner may have no schema of its own."""
+        known, entry = self.schema.tables.get(table), self.catalogue.tables.get(table)
+        if row is None or (known is None and entry is None):
             return row
         try:
-            return self.schema.tables[table].key.decode(row)
+            return (codec_named(entry.key) if known is None else known.key).decode(row)  # type: ignore[union-attr]
         except (ValueError, struct.error):
             return row
 

@@ -136,10 +136,6 @@ LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "tells when a lease ran out, which the owner forgets with the pin: a client is told that it was dropped",
-        {_PINS: ("test_when_the_lease_has_run_out_it_holds_nothing",)},
-    ),
-    LeftOut(
         "stops a split between two of its steps, or raises the floor by hand: the owner's tablets do both",
         {
             _SPLITS: (
@@ -192,36 +188,6 @@ LEFT_OUT: Final[tuple[LeftOut, ...]] = (
                 "test_another_program_resumes_a_back_fill",
             ),
         },
-    ),
-    LeftOut(
-        "has two runs of one change overlap: over clients, only one process at a time has a row (N8)",
-        {
-            "component/notify/test_twins.py": (
-                "test_a_change_that_only_one_of_the_twins_saw_is_run_again",
-                "test_each_change_is_counted_once_by_two_workers",
-                "test_of_two_clients_that_run_one_notification_one_acknowledges_it",
-            ),
-        },
-    ),
-    LeftOut(
-        "damages cells, and asks the process that sweeps, which is the owner, what it met",
-        {"component/notify/test_damaged.py": ()},
-    ),
-    LeftOut(
-        "ends otherwise over a client; whether the test or the product is wrong there is not settled yet",
-        {
-            "component/notify/test_failing.py": ("test_notify_cells_stay_where_the_worker_never_gets_through",),
-            "component/notify/test_giving_up.py": ("test_a_run_commits_nothing_for_what_was_given_up_meanwhile",),
-            "component/notify/test_signals.py": (
-                "test_a_pending_removal_is_waited_for",
-                "test_a_run_that_only_locks_what_it_reads_keeps_older_ones_from_writing",
-                "test_who_waits_is_told_of_a_pending_entry_that_cannot_be_read",
-            ),
-        },
-    ),
-    LeftOut(
-        "names a damaged cell by its key: an owner that has no schema names the key by its bytes",
-        {_VACUUM: ("test_a_lock_that_cannot_be_read_holds_up_what_it_may_need",)},
     ),
     LeftOut(
         "asks what `perco.open` itself says of the wrong kind of `with`",

@@ -68,7 +68,8 @@ class _Tablet(MemoryTablet):
     async def copy_from(self, row: bytes, stop: bytes | None, path: Path, groups: Sequence[str]) -> int:
         self._into, self._stop = int(path.name.rpartition("-")[2]), stop
         await trio.sleep(self.drain_s)
-        return 0
+        copy = self.engine.copy_from(row)
+        return sum(map(copy.entries, copy.groups()))
 
     async def cut(self, row: bytes) -> None:
         await trio.sleep(self.drain_s)

@@ -13,8 +13,10 @@ import trio.testing
 
 import perco
 from perco.notify.database import Database
+from perco.notify.worker import ObserverCounters, Worker
 from perco.storage import LOCK, NOTIFY, TS_MAX, LocalRowStore, Mutation, RowCells, ScanPage, ScanQuery, ScanRequest
 from perco.storage.cells import ReadRequest, Verdict
+from perco.txn.catalogue import registered
 from perco.txn.local import LocalStore
 from perco.txn.records import ACK, Lock, observer_of, unpack_lock
 from perco.txn.schema import Schema
@@ -201,6 +203,23 @@ async def client(
         yield db
     finally:
         await db.background.aclose()
+
+
+class ByHand:
+    """A worker without scanners: it runs what it is told to run, also on a row that another process has (N8)."""
+
+    def __init__(self, db: Database, options: perco.WorkerOptions | None = None) -> None:
+        self._db = db
+        self.worker = Worker(db, registered(db.schema, db.catalogue), options or perco.WorkerOptions())
+
+    async def run(self, on: perco.Column[Any, Any] | perco.Signal[Any], key: str) -> None:
+        """The one observer of a column or signal, until the change is acknowledged, or somebody else has handled it."""
+        bound = self._db.bind_signal(on) if isinstance(on, perco.Signal) else self._db.bind(on)
+        [ack] = bound.acks
+        await self.worker.run(on.table.name, key.encode(), ack)
+
+    def counted(self, id: str) -> ObserverCounters:
+        return self.worker.statistics()[id]
 
 
 def memory() -> LocalStore:

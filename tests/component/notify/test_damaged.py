@@ -135,7 +135,7 @@ async def test_the_sweeper_goes_on_with_all_other_locks(
             await swept(db)
             assert [row for row, *_ in _raw_locks(db)] == [b"a"]
             place = LOCKS.get(damage, "docs['a'].body, lock group")
-            assert db.statistics().damaged == (place,)
+            assert inside(db).statistics().damaged == (place,)
             assert [place in record.message for record in caplog.records] == [True]
             assert "perco check" in caplog.text
             for _ in range(2):  # again when something was left behind; it does not tell again, nor spin
@@ -293,7 +293,7 @@ async def test_a_lock_of_what_nobody_observes_is_no_notification(web: Web) -> No
         await db.wait_for(db.oracle.last, timeout=LONG_S)
         assert await db.is_idle()
         assert [change.key for change in changes] == ["a"]
-        assert len(db.statistics().damaged) == 1 + 1
+        assert len(inside(db).statistics().damaged) == 1 + 1
     await local.aclose()
 
 

@@ -460,10 +460,9 @@ async def test_notify_cells_stay_where_the_worker_never_gets_through(web: Web) -
     Failing(web, 10**9)
     for_ever = perco.WorkerOptions(attempts=0)
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
-        async with db.worker(options=for_ever):
-            await put(db, web.body, "a", "hello")
-            await trio.sleep(10_000.0)
-        async with db.worker(options=for_ever):
-            await trio.sleep(10_000.0)
+        await put(db, web.body, "a", "hello")
+        for _ in range(2):
+            async with db.worker(options=for_ever) as worker:
+                await until(lambda: worker.statistics()["failing"].failures > 20)
         tablets = [tablet for tablet in db.local.store.tablets() if tablet.table == "docs"]
         assert sum(tablet.entries(NOTIFY) for tablet in tablets) == 1

@@ -17,6 +17,7 @@ from perco.txn import failed as failing
 from perco.txn.check import CheckOptions, check
 from tests.component.notify.kit import (
     OPTIONS,
+    ByHand,
     HoldingStore,
     Web,
     client,
@@ -377,15 +378,19 @@ async def test_a_run_commits_nothing_for_what_was_given_up_meanwhile(web: Web) -
     once = perco.WorkerOptions(attempts=1)
     async with client(memory(), web.schema) as one, client(one.local, web.schema, beside=one) as two:
         await put(one, web.body, "a", "hello")
-        async with one.worker(options=once) as worker, two.worker(options=once):
+        first, second = ByHand(one, once), ByHand(two, once)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first.run, web.body, "a")
+            await until(lambda: runs == 1)
+            nursery.start_soon(second.run, web.body, "a")
             await until(lambda: runs == 2)
             gates[1].set()
-            await until(lambda: one.failed_now() == 1)
+            await until(lambda: on_the_list(one))
             gates[0].set()
-            await settle(one)
-            conflicts = worker.statistics()["slow"].conflicts
+        await settle(one)
+        assert runs == 2
         assert await get(one, web.count, "runs") is None
-        assert conflicts <= 1
+        assert (first.counted("slow").conflicts, second.counted("slow").given_up) == (1, 1)
         assert await one.failed_count() == 1
         await is_whole(one)
 
@@ -406,12 +411,12 @@ async def test_who_gives_up_what_another_run_has_acknowledged_is_refused(web: We
     once = perco.WorkerOptions(attempts=1)
     async with client(memory(), web.schema) as one, client(one.local, web.schema, beside=one) as two:
         await put(one, web.body, "a", "hello")
-        async with one.worker(options=once):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ByHand(one, once).run, web.body, "a")
             await until(lambda: runs == 1)
-            async with two.worker(options=once):
-                await settle(two)
+            await ByHand(two, once).run(web.body, "a")
             gate.set()
-            assert await one.wait_idle(timeout=1000) == 0
+        assert await one.wait_idle(timeout=1000) == 0
         assert await get(one, web.count, "runs") == 1
         await is_whole(one)
 

@@ -18,6 +18,7 @@ from perco.txn.records import bare_column, is_bare, pack_cause, unpack_lock
 from tests.component.notify.kit import (
     LONG_S,
     OPTIONS,
+    ByHand,
     HoldingStore,
     StoppedError,
     StoppingStore,
@@ -31,6 +32,7 @@ from tests.component.notify.kit import (
     tablets_cells,
     until,
 )
+from tests.support.everywhere import inside
 
 Txn = perco.Transaction
 Change = perco.Change[Any, Any]
@@ -326,7 +328,8 @@ async def test_wherever_a_process_dies_its_signal_is_raised_if_it_committed(hot:
     assert len(set(ends)) == 2
 
 
-async def test_a_pending_entry_that_nobody_settles_does_not_keep_the_store_from_idling(hot: Hot) -> None:  # N5, N7
+@pytest.mark.parametrize("waits", ["wait_idle", "wait_for"])
+async def test_a_pending_entry_that_nobody_settles_is_not_waited_for(hot: Hot, waits: str) -> None:  # N5, N7
     """A late copy of a prewrite, after its transaction is over: no reader will ever meet it."""
     hot.observe()
     local = memory()
@@ -340,22 +343,25 @@ async def test_a_pending_entry_that_nobody_settles_does_not_keep_the_store_from_
 
     store.apply = apply  # type: ignore[method-assign]
     async with client(local, hot.schema, store=store) as db, db.worker():
-        await raise_signal(db, hot, "k")
+        commit_ts = await raise_signal(db, hot, "k")
         await settle(db)
         await local.store.apply([mutation for mutation in sent if kind_of(mutation) == "prewrite"])
         assert cells(db, PENDING)
-        await settle(db)
+        if waits == "wait_for":
+            await db.wait_for(commit_ts, timeout=LONG_S)
+        else:
+            await settle(db)
         assert not cells(db, PENDING)
     assert len(hot.seen) == 2, "once too often, which is allowed"
 
 
 async def test_a_pending_removal_is_waited_for(hot: Hot) -> None:  # N5
     """What a committed run has seen is not run for again while its phase two is under way."""
-    hot.observe()
 
-    @hot.schema.observe(hot.size, id="apart")  # so that the run's primary lies elsewhere
-    async def apart(txn: Txn, change: Change) -> None:
-        txn.set(hot.body, "a", f"{change.value}")
+    @hot.schema.observe(hot.grown, id="apart")
+    async def apart(txn: Txn, change: perco.Change[str, None]) -> None:
+        hot.seen.append(change)
+        txn.set(hot.body, "a", change.key)  # the run's primary: what it has seen goes in phase two
 
     local = memory()
 
@@ -367,9 +373,14 @@ async def test_a_pending_removal_is_waited_for(hot: Hot) -> None:  # N5
         )
 
     store = HoldingStore(local.store, removes)
-    options = perco.WorkerOptions(row_locks=False, concurrency=4, scanners=2)
-    async with client(local, hot.schema, store=store) as db, db.worker(options=options):
+    async with client(local, hot.schema, store=store) as db, trio.open_nursery() as nursery:
         await raise_signal(db, hot, "k")
+        await ByHand(db).run(hot.grown, "k")
+        await store.held.wait()
+        assert len(hot.seen) == 1
+        assert await get(db, hot.body, "a") == "k", "it has committed"
+        assert len(notified(db)) == 1, "which is not to be seen yet"
+        nursery.start_soon(ByHand(db).run, hot.grown, "k")
         await trio.sleep(1)
         store.let_go()
         await settle(db)
@@ -412,19 +423,21 @@ async def test_a_run_that_only_locks_what_it_reads_keeps_older_ones_from_writing
             txn.set(hot.size, "k", value)
 
     both = memory()
-    async with client(both, hot.schema) as db, client(both, hot.schema, beside=db) as other, db.worker() as worker:
+    async with client(both, hot.schema) as db, client(both, hot.schema, beside=db) as other:
+        earlier, later = ByHand(db), ByHand(other)
         await put(db, hot.size, "k", 5)
-        await raise_signal(db, hot, "k")  # seen by a run that finds nothing in "a", and takes its time
-        await begun.wait()
-        await put(db, hot.body, "a", "words")
-        await raise_signal(db, hot, "k")
-        async with other.worker():
-            await until(lambda: other.pending_now() == 0)
-        assert told == [0, 5]
-        go_on.set()
+        async with trio.open_nursery() as nursery:
+            await raise_signal(db, hot, "k")  # seen by a run that finds nothing in "a", and takes its time
+            nursery.start_soon(earlier.run, hot.grown, "k")
+            await begun.wait()
+            await put(db, hot.body, "a", "words")
+            await raise_signal(db, hot, "k")
+            await later.run(hot.grown, "k")
+            assert told == [0, 5]
+            go_on.set()
         await settle(db)
         assert await get(db, hot.size, "k") == 5
-        assert worker.statistics()["copy"].conflicts == 1
+        assert earlier.counted("copy").conflicts == 1
     assert told == [0, 5], "what the first was for went with the second"
 
 
@@ -437,7 +450,7 @@ async def test_who_waits_is_told_of_a_pending_entry_that_cannot_be_read(hot: Hot
     async with perco.open("memory:", hot.schema, options=OPTIONS) as db, db.worker():
         bound = db.bind_signal(hot.grown)
         column = {"signal": bound.column, "removal": bound.acks[0], "primary": bare_column(bound.column)}[what]
-        ts = await db.oracle.draw()
+        ts = await inside(db).oracle.draw()  # no transaction of a client's, which would live
         await db.driver.store.apply([Mutation("clusters", ((b"k", (), ((PENDING, column, ts, b"junk"),)),))])
         with pytest.raises(perco.Corruption, match=r"clusters\['k'\]\.grown"):
             await settle(db)

@@ -15,7 +15,7 @@ from perco.notify import tracing as module
 from perco.notify.tracing import Traced, trace
 from perco.storage import ScanRequest
 from perco.txn.check import check
-from tests.component.notify.kit import OPTIONS, Web, client, memory, put, settle
+from tests.component.notify.kit import OPTIONS, ByHand, Web, client, memory, put, settle, until
 
 Change = perco.Change[Any, Any]
 
@@ -157,14 +157,12 @@ async def test_one_run_for_many_signals_hangs_below_the_oldest_cause(web: Web) -
 
 async def test_runs_for_a_signal_may_overlap_and_the_check_finds_nothing_wrong(web: Web) -> None:  # N5
     noted = web.docs.signal("noted")
-    both = trio.Event()
+    may_end = [trio.Event(), trio.Event()]
     running: list[int] = []
 
     async def gather(txn: perco.Transaction, change: Change) -> None:
         running.append(txn.start_ts)
-        if len(running) == 2:
-            both.set()
-        await both.wait()
+        await may_end[len(running) - 1].wait()
         txn.set(web.count, str(txn.start_ts), 1)
 
     web.observe(noted, id="gather")(gather)  # type: ignore[arg-type]
@@ -172,8 +170,15 @@ async def test_runs_for_a_signal_may_overlap_and_the_check_finds_nothing_wrong(w
     async with client(local, web.schema) as one, client(local, web.schema, beside=one) as two:
         async with one.transaction() as txn:
             txn.signal(noted, "k")
-        async with one.worker(), two.worker():
-            await settle(one)
+        first, second = ByHand(one), ByHand(two)
+        async with trio.open_nursery() as nursery:
+            for at, each in enumerate((first, second)):
+                nursery.start_soon(each.run, noted, "k")
+                await until(lambda: len(running) > at)  # noqa: B023
+            for each, event in zip((first, second), may_end, strict=True):
+                event.set()
+                await until(lambda: each.counted("gather").commits)  # noqa: B023
+        await settle(one)
         assert len(running) == 2
         assert not (await check(one.local.store, ts=one.oracle.last)).findings
         for start_ts in running:
