@@ -93,7 +93,7 @@ class Order(IntEnum):
     EXCUSE = 79  # the ticket of a session whose client's loop is held (R10) -> no answer
     STATISTICS = 71  # -> of all tablets
     STOP = 72  # answer what was asked for, and end
-    MIDDLE = 73  # (table, number, stop) -> a row at which to split it, or None
+    MIDDLE = 73  # (table, number, stop) -> (a row at which to split it, or None,)
     COPY = 74  # (table, number, split, row, stop, path, groups): copy what lies there -> how many cells (P2)
     CUT = 75  # (table, number, split, row): nothing is written there any more; when the copy is whole, and on disk
     UNCUT = 76  # (table, number, split, stop): that split is not to be, whatever comes of it still

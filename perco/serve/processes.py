@@ -297,7 +297,8 @@ class ServedTablet:
 
     async def middle(self, stop: bytes | None) -> bytes | None:
         """See `LmdbTablet.middle`."""
-        found: bytes | None = await self._ordered(Order.MIDDLE, stop)
+        found: bytes | None
+        [found] = await self._ordered(Order.MIDDLE, stop)
         return found
 
     async def remove_from(self, row: bytes) -> bool:

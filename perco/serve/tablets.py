@@ -379,9 +379,9 @@ class TabletServer(Door[str]):
 
     # ------------------------------------------------------------ splitting
 
-    async def _middle(self, order: Any) -> bytes | None:
+    async def _middle(self, order: Any) -> tuple[bytes | None]:
         table, number, stop = order
-        return await self._held(table, number).tablet.middle(stop)
+        return (await self._held(table, number).tablet.middle(stop),)  # None alone would be `NOT_HERE`
 
     async def _copy(self, order: Any) -> int:
         table, number, split, row, stop, path, groups = order

@@ -143,10 +143,10 @@ class Splitter:
     async def _split_at(self, table: str, row: bytes | None) -> Split:
         store = self._local.store
         if row is None:
-            largest = max(
-                (tablet for tablet in store.tablets() if tablet.table == table),
-                key=lambda tablet: (tablet.live_bytes(), tablet.entries(WRITE)),
-            )
+            tablets = [tablet for tablet in store.tablets() if tablet.table == table]
+            if any(map(self._has_left, tablets)):
+                await self.clear()  # what a tablet does not hold any more makes it no larger
+            largest = max(tablets, key=lambda tablet: (tablet.live_bytes(), tablet.entries(WRITE)))
             row = await self._middle(largest)
             if row is None:
                 raise UsageError(f"the largest tablet of {table!r} cannot be split: it holds one row, or none")
