@@ -1,6 +1,7 @@
 """A process that owns folders and serves them: `python -m tests.integration.fronts.owners FOLDER...`.
 
-It prints a line for each folder once it is open: the TCP port, and the token. It ends when stdin does.
+A folder whose name ends with `-tablets` has two tablet servers. A line is printed for each folder
+once it is open: where it is reached over TCP. The process ends when stdin does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import trio
 
 import perco
 from perco.rpc import addresses
+from perco.serve.processes import ProcessOptions
 
 warnings.simplefilter("ignore")
 TOKEN = "a word that clients over TCP have to say"
@@ -28,6 +30,8 @@ async def own(folders: list[str]) -> None:
     async with AsyncExitStack() as stack:
         for folder in folders:
             opening = perco.open(folder, perco.Schema(), options=OPTIONS)
+            if folder.endswith("-tablets"):
+                opening.processes = ProcessOptions(servers=2)
             await stack.enter_async_context(opening)
             assert opening.server is not None
             listening = opening.server.listening(addresses.parse("tcp://127.0.0.1:0"), TOKEN.encode())
