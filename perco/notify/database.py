@@ -166,8 +166,10 @@ class Database(Observers):
         return [observer.id for observer in self._worker.observers.values()] if self._worker is not None else []
 
     def locked_observed(self) -> bool:
-        """Whether a lock stands in a table that is observed: it may be of an observed cell, and another process's. Locks
-        that cannot be settled do not count: they never go, and `_stuck` tells whether one may be a notification (N7)."""
+        """Whether a lock stands in a table that is observed: it may be of an observed cell, and another process's.
+
+        Locks that cannot be settled do not count. They never go; `_stuck` tells whether one may be a notification (N7).
+        """
         locks = self._entries(LOCK)
         return locks > 0 and locks > self._stuck_locks()
 

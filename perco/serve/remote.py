@@ -181,7 +181,7 @@ class RemoteRowStore:
             return [NoReply(str(error))] * len(mutations)
         except (SessionEnded, Unavailable) as error:
             return [Failed(error)] * len(mutations)  # R6, R7: it was not sent, or not made
-        verdicts = [unpack_verdict(verdict) for verdict in answer]
+        verdicts = [unpack_verdict(verdict) for verdict in _for_each(answer, mutations)]
         if any(map(is_split, verdicts)):
             await self.catch_up()
         return verdicts
@@ -259,7 +259,7 @@ class RemoteRowStore:
                 for i in which:
                     verdicts[i] = Failed(error)  # R6, R7, F3: it was not sent, or not made
                 return
-            for i, packed in zip(which, answer or (), strict=answer is not NOT_HERE):
+            for i, packed in zip(which, () if answer is NOT_HERE else _for_each(answer, which), strict=False):
                 if packed != LOST:
                     verdicts[i] = unpack_verdict(packed)
 
@@ -298,6 +298,13 @@ def _checked(answer: list[RowCells], asked: Sequence[object]) -> list[RowCells]:
     if len(answer) > len(asked) or (asked and not answer):
         raise WireError(f"an answer of {len(answer)} rows to a call for {len(asked)}")
     return answer
+
+
+def _for_each(verdicts: Any, asked: Sequence[object]) -> Sequence[Any]:
+    """T4: of a server that does not answer for each mutation, nobody knows which of them it has made."""
+    if type(verdicts) in (list, tuple) and len(verdicts) == len(asked):
+        return verdicts  # type: ignore[no-any-return]
+    return [f"no answer for each of {len(asked)} mutations"] * len(asked)
 
 
 class _Search:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from perco.notify.rowlocks import CLAIMED
 from perco.rpc.channel import WireOptions
 from perco.rpc.framing import WireError
-from perco.rpc.link import Link
+from perco.rpc.link import Link, LostError
 from perco.serve.messages import Method
 from perco.storage import Batching, BatchOptions, Gathering, ReadRequest, RowCells, RowStore
 from perco.storage.batching import Spawn
@@ -78,31 +78,38 @@ class Together:
                 self._commits.answered(key)
 
     async def _commit(self, asked: list[Any]) -> Sequence[Any]:
-        return _answers(await self._link.call(Method.COMMITS, asked, again=False), asked)
+        answers = await self._link.call(Method.COMMITS, asked, again=False)
+        try:
+            return _answers(answers, asked)
+        except WireError as error:
+            raise LostError(str(error)) from error  # T4: they may have been made
 
     async def claim(self, table: str, wanted: Sequence[tuple[bytes, int, int]], most: int, *, halts: bool) -> Any:
         """The answer to `Method.CLAIM`; for one row at least."""
         key = self._remote.locate(table, wanted[0][0])
         asked = table, wanted, most, halts
         answers = await self._claims.ask([(key, asked, sum(len(row) + _CLAIM_BYTES for row, _, _ in wanted))])
-        if answers is not None:
+        if answers is not None and answers[0] is not None:
             return answers[0]
         try:
             return await self._link.call(Method.CLAIM, asked, again=True)
         finally:
-            self._claims.answered(key)
+            if answers is None:
+                self._claims.answered(key)
 
     async def _claim(self, asked: list[Any]) -> Sequence[Any]:
         return _answers(await self._link.call(Method.CLAIMS, asked, again=True), asked)
 
     def _dropped(self, asked: Any, answer: Any) -> None:
         table, wanted, _, _ = asked
-        for (row, _, _), state in zip(wanted, answer[0], strict=True):
+        states = [CLAIMED] * len(wanted) if answer is None else answer[0]  # None: what the server did, nobody knows
+        for (row, _, _), state in zip(wanted, states, strict=True):
             if state == CLAIMED:
                 self.dropped((table, row))
 
 
 def _answers(answers: Any, asked: Sequence[object]) -> Sequence[Any]:
+    """Raises: WireError."""
     if type(answers) not in (list, tuple) or len(answers) != len(asked):
         raise WireError(f"no answer for each of {len(asked)} calls that went together")
     return answers  # type: ignore[no-any-return]

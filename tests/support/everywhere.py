@@ -78,7 +78,8 @@ def _certificates() -> tuple[str, str]:
 
 
 class _Client(opened):
-    """A client of a server in this process.
+    """A client of a server in this process. No thread watches its loop (R10): while that is joined, virtual time
+    would go on.
 
     `store`: a wrapper, through which all that it does goes from its beginning on.
     """
@@ -86,8 +87,6 @@ class _Client(opened):
     store: Any = None
 
     async def _connect(self, address: Address) -> RemoteDatabase:
-        if self.store is None:
-            return await super()._connect(address)
         trust = _trust(self._options.wire.ca_file) if address.tls else None
 
         def connect(number: int, port: int) -> Awaitable[trio.abc.Stream]:
@@ -95,7 +94,8 @@ class _Client(opened):
 
         assert self._schema is not None
         db = RemoteDatabase(self._schema, self._options, self._options.wire, str(address), connect, _TOKEN)
-        through(db, self.store)
+        if self.store is not None:
+            through(db, self.store)
         try:
             await db.begin_link()
         except BaseException:

@@ -14,7 +14,7 @@ import trio.testing
 
 import perco
 from perco.errors import SessionEnded
-from perco.notify.rowlocks import Dirty
+from perco.notify.rowlocks import CLAIMED, Dirty
 from perco.rpc.link import Link, LostError
 from perco.serve.database import RemoteDatabase
 from perco.serve.messages import Method
@@ -163,6 +163,36 @@ async def test_what_a_commit_is_under_way_in_is_read_alone(calls: Counter[str]) 
         assert (calls - calls_before)["READ"] == 1
 
 
+async def test_a_commit_that_another_is_in_the_way_of_waits_and_holds_up_no_other(
+    calls: Counter[str],
+) -> None:  # D8, C2
+    async with client(FIXED) as (place, db):
+        assert place.owner is not None
+        driver, calls_before = place.owner.driver, Counter(calls)
+        ts = place.owner.oracle.draw_nowait()
+        where = ("docs", perco.TEXT.encode("a"), place.owner.bind(n).column)
+        entry = driver.entered.cells[where] = Entry(ts, ts, Cellref(*where))
+        driver.writing[ts] = None
+        found: dict[str, float] = {}
+        began = trio.current_time()
+
+        async def write(key: str) -> None:
+            async with db.transaction() as txn:
+                txn.set(n, key, 1)
+            found[key] = round(trio.current_time() - began, 6)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write, "a")
+            nursery.start_soon(write, "b")
+            await trio.sleep(5)
+            assert found == {"b": FIXED.window_s}
+            assert driver.entered.cells == {where: entry}
+            del driver.entered.cells[where]
+            driver.written(entry.commit_ts)
+        assert found["a"] == 5
+        assert {name: (calls - calls_before)[name] for name in ("COMMITS", "COMMIT")} == {"COMMITS": 1, "COMMIT": 1}
+
+
 @pytest.mark.parametrize("batch", [FIXED, ADAPTIVE])
 async def test_reads_too_long_for_one_message_are_asked_for_alone(
     batch: BatchOptions, calls: Counter[str]
@@ -206,6 +236,84 @@ async def test_commits_whose_reply_is_lost_are_asked_for_one_by_one(calls: Count
         assert [await value(db, key) for key in "abc"] == [2, 2, 2]
         assert db.driver.counters.commits - before == 3
         assert db.driver.counters.aborts == 0
+
+
+def miscounting(place: Place, method: Method, more: int) -> list[int]:
+    """From now on the server answers that call with so many answers more than it was asked for, or fewer, once; returns
+    how many it was asked for."""
+    assert place.server is not None
+    handlers, asked_for = place.server._handlers, list[int]()
+    right = handlers[int(method)]
+
+    class Miscounting:
+        def __init__(self, peer: Any) -> None:
+            self._peer = peer
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._peer, name)
+
+        def reply(self, id: int, answers: Any) -> None:
+            self._peer.reply(id, [*answers, answers[0]] if more > 0 else answers[:-1])
+
+    def wrong(session: Any, peer: Any, id: int, asked: Any) -> None:
+        asked_for.append(len(asked))
+        handlers[int(method)] = right
+        right(session, Miscounting(peer), id, asked)
+
+    handlers[int(method)] = wrong
+    return asked_for
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+async def test_commits_of_which_not_each_is_answered_are_asked_for_one_by_one(more: int) -> None:  # R1, T4
+    async with client(FIXED) as (place, db):
+        for key in "abc":
+            await db.run(add, key)
+        asked_for, before = miscounting(place, Method.COMMITS, more), db.driver.counters.commits
+        await all_of(*(lambda key=key: db.run(add, key) for key in "abc"))  # type: ignore[misc]
+        assert asked_for == [3]
+        assert [await value(db, key) for key in "abc"] == [2, 2, 2]
+        assert (db.driver.counters.commits - before, db.driver.counters.aborts) == (3, 0)
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+async def test_mutations_of_which_not_each_is_answered_are_asked_for(more: int) -> None:  # R1, T4
+    async with client(FIXED) as (place, db):
+        asked_for = miscounting(place, Method.APPLY, more)
+        await all_of(lambda: db.run(add_both, "a", "z"), lambda: db.run(add_both, "b", "y"))
+        assert asked_for[0] >= 1
+        assert [await value(db, key) for key in "abyz"] == [1] * 4
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+async def test_reads_and_claims_of_which_not_each_is_answered_are_asked_for_alone(
+    more: int, calls: Counter[str]
+) -> None:  # R1, D8
+    async with client(FIXED, SCHEMA) as (place, db):
+        for key in "ab":
+            await db.run(add, key)
+        together = db._together
+        assert together is not None
+        found: list[Any] = []
+
+        async def read(key: str) -> None:
+            found.append(await value(db, key))
+
+        async def claim(row: bytes) -> None:
+            states, _ = await together.claim("docs", [(row, 1, 1)], 1, halts=False)
+            found.append(states)
+
+        calls.clear()
+        asked_for = miscounting(place, Method.READS, more), miscounting(place, Method.CLAIMS, more)
+        await all_of(lambda: read("a"), lambda: read("b"), lambda: claim(b"a"), lambda: claim(b"b"))
+        assert asked_for == ([2], [2])
+        assert sorted(found, key=str) == [1, 1, bytes([CLAIMED]), bytes([CLAIMED])]
+        assert {name: calls[name] for name in ("READS", "READ", "CLAIMS", "CLAIM")} == {
+            "READS": 1,
+            "READ": 2,
+            "CLAIMS": 1,
+            "CLAIM": 2,
+        }
 
 
 async def test_a_session_that_ends_takes_reads_that_wait_with_it() -> None:  # D7, R5
@@ -275,6 +383,7 @@ async def test_a_claim_granted_to_somebody_who_has_gone_is_let_go_of() -> None: 
             place.server._handlers[int(Method.CLAIMS)] = late
             with trio.move_on_after(1.0):
                 await elsewhere.take("docs", [Dirty(b"a", [1], 1, 1)], 1, halts=False)
+            await trio.testing.wait_all_tasks_blocked()  # that it gives up has arrived, before the claim is made
             assert not granted
             held.set()
             await trio.testing.wait_all_tasks_blocked()
