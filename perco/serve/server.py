@@ -698,8 +698,8 @@ class Server(Door[Session]):
         self._db.driver.quiet()
 
     async def _idle(self, session: Session, _: Any) -> tuple[bool, int, dict[str, int], Any]:
-        """(whether the store is idle, changes on the failed list, workers of each observer, a lock that cannot be read),
-        as soon as it is idle, or after a while (N7)."""
+        """(whether the store is idle, changes on the failed list, workers of each observer, a lock that cannot be
+        read), as soon as it is idle, or after a while (N7)."""
         db = self._db
         with self._waiting(_IDLE_S):
             if not db.idle_now():
