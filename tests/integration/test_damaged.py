@@ -56,7 +56,7 @@ async def test_a_store_with_a_damaged_cell_opens_and_works(
             async with perco.open(tmp_path / "store", schema) as db:
                 async with db.transaction() as txn:
                     txn.set(body, "b", value)
-                with trio.fail_after(30):
+                with trio.fail_after(60):
                     while not db.sweeper.clean:  # noqa: ASYNC110
                         await trio.sleep(0.01)
                 async with db.snapshot() as snap:

@@ -35,7 +35,7 @@ def strace() -> None:
 def replay(*arguments: str) -> tuple[int, str]:
     """Returns (exit code, what it printed)."""
     command = [sys.executable, "-m", "tests.powerloss", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, done.stdout
 

@@ -199,7 +199,7 @@ async def _verify(folder: Path, known: Sequence[str]) -> None:
     async with perco.open(folder, world.schema, options=perco.Options(seed=1)) as db:
         first = await db.oracle.draw()
         assert first > drawn, f"O1: {first} is handed out, and {drawn} had been"
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await observe(db)
         for writer in WRITERS:
             await _verify_writer(db, world, writer, acknowledged[writer])

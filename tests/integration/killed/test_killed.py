@@ -92,7 +92,7 @@ class Store:
 
         async def run() -> None:
             async with perco.open(self.path, scenario.schema, options=options(scenario)) as db:
-                with trio.fail_after(30):
+                with trio.fail_after(60):
                     await scenario.meet(db)
                     await observe(db)
                     await scenario.later(db)

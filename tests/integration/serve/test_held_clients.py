@@ -222,7 +222,7 @@ class Thread(PulseThread):
         if self.refuses:
             raise ConnectionRefusedError("nobody listens")
         ours, theirs = socket.socketpair()
-        theirs.settimeout(10)
+        theirs.settimeout(60)
         self.servers.append(theirs)
         return ours
 

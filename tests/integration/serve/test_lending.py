@@ -100,7 +100,7 @@ async def test_a_borrower_that_is_killed_leaves_the_folder_free(tmp_path: Path, 
     handle = os.pidfd_open(pid)
     borrower.kill()
     borrower.wait()
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         await trio.lowlevel.wait_readable(handle)
     os.close(handle)
     if forks:

@@ -66,7 +66,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 
 async def _until(folder: Path, wanted: Callable[[list[TabletsOf]], bool]) -> list[TabletsOf]:
     """Who has which tablets, as soon as it is as wanted."""
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with visiting(folder) as db:
             while True:
                 moved = db._store._moved
