@@ -252,7 +252,7 @@ class Database(Observers):
                 if self._looked is None:
                     self._looked = trio.Event()
                 looked = self._looked  # before the look, lest its news be missed
-                await self.check_readable()
+                await self._check_readable()
                 await self._check_served()
                 # Those who work elsewhere may come and go without a word.
                 again_s = math.inf if self.works_elsewhere is None else _AGAIN_S
@@ -410,7 +410,7 @@ class Database(Observers):
         """Why this store does not become idle before it is repaired, as far as its locks tell (N7)."""
         return None if self.fates.observed or not self._settled() else self._stuck()
 
-    async def check_readable(self) -> None:
+    async def _check_readable(self) -> None:
         """Waiting for what will never be read would never end (N7). Raises: Corruption if nothing else is left."""
         if not self.fates.observed and self._settled():
             await self._must_be_readable(self._stuck())

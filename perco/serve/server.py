@@ -706,8 +706,6 @@ class Server(Door[Session]):
                 db.sweep_pending()  # once a call, and so once a second for each client that waits
             while not db.idle_now():
                 await db.changed()
-        if not db.idle_now():
-            await db.check_readable()
         stuck = db.unreadable_now()
         return db.idle_now(), db.failed_now(), self._workers(), None if stuck is None else pack_error(stuck)
 
