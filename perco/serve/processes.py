@@ -211,14 +211,15 @@ class ServedTablet:
         return Failed(self._nobody())
 
     async def _applied_by_another(self, mutation: Mutation) -> Verdict:
-        """It was split while this waited."""
+        """It was split while this waited. The other one begins when the servers have let go of its rows (P1)."""
         first = mutation.rows[0][0]
-        for tablet in self._servers.tablets:
-            if tablet.table == self.table and tablet.holds(first):
-                if all(tablet.holds(row) for row, _, _ in mutation.rows):
-                    return await tablet._applied(mutation)
-                break
-        return Failed(TabletSplit(self.table))  # P3
+        while True:
+            for tablet in self._servers.tablets:
+                if tablet.table == self.table and tablet.holds(first):
+                    if all(tablet.holds(row) for row, _, _ in mutation.rows):
+                        return await tablet._applied(mutation)
+                    return Failed(TabletSplit(self.table))  # P3
+            await self._servers.a_moment()
 
     def holds(self, row: bytes) -> bool:
         """Whether a row lies in it."""

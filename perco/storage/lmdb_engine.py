@@ -120,6 +120,17 @@ class Fenced(NotHere):
     """Another process has taken over the tablet; nothing was written (F1)."""
 
 
+def next_epoch(stored: bytes | None) -> bytes:
+    """Of whoever takes over an environment that has this one (F1)."""
+    return (int.from_bytes(stored or b"", "big") + 1).to_bytes(8, "big")
+
+
+def check_epoch(ours: bytes, stored: bytes | None, path: object) -> None:
+    """`ours`: empty if nobody else may have it. Raises: Fenced (F1)."""
+    if ours and stored != ours:
+        raise Fenced(f"{path}: another process has taken the tablet over")
+
+
 class MapTooSmall(Exception):
     """A batch needed more of the map than was foreseen; nothing was written. Grow it and write again (S6)."""
 
@@ -419,14 +430,13 @@ class LmdbEngine:
         writer's thread begins. Raises: StoreFull."""
         try:
             with self._env.begin(write=True) as txn:
-                epoch = int.from_bytes(txn.get(_EPOCH, b""), "big") + 1
-                self._epoch = epoch.to_bytes(8, "big")
+                self._epoch = next_epoch(txn.get(_EPOCH))
                 txn.put(_EPOCH, self._epoch)
         except lmdb.Error as error:
             if _is_full(error) or isinstance(error, lmdb.MapFullError):
                 raise StoreFull(str(self.path), str(error)) from error
             raise self._disk_failed(error) from error
-        return epoch
+        return int.from_bytes(self._epoch, "big")
 
     def epoch(self) -> int:
         """How often it has been taken over."""
@@ -434,8 +444,7 @@ class LmdbEngine:
             return int.from_bytes(txn.get(_EPOCH, b""), "big")
 
     def _check_epoch(self, txn: Any) -> None:
-        if self._epoch and txn.get(_EPOCH) != self._epoch:
-            raise Fenced(f"{self.path}: another process has taken the tablet over")
+        check_epoch(self._epoch, txn.get(_EPOCH), self.path)
 
     def commit(
         self,

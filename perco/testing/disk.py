@@ -32,10 +32,10 @@ from perco.storage import (
     ScanRequest,
     Tablet,
     Verdict,
+    lmdb_engine,
 )
 from perco.storage.engine import MemoryBatch, MemoryEngine
 from perco.storage.handover import Handover, Written
-from perco.storage.lmdb_engine import Fenced
 from perco.storage.row import NOWHERE, check_and_write, read_row, scan_rows
 from perco.storage.tablet import Resubmit
 from perco.testing.processes import Process
@@ -43,23 +43,27 @@ from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.local import LocalStore, Placed
 
 T = TypeVar("T")
+_PAGE = 20  # cells that are copied at once
 Cells = Sequence[tuple[str, bytes, "bytes | None"]]
 
 
 class Environment:
-    """What lies on the disk for a tablet. `cells`: all of them; `epoch`: F1; `stop`: P5."""
+    """What lies on the disk for a tablet. `cells`: all of them; `epoch`: F1; `stop`: P5; `writer`: who opened it last
+    to write to it; None: nobody has since it was made."""
 
     def __init__(self) -> None:
         self.cells = MemoryEngine()
-        self.epoch = 0
+        self.epoch = b""
         self.stop: bytes | None = None
+        self.writer: MemoryEnvironment | None = None
 
 
 class Disk:
-    """Environments by name."""
+    """Environments by name. `problems`: what was written to them that should not have been."""
 
     def __init__(self) -> None:
         self.environments: dict[str, Environment] = {}
+        self.problems: list[str] = []
 
     def open(self, name: str) -> Environment:
         return self.environments.setdefault(name, Environment())
@@ -76,11 +80,12 @@ class MemoryEnvironment:
         self._disk, self.name, self.readonly = disk, name, readonly
         self._at = disk.open(name)
         self._shared: MemoryEngine | None = None  # the view that several reads share
-        self._epoch = 0
+        self._epoch = b""
         self.options = LmdbOptions()
         self.still = threading.Lock()
         self.busy = False
         self.full = False  # the disk is, but for the reserve
+        self.gone = False  # its process is dead, and writes nothing while it is unwound
         self.map_bytes = 1 << 30
 
     # ------------------------------------------------------------ reading
@@ -130,14 +135,23 @@ class MemoryEnvironment:
     # ------------------------------------------------------------ writing
 
     def take_over(self) -> int:
-        self._at.epoch += 1
-        self._epoch = self._at.epoch
-        return self._epoch
+        self._at.epoch = self._epoch = lmdb_engine.next_epoch(self._at.epoch)
+        self.is_mine()
+        return int.from_bytes(self._epoch, "big")
+
+    def is_mine(self) -> None:
+        """From now on nobody else is to write to it (F1)."""
+        self._at.writer = self
 
     def _changing(self) -> MemoryEngine:
         """What is to be written to; whoever reads a shared view keeps the old state."""
-        if self._epoch and self._at.epoch != self._epoch:
-            raise Fenced(f"{self.name}: another process has taken the tablet over")
+        if self.gone:
+            raise StoreError("the process is dead")
+        lmdb_engine.check_epoch(self._epoch, self._at.epoch, self.name)
+        if self._at.writer not in (None, self):
+            self._disk.problems.append(
+                f"F1: {self.name} is written to by a process from which another has taken it over"
+            )
         if self._shared is self._at.cells:
             self._shared = self._at.cells.copy_from(b"")
         return self._at.cells
@@ -201,7 +215,7 @@ class MemoryEnvironment:
         found: list[tuple[bytes, bytes]] = []
         cursor = self._at.cells.cursor(group)
         more = cursor.set_range(key)
-        while more and len(found) < min(count, 50):
+        while more and len(found) < min(count, _PAGE):
             found.append(cursor.item())
             more = cursor.next()
         return found
@@ -237,12 +251,13 @@ class Befalls(Protocol):
     """Who decides what befalls batches."""
 
     def batch(self, process: Process, tablet: str, mutations: Sequence[Mutation]) -> str:
-        """ "", "FULL", "DIES_BEFORE" or "DIES_AFTER"."""
+        """ "", "FULL", "DIES_BEFORE", "DIES_AFTER" or "STOPS_BEFORE": so long that another may take over."""
         ...
 
     def kill(self, process: Process) -> None: ...
-    def pause_s(self, process: Process) -> float:
-        """How long a step on another thread takes."""
+    def stop(self, process: Process) -> None: ...
+    def pause_s(self, process: Process, *, beside: bool = False) -> float:
+        """How long a step on another thread takes; `beside`: one of what takes many, while all goes on."""
         ...
 
 
@@ -293,7 +308,9 @@ class DiskTablet(LmdbTablet):
         self._ordered.set()
 
     async def _beside(self, act: Callable[..., T], *args: Any) -> T:
-        await trio.sleep(self._befalls.pause_s(self._process))
+        await trio.sleep(self._befalls.pause_s(self._process, beside=True))
+        if self._process.dead:
+            raise StoreError("the process is dead")
         return act(*args)
 
     async def _join(self) -> None:
@@ -311,12 +328,17 @@ class DiskTablet(LmdbTablet):
                 break
             mutations, room, done, empty = order
             await trio.sleep(self._befalls.pause_s(self._process))
-            done(await self._written(mutations, room, empty))
+            verdicts = await self._written(mutations, room, empty)
+            self.engine.gone = self._process.dead  # type: ignore[attr-defined]
+            done(verdicts)
         self._over.set()
 
     async def _written(self, mutations: Sequence[Mutation], room: int, empty: Container[str]) -> Sequence[Verdict]:
         engine: Any = self.engine
         what = self._befalls.batch(self._process, engine.name, mutations) if mutations else ""
+        if what == "STOPS_BEFORE":
+            self._befalls.stop(self._process)
+            await trio.lowlevel.checkpoint()  # F1: it writes when it goes on, if it still may
         if what == "DIES_BEFORE":
             self._befalls.kill(self._process)
             await trio.lowlevel.checkpoint()  # it is dead: this ends when it is buried
@@ -354,6 +376,7 @@ class DiskStore(LocalStore):
         number, start, _ = placed
         self._numbers.setdefault(table, {})[number] = start
         engine = MemoryEnvironment(self._disk, f"{table}-{number}")
+        engine.is_mine()
         return DiskTablet(table, start, engine, self._batch, self.store.submit, self._process, self._befalls, self._rng)
 
     async def split(

@@ -6,26 +6,46 @@ past     the store as of a moment ago: the total is what it always is
 waits    until all has been observed, or for a while (N7)
 looks    what tasks wait for, who has which tablets, what waits
 upkeep   a vacuum, a back-fill
+away     the owner is out of reach for a while, other servers are not: what was read before reads the same afterwards,
+         or not at all (R5, F3)
+
+Each life of a program has one of these that it does rather than the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import trio
 
-from perco.errors import NotIdle, SnapshotTooOld, StoreError, TransientError, UsageError
+from perco.errors import CommitUnknown, NotIdle, SnapshotTooOld, StoreError, TransientError, UsageError
 from perco.serve.database import RemoteDatabase
-from perco.testing.workloads import Clients, World
+from perco.testing.workloads import Clients, World, twin
 
 _EACH_LIFE: Final = 8  # errands
 _PAUSES_S: Final = (0.02, 0.1, 0.3)
-_SPLITS_MAX: Final = 4  # in a run
+_SPLITS_MAX: Final = 12  # in a run
 _PINS: Final = ("hourly", "nightly")  # that all processes share
 _LEASES_S: Final = (0.3, 3.0)
+_AWAY_S: Final = (0.5, 2.0, 3.0)
+_TRANSFERS: Final = 3  # at a time
+_FAILS: Final = (StoreError, TransientError, CommitUnknown, SnapshotTooOld, NotIdle, UsageError)
+_LOOKS_S: Final = (0.1, 1.2, 2.0)
+
+
+@dataclass(slots=True)
+class Errand:
+    """Of one program. `cut_off`: keeps it from reaching the owner for so many seconds."""
+
+    db: RemoteDatabase
+    world: World
+    rng: Random
+    cut_off: Callable[[float], None]
 
 
 class Errands:
@@ -35,22 +55,26 @@ class Errands:
         self._clients = clients
         self.pins = self.splits = self._asked_splits = 0
 
-    async def run(self, db: RemoteDatabase, world: World, rng: Random) -> None:
+    async def run(self, of: Errand) -> None:
         """Of one program; until cancelled."""
-        acts = [self._pin, self._split, self._past, self._wait, self._look, self._upkeep]
+        acts: list[Callable[[Errand], Awaitable[None]]] = [
+            *(self._pin, self._split, self._past, self._wait, self._look, self._upkeep, self._away),
+        ]
+        rather = of.rng.choice((*acts, self._split, self._split, self._away))
         for _ in range(_EACH_LIFE):
-            await trio.sleep(rng.choice(_PAUSES_S))
-            act = rng.choice(acts)
+            await trio.sleep(of.rng.choice(_PAUSES_S))
+            act = rather if of.rng.random() < 0.4 else of.rng.choice(acts)
             # UsageError: another program has a pin of that name, and the like.
-            with suppress(StoreError, TransientError, SnapshotTooOld, NotIdle, UsageError):
-                await act(db, world, rng)
+            with suppress(*_FAILS):
+                await act(of)
 
-    async def _pin(self, db: RemoteDatabase, world: World, rng: Random) -> None:
+    async def _pin(self, of: Errand) -> None:
+        db, world, rng = of.db, of.world, of.rng
         name, lease_s = rng.choice(_PINS), rng.choice(_LEASES_S)
         if rng.random() < 0.2:
             await db.drop_pin(name)
             return
-        async with db.pin(name, lease_s=lease_s, keep=rng.random() < 0.3) as pin:
+        async with db.pin(name, lease_s=lease_s, owner="a program", keep=rng.random() < 0.3) as pin:
             first = await self._clients.balances(pin, world)
             await trio.sleep(rng.choice((0.0, 0.05, 0.5)))
             again = await self._clients.balances(pin, world)
@@ -58,29 +82,55 @@ class Errands:
                 self._clients.problem(f"T15: at {pin.start_ts}, which is pinned, it was {first}, and then {again}")
             self.pins += 1
 
-    async def _split(self, db: RemoteDatabase, world: World, rng: Random) -> None:
+    async def _split(self, of: Errand) -> None:
         if self._asked_splits >= _SPLITS_MAX:
             return
         self._asked_splits += 1
-        table = rng.choice([world.values.table, world.length.table, world.balance.table])
-        key = rng.choice([None, f"a{rng.randrange(6)}" if table is world.balance.table else rng.choice(world.keys)])
-        await db.split(table, key)  # there may be one already, or nothing to split
-        self.splits += 1
+        world, rng = of.world, of.rng
+        table = rng.choice([world.values.table, world.length.table, world.balance.table, world.balance.table])
+        rows = ["a1", "a2", "a4", "a5"] if table is world.balance.table else [*world.keys[1::2], *map(twin, world.keys)]
+        key: Any = rng.choice(rows) if rng.random() < 0.8 else None  # its middle
+        async with trio.open_nursery() as nursery:
+            if table is world.balance.table:  # what is written while it is copied, and cut, is not lost
+                for _ in range(_TRANSFERS):
+                    nursery.start_soon(self._transfer, of)
+            with suppress(*_FAILS):
+                await of.db.split(table, key)  # there may be one already, or nothing to split
+                self.splits += 1
+            nursery.cancel_scope.cancel()
 
-    async def _past(self, db: RemoteDatabase, world: World, rng: Random) -> None:
+    async def _transfer(self, of: Errand) -> None:
+        while True:
+            with suppress(*_FAILS):
+                await of.db.run(lambda txn: self._clients.transfer(txn, of.world, of.rng))
+            await trio.sleep(0.001)
+
+    async def _past(self, of: Errand) -> None:
+        db, rng = of.db, of.rng
         if rng.random() < 0.2:  # it may not have come
             async with db.snapshot(ts=db.oracle.last + rng.choice((0, 1, 5))) as snap:
-                await self._clients.balances(snap, world)
+                await self._clients.balances(snap, of.world)
             return
         wall_s = db.oracle.wall_ms() / 1000 - rng.choice((0.0, 0.5, 2.0))  # that clock may have been set back
         async with db.snapshot(at=datetime.fromtimestamp(wall_s, UTC)) as snap:
-            await self._clients.balances(snap, world)
+            await self._clients.balances(snap, of.world)
 
-    async def _wait(self, db: RemoteDatabase, world: World, rng: Random) -> None:
-        await db.wait_idle(timeout=0.3)  # or nobody here has one of the observers
+    async def _wait(self, of: Errand) -> None:
+        await of.db.wait_idle(timeout=0.3)  # or nobody here has one of the observers
 
-    async def _look(self, db: RemoteDatabase, world: World, rng: Random) -> None:
-        await rng.choice((db.tasks, db.servers, db.waiting, db.pins, db.oracle.oldest, db._now))()
+    async def _look(self, of: Errand) -> None:
+        db = of.db
+        await of.rng.choice((db.tasks, db.servers, db.waiting, db.pins, db.oracle.oldest, db._now))()
 
-    async def _upkeep(self, db: RemoteDatabase, world: World, rng: Random) -> None:
-        await rng.choice((db.vacuum, db.backfill))()
+    async def _upkeep(self, of: Errand) -> None:
+        await of.rng.choice((of.db.vacuum, of.db.backfill))()
+
+    async def _away(self, of: Errand) -> None:
+        async with of.db.snapshot() as snap:
+            before = await snap.get_many(of.world.values, of.world.keys)
+            of.cut_off(of.rng.choice(_AWAY_S))
+            for _ in range(3):
+                await trio.sleep(of.rng.choice(_LOOKS_S))
+                after = await snap.get_many(of.world.values, of.world.keys)
+                if after != before:
+                    self._clients.problem(f"R5, F3: at {snap.start_ts} there was {before}, and later {after}")

@@ -73,8 +73,8 @@ class Befalls(Protocol):
         """ "", "REFUSED", or "HANGS": it takes for ever."""
         ...
 
-    def delay_s(self) -> float:
-        """How long bytes take."""
+    def delay_s(self, *processes: Process) -> float:
+        """How long bytes take between these."""
         ...
 
 
@@ -82,12 +82,13 @@ class _Way:
     """One direction of a connection."""
 
     def __init__(self) -> None:
-        self.coming: deque[tuple[float, bytes]] = deque()
+        self.coming: deque[tuple[float, bytes, bool]] = deque()  # when, what, and whether it may come in pieces
         self.not_before = 0.0  # bytes stay in order
         self.ended = self.broken = False  # after what is coming: nothing more; an error
         self.deaf = False
         self.wake = trio.Event()
         self.rest = b""  # of a piece that was longer than was asked for
+        self.in_pieces = False  # may it be
 
     def woken(self) -> None:
         self.wake.set()
@@ -162,10 +163,11 @@ class Stream(trio.abc.Stream):
         connection, end, network = self._connection, self._end, self._connection.network
         sender, receiver = connection.processes[end], connection.processes[1 - end]
         data = bytes(data)
-        fault, more = "", ""
+        fault, more, in_pieces = "", "", True
         if len(data) > HEAD_BYTES:
             faults = LOCAL_FAULTS if connection.local else FAULTS
             for step, arguments in connection.steps(end, data):
+                in_pieces &= not step.startswith("TASKS")  # how long it is depends on the numbers of real processes
                 fault, _, more = network.befalls.message(Message(sender, receiver, step, arguments, faults)).partition(
                     " "
                 )
@@ -184,11 +186,11 @@ class Stream(trio.abc.Stream):
             if fault == LOSE:
                 connection.end(broken=True)
             return
-        after_s = network.befalls.delay_s() + (float(more) if fault == SLOW else 0.0)
+        after_s = network.befalls.delay_s(sender, receiver) + (float(more) if fault == SLOW else 0.0)
         if fault == CUT:
             data = data[: max(1, int(len(data) * float(more)))]
         at = self._out.not_before = max(self._out.not_before, trio.current_time() + after_s)
-        self._out.coming.append((at, data))
+        self._out.coming.append((at, data, in_pieces))
         self._out.woken()
         if fault == CUT and connection.local:
             network.processes.kill(sender)
@@ -199,7 +201,7 @@ class Stream(trio.abc.Stream):
             self._in.coming.clear()
             connection.cut_off[end] = self._in.ended = self._in.broken = self._out.ended = True
             self._out.not_before = at + float(more)
-            self._out.coming[-1] = (self._out.not_before, data)
+            self._out.coming[-1] = (self._out.not_before, data, in_pieces)
             self._in.woken()
         elif fault == RECEIVER_DIES:
             network.die_at(receiver, at)
@@ -221,9 +223,11 @@ class Stream(trio.abc.Stream):
                 raise trio.ClosedResourceError("this end is closed")
             now = trio.current_time()
             if way.rest or (way.coming and way.coming[0][0] <= now and not way.deaf):
-                data = way.rest or way.coming.popleft()[1]
+                data = way.rest
+                if not data:
+                    _, data, way.in_pieces = way.coming.popleft()
                 limit = max_bytes or len(data)
-                if len(data) > 8 and rng.random() < self._connection.network.in_pieces:
+                if way.in_pieces and len(data) > 8 and rng.random() < self._connection.network.in_pieces:
                     limit = min(limit, rng.randint(1, _PIECE_MAX))
                 way.rest = data[limit:]
                 return data[:limit]
@@ -251,6 +255,7 @@ class Network:
         self.processes, self.befalls, self.in_pieces = processes, befalls, in_pieces
         self._listening: dict[str, tuple[Process, Callable[[trio.abc.Stream], Awaitable[None]]]] = {}
         self._connections: dict[Process, list[tuple[_Connection, int]]] = {}
+        self._away: dict[Process, tuple[str, float]] = {}  # who does not reach whom, until when
 
     def listen(self, name: str, serve: Callable[[trio.abc.Stream], Awaitable[None]]) -> Callable[[], None]:
         """The current process serves there, each connection in a task; returns what ends that."""
@@ -268,13 +273,24 @@ class Network:
         """A stream from the current process. Raises: OSError."""
         process = current()
         what = "" if process.dead else self.befalls.connection(process, name)
-        await trio.sleep(1e9 if what == "HANGS" else self.befalls.delay_s())
+        await trio.sleep(1e9 if what == "HANGS" else self.befalls.delay_s(process))
+        away, until = self._away.get(process, ("", 0.0))
+        if away == name and trio.current_time() < until:
+            what = "REFUSED"
         if what == "REFUSED" or name not in self._listening or process.dead:
             raise ConnectionRefusedError(f"nobody serves at {name}")
         server, serve = self._listening[name]
         ours, theirs = self.pair(process, server)
         self.processes.spawn_in(server, lambda: serve(theirs))
         return ours
+
+    def cut_off(self, process: Process, name: str, seconds: float) -> None:
+        """For so long it reaches nobody there."""
+        self._away[process] = name, trio.current_time() + seconds
+        there = self._listening.get(name, (None,))[0]
+        for connection, end in self._connections.get(process, ()):
+            if connection.processes[1 - end] is there:
+                connection.end(broken=True)
 
     def pair(self, one: Process, other: Process, *, local: bool = False) -> tuple[Stream, Stream]:
         """The ends of a new connection between two processes; `local`: of one host."""

@@ -12,6 +12,7 @@ be made soon on the loop (`TrioToken.run_sync_soon`) are made by a task of the p
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -20,10 +21,11 @@ from typing import Any, Final
 
 import trio
 from trio._core import _run as scheduler
+from trio._core._run import CancelStatus
 
 _ALL_S: Final = 1500.0  # virtual; a run ends itself long before
 _CLOSES_MAX: Final = 50  # a task that is closed may wait in its `finally`, again and again
-_UNWIND_S: Final = 60.0  # virtual: waiting for servers that are gone ends long before
+_UNWIND_S: Final = 20.0  # virtual: waiting for servers that are gone ends long before
 
 
 class EndlessError(Exception):
@@ -44,7 +46,7 @@ class Process:
         self._kept: list[trio.lowlevel.Task] = []
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._called = trio.Event()
-        self._stop_until = 0.0
+        self._stop_until = -math.inf
 
     def __repr__(self) -> str:
         return f"<process {self.name}>"
@@ -59,6 +61,10 @@ class Process:
 
             nursery.start_soon(until, self.died)
             nursery.start_soon(until, self.ended)
+
+    def stood_still_since(self, seconds: float) -> bool:
+        """Whether it stands still, or has within so many seconds."""
+        return self.stopped or trio.current_time() - self._stop_until < seconds
 
     def keep(self, task: trio.lowlevel.Task) -> None:
         self._kept.append(task)
@@ -112,6 +118,16 @@ class _Token:
 
     def run_sync_soon(self, function: Callable[..., object], *args: Any, idempotent: bool = False) -> None:
         current().call_soon(function, args)
+
+
+def _end_shielded(task: trio.lowlevel.Task) -> None:
+    """Cancel a task of the dead, although it shields itself: it may wait for another task of theirs."""
+    status: CancelStatus | None = task._cancel_status
+    while status is not None:
+        if status._scope.shield:
+            status._scope.shield = False
+            status._scope.cancel()
+        status = status._parent
 
 
 class Processes:
@@ -273,11 +289,19 @@ class Processes:
             process.stopped = False
             self._queue.extend(process.kept())
             process.scope.cancel()
-        with trio.move_on_after(_UNWIND_S) as scope:
+        with trio.move_on_after(_UNWIND_S):
             for process in dead:
                 await process.ended.wait()
+        # What shields itself may wait for what others of the dead have not done, and will not do.
+        for _ in range(_CLOSES_MAX):
+            tasks = [task for task in self._tasks if (of := task.context.get(_current)) is not None and of.dead]
+            if not tasks:
+                break
+            for task in tasks:
+                _end_shielded(task)
+            await trio.sleep(0.0)
         left = [process for process in dead if not process.ended.is_set()]
-        assert not scope.cancelled_caught, f"not unwound: {left}, at {self._where(left)}"
+        assert not left, f"not unwound: {left}, at {self._where(left)}"
 
     def _where(self, left: list[Process]) -> list[str]:
         """Where their tasks wait."""

@@ -9,7 +9,7 @@ on the disk, and are counted by those.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -25,7 +25,7 @@ from perco.serve.processes import ProcessOptions
 from perco.serve.server import Server
 from perco.storage import LOCK, PENDING, SHARED, TS_MAX, BatchOptions, Mutation, RowStore, ScanQuery, ScanRequest
 from perco.testing.disk import Disk, DiskStore
-from perco.testing.errands import Errands
+from perco.testing.errands import Errand, Errands
 from perco.testing.faults import kind_of, start_ts_of
 from perco.testing.network import (
     CUT,
@@ -64,10 +64,13 @@ _OFTEN: Final = {
 _RARELY: Final = 0.06
 _RATES: Final = {
     **{"HELLO": 0.01, "WELCOME": 0.01, "HOLDING": 0.01, "WORKS": 0.02, "VACUUM": 0.01, "ALIVE": 0.02},
+    **{"SPLIT": 0.02, "MIDDLE": 0.02, "COPY": 0.02, "CUT": 0.02, "LET_GO": 0.02, "REMOVE": 0.02, "SERVERS": 0.02},
     **{"OPEN": 0.01, "FLOOR": 0.003, "SESSIONS": 0.01, "GROUPS": 0.01, "LISTEN": 0.02, "MOVED": 0.01},
 }
+_ORPHANS_S: Final = 2.0  # what is on its way to them takes up to 0.7 s
+_SETTLES: Final = 20
 _STOPS_S: Final = (0.2, 0.6, 1.5, 3.0)
-DISK_FAULTS: Final = ("FULL", "DIES_BEFORE", "DIES_AFTER")
+DISK_FAULTS: Final = ("FULL", "DIES_BEFORE", "DIES_AFTER", "STOPS_BEFORE")
 # What is sent: calls and their answers, what wants no answer, what is pushed; and what is written.
 _CALLS: Final = (
     *("READ", "READS", "SCAN", "COMMIT", "COMMITS", "CLAIM", "CLAIMS", "DRAW", "TABLETS", "ADOPT", "WORKS", "ALIVE"),
@@ -126,14 +129,16 @@ class Served(Run):
         self.disk = Disk()
         self._latency = rng.choice((0.0, 0.0005, 0.004, 0.02))
         self._pieces = rng.choice((0.0, 0.05, 0.5))
-        self._disk_s = rng.choice((0.0, 0.0002, 0.003))
+        self._disk_s = rng.choice((0.0, 0.0002, 0.003, 0.02))
+        self._beside_s = rng.choice((0.0, 0.05, 0.2))  # a step of what takes many: a copy (P2)
+        self._far_s = rng.choice((0.0, 0.0, 0.05, 0.1))  # to and from those that are far away
         self._wire_rate = rng.choice((0.0003, 0.001, 0.003))  # faults for each message that is sent often
         self._disk_rate = rng.choice((0.0002, 0.001, 0.004))
         self._servers = rng.choice((0, 0, 2, 3))  # tablet servers
         self._errands = Errands(self._clients)
         self._stopping = False
         self._all_over = trio.Event()
-        self._wire = WIRE
+        self._wire = replace(WIRE, calls_max=rng.choice((6, 4096, 4096)))
 
     async def run(self) -> Outcome:
         self.kernel = Processes()
@@ -151,6 +156,8 @@ class Served(Run):
             self._all_over.set()
             self.outcome.pins, self.outcome.splits = self._errands.pins, self._errands.splits
         await self.kernel.bury()
+        for problem in self.disk.problems:
+            self._problem(problem)
 
     @contextlib.asynccontextmanager
     async def _last(self, world: World, options: Options) -> AsyncIterator[tuple[Database, RowStore]]:
@@ -173,14 +180,19 @@ class Served(Run):
 
     # ------------------------------------------------------------ what befalls whom
 
-    def delay_s(self) -> float:
-        return self.rng.random() * self._latency if self._latency else 0.0
+    def delay_s(self, *processes: Process) -> float:
+        far = self._far_s if any(process.name.startswith("p1.") for process in processes) else 0.0
+        return self.rng.random() * (self._latency + far) if self._latency or far else 0.0
 
-    def pause_s(self, process: Process) -> float:
-        return self.rng.random() * self._disk_s if self._disk_s else 0.0
+    def pause_s(self, process: Process, *, beside: bool = False) -> float:
+        longest = max(self._disk_s, self._beside_s) if beside else self._disk_s
+        return self.rng.random() * longest if longest else 0.0
 
     def kill(self, process: Process) -> None:
         self.kernel.kill(process)
+
+    def stop(self, process: Process) -> None:
+        self.kernel.stop_for(process, _STOPS_S[-1])
 
     def connection(self, process: Process, to: str) -> str:
         assert isinstance(process, _Actor)
@@ -276,10 +288,12 @@ class Served(Run):
 
     async def _orphans_end(self, owner: _Actor) -> None:
         """F4: nobody else has the folder before its tablet servers have ended; those that stand still are killed."""
-        with trio.move_on_after(0.3):
+        with trio.move_on_after(_ORPHANS_S):
             for process in owner.children:
                 await process.gone()
         for process in owner.children:
+            if not (process.dead or process.ended.is_set() or process.stood_still_since(_ORPHANS_S)):
+                self._problem(f"F4: {process.name} goes on, though its owner has been dead for {_ORPHANS_S} s")
             self.kernel.kill(process)
 
     async def _own(self, actor: _Actor) -> None:
@@ -307,7 +321,25 @@ class Served(Run):
                         await servers.listen(ADDRESS, None, "", "")
                     stop = self.network.listen(OWNER, lambda stream: server.connection(stream, None, ADDRESS))
                     await self._all_over.wait()
+                    await self._settled(server, db)
                     stop()
+
+    async def _settled(self, server: Server, db: Database) -> None:
+        """R7: of clients that are gone, in whatever way, nothing is kept for ever."""
+        left: dict[str, list[Any]] = {}
+        for _ in range(_SETTLES):
+            sessions, holds = server.sessions, db.oracle.holds
+            held: dict[str, Iterable[Any]] = {
+                "sessions": sessions.all,
+                "claims": sessions.claims,
+                "timestamps": holds.open,
+                "past": holds._past,
+            }
+            left = {what: [*each] for what, each in held.items() if each}
+            if not left:
+                return
+            await trio.sleep(self._wire.lease_s / 2)
+        self._problem(f"R7: no client is left, and of them there are still {left}")
 
     def another(self, name: str) -> _Actor:
         """A process that another one starts."""
@@ -374,6 +406,11 @@ class Served(Run):
             if failure is not None and not actor.dead:
                 raise failure
 
+    def _cut_off(self, actor: _Actor, seconds: float) -> None:
+        if not self._stopping:
+            self.network.cut_off(actor, OWNER, seconds)
+            self.outcome.fired["connect", "CUT_OFF"] += 1
+
     async def _serve_clients(self, db: RemoteDatabase, world: World, actor: _Actor) -> None:
         worker = self._worker_options(actor.rng)
         clients = -(-self._options.clients // self.count)
@@ -381,7 +418,8 @@ class Served(Run):
         async with db.worker(options=worker) as handle, trio.open_nursery() as nursery:
             for i in range(clients):
                 nursery.start_soon(self._client, db, world, actor, f"{actor.name} c{i}", busy)
-            nursery.start_soon(self._errands.run, db, world, self.plan.random(actor.name, "errands"))
+            errands = Errand(db, world, self.plan.random(actor.name, "errands"), partial(self._cut_off, actor))
+            nursery.start_soon(self._errands.run, errands)
             if "failing" in self.kinds:
                 nursery.start_soon(self._tend, db, actor)
             if self._vacuums and actor.name.startswith("p0."):

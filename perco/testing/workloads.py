@@ -550,6 +550,10 @@ class Clients:
             self._problem(f"T1, T9: at {snap.start_ts} the total is {sum(balances.values())}: {balances}")
         return balances
 
+    async def transfer(self, txn: Transaction, world: World, rng: random.Random) -> None:
+        """The total stays as it is."""
+        await self._transfer(txn, world, rng)
+
     async def balances(self, snap: Snapshot, world: World) -> dict[str, int]:
         """Of all accounts, at one moment; their total is what it always is."""
         return await self._balances(snap, world, scan=False)

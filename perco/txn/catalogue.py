@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgpack
 
-from perco.errors import Corruption, SchemaMismatch, Unavailable, UsageError, WriteUnknown
+from perco.errors import Corruption, SchemaMismatch, TabletSplit, Unavailable, UsageError, WriteUnknown
 from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict
 from perco.txn.codecs import codec_named
 from perco.txn.records import ack_of, column_of, signal_of
@@ -472,9 +472,12 @@ def registered(schema: Schema, catalogue: Catalogue) -> dict[int, Observer]:
 def raise_for(verdict: Verdict, what: str) -> None:
     """Check a verdict that should be `APPLIED`, of a write that may be repeated.
 
-    Raises: WriteUnknown, if the reply was lost (T4); the reason why it was not made; Corruption for a refusal.
+    Raises: WriteUnknown, if the reply was lost (T4); the reason why it was not made, Unavailable if that is a split (P1);
+    Corruption for a refusal.
     """
     if isinstance(verdict, Failed):
+        if isinstance(verdict.error, TabletSplit):
+            raise Unavailable(f"{what}: a tablet of {verdict.error.table} was just split") from verdict.error
         raise verdict.error
     if isinstance(verdict, NoReply):
         raise WriteUnknown(what, verdict.reason)

@@ -7,11 +7,24 @@ from typing import Any
 import pytest
 import trio
 
-from perco.rpc import channel, link
+from perco.notify.rowlocks import DONE, HELD
+from perco.rpc import channel, framing, link, peer
 from perco.serve import database, processes, remote, server, sessions, tablets
-from perco.serve.messages import Method
-from perco.storage import LOCK, WRITE, Applied, LocalRowStore, Mutation, Refused, batching, splitting, tablet
-from perco.testing import disk, served as simulated
+from perco.serve.messages import Method, pack_verdict, read_mutations
+from perco.storage import (
+    APPLIED,
+    LOCK,
+    WRITE,
+    Applied,
+    LocalRowStore,
+    Mutation,
+    Refused,
+    batching,
+    lmdb_engine,
+    splitting,
+    tablet,
+)
+from perco.testing import served as simulated
 from perco.txn import commit, mutations, splitter
 from tests.testing.mutants import Mutant
 
@@ -221,7 +234,7 @@ def mutation_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(link.Link, "call", call)
 
 
-@served("R5 who has lost its session reads on", found=False)
+@served("R5 who has lost its session reads on")
 def reads_on(patch: pytest.MonkeyPatch) -> None:
     right = database.read_welcome
 
@@ -232,7 +245,7 @@ def reads_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(database, "read_welcome", read_welcome)
 
 
-@served("R7 the session of a dead client never ends", found=False)
+@served("R7 the session of a dead client never ends")
 def for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions.Sessions, "expire", lambda self, now: [])
 
@@ -265,7 +278,7 @@ def not_again(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ tablet servers
 
 
-@served("F1 a tablet is given to another server while its former one lives, and nobody fences that off", found=False)
+@served("F1 a tablet is given to another server while its former one lives, and nobody fences that off")
 def two_servers(patch: pytest.MonkeyPatch) -> None:
     async def live(self: Any, number: int) -> None:
         stream, process = await self._begin(number)
@@ -275,7 +288,7 @@ def two_servers(patch: pytest.MonkeyPatch) -> None:
             self.died(number)
 
     patch.setattr(processes.TabletServers, "_live", live)
-    patch.setattr(disk.MemoryEnvironment, "take_over", lambda self: 1)
+    patch.setattr(lmdb_engine, "check_epoch", lambda ours, stored, path: None)
 
 
 @served("F2 a server answers for rows that it does not have")
@@ -290,22 +303,22 @@ def nothing_there(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tablets.TabletServer, "_read", read)
 
 
-@served("F2 what a dead server was sent is sent to another", found=False)
-def sent_elsewhere(patch: pytest.MonkeyPatch) -> None:
-    right = link.Link.call
+@served("F2 a server says that it has applied what is not here")
+def applied_nowhere(patch: pytest.MonkeyPatch) -> None:
+    """Not: what a dead server was sent is sent to another, or is taken for not made. The first is as if the network had
+    repeated it (T6); after the second the release of the primary finds its record (T4)."""
+    right = tablets.TabletServer._apply
 
-    async def call(self: Any, method: int, arguments: Any, **how: Any) -> Any:
-        try:
-            return await right(self, method, arguments, **how)
-        except link.LostError:
-            if method == Method.APPLY and " (" in self.name:
-                return None  # NOT_HERE
-            raise
+    def apply(self: Any, peer: Any, id: int, packed: Any) -> None:
+        if None in [self._of_all_rows(mutation) for mutation in read_mutations(packed)]:
+            peer.reply(id, [pack_verdict(APPLIED) for _ in packed])
+        else:
+            right(self, peer, id, packed)
 
-    patch.setattr(link.Link, "call", call)
+    patch.setattr(tablets.TabletServer, "_apply", apply)
 
 
-@served("F3 the ticket of an ended session is still served", found=False)
+@served("F3 the ticket of an ended session is still served")
 def ended_ticket(patch: pytest.MonkeyPatch) -> None:
     right = tablets.TabletServer._told_sessions
     patch.setattr(tablets.TabletServer, "_told_sessions", lambda self, began, ended: right(self, began, ()))
@@ -314,7 +327,7 @@ def ended_ticket(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ splits
 
 
-@served("P1 writes to rows that are given away go on", found=False)
+@served("P1 writes to rows that are given away go on")
 def uncut(patch: pytest.MonkeyPatch) -> None:
     async def cut(self: Any, row: bytes) -> None:
         copying = self._splitting
@@ -326,9 +339,101 @@ def uncut(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tablet.LmdbTablet, "cut", cut)
 
 
-@served("P2 what is written while it is copied is not noted", found=False)
+@served("P2 what is written while it is copied is not noted")
 def unnoted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(splitting.Copying, "note", lambda self, mutations, verdicts: None)
+
+
+@served("D7 a read that waits when its session ends is sent", found=False)
+def sent_all_the_same(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(batching.Batching, "end_reads", lambda self: None)
+
+
+@served("D8 what goes together does not wait for what it meets", found=False)
+def meets_nothing(patch: pytest.MonkeyPatch) -> None:
+    right = server.Server._reads
+
+    def reads(self: Any, session: Any, peer: Any, id: int, asked: Any) -> None:
+        entered, self._entered = self._entered, lambda session, requests: []
+        try:
+            right(self, session, peer, id, asked)
+        finally:
+            self._entered = entered
+
+    patch.setattr(server.Server, "_reads", reads)
+
+
+@served("R1 of a frame that comes in pieces the beginning is lost")
+def in_pieces(patch: pytest.MonkeyPatch) -> None:
+    right = framing.FrameDecoder.feed
+
+    def feed(self: Any, data: Any) -> Any:
+        yield from right(self, data)
+        if self._wanted > 0:
+            self._received.clear()
+            self._wanted = -1
+
+    patch.setattr(framing.FrameDecoder, "feed", feed)
+
+
+@served("R3 calls beyond those that a server works at are forgotten")
+def forgotten(patch: pytest.MonkeyPatch) -> None:
+    right = peer.Peer._work
+
+    def work(self: peer.Peer) -> None:
+        right(self)
+        if not self._working:
+            self._backlog.clear()
+
+    patch.setattr(peer.Peer, "_work", work)
+
+
+@served("R6 a server that was away is not tried again")
+def one_try(patch: pytest.MonkeyPatch) -> None:
+    right = link.Link._once
+
+    async def once(self: link.Link) -> None:
+        try:
+            await right(self)
+        finally:
+            if not self._once_only and self.connections:
+                self._connect = trio.sleep_forever
+
+    patch.setattr(link.Link, "_once", once)
+
+
+@served("F4 a tablet server goes on when its owner has died")
+def goes_on(patch: pytest.MonkeyPatch) -> None:
+    right = tablets.TabletServer.obey
+
+    async def obey(self: Any, stream: Any) -> None:
+        try:
+            await right(self, stream)
+        finally:
+            await trio.sleep(5.0)
+
+    patch.setattr(tablets.TabletServer, "obey", obey)
+
+
+@served("N8 what a process has claimed it keeps")
+def kept_claims(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sessions.Sessions, "unclaim", lambda self, session, where: None)
+
+
+@served("N8 a row counts as done that another is at", found=False)
+def done_already(patch: pytest.MonkeyPatch) -> None:
+    right = sessions.Sessions.claim
+
+    def claim(self: Any, *args: Any, **how: Any) -> Any:
+        states, others = right(self, *args, **how)
+        return bytes(DONE if state == HELD else state for state in states), others
+
+    patch.setattr(sessions.Sessions, "claim", claim)
+
+
+@served("N8 nobody is woken", found=False)
+def nobody_woken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sessions.Sessions, "wake", lambda self, sessions: None)
 
 
 @served("P3 rows that lie in two tablets are written to one")

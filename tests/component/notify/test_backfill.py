@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -9,7 +10,7 @@ import pytest
 import trio
 
 import perco
-from perco.storage import DATA, NOTIFY, Mutation
+from perco.storage import DATA, NOTIFY, Failed, Mutation, Verdict
 from perco.txn.backfill import BACKFILL_ROW, Noted, noted, unpack_noted
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import CheckOptions, check
@@ -174,6 +175,26 @@ async def test_what_fails_in_the_background_is_tried_again(web: Web, caplog: pyt
         assert db.backfilling.failure is None
     assert len(seen) == 3
     assert [record.levelname for record in caplog.records if record.name == "perco.backfill"] == ["WARNING"]
+
+
+async def test_a_split_in_its_way_does_not_end_it(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:  # N10, P1
+    local = await filled(["a", "b", "z"])
+    seen = web.counting(web.body, id="count")
+    split = perco.TabletSplit(web.body.table.name)
+    splits = [Failed(split), Failed(split)]
+    store = FaultyRowStore(local.store, lambda m, n: None)
+    right = store.apply
+
+    async def apply(mutations: Sequence[Mutation]) -> list[Verdict]:
+        return [splits.pop()] * len(mutations) if splits and _is_told(mutations[0]) else await right(mutations)
+
+    monkeypatch.setattr(store, "apply", apply)
+    async with client(local, web.schema, options=ALWAYS, backfilled=False) as db, db.worker():
+        db.driver.store = db.driver.reads = store  # type: ignore[assignment]
+        await trio.sleep(100.0)
+        await settle(db)
+    assert splits == []
+    assert len(seen) == 3
 
 
 def _is_told(mutation: Mutation) -> bool:
