@@ -327,7 +327,7 @@ def ended_ticket(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ splits
 
 
-@served("P1 writes to rows that are given away go on")
+@served("P1 writes to rows that are given away go on", found=False)
 def uncut(patch: pytest.MonkeyPatch) -> None:
     async def cut(self: Any, row: bytes) -> None:
         copying = self._splitting
