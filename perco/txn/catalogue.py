@@ -472,7 +472,7 @@ def registered(schema: Schema, catalogue: Catalogue) -> dict[int, Observer]:
 def raise_for(verdict: Verdict, what: str) -> None:
     """Check a verdict that should be `APPLIED`, of a write that may be repeated.
 
-    Raises: WriteUnknown, if the reply was lost (T4); the reason why it was not made, Unavailable if that is a split (P1);
+    Raises: WriteUnknown, if the reply was lost (T4); the reason why it was not made, Unavailable for a split (P1);
     Corruption for a refusal.
     """
     if isinstance(verdict, Failed):
