@@ -715,10 +715,12 @@ class Server(Door[Session]):
     async def _up_to(self, session: Session, ts: int) -> tuple[bool, int, dict[str, int]]:
         db, done = self._db, False
         with self._waiting(_IDLE_S):
-            while not (done := await db.none_up_to(ts)):
-                db.sweep_pending()
+            if not (done := await db.none_up_to(ts)):
+                db.sweep_pending()  # not in the loop: the end of a sweep is a change
+            while not done:
                 with trio.move_on_after(_LOOKS_APART_S):
                     await db.changed()
+                done = await db.none_up_to(ts)
         return done, 0, self._workers()
 
     def _workers(self) -> dict[str, int]:
