@@ -37,7 +37,7 @@ ENGINE = {
         *("aclose", "bind", "bind_signal", "change_catalogue", "declare", "forget_bounds", "is_unknown", "listed"),
         *("must_be_column", "must_be_signal", "name_of", "note_now", "note_time", "read_conflict", "reload"),
         *("row_cells", "usable", "watch_disk", "begin_nowait", "changed", "locked_observed", "works", "none_up_to"),
-        *("failed_now", "idle_now", "pending_now", "sweep_pending"),
+        *("failed_now", "idle_now", "pending_now", "sweep_pending", "unreadable_now"),
     },
     "Scan": {"ended", "fetch", "take"},
 }
