@@ -3,6 +3,7 @@ it (a shell does so for what it runs in the background, and every child would in
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 
@@ -16,11 +17,16 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores: some tests mostly wait, for a process that is silent or for a disk."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--over",
-        default="one",
+        default="owner",
         metavar="NAMES",
         help="where the suites that run everywhere run: deployments (owner, folder, tls, tablets) with commas between "
-        "them, all, or one: the owner, and for each scenario one of the others. See tests/support/everywhere.py",
+        "them, or all. See tests/support/everywhere.py",
     )

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import os
 import tempfile
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -296,20 +295,11 @@ def through(db: Database, store: Any) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """For the conftest of a suite: its tests run over those that `--over` names.
-
-    By default over the owner; scenarios over one other, too, since they take little time.
-    """
+    """For the conftest of a suite: its tests run over those that `--over` names."""
     chosen = metafunc.config.getoption("--over")
-    function = f"{metafunc.module.__name__}.{metafunc.function.__name__}"
-    if chosen == "one":
-        names = [OWNER]
-        if metafunc.module.__name__.startswith("tests.scenarios."):
-            names.append(CLIENTS[zlib.crc32(function.encode()) % len(CLIENTS)])
-    else:
-        names = list(DEPLOYMENTS) if chosen == "all" else chosen.split(",")
+    names = list(DEPLOYMENTS) if chosen == "all" else chosen.split(",")
     if unknown := set(names) - set(DEPLOYMENTS):
-        raise pytest.UsageError(f"--over: {', '.join(sorted(unknown))}? There are {', '.join(DEPLOYMENTS)}; all; one")
+        raise pytest.UsageError(f"--over: {', '.join(sorted(unknown))}? There are {', '.join(DEPLOYMENTS)}; all")
     metafunc.parametrize("deployment", names, indirect=True)
 
 
