@@ -80,7 +80,7 @@ class Scan(AsyncOnly, Generic[K]):
         self._span: tuple[bytes, bytes | None] = (low, low)
         self._last: bytes | None = None  # the row that was taken last
         self._range: Range | None = None  # what has been taken in all, of a serializable transaction (T14)
-        self._noted = 0  # own writes that have been looked at
+        self._noted = len(snapshot._writes)  # own writes that the page has, or is too early for
         # Rows that were looked at, in the scan's order, whose values are still to be read; what comes after them.
         self._seen: list[tuple[bytes, dict[int, Seen]]] = []
         self._next: bytes | None = None

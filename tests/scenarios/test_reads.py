@@ -428,6 +428,51 @@ async def test_what_is_set_during_a_scan_is_seen_wherever_it_is_ahead(
             ]
 
 
+class Looked(dict[Any, Any]):
+    """The writes of a transaction, and how many of them have been looked at."""
+
+    count = 0
+
+    def __reversed__(self) -> Iterator[Any]:
+        return self._counted(super().__reversed__())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._counted(super().__iter__())
+
+    def _counted(self, writes: Iterator[Any]) -> Iterator[Any]:
+        for write in writes:
+            self.count += 1
+            yield write
+
+    def __contains__(self, write: object) -> bool:
+        self.count += 1
+        return super().__contains__(write)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one scan", "a scan for each"])
+async def test_scans_look_at_each_own_write_a_few_times(monkeypatch: pytest.MonkeyPatch, many: bool) -> None:
+    """Whether one scan deletes as it goes, or each write is followed by a scan of other rows."""
+    monkeypatch.setattr(scan_module, "_ROWS_PER_READ", 10)
+    async with perco.open("memory:", SCHEMA) as db:
+        async with db.transaction() as txn:
+            for number in range(500):
+                txn.set(square, number, number)
+        async with db.transaction() as txn:
+            txn._writes = looked = Looked()
+            if many:
+                for number in range(500):
+                    txn.delete(square, number)
+                    assert [row.key async for row in txn.scan(numbers, start=number, stop=number + 2)] == (
+                        [number + 1] if number < 499 else []
+                    )
+            else:
+                async for row in txn.scan(numbers):
+                    txn.delete(square, row.key)
+            assert len(looked) == 500
+            assert looked.count < 5 * len(looked), "not all of them for each row"
+            assert await txn.scan(numbers).all() == []
+
+
 async def test_reads_of_one_transaction_may_run_at_once() -> None:  # T9 (TransactionImplIT)
     async with perco.open("memory:", SCHEMA) as db:
         async with db.transaction() as txn:
