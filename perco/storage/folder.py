@@ -9,7 +9,7 @@
 
 P6  The files of a tablet that is compacted are made as NAME-N.new, and renamed to NAME-N.next when all of them are on
     disk. From that moment they count, and NAME-N does not: it is removed, and the new ones get its name. A process
-    that is stopped anywhere in between leaves the old files or the new ones, whole.
+    that is stopped anywhere in between leaves the old files or the new ones, whole; the next owner removes the others.
 
 A folder has one writing process at a time; others may read beside it. The kernel releases the lock when the process
 ends, however it ends: that makes the next owner safe (O1).
@@ -108,6 +108,8 @@ class Folder:
             folder = cls(path, lock, readonly=False, owner_alive=False)
             for newer in path.glob(f"{_TABLETS}/*{_NEXT}"):  # its last owner was stopped
                 _settle(newer)
+            for unfinished in path.glob(f"{_TABLETS}/*{_NEW}"):  # as long as a tablet, maybe: give its space back
+                shutil.rmtree(unfinished, ignore_errors=True)
             folder._check_unsynced(durable=durable, accept_loss=accept_loss)
         except BaseException as error:
             _open_here.discard(_identity(path))

@@ -331,6 +331,8 @@ class LocalStore:
             )
         [number] = [number for number, start in self._numbers[table].items() if start == tablet.start]
         before = tablet.engine.file_bytes()
+        if before < tablet.engine.options.ahead_bytes:  # nobody has written to it: a new file would be longer
+            return before, before, 0.0
         tablet.engine.check_room_for_copy()
         try:
             path = await trio.to_thread.run_sync(folder.begin_next, table, number)
