@@ -29,6 +29,7 @@ from perco.errors import (
     UsageError,
     must_be_number,
 )
+from perco.notify.failing import AwaitsAsyncio
 from perco.notify.observers import Observers
 from perco.notify.scanner import Scanner, ScannerCounters
 from perco.notify.worker import ObserverCounters, Watch, Worker, WorkerOptions, too_old
@@ -240,9 +241,9 @@ class Database(Observers):
         is given up: in tests give a `timeout`, in seconds, or allow few attempts (`WorkerOptions.attempts`).
 
         Returns how many changes are on the failed list, for which nobody waits (N6; `db.failed`).
-        Raises: UsageError if nothing could ever run them; NotIdle past the timeout, with what waits for whom;
-        Corruption if all that is left is what cannot be read: a lock that may be a notification, or cells on which
-        observers fail.
+        Raises: UsageError if nothing could ever run them, or if observers that are left await asyncio on trio; NotIdle
+        past the timeout, with what waits for whom; Corruption if all that is left is what cannot be read: a lock that
+        may be a notification, or cells on which observers fail.
         """
         self._observed_here()
         async with self._deadline(timeout, "the store did not become idle"):
@@ -338,7 +339,7 @@ class Database(Observers):
         if self.watch_elsewhere is not None:
             watches.append(self.watch_elsewhere(ts))
         try:
-            damage: Corruption | None = None
+            damage: Corruption | AwaitsAsyncio | None = None
             for table in self._observed_tables():
                 start: bytes | None = b""
                 while start is not None:
@@ -354,7 +355,7 @@ class Database(Observers):
                         try:
                             if self._oldest_cause(table, row, notified, [*locks, *pending]) <= ts:
                                 return False
-                        except Corruption as error:
+                        except (Corruption, AwaitsAsyncio) as error:
                             damage = error  # unless something else is still to be waited for
                     start = page.next
             if any(watch.moved for watch in watches):
@@ -415,8 +416,9 @@ class Database(Observers):
         if not self.fates.observed and self._settled():
             await self._must_be_readable(self._stuck())
 
-    async def _must_be_readable(self, last: Corruption | None) -> None:
-        """Raises Corruption if nothing is left but a lock that is `last`, and what this worker cannot run for."""
+    async def _must_be_readable(self, last: Corruption | AwaitsAsyncio | None) -> None:
+        """Raises Corruption, or UsageError, if nothing is left but a lock that is `last`, and what this worker cannot
+        run for."""
         worker = self._worker
         if last is None and (worker is None or not worker.damaged):
             return

@@ -3,6 +3,7 @@
 N6  Failures are counted in the notify cell itself, so across restarts; at the limit the change moves to the failed
     list. Each step is one checked mutation of the row (`txn/failed.py`): if it is refused, another process has dealt
     with the change.
+    A run that awaits asyncio on trio does not count as an attempt: the program is wrong, not the change.
 N9  A chain that is too long is given up without an attempt.
 """
 
@@ -10,12 +11,13 @@ from __future__ import annotations
 
 import logging
 
-from perco.errors import ChainTooLong, Corruption
+from perco.errors import ChainTooLong, Corruption, UsageError
 from perco.notify.claim import Run
 from perco.storage import APPLIED
 from perco.txn.client import Client
 from perco.txn.failed import FailedCell, count_attempt, describe, describe_wholly, give_up, unpack_failed
 from perco.txn.records import ATTEMPTS_MAX, Cellref, observers_on, pack_cause, unpack_cause
+from perco.txn.schema import Observer
 
 KINDS_MAX = 256  # of failures that are remembered to have been logged with their traceback
 
@@ -35,6 +37,30 @@ class ObserverFailedError(Exception):
     def attempts(self) -> int:
         """Runs that have failed for what it was for, this one included."""
         return self.run.attempts + 1
+
+
+class AwaitsAsyncio(UsageError):
+    """An observer that runs on trio awaits asyncio."""
+
+    def again(self) -> AwaitsAsyncio:
+        """The same without what it was raised through, to be kept or raised once more."""
+        return AwaitsAsyncio(str(self))
+
+
+def awaits_asyncio(observer: Observer, error: Exception) -> AwaitsAsyncio | None:
+    """What to tell about a run that failed because it awaits asyncio on trio; None for any other failure."""
+    if isinstance(error, RuntimeError):
+        wrong = str(error) == "no running event loop"
+    else:
+        wrong = isinstance(error, TypeError) and str(error).startswith("trio.run received unrecognized yield message")
+    if not wrong or hasattr(observer.function, "perco_needs"):  # that one says so, and runs on asyncio
+        return None
+    told = AwaitsAsyncio(
+        f"observer {observer.id!r} awaits asyncio, but runs on trio. Decorate it with @perco.aio.observer, and run it "
+        "inside `async with perco.aio.open(...) as db, db.worker():`. Its changes wait until then"
+    )
+    told.__cause__ = error
+    return told
 
 
 class FailureLog:

@@ -36,7 +36,14 @@ from perco.notify.claim import (
     signal_queries,
 )
 from perco.notify.delays import Delays
-from perco.notify.failing import FailureLog, ObserverFailedError, note_failure, too_long
+from perco.notify.failing import (
+    AwaitsAsyncio,
+    FailureLog,
+    ObserverFailedError,
+    awaits_asyncio,
+    note_failure,
+    too_long,
+)
 from perco.notify.outputs import Outputs
 from perco.notify.rowlocks import Elsewhere, RowLocks
 from perco.options import check_options
@@ -177,8 +184,8 @@ class Worker:
         self._asleep = trio.lowlevel.ParkingLot()
         self.failure_log = FailureLog()
         self.last_failures: dict[str, tuple[int, str, BaseException]] = {}  # by observer: how often, where, what
-        # N7: what fails for cells that cannot be read: the newest change that is known to, and why.
-        self.damaged: dict[tuple[str, bytes, int], tuple[int, Corruption]] = {}
+        # N7: what fails for cells that cannot be read, or awaits asyncio: the newest change that is known to, and why.
+        self.damaged: dict[tuple[str, bytes, int], tuple[int, Corruption | AwaitsAsyncio]] = {}
         self.on_run: Callable[[str, Any, float], None] | None = None
         self._roots: dict[int, int] = {}  # of the runs under way, by their start_ts
         self._watches: set[Watch] = set()
@@ -254,8 +261,8 @@ class Worker:
         for start_ts in list(self._roots):
             await self.client.fates.wait(start_ts)
 
-    def damage(self, table: str, row: bytes, ack: int, ts: int) -> Corruption | None:
-        """Why the observer cannot run for a change, if that is for cells that cannot be read."""
+    def damage(self, table: str, row: bytes, ack: int, ts: int) -> Corruption | AwaitsAsyncio | None:
+        """Why the observer cannot run for a change, if cells cannot be read, or it awaits asyncio."""
         found = self.damaged.get((table, row, ack))
         return found[1] if found is not None and ts <= found[0] else None
 
@@ -377,6 +384,12 @@ class Worker:
             self.client.driver.note_damage(error)
             self._failed(observer, counters, key, error.again(), seen_ts)
         except ObserverFailedError as failed:
+            wrong = awaits_asyncio(observer, failed.error)
+            if wrong is not None:
+                failed.error = wrong
+                self.failure_log.failed(observer.id, self._where(table, row), failed)
+                self._failed(observer, counters, key, wrong, seen_ts)
+                return
             self.failure_log.failed(observer.id, self._where(table, row), failed)
             self._failed(observer, counters, key, failed.error, seen_ts, failed.attempts)
             if await note_failure(self.client, Cellref(*key), failed, self.options.attempts):
@@ -399,7 +412,7 @@ class Worker:
         counters.failures += 1
         self.last_failures[observer.id] = counters.failures, self._where(*key[:2]), error
         self.backoff.failed(key, trio.current_time(), attempts)
-        if isinstance(error, Corruption):
+        if isinstance(error, Corruption | AwaitsAsyncio):
             self.damaged[key] = seen_ts, error.again()
             if len(self.damaged) > self.options.backoff.remembered_max:
                 del self.damaged[next(iter(self.damaged))]

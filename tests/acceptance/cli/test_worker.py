@@ -148,3 +148,18 @@ def test_observers_made_for_asyncio_are_refused_before_an_attempt_is_burnt(place
     assert "observer 'double' cannot run here" in done.stderr
     assert "perco.aio.open" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_observer_that_awaits_asyncio_without_saying_so_burns_no_attempt(place: Path) -> None:
+    text = APP.replace("import perco\n", "import asyncio, perco\n", 1)
+    (place / "app.py").write_text(
+        text.replace("    if change.value", "    await asyncio.sleep(0)\n    if change.value")
+    )
+    trio.run(_load, place, 1)
+    done = run(place, "app:schema", "--store", "store", "--until-idle")
+    assert done.returncode == 2
+    assert "perco: observer 'double' awaits asyncio, but runs on trio" in done.stderr
+    assert "perco.aio.observer" in done.stderr
+    (place / "app.py").write_text(APP)
+    done = run(place, "app:schema", "--store", "store", "--until-idle", "--json")
+    assert json.loads(done.stdout) == {"double": {"commits": 1, "failures": 0}}, "it waits for a program that is right"

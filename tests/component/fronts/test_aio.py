@@ -807,6 +807,25 @@ async def test_an_observer_of_asyncio_is_refused_by_other_workers_before_it_runs
             await db.wait_idle()
 
 
+def test_an_observer_that_awaits_asyncio_without_saying_so_uses_up_no_attempt() -> None:
+    schema = perco.Schema(docs)
+
+    @schema.observe(n, id="fetch")
+    async def observer(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
+        await asyncio.get_running_loop().create_future()  # there is a loop, but trio runs this
+
+    async def body(db: perco.aio.Database) -> None:
+        async with db.worker(options=perco.WorkerOptions(attempts=1)):
+            await db.run(bump, "a")
+            with pytest.raises(
+                perco.UsageError, match=r"'fetch' awaits asyncio, .* Decorate it with @perco\.aio\.observer"
+            ):
+                await db.wait_idle(timeout=60)
+            assert (await db.waiting(), await db.failed_count()) == ({"fetch": 1}, 0)
+
+    over(body, schema)
+
+
 def test_what_nobody_awaits_is_told_by_the_name_that_users_know() -> None:
     async def body(db: perco.aio.Database) -> None:
         async with db.transaction() as txn, db.snapshot() as snap:

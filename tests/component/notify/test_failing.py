@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -437,6 +438,31 @@ async def test_an_observer_that_meets_a_transient_error_of_its_own_runs_again(we
         await settle(db)
         counted = worker.statistics()["nested"]
         assert (counted.conflicts, counted.failures, counted.commits) == (1, 0, 1)
+
+
+async def test_an_observer_that_awaits_asyncio_uses_up_no_attempt_and_who_waits_is_told(
+    web: Web, caplog: pytest.LogCaptureFixture
+) -> None:  # N6 N7
+    @web.observe(web.body, id="napping")
+    async def napping(txn: Txn, change: Change) -> None:
+        if change.value == "hello":
+            await asyncio.sleep(0.1)
+        txn.set(web.note, change.key, "at last")
+
+    once = perco.WorkerOptions(attempts=1)
+    async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=once) as worker:
+        ts = await put(db, web.body, "a", "hello")
+        told = r"observer 'napping' awaits asyncio, but runs on trio\. Decorate it with @perco\.aio\.observer"
+        with pytest.raises(perco.UsageError, match=told):
+            await db.wait_idle()
+        with pytest.raises(perco.UsageError, match=told):
+            await db.wait_for(ts)
+        assert (await db.waiting(), await db.failed_count()) == ({"napping": 1}, 0)
+        assert "no running event loop" in caplog.text, "the log has what asyncio said, too"
+        await put(db, web.body, "a", "bye")
+        assert await db.wait_idle() == 0
+        assert worker.statistics()["napping"].given_up == 0
+        assert await get(db, web.note, "a") == "at last"
 
 
 async def test_a_full_store_is_waited_out(web: Web) -> None:  # N6, S4
