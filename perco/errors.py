@@ -37,9 +37,15 @@ Each has fields, and says in one sentence what to do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class PercoError(Exception):
@@ -316,21 +322,26 @@ class Unavailable(StoreError):
 class NotIdle(Unavailable):
     """Changes still waited for observers when the time was up. Nothing is lost: they go on waiting.
 
-    Attributes: `waiting`, how many by observer id; `failures`, of those that failed since the worker was started: how
-    often, and the last cell and error.
+    Attributes: `waiting`, how many by observer id, empty if the server did not say; `failures`, of those that failed
+    since the worker was started: how often, and the last cell and error.
     """
 
-    def __init__(self, what: str, waiting: dict[str, int], failures: dict[str, tuple[int, str, BaseException]]) -> None:
-        self.waiting, self.failures = waiting, failures
+    def __init__(
+        self, what: str, waiting: dict[str, int] | None, failures: dict[str, tuple[int, str, BaseException]]
+    ) -> None:
+        self.waiting, self.failures, self._waiting = waiting or {}, failures, waiting
         parts = []
-        for id, count in waiting.items():
+        for id, count in self.waiting.items():
             part = f"{count} for {id!r}"
             if id in failures:
                 times, where, error = failures[id]
                 part += f", which failed {times} times, last on {where}: {type(error).__name__}: {error}"
             parts.append(part)
         self.what, self.commit_ts = what, 0
-        StoreError.__init__(self, f"{what}; waiting: {'; '.join(parts) or 'a transaction under way'}")
+        if waiting is None:
+            StoreError.__init__(self, f"{what}, and the server does not answer: nobody here knows what waits")
+        else:
+            StoreError.__init__(self, f"{what}; waiting: {'; '.join(parts) or 'a transaction under way'}")
 
 
 # ------------------------------------------------------------------ the caller
@@ -371,6 +382,36 @@ class AsyncOnly:
 
         def __getattr__(self, name: str) -> None:
             raise AttributeError(f"{type(self).__name__!r} has no {name!r}: write `{self._write}`", name=name, obj=self)
+
+
+class AsyncBlock(AsyncOnly, Generic[T]):
+    """An `async with` block of a generator. Made by `async_block`."""
+
+    def __init__(self, block: AbstractAsyncContextManager[T], write: str) -> None:
+        self._block, self._write = block, write
+
+    async def __aenter__(self) -> T:
+        return await self._block.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._block.__aexit__(kind, error, trace)
+
+
+def async_block(write: str) -> Callable[[Callable[P, AsyncIterator[T]]], Callable[P, AsyncBlock[T]]]:
+    """As `asynccontextmanager`, for users: other uses of the block raise an error that says what to `write`."""
+
+    def decorate(function: Callable[P, AsyncIterator[T]]) -> Callable[P, AsyncBlock[T]]:
+        block = asynccontextmanager(function)
+
+        @functools.wraps(function)
+        def make(*args: P.args, **kwargs: P.kwargs) -> AsyncBlock[T]:
+            return AsyncBlock(block(*args, **kwargs), write)
+
+        return make
+
+    return decorate
 
 
 class TransactionClosed(UsageError):

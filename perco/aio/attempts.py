@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perco.aio.guest import Guests, must_be_on
 from perco.aio.held import Transaction
-from perco.errors import PercoError, UsageError
+from perco.errors import AsyncOnly, PercoError, UsageError
 from perco.fronts.tries import Tries, must_give, tell
 from perco.txn.attempts import RetryOptions
 from perco.txn.client import Client
@@ -77,7 +77,7 @@ class Attempt:
         return swallowed
 
 
-class Attempts:
+class Attempts(AsyncOnly):
     """Attempts of one transaction, until one commits.
 
     async for attempt in db.attempts():
@@ -86,6 +86,8 @@ class Attempts:
 
     The loop ends by itself: leave it neither with `break` nor with `return`.
     """
+
+    _write = "async for attempt in db.attempts():"
 
     def __init__(self, port: Guests, tries: Tries) -> None:
         self._port, self._tries = port, tries

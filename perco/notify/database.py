@@ -13,7 +13,6 @@ import contextlib
 import math
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +26,7 @@ from perco.errors import (
     StoreError,
     Unavailable,
     UsageError,
+    async_block,
     must_be_number,
 )
 from perco.notify.failing import AwaitsAsyncio
@@ -69,7 +69,7 @@ class Database(Observers):
 
     # ------------------------------------------------------------ observers
 
-    @asynccontextmanager
+    @async_block("async with db.worker():")
     async def worker(
         self, *, concurrency: int = 64, scanners: int | None = None, options: WorkerOptions | None = None
     ) -> AsyncIterator[WorkerHandle]:
@@ -318,9 +318,8 @@ class Database(Observers):
             waiting = None
             with trio.move_on_after(self._tells_s), contextlib.suppress(Unavailable):
                 waiting = await self.waiting()
-            if waiting is None:
-                raise NotIdle(f"{what}, and the server does not answer", {}, failures)
-            raise NotIdle(what, {id: count for id, count in waiting.items() if count}, failures)
+            counts = None if waiting is None else {id: count for id, count in waiting.items() if count}
+            raise NotIdle(what, counts, failures)
 
     async def none_up_to(self, ts: int) -> bool:
         """One look for `wait_for`."""

@@ -27,14 +27,14 @@ def _not_idle(error: errors.NotIdle) -> tuple[Any, ...]:
     failures = {
         id: (times, where, f"{type(met).__name__}: {met}") for id, (times, where, met) in error.failures.items()
     }
-    return error.what, error.waiting, failures
+    return error.what, error._waiting, failures
 
 
 def _made_not_idle(what: str, waiting: Any, failures: Any) -> errors.NotIdle:
     met: dict[str, tuple[int, str, BaseException]] = {
         id: (times, where, StoreError(said)) for id, (times, where, said) in failures.items()
     }
-    return errors.NotIdle(what, dict(waiting), met)
+    return errors.NotIdle(what, None if waiting is None else dict(waiting), met)
 
 
 def _made_too_old(asked: Any, oldest: Any, table: Any, text: str) -> errors.SnapshotTooOld:

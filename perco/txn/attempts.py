@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from perco.errors import CommitUnknown, PercoWarning, TransientError, Unavailable, UsageError
+from perco.errors import AsyncOnly, CommitUnknown, PercoWarning, TransientError, Unavailable, UsageError
 from perco.options import check_options
 from perco.txn.reads import Isolation
 from perco.txn.transaction import Transaction
@@ -65,7 +65,7 @@ def late(retry: RetryOptions, met: list[TransientError], txn: Transaction | None
     return late
 
 
-class Attempts:
+class Attempts(AsyncOnly):
     """Attempts of one transaction, until one commits.
 
     async for attempt in db.attempts():
@@ -76,6 +76,8 @@ class Attempts:
     leaves the loop with one of these goes on even if the commit met another one; PercoWarning then says that nothing
     was written.
     """
+
+    _write = "async for attempt in db.attempts():"
 
     def __init__(
         self,

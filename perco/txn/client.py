@@ -17,7 +17,6 @@ import struct
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -33,6 +32,7 @@ from perco.errors import (
     SnapshotTooOld,
     TransientError,
     UsageError,
+    async_block,
     must_be_number,
 )
 from perco.naming import told_as
@@ -417,7 +417,7 @@ class Client:
             return PastSnapshot(self, ts, 0, self.local.term)
         return PastSnapshot(self, ts, await self.oracle.hold(ts))
 
-    @asynccontextmanager
+    @async_block("async with db.pin(...) as pin:")
     async def pin(
         self,
         name: str,

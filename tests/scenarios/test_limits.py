@@ -433,6 +433,17 @@ async def test_what_wants_async_with_says_so_however_else_it_is_used(tmp_path: P
         with pytest.raises(AttributeError, match=r"has no 'set': write `async with db.transaction") as caught:
             db.transaction().set(n, "a", 1)  # type: ignore[attr-defined]
         assert caught.value.name == "set"
+        blocks = {
+            "async with db.transaction() as txn:": db.transaction(),
+            "async with db.snapshot() as snap:": db.snapshot(),
+            "async with db.pin(...) as pin:": db.pin("p", lease_s=1),
+            "async with db.worker():": db.worker(),
+            "async for attempt in db.attempts():": db.attempts(),
+        }
+        for write, block in blocks.items():
+            for use in (lambda block: block.__enter__(), iter, lambda block: block.__await__()):
+                with pytest.raises(perco.UsageError, match=f"write `{re.escape(write)}`"):
+                    use(block)
 
 
 async def test_a_transactions_block_is_entered_once() -> None:

@@ -76,6 +76,15 @@ def test_it_comes_out_as_it_went_in(error: PercoError) -> None:
     assert {name: getattr(again, name) for name in fields} == {name: getattr(error, name) for name in fields}
 
 
+def test_what_waits_is_told_only_by_who_knows_it() -> None:
+    nobody, nothing = errors.NotIdle("not idle", None, {}), errors.NotIdle("not idle", {}, {})
+    assert str(nobody) == "not idle, and the server does not answer: nobody here knows what waits"
+    assert str(nothing) == "not idle; waiting: a transaction under way"
+    for error in nobody, nothing:
+        assert error.waiting == {}
+        assert str(unpack_error(pack_error(error))) == str(error)
+
+
 def test_an_error_of_ones_own_crosses_as_what_it_is_a_kind_of() -> None:
     class Mine(errors.UsageError):
         pass
