@@ -318,7 +318,7 @@ def _draw(run: Run, report: Report) -> None:
     for colour, label in labels.items():
         chosen = [(at, value) for at, value, of in bars if of == colour]
         drawn = axis.bar([at for at, _ in chosen], [value for _, value in chosen], 0.72, label=label, color=colour)
-        axis.bar_label(drawn, fmt="%.2f", padding=2)
+        axis.bar_label(drawn, [f"{value:.2f}" if value else "void" for _, value in chosen], padding=2)
     axis.set_xticks(
         [0.4, 3.2, 6.0],
         [
@@ -327,11 +327,11 @@ def _draw(run: Run, report: Report) -> None:
             "write, batching on\n(of LMDB with 128 puts\nper write transaction)",
         ],
     )
-    axis.set_ylim(0, 1.45)
+    axis.set_ylim(0, 1.12 * max(1.0, *(value for _, value, _ in bars)))  # with room for the highest bar's figure
     axis.set_ylabel("relative rate")
     title = "What transactions cost (the paper's figure 8); perco's writes are durable, 128 in flight"
     axis.set_title(title, loc="left", fontsize=11)
-    axis.legend(frameon=False, loc="upper right", fontsize=8)
+    axis.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3, fontsize=8)
     axis.spines[["top", "right"]].set_visible(False)
     run.figure(figure, "overhead")
     pyplot.close(figure)

@@ -231,5 +231,6 @@ def test_the_demo_survives_its_own_kill_and_equals_a_batch_rebuild(tmp_path: Pat
         edited
     )  # by signals
     assert re.search(r'7 .*" (as of .* ago,|a while ago\?)', past), past
+    assert "as of a minute ago" in past or "does not go back" in past, past
     if "which is canonical" in edited:  # not every Python has duplicates among its first modules
         assert "with what links to it" in edited

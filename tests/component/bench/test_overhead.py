@@ -46,3 +46,28 @@ def test_batching_off_is_set_against_single_puts_and_batching_on_against_as_many
     told = {row[0]: row[2] for row in tables[0][2]}
     assert told["perco 128, batching off"] == "0.90 of 1"
     assert told["perco 128, two phases"] == "0.20 of 128"
+
+
+def test_the_figure_shows_all_of_its_bars_and_nothing_over_them() -> None:
+    """Where a disk is slow, what commits together beats single puts: the bar is higher than others by far."""
+    report = Report("overhead", "power")
+    report.ratios |= {"read_vs_raw": 0.7, "two_phases_batching_off_vs_bare_lmdb_1": 0.7}
+    report.ratios |= {"write_batching_off_vs_bare_lmdb_1": 1.9, "two_phases_vs_bare_lmdb_128": 0.2}
+    report.ratios |= {"write_vs_bare_lmdb_128": "void"}
+    drawn: list[str] = []
+
+    def look(figure: Any, name: str) -> None:
+        figure.canvas.draw()
+        [axis] = figure.axes
+        plot, legend = axis.get_window_extent(), axis.get_legend().get_window_extent()
+        assert {text.get_text() for text in axis.texts} == {"0.94", "0.70", "0.23", "1.90", "0.20", "void"}
+        for text in axis.texts:
+            told = text.get_window_extent()
+            assert plot.y0 <= told.y0 < told.y1 <= plot.y1, text
+        assert not legend.overlaps(plot)
+        assert not any(legend.overlaps(tick.get_window_extent()) for tick in axis.get_xticklabels())
+        drawn.append(name)
+
+    run: Any = SimpleNamespace(figure=look)
+    overhead._draw(run, report)
+    assert drawn == ["overhead"]
