@@ -53,7 +53,7 @@ from perco.txn.local import LocalStore
 from perco.txn.loopwatch import HeartbeatOptions, LoopStatistics, LoopWatch
 from perco.txn.oracle import Oracle, OracleOptions, oldest_wall
 from perco.txn.past import PastSnapshot, PinnedSnapshot
-from perco.txn.pins import pins_in
+from perco.txn.pins import must_be_name, pins_in
 from perco.txn.prefetch import Predictor, PrefetchCounters, PrefetchOptions, name_of
 from perco.txn.reads import Isolation, Reads, is_serializable
 from perco.txn.records import Cellref
@@ -449,11 +449,16 @@ class Client:
         """
         self.usable(writing=True)
         must_be_number("a pin's lease_s", lease_s)
+        must_be_name(name)
+        if owner is not None and not isinstance(owner, str):
+            raise UsageError(f"a pin's owner is a str, for people, not {owner!r}")
+        owner = owner or f"{os.getpid()} {' '.join(sys.argv)}"
+        owner = owner.encode(errors="backslashreplace").decode()  # a command may have file names that are not UTF-8
         if name in self._pinned:
             raise UsageError(f"pin {name!r} is in use in this process; choose another name")
         self._pinned.add(name)
         try:
-            pin, wall = await self._take_pin(name, lease_s, ts, at, owner or f"{os.getpid()} {' '.join(sys.argv)}")
+            pin, wall = await self._take_pin(name, lease_s, ts, at, owner)
             snap = PinnedSnapshot(self, pin, lease_s)
             snap.wall = wall
             try:

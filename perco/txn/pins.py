@@ -62,7 +62,7 @@ class Pins:
         Raises: SnapshotTooOld for a pin whose lease had run out, if the versions are gone; UsageError for a name that
         another pin has; StoreFull; StoreError for one that was dropped; WriteUnknown.
         """
-        _named(name)
+        must_be_name(name)
         lease_ms = _lease_ms(lease_s)
         held = self._holds.hold(ts)  # until the pin itself does
         if not held:
@@ -177,7 +177,8 @@ async def pins_in(store: RowStore) -> list[Pin]:
     return pins
 
 
-def _named(name: str) -> None:
+def must_be_name(name: str) -> None:
+    """Raises UsageError for what is no name of a pin."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _NAME_MAX:
         raise UsageError(f"a pin's name is a str of 1 to {_NAME_MAX} printable characters, not {name!r}")
 

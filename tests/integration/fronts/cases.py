@@ -321,7 +321,12 @@ async def pins(asked: Asked) -> Any:
         async with asked.block(db.pin("none", lease_s="long")):
             pass
 
+    async def nobodys(name: str, owner: Any) -> Any:
+        async with asked.block(db.pin(name, lease_s=LONG, owner=owner)) as pin:
+            return pin.pin.owner
+
     told += [await asked.told(elsewhere_in_time), await asked.told(no_lease)]
+    told += [await asked.told(nobodys, name, owner) for name, owner in (("a", 5), ("\ud800", "x"), ("a", "\udcff"))]
     told += [await asked.told(db.drop_pin, "kept"), await asked.told(db.drop_pin, "kept"), await asked.told(db.pins)]
     return told
 
