@@ -1,7 +1,7 @@
 """The thread of a folder's owner: it writes the owner's lease, and which code holds the loop, while the loop computes.
 
 L2  The lease is advice: it tells `perco status` which process has the store open, and whether it makes progress. It
-    decides nothing, and neither does any other wall time.
+    decides nothing: no wall time tells whether a transaction lives.
 
 Single-threaded stores (memory) have no heartbeat.
 """
