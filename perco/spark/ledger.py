@@ -51,6 +51,7 @@ RUN: Final = LEDGER.column("run", perco.BYTES)
 CLOSED: Final = LEDGER.column("closed", perco.BYTES)  # of a job that has been, until all its marks have gone
 BESIDE: Final = LEDGER.column("beside", perco.TEXT)  # of a job: the table that its marks are in; "": here
 BATCH: Final = LEDGER.column("batch", perco.INT64)  # of a job that has them: the last that was begun
+INTO: Final = LEDGER.column("into", perco.TEXT)  # of a job that has batches: the table that they are written to
 
 Mark = tuple[perco.Column[Any, bytes], Any]  # the cell that tells of an input: a column, and a key
 
@@ -209,24 +210,27 @@ async def surely(retrying: perco.Retrying, function: Callable[..., Awaitable[T]]
 
 async def begin(db: perco.Database, job: str, beside: str = "") -> Ledger:
     """Open a job, or go on with it. Raises: UsageError where it has its marks elsewhere."""
-    ledger = await _begin(db, job, beside, None)
+    ledger = await _begin(db, job, beside, None, "")
     assert ledger is not None
     return ledger
 
 
-async def begin_batch(db: perco.Database, job: str, batch: int) -> Ledger | None:
+async def begin_batch(db: perco.Database, job: str, batch: int, into: str) -> Ledger | None:
     """Open a job for a batch, or continue it; None: this batch has taken effect. Its marks lie in the ledger, because
     forgetting marks beside rows takes a scan of the whole table, and batches are many and small.
 
-    Raises: UsageError if a later batch has been written.
+    Args: `into`, the table that the batch is written to.
+
+    Raises: UsageError if a later batch has been written, or if the job's batches are written to another table.
     """
     row = row_of(job)
     async with db.snapshot() as snap:
-        found = await snap.row(LEDGER, row, columns=[RUN, BATCH])
+        found = await snap.row(LEDGER, row, columns=[RUN, BATCH, INTO])
     run, last = found[RUN], found[BATCH]
+    _must_go(job, found.get(INTO, into), into)
     if run is not None and last is not None and last < batch:
         await _end(db, job, only=run)  # its stream has given that batch up; tasks of it that are left find it closed
-    return await _begin(db, job, "", batch)
+    return await _begin(db, job, "", batch, into)
 
 
 async def end_batch(db: perco.Database, job: str, batch: int) -> None:
@@ -237,7 +241,16 @@ async def end_batch(db: perco.Database, job: str, batch: int) -> None:
         await _end(db, job, only=found[RUN] or b"")
 
 
-async def _begin(db: perco.Database, job: str, beside: str, batch: int | None) -> Ledger | None:
+def _must_go(job: str, known: str, into: str) -> None:
+    """A job's batches go to one table: a batch that has been written to it looks written to another, too."""
+    if known != into:
+        raise UsageError(
+            f"job {job!r} writes its batches to table {known!r}: give what is written to table {into!r} a job of its "
+            "own; or forget this one: perco.spark.acknowledge"
+        )
+
+
+async def _begin(db: perco.Database, job: str, beside: str, batch: int | None, into: str) -> Ledger | None:
     row = row_of(job)
     async with db.snapshot() as snap:
         closed = (await snap.row(LEDGER, row, columns=[CLOSED]))[CLOSED]
@@ -245,7 +258,10 @@ async def _begin(db: perco.Database, job: str, beside: str, batch: int | None) -
         await _end(db, job, only=closed)
 
     async def once(txn: perco.Transaction) -> bytes | None:
-        last = (await txn.row(LEDGER, row, columns=[BATCH]))[BATCH]
+        found = await txn.row(LEDGER, row, columns=[BATCH, INTO])
+        last = found[BATCH]
+        if batch is not None:
+            _must_go(job, found.get(INTO, into), into)
         if batch is None:
             if last is not None:
                 raise UsageError(f"job {job!r} is that of a stream's batches: give this one another name")
@@ -267,6 +283,8 @@ async def _begin(db: perco.Database, job: str, beside: str, batch: int | None) -
         run, where = await txn.get(RUN, row), await txn.get(BESIDE, row)
         if run is None:
             run = secrets.token_bytes(_RUN_BYTES)
+            if batch is not None:
+                txn.set(INTO, row, into)
             txn.set(RUN, row, run)
             txn.set(NAME, row, job)
             txn.set(BESIDE, row, beside)
@@ -292,6 +310,7 @@ async def _end(db: perco.Database, job: str, *, only: bytes | None = None) -> in
         run = await txn.get(RUN, row)
         if only is None:
             txn.delete(BATCH, row)
+            txn.delete(INTO, row)
         if run is not None and only in (None, run):
             txn.delete(RUN, row)
             txn.set(CLOSED, row, run)

@@ -138,7 +138,7 @@ class PercoWriter(DataSourceArrowWriter):
         await self._sink.declare(schema)
         async with self._sink.store.joining() as db:
             if self._named:
-                return await ledgers.begin_batch(db, self._job, self._batch)
+                return await ledgers.begin_batch(db, self._job, self._batch, self._sink.table)
             return await ledgers.begin(db, self._job, self._sink.table)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -190,7 +190,7 @@ class PercoStreamWriter(DataSourceStreamArrowWriter):
             )
         query, batch = found
         async with in_task(self._sink.store, self._sink.store.joining()) as db:
-            ledger = await ledgers.begin_batch(db, f"stream {query} {self._sink.table}", batch)
+            ledger = await ledgers.begin_batch(db, f"stream {query} {self._sink.table}", batch, self._sink.table)
             return await self._sink.write(db, ledger, batches)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

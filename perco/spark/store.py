@@ -86,9 +86,10 @@ async def in_task(store: Store, opening: AbstractAsyncContextManager[perco.Datab
             db = await stack.enter_async_context(opening)
         except Unavailable as error:
             raise Unavailable(
-                f"the executor on {socket.gethostname()} does not reach the store at {store.url}, where the driver "
-                "serves it: give an address of the driver's machine that executors can reach, with serve(host=...) or "
-                f"spark.driver.host, and open its port in the firewall ({error.what})"
+                f"the executor on {socket.gethostname()} does not reach the store at {store.url}. If the driver serves "
+                "it, give an address of the driver's machine that executors can reach, with serve(host=...) or "
+                "spark.driver.host; else start its server at such an address. Open its port in the firewall "
+                f"({error.what})"
             ) from error
         yield db
 

@@ -177,7 +177,7 @@ async def both(folder: Path, limit: int | None, say: Callable[[str], None]) -> b
             embedded_s = time.monotonic() - began
             say(f"   {service.loaded.crawled} pages loaded and searchable after {embedded_s:.0f} s")
         say(_why(spark_s, embedded_s, begun_s))
-        say("\n4  Are they equal? Every table of both stores as a data frame, less that of the other.")
+        say("\n4  Are they equal? Every table of both stores is compared as a data frame, in both directions.")
         equal = await on_spark(spark, partial(_compare, spark, folder, say))
     finally:
         await trio.to_thread.run_sync(spark.stop)
@@ -192,12 +192,12 @@ async def both(folder: Path, limit: int | None, say: Callable[[str], None]) -> b
 def _why(spark_s: float, embedded_s: float, begun_s: float) -> str:
     """Explain the two times that were measured."""
     return (
-        f"   {spark_s:.0f} s beside {embedded_s:.0f} s, on the same {os.cpu_count()} cores; the JVM had taken "
-        f"{begun_s:.0f} s to start before that. On Spark a page goes from the crawler\n"
-        "   through a shuffle to a task, and whatever a task or an observer reads or writes goes to the process that "
-        "serves the store. The JVM, two sets of\n"
-        "   Python workers, that process and this one share the cores. Without Spark one process calls functions. "
-        "Spark pays with more machines than one."
+        f"   On Spark {spark_s:.0f} s, in one process {embedded_s:.0f} s, on the same {os.cpu_count()} cores. "
+        f"Spark took another {begun_s:.0f} s to start.\n"
+        "   Spark has more to do: a page goes from the crawler through a shuffle to a task, and whatever\n"
+        "   tasks and observers read or write goes to the process that serves the store. The JVM, its\n"
+        "   Python workers, that process and this one share the cores; one process alone calls functions.\n"
+        "   Spark can pay where there are more cores or machines than one process uses."
     )
 
 
@@ -207,11 +207,13 @@ def _compare(spark: SparkSession, folder: Path, say: Callable[[str], None]) -> b
     spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
     equal = True
     for name in _INDEX.schema.tables:
-        one, other = (_frame(spark, folder / which, name) for which in ("spark", "embedded"))
+        one, other = (_frame(spark, folder / which, name).cache() for which in ("spark", "embedded"))
         only_one, only_other = one.exceptAll(other).count(), other.exceptAll(one).count()
         equal = equal and not only_one and not only_other
         said = f"{only_one} rows only by way of Spark, {only_other} only embedded"
         say(f"   {name:<8}{one.count():>8} rows: {said if only_one or only_other else 'equal'}")
+        for frame in (one, other):
+            frame.unpersist()
     return equal
 
 

@@ -266,6 +266,11 @@ def test_a_batch_that_is_written_again_has_no_effect(spark: SparkSession, store:
         write(first, "pages", job="of y", batch=0)
     with pytest.raises(PySparkException, match="give job and batch together"):
         write(first, "pages", job="of y")
+    counts = spark.createDataFrame([("y0", 1)], "key string, count long")
+    with pytest.raises(
+        PySparkException, match=r"'of y' writes its batches to table 'pages'.*'counts' a job of its own"
+    ):
+        write(counts, "counts", job="of y", batch=1)  # else none of its rows would be written
     assert perco.spark.acknowledge(store, "of y", spark) == 0
     write(first, "pages", job="of y", batch=0)
     assert bodies(spark) == ["a", "b"]

@@ -388,12 +388,12 @@ def test_a_job_has_a_name(name: Any) -> None:
 async def test_tasks_that_begin_a_batch_at_once_share_its_run() -> None:
     """The one before it was given up half-way; none of them closes what another has opened."""
     async with opened() as (db, _):
-        given_up = await ledgers.begin_batch(db, "stream", 3)
+        given_up = await ledgers.begin_batch(db, "stream", 3, "t")
         assert given_up is not None
         runs: list[bytes] = []
 
         async def begin() -> None:
-            ledger = await ledgers.begin_batch(db, "stream", 4)
+            ledger = await ledgers.begin_batch(db, "stream", 4, "t")
             assert ledger is not None
             runs.append(ledger.run)
 
@@ -406,16 +406,16 @@ async def test_tasks_that_begin_a_batch_at_once_share_its_run() -> None:
         with pytest.raises(JobClosed):
             await loaded(db, given_up, inputs(1))
         await ledgers.end_batch(db, "stream", 3)  # late: it is not this one's
-        assert await ledgers.begin_batch(db, "stream", 4) is not None
+        assert await ledgers.begin_batch(db, "stream", 4, "t") is not None
         await ledgers.end_batch(db, "stream", 4)
-        assert await ledgers.begin_batch(db, "stream", 4) is None
+        assert await ledgers.begin_batch(db, "stream", 4, "t") is None
         with pytest.raises(UsageError, match="is at batch 4 and was given batch 3"):
-            await ledgers.begin_batch(db, "stream", 3)
+            await ledgers.begin_batch(db, "stream", 3, "t")
 
 
 async def test_an_end_of_a_batch_that_was_interrupted_is_made_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as (db, _):
-        ledger = await ledgers.begin_batch(db, "stream", 0)
+        ledger = await ledgers.begin_batch(db, "stream", 0, "t")
         assert ledger is not None
         await loaded(db, ledger, inputs(10))
 
@@ -427,9 +427,9 @@ async def test_an_end_of_a_batch_that_was_interrupted_is_made_by_the_next(monkey
             with pytest.raises(OSError, match="so"):
                 await ledgers.end_batch(db, "stream", 0)
         assert await _marks(db) == 10
-        assert await ledgers.begin_batch(db, "stream", 0) is None  # it had taken effect
+        assert await ledgers.begin_batch(db, "stream", 0, "t") is None  # it had taken effect
         assert await _marks(db) == 0
-        again = await ledgers.begin_batch(db, "stream", 1)
+        again = await ledgers.begin_batch(db, "stream", 1, "t")
         assert again is not None
         assert (await loaded(db, again, inputs(10))).committed == 10
 
@@ -437,20 +437,37 @@ async def test_an_end_of_a_batch_that_was_interrupted_is_made_by_the_next(monkey
 async def test_a_name_is_that_of_a_load_or_of_a_stream() -> None:
     async with opened() as (db, _):
         with pytest.raises(UsageError, match="'job' is open and has no batches"):
-            await ledgers.begin_batch(db, "job", 0)
-        await ledgers.begin_batch(db, "stream", 0)
+            await ledgers.begin_batch(db, "job", 0, "t")
+        await ledgers.begin_batch(db, "stream", 0, "t")
         with pytest.raises(UsageError, match="'stream' is that of a stream's batches"):
             await ledgers.begin(db, "stream")
+
+
+async def test_batches_of_a_job_go_to_one_table() -> None:
+    async with opened() as (db, _):
+        ledger = await ledgers.begin_batch(db, "stream", 3, "t")
+        assert ledger is not None
+        for batch in (2, 3, 4):
+            with pytest.raises(
+                UsageError, match=r"'stream' writes its batches to table 't'.* table 'u' a job of its own"
+            ):
+                await ledgers.begin_batch(db, "stream", batch, "u")
+        assert (await loaded(db, ledger, inputs(1))).committed == 1  # nobody has ended it
+        await ledgers.end_batch(db, "stream", 3)
+        with pytest.raises(UsageError, match="writes its batches to table 't'"):
+            await ledgers.begin_batch(db, "stream", 3, "u")
+        await ledgers.acknowledge(db, "stream")
+        assert await ledgers.begin_batch(db, "stream", 3, "u") is not None
 
 
 async def test_two_streams_of_one_name_do_not_share_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one has begun a batch since this one looked: its marks are not this one's."""
     async with opened() as (db, _):
-        await ledgers.begin_batch(db, "stream", 0)
+        await ledgers.begin_batch(db, "stream", 0, "t")
 
         async def looked_before(*_: Any, **__: Any) -> int:
             return 0
 
         monkeypatch.setattr(ledgers, "_end", looked_before)
         with pytest.raises(UsageError, match="two streams write under job 'stream'"):
-            await ledgers.begin_batch(db, "stream", 1)
+            await ledgers.begin_batch(db, "stream", 1, "t")

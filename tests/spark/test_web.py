@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -23,10 +24,10 @@ from perco.webindex.search import SearchIndex
 from perco.webindex.service import Loaded, search_path, serve
 
 
-def perco(*arguments: str) -> str:
+def perco(*arguments: str, timeout: float = 200) -> str:
     command = [sys.executable, "-m", "perco", *arguments]
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -59,6 +60,13 @@ def test_a_whole_crawl_of_the_documentation_removes_what_has_gone_and_loads_what
         (saved / f"{n}.html").write_text(f"<title>page {n}</title>words of {n}")
     monkeypatch.setattr(on_spark, "split", lambda sources: [["--html", str(saved)]])  # a documentation of five pages
 
+    given_beside: list[Any] = []
+    real = perco_spark.load
+
+    def watched(*arguments: Any, **given: Any) -> Any:
+        given_beside.append(given["beside"])
+        return real(*arguments, **given)
+
     async def main() -> None:
         with perco_spark.serve(tmp_path / "store", spark) as store:
             async with serve(tmp_path / "store") as service:
@@ -80,7 +88,10 @@ def test_a_whole_crawl_of_the_documentation_removes_what_has_gone_and_loads_what
                 given["schema"] = on_spark._INDEX.schema
                 await trio.to_thread.run_sync(lambda: perco_spark.load(old, store, loader, **given))
                 service.loaded = Loaded()
-                await on_spark.load(service, spark, store, [])
+                with monkeypatch.context() as patched:
+                    patched.setattr(perco_spark, "load", watched)
+                    await on_spark.load(service, spark, store, [])
+                assert given_beside == [on_spark._INDEX.pages]  # marks in a table of their own are slower
                 counts = service.loaded
                 assert (counts.crawled, counts.changed, counts.unchanged, counts.removed) == (5, 1, 4, 1)
                 assert await urls() == before
@@ -90,6 +101,32 @@ def test_a_whole_crawl_of_the_documentation_removes_what_has_gone_and_loads_what
             assert await trio.to_thread.run_sync(perco_spark.jobs, store, spark) == {}
 
     trio.run(main)
+
+
+def test_the_demo_compares_both_stores_as_data_frames_and_explains_its_times(tmp_path: Path) -> None:
+    said = perco("demo", "--spark", "--dir", str(tmp_path / "demo"), "--limit", "200", timeout=900)
+    compared = re.findall(r"^   (\w+) +(\d+) rows: (.*)$", said, re.MULTILINE)
+    assert [(name, how) for name, _, how in compared] == [(name, "equal") for name in on_spark._INDEX.schema.tables]
+    assert {name: int(count) for name, count, _ in compared}["pages"] == 200
+    [(on, alone)] = re.findall(r"On Spark (\d+) s, in one process (\d+) s, .* Spark took another \d+ s to start", said)
+    assert re.findall(r"200 pages loaded and searchable after (\d+) s", said) == [on, alone]
+    assert "Spark has more to do: " in said
+
+
+def test_the_demo_says_which_tables_differ(spark: SparkSession, tmp_path: Path) -> None:
+    async def main() -> None:
+        for name, body in (("spark", b"<title>a</title>one"), ("embedded", b"<title>a</title>other")):
+            async with serve(tmp_path / name) as service:
+                for page in (Page(DOCS_URL + "a", body=body), Page(DOCS_URL + "b", body=b"<title>b</title>same")):
+                    await service.db.run(service.index.load, page)
+                await service.db.wait_idle()
+
+    trio.run(main)
+    said: list[str] = []
+    assert not on_spark._compare(spark, tmp_path, said.append)
+    of = {line.split()[0]: line for line in said}
+    assert of["pages"].endswith("2 rows: 1 rows only by way of Spark, 1 only embedded")
+    assert of["crawls"].endswith("equal")
 
 
 def test_each_source_is_a_task_of_its_own() -> None:
