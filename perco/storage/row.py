@@ -123,9 +123,8 @@ def _versions(cursor: Cursor, prefix: bytes, column: int, low: int, high: int, n
 
 def scan_rows(view: View, request: ScanRequest) -> ScanPage:
     """One page of a scan; see `ScanRequest`."""
-    query = request.queries[0]
-    if len(request.queries) == 1 and query[1:4] == (None, 0, TS_MAX) and not request.reverse:
-        return _scan_group(view, request, query)
+    if len(request.queries) == 1 and request.queries[0][1:4] == (None, 0, TS_MAX) and not request.reverse:
+        return _scan_group(view, request, request.queries[0])
     walk = _Backward(view, request) if request.reverse else _Forward(view, request)
     rows: list[ScanRow] = []
     seeks = size = 0

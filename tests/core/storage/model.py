@@ -139,7 +139,7 @@ def scan_requests(draw: st.DrawFn) -> ScanRequest:
         TABLE,
         draw(rows),
         draw(st.none() | rows),
-        tuple(draw(st.lists(scan_queries(), min_size=1, max_size=3))),
+        tuple(draw(st.lists(scan_queries(), max_size=3))),
         reverse=draw(st.booleans()),
         rows_max=draw(st.integers(1, 3)),
         bytes_max=draw(st.integers(1, 6)),
