@@ -36,7 +36,8 @@ _HELP = """Inspect, change, check and serve perco stores; build a search index o
 
 A store is a folder, or the address of a served one: tcp://HOST:PORT, tls://HOST:PORT, unix:PATH. If another process
 has the folder open, commands that read look at its files, up to a second behind, and commands that write go through
-it. check takes a folder, because it reads files; its --repair and --accept need the folder for themselves.
+it. check reads the files of a folder, and of an address the cells alone; its --repair and --accept need a folder for
+themselves.
 
 \b
 Keys and values are written as their column wants them:
@@ -348,12 +349,12 @@ def wait(
 
 @app.command()
 def check(
-    store: Folder,
+    store: Store,
     accept: Annotated[
         bool, typer.Option("--accept", help="If there are no errors, accept that the newest writes may be lost.")
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Repair what safely can be; no other process may have the store open.")
+        bool, typer.Option("--repair", help="Repair what safely can be; no other process may have a folder open.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -366,9 +367,13 @@ def check(
     It reads the pages of every file first, in a process of its own. A file that cannot be read, or on which LMDB
     aborts, is an error of that tablet; the check goes on with the others. It repairs nothing while there is one.
 
+    Of an address the server is asked for the cells, also while others write, and its files are not looked at: the last
+    line names the command that checks them too, on the server's host. --json has "files_checked": false then.
+
     --repair settles such locks, deletes orphaned data and notifications, puts lost notifications back, and the like,
     each if the finding still holds. It leaves alone what nobody can know, such as which of two values was meant.
-    Without --repair nothing is changed: the check says what it would do.
+    Without --repair nothing is changed: the check says what it would do. Of an address the repairs are made through the
+    server, which goes on and settles such locks by itself.
 
     A store written with durability="process" refuses to open after the machine restarted. Check it; --accept then
     makes it usable again.
@@ -384,6 +389,7 @@ def check(
       perco check web/
       perco check web/ --repair
       perco check web/ --accept
+      perco check tcp://localhost:7420
       perco check web/ --json | jq '.findings[]'
     """
     checking.check_contained(store, json=json, accepting=accept, repairing=repair)

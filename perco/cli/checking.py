@@ -1,17 +1,18 @@
 """`perco check`: verify the stored data, repair it, and accept it after a loss (S2).
 
-It runs in a process of its own (`containing.py`): a damaged file may end the process that reads it, and must not hide
-the others.
+A folder is checked in a process of its own (`containing.py`): a damaged file may end the process that reads it, and
+must not hide the others. Of a served store, given by its address, a client checks the cells; it has no files.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import starmap
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import trio
 import typer
@@ -21,23 +22,29 @@ from rich.progress import BarColumn, Progress as Bar, TextColumn
 import perco
 from perco.cli.containing import Watch, contained
 from perco.cli.screen import FINE, FOUND, complain, counted, must_be_folder, perform, show_json
-from perco.errors import Corruption, PercoError, StoreError, UsageError
+from perco.errors import Corruption, PercoError, SessionEnded, StoreError, TooLarge, Unavailable, UsageError
 from perco.rpc import addresses
-from perco.serve.opening import offline, visiting
+from perco.serve.database import RemoteDatabase
+from perco.serve.messages import FolderIs
+from perco.serve.opening import joining, offline
 from perco.storage import PROTOCOL_GROUPS, Folder, LmdbTablet
 from perco.storage.damaged import DamagedTablet, verify
 from perco.storage.folder import accept, unsynced
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import CheckResult, Progress, check
 from perco.txn.examine import Finding
-from perco.txn.repair import repair
+from perco.txn.repair import RepairResult, repair, repair_elsewhere
+from perco.txn.system import Groups
 
 _NOTES_SHOWN = 10
 _RESTORE = "restore the whole folder from one copy; the other tablets can be read there as of then"
 
 
 def check_contained(store: str, *, json: bool, accepting: bool, repairing: bool) -> NoReturn:
-    """Run `check_store` in a process of its own, again without each tablet that ended it; then end the command."""
+    """Run `check_store` in a process of its own, again without each tablet that ended it; then end the command. A
+    served store is checked in this process."""
+    if addresses.is_address(store):
+        perform(check_served, store, json=json, accepting=accepting, repairing=repairing)
 
     def act(watch: Watch) -> None:
         perform(check_store, store, watch, json=json, accepting=accepting, repairing=repairing)
@@ -48,13 +55,6 @@ def check_contained(store: str, *, json: bool, accepting: bool, repairing: bool)
 async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, repairing: bool) -> int:
     """Findings and counts; with `repairing`, after what can be repaired has been; with `accepting`, and no errors, a
     store that needed a check can be opened again."""
-    if addresses.is_address(store):
-        async with visiting(store) as db:
-            path = Path((await db.folder()).path)
-        raise UsageError(
-            f"perco check reads the files of a store, beside its owner too: on the host that serves {store} run "
-            f"`perco check {path}`"
-        )
     await _verify(store, watch)
     if watch.damaged and repairing:
         complain("nothing is repaired while a tablet cannot be read: restore the folder from a copy")
@@ -70,7 +70,7 @@ async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, 
             marked = unsynced(path)
             if not repairing or (accepting and marked):
                 _watched(db, watch)
-                with _progress(db, watch) as tell:
+                with _progress(watch.terminal, _total(db), watch.step) as tell:
                     result = await check(
                         db.driver.store,
                         ts=await db.oracle.draw(),
@@ -86,30 +86,91 @@ async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, 
         watch.at(None)
         async with offline(store, accept_loss=accepting) as db:
             _watched(db, watch)
-            with _progress(db, watch) as tell:
+            with _progress(watch.terminal, _total(db), watch.step) as tell:
                 done = await repair(db.driver, db.local.store, ts=db.oracle.last, progress=tell)
         repaired, settled, result = done.repaired, done.settled, done.after
     result = replace(result, findings=(*starmap(_of_tablet, watch.damaged.items()), *result.findings))
     accepted = accepting and bool(marked) and not result.errors
     if accepted and not repairing:
         accept(path)
+    done = RepairResult(repaired, settled, result)
     if json:
-        found: dict[str, Any] = {"store": str(path.absolute()), "clean": result.clean, **_plain(result)}
-        found |= {"findings": list(map(_as_json, result.findings)), "repaired": list(map(_as_json, repaired))}
-        found |= {"settled": settled, "errors": result.errors, "warnings": result.warnings}
-        show_json({**found, "mark": marked, "accepted": accepted})
+        _show_json(str(path.absolute()), done, marked, accepted=accepted, files=True)
     else:
-        for finding in repaired:
-            assert finding.repair is not None
-            print(f"repaired {finding.invariant:<3}  {finding.where}: {finding.what} ({finding.repair.what})")
-        if settled:
-            print(f"settled  {counted(settled, 'lock')} left behind")
-        _render(result)
-        if repairing:
-            left = sum(finding.severity != "note" for finding in result.findings) + result.dropped
-            print(_done(len(repaired), left, settled))
+        _render_all(done, repairing=repairing)
         _render_mark(path, result, marked, accepted=accepted, accepting=accepting)
     return FINE if result.clean else FOUND
+
+
+async def check_served(store: str, *, json: bool, accepting: bool, repairing: bool) -> int:
+    """The same of a store that somebody serves: its cells, read and repaired through the server."""
+    if accepting:
+        raise UsageError(
+            "--accept is for a folder that refuses to open after a restart, and a served store is open: there is "
+            "nothing to accept"
+        )
+    async with joining(store) if repairing else perco.open(store, readonly=True) as db:
+        assert isinstance(db, RemoteDatabase)
+        folder = await db.folder()
+        try:
+            done = await _over_the_wire(db, folder, repairing=repairing)
+        except (SessionEnded, Unavailable) as error:
+            raise StoreError(
+                f"the check was cut short: {_reason(error)}. What it has not read may hold anything: run it again"
+                + (" (what it has repaired stays so)" if repairing else "")
+            ) from error
+        except TooLarge as error:
+            raise StoreError(
+                f"the check was cut short: a row does not fit into a message ({error.what}: {error.size} is over the "
+                f"limit of {error.limit}). On the host that serves {store} run `perco check {folder.path}`"
+            ) from error
+    if json:
+        _show_json(folder.path, done, folder.mark, accepted=False, files=False)
+    else:
+        _render_all(done, repairing=repairing)
+        print(
+            f"only the cells were checked: to check the files too, run `perco check {folder.path}` on the host that "
+            f"serves {store}"
+        )
+    return FINE if done.after.clean else FOUND
+
+
+async def _over_the_wire(db: RemoteDatabase, folder: FolderIs, *, repairing: bool) -> RepairResult:
+    store, ts = db.local.store, await db.oracle.newest()
+
+    async def groups() -> list[Groups]:
+        return [(file.table, file.start, file.groups) for file in (await db.folder()).files]
+
+    total = sum(sum(file.entries.values()) for file in folder.files if file.table != SYSTEM_TABLE)
+    with _progress(sys.stderr if sys.stderr.isatty() else None, total, lambda: None) as tell:
+        if repairing:
+            return await repair_elsewhere(db.driver, store, ts=ts, progress=tell, groups=groups)
+        return RepairResult((), 0, await check(store, ts=ts, progress=tell, groups=groups))
+
+
+def _reason(error: SessionEnded | Unavailable) -> str:
+    return error.what if isinstance(error, Unavailable) else str(error.args[0])
+
+
+def _show_json(store: str, done: RepairResult, marked: str, *, accepted: bool, files: bool) -> None:
+    result = done.after
+    found: dict[str, Any] = {"store": store, "clean": result.clean, **_plain(result)}
+    found |= {"findings": list(map(_as_json, result.findings)), "repaired": list(map(_as_json, done.repaired))}
+    found |= {"settled": done.settled, "errors": result.errors, "warnings": result.warnings}
+    show_json({**found, "mark": marked, "accepted": accepted, "files_checked": files})
+
+
+def _render_all(done: RepairResult, *, repairing: bool) -> None:
+    result = done.after
+    for finding in done.repaired:
+        assert finding.repair is not None
+        print(f"repaired {finding.invariant:<3}  {finding.where}: {finding.what} ({finding.repair.what})")
+    if done.settled:
+        print(f"settled  {counted(done.settled, 'lock')} left behind")
+    _render(result)
+    if repairing:
+        left = sum(finding.severity != "note" for finding in result.findings) + result.dropped
+        print(_done(len(done.repaired), left, done.settled))
 
 
 async def _verify(store: str, watch: Watch) -> None:
@@ -235,24 +296,28 @@ def _render_mark(path: Path, result: CheckResult, marked: str, *, accepted: bool
         print(f"its newest writes may be lost (S2); if that is all right: perco check --accept {path}")
 
 
-@contextmanager
-def _progress(db: perco.Database, watch: Watch) -> Iterator[Callable[[Progress], None]]:
-    """A bar on a terminal, nothing elsewhere."""
-    if watch.terminal is None:
-        yield lambda _: watch.step()
-        return
-    total = sum(
+def _total(db: perco.Database) -> int:
+    """How many cells there are."""
+    return sum(
         tablet.entries(group)
         for tablet in db.local.store.tablets()
         if tablet.table != SYSTEM_TABLE
         for group in (*PROTOCOL_GROUPS, *db.catalogue.groups(tablet.table))
     )
+
+
+@contextmanager
+def _progress(terminal: TextIO | None, total: int, step: Callable[[], None]) -> Iterator[Callable[[Progress], None]]:
+    """A bar on a terminal, nothing elsewhere."""
+    if terminal is None:
+        yield lambda _: step()
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total} cells"))
-    with Bar(*columns, console=Console(file=watch.terminal), transient=True) as bar:
+    with Bar(*columns, console=Console(file=terminal), transient=True) as bar:
         task = bar.add_task("checking", total=total)
 
         def tell(seen: Progress) -> None:
-            watch.step()
+            step()
             bar.update(task, description=f"checking {seen.table}", completed=seen.cells)
 
         yield tell

@@ -32,7 +32,7 @@ from perco.txn.records import Cellref
 from perco.txn.retention import Removed
 from perco.txn.vacuum import VacuumResult
 
-WIRE_VERSION: Final = 7
+WIRE_VERSION: Final = 8
 _MAGIC: Final = "perco"
 
 
@@ -236,12 +236,13 @@ class TabletsOf(NamedTuple):
 
 
 class FileOf(NamedTuple):
-    """A tablet's file. `entries`: how many cells of each group."""
+    """A tablet's file. `entries`: how many cells of each group; `groups`: those that are in it."""
 
     table: str
     start: bytes
     used_bytes: int
     entries: dict[str, int]
+    groups: list[str]
 
 
 class FolderIs(NamedTuple):

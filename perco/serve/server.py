@@ -819,7 +819,7 @@ def folder_of(db: Database) -> FolderIs:
     for tablet in db.local.store.tablets():
         groups = [*PROTOCOL_GROUPS, *(catalogue.groups(tablet.table) if tablet.table in catalogue.tables else ())]
         entries = {group: tablet.entries(group) for group in groups}
-        files.append(FileOf(tablet.table, tablet.start, tablet.statistics().used_bytes, entries))
+        files.append(FileOf(tablet.table, tablet.start, tablet.statistics().used_bytes, entries, tablet.groups()))
     return FolderIs(str(path.absolute()), process or 0, command, unsynced(path), files)
 
 

@@ -107,7 +107,8 @@ RowCells: TypeAlias = list[list[Cell]]  # one list per query
 class ScanQuery(NamedTuple):
     """The cells that a scan reads of each row: of each column named, the newest `n` within [from_ts, to_ts].
 
-    `columns` None: every cell of the group in the row, as (column, ts, value), at most `n`.
+    `columns` None: every cell of the group in the row, as (column, ts, value), at most `n`. Without `values` each value
+    is left out: b"" stands for it.
     """
 
     group: str
@@ -115,6 +116,7 @@ class ScanQuery(NamedTuple):
     from_ts: int = 0
     to_ts: int = TS_MAX
     n: int = 1
+    values: bool = True
 
 
 class ScanRequest(NamedTuple):

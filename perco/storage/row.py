@@ -93,14 +93,16 @@ def read_row(view: View, row: bytes, queries: Sequence[Query], empty: Container[
     return out
 
 
-def _versions(cursor: Cursor, prefix: bytes, column: int, low: int, high: int, n: int) -> list[Cell]:
+def _versions(
+    cursor: Cursor, prefix: bytes, column: int, low: int, high: int, n: int, values: bool = True
+) -> list[Cell]:
     newest = prefix + _pack(column, _INVERT - high)
     oldest = prefix + _pack(column, _INVERT - low)
     cells: list[Cell] = []
     if n >= 0:
         more = cursor.set_range(newest)
         while more and len(cells) < n:
-            key, value = cursor.item()
+            key, value = cursor.item() if values else (cursor.key(), b"")
             if key > oldest:
                 break
             cells.append((_INVERT - int.from_bytes(key[-8:], "big"), value))
@@ -113,7 +115,7 @@ def _versions(cursor: Cursor, prefix: bytes, column: int, low: int, high: int, n
     elif cursor.key() != oldest:
         more = cursor.prev()
     while more and len(cells) < -n:
-        key, value = cursor.item()
+        key, value = cursor.item() if values else (cursor.key(), b"")
         if key < newest or key > oldest:
             break
         cells.append((_INVERT - int.from_bytes(key[-8:], "big"), value))
@@ -158,7 +160,7 @@ def _scan_group(view: View, request: ScanRequest, query: ScanQuery) -> ScanPage:
             return ScanPage(rows, unescape(prefix))
         cells: list[ScanCell] = []
         while more:
-            key, value = cursor.item()
+            key, value = cursor.item() if query.values else (cursor.key(), b"")
             if key[:-TAIL_BYTES] != prefix:
                 break
             if len(cells) == query.n:
@@ -178,7 +180,7 @@ def _query(view: View, prefix: bytes, query: ScanQuery) -> list[ScanCell]:
     out: list[ScanCell] = []
     if query.columns is not None:
         for column in query.columns:
-            for ts, value in _versions(cursor, prefix, column, query.from_ts, query.to_ts, query.n):
+            for ts, value in _versions(cursor, prefix, column, query.from_ts, query.to_ts, query.n, query.values):
                 out.append((column, ts, value))
         return out
     more = cursor.set_range(prefix)
@@ -192,7 +194,7 @@ def _query(view: View, prefix: bytes, query: ScanQuery) -> list[ScanCell]:
         elif ts < query.from_ts:
             more = _seek(cursor, cell_key(prefix, column, 0) + b"\xff")
         else:
-            out.append((column, ts, cursor.value()))
+            out.append((column, ts, cursor.value() if query.values else b""))
             more = cursor.next()
     return out
 

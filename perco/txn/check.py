@@ -3,9 +3,9 @@
 `examine.py` checks the cells of one row, `across.py` compares rows. `check` reads a store page by page, and collects
 their findings.
 
-It may run inside the owner or beside it. A row is read from one state of its tablet, but two rows are not, and the
-catalogue and the oracle's bound move on. So every finding is checked again, with everything read afresh, and counts
-only if it still holds for the same cells.
+It may run inside the owner, beside it, or in a client. A row is read from one state of its tablet, but two rows are
+not, and the catalogue and the oracle's bound move on. So every finding is checked again, with everything read afresh,
+and counts only if it still holds for the same cells.
 
 It verifies, by the invariant's number:
 
@@ -35,13 +35,13 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final
 
 import trio
 
-from perco.errors import Corruption, UsageError
+from perco.errors import Corruption, TooLarge, UsageError
 from perco.options import check_options
 from perco.storage import (
     DATA,
@@ -54,6 +54,7 @@ from perco.storage import (
     TRACE,
     TS_MAX,
     WRITE,
+    Cell,
     Query,
     RowStore,
     ScanCell,
@@ -68,7 +69,7 @@ from perco.txn.oracle import durable_bound, published
 from perco.txn.records import ACK, BARE, PUT_DATA, READ, RECORD_HEAD, SIGNAL, Cellref, Lock, ack_of, observer_of
 from perco.txn.recovery import Aborted, Committed, Locked, Nothing
 from perco.txn.retention import waste_of
-from perco.txn.system import groups_of, of_system, strange_groups
+from perco.txn.system import Groups, groups_of, of_system, strange_groups
 
 _LOCKS: Final = (LOCK, SHARED, PENDING)
 _TOLD: Final = (bytes([PUT_DATA]), bytes([ACK]))  # kinds of records whose body is looked at
@@ -173,6 +174,7 @@ async def check(
     options: CheckOptions | None = None,
     progress: Callable[[Progress], None] | None = None,
     told: Collection[tuple[str, bytes]] = (),
+    groups: Callable[[], Awaitable[list[Groups]]] | None = None,
 ) -> CheckResult:
     """Verify all data of a store; reads only.
 
@@ -182,10 +184,12 @@ async def check(
         options: see `CheckOptions`.
         progress: called after every page.
         told: the tables and first rows of tablets that are known to be unreadable.
+        groups: of a store whose tablets are in another process: asks for the groups that are in each. Long values are
+            not fetched from there; what matters of them is that they stand.
 
-    Raises: Corruption if not even the catalogue can be read.
+    Raises: Corruption if not even the catalogue can be read; of a store elsewhere Unavailable, SessionEnded.
     """
-    return await _Check(store, alive, options or CheckOptions(), progress or (lambda _: None), told).run(ts)
+    return await _Check(store, alive, options or CheckOptions(), progress or (lambda _: None), told, groups).run(ts)
 
 
 @dataclass(slots=True)
@@ -210,8 +214,10 @@ class _Check:
         options: CheckOptions,
         progress: Callable[[Progress], None],
         told: Collection[tuple[str, bytes]],
+        groups: Callable[[], Awaitable[list[Groups]]] | None,
     ) -> None:
         self._store, self._alive, self._options, self._tell = store, alive, options, progress
+        self._ask_groups = groups
         self._seen = Progress()
         self._problems: list[Finding] = []
         self._notes: list[Finding] = []
@@ -238,7 +244,7 @@ class _Check:
             self._report([finding])
         with contextlib.suppress(Corruption):  # reported by `of_system`
             _, self._watermark, self._cuts = await published(self._store)
-        groups = groups_of(self._store)
+        groups = groups_of(self._store) if self._ask_groups is None else await self._ask_groups()
         await self._refresh()  # the catalogue names a group before it is made
         self._report(strange_groups(groups, self._book.catalogue))
         for table in self._groups:
@@ -312,7 +318,7 @@ class _Check:
         seen.table = table
         limits = [(group, options.row_cells) for group in GROUPS]
         limits += [(group, options.data_cells) for group in self._groups[table]]
-        queries = tuple(ScanQuery(group, None, 0, TS_MAX, n) for group, n in limits)
+        queries = tuple(ScanQuery(group, None, 0, TS_MAX, n, self._fetched(table, group)) for group, n in limits)
         async for rows in self._pages(table, queries):
             self._across.forget_fates()
             for row, found in rows:
@@ -334,7 +340,7 @@ class _Check:
         wanted = [(group, column, options.row_cells) for group in GROUPS for column in known]
         wanted += [(group, column, options.data_cells) for group in self._groups[table] for column in known]
         queries: list[Query] = [(group, column, 0, TS_MAX, n) for group, column, n in wanted]
-        [found] = await self._store.read([(table, row, queries)])
+        found = await self._cells(table, row, queries)
         out: dict[str, list[ScanCell]] = {group: [] for group in (*GROUPS, *self._groups[table])}
         for (group, column, n), newest in zip(wanted, found, strict=True):
             cells = newest
@@ -343,8 +349,31 @@ class _Check:
                 if len(cells) < n or not cells[-1][0]:
                     break
                 older: Query = (group, column, 0, cells[-1][0] - 1, n)
-                [[cells]] = await self._store.read([(table, row, [older])])
+                [cells] = await self._cells(table, row, [older])
         return out
+
+    def _fetched(self, table: str, group: str) -> bool:
+        """Whether values of a group are read. Over the wire long ones are not."""
+        return self._ask_groups is None or group not in self._groups[table]
+
+    async def _cells(self, table: str, row: bytes, queries: Sequence[Query]) -> list[list[Cell]]:
+        """Cells of a row, from one state of it; from several only where they do not fit into a message."""
+        if self._ask_groups is None:
+            [found] = await self._store.read([(table, row, queries)])
+            return found
+        asked = tuple(
+            ScanQuery(group, (column,), low, high, n, self._fetched(table, group))
+            for group, column, low, high, n in queries
+        )
+        try:
+            page = await self._store.scan(ScanRequest(table, row, row + b"\x00", asked))
+        except TooLarge:
+            if len(queries) == 1:
+                raise
+            half = len(queries) // 2
+            return [*await self._cells(table, row, queries[:half]), *await self._cells(table, row, queries[half:])]
+        cells = page.rows[0][1] if page.rows else [[] for _ in queries]
+        return [[(ts, value) for _, ts, value in each] for each in cells]
 
     # ------------------------------------------------------------ rows
 

@@ -1,23 +1,26 @@
-"""Puts right what `check` finds, where that is safe: in the process that owns the store, also beside its own traffic.
+"""Puts right what `check` finds, where that is safe: in the process that owns the store, or in a client of it, also
+beside all traffic.
 
 Each repair is a mutation of one row under checks that what was found still holds (`repairs.py`); locks that were left
-are settled as by whoever meets them (T5, T8). A transaction or a cell with an error that has no repair is left alone:
-its locks stay too, for they may be all that tells what was meant.
+are settled as by whoever meets them (T5, T8); a client leaves those to the owner. A transaction or a cell with an error
+that has no repair is left alone: its locks stay too, for they may be all that tells what was meant.
 
 One repair may uncover another finding, so it is checked and repaired until nothing more can be done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from perco.storage import APPLIED, Failed, LocalRowStore
+from perco.errors import WriteUnknown
+from perco.storage import APPLIED, Failed, LocalRowStore, NoReply, RowStore
 from perco.txn.check import CheckOptions, CheckResult, Progress, check
 from perco.txn.driver import Driver
 from perco.txn.examine import Finding
 from perco.txn.records import Cellref
 from perco.txn.sweeper import sweep
+from perco.txn.system import Groups
 
 _ROUNDS_MAX = 16
 
@@ -42,7 +45,7 @@ async def repair(
     options: CheckOptions | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> RepairResult:
-    """Repair all that can be repaired safely. Arguments as for `check`.
+    """Repair all that can be repaired safely, in the process that owns the store. Arguments as for `check`.
 
     Raises: StoreFull and others of the store; what was repaired until then stays so.
     """
@@ -60,6 +63,29 @@ async def repair(
     return RepairResult(tuple(repaired), settled, result)
 
 
+async def repair_elsewhere(
+    driver: Driver,
+    store: RowStore,
+    *,
+    groups: Callable[[], Awaitable[list[Groups]]],
+    ts: int = 0,
+    options: CheckOptions | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> RepairResult:
+    """The same in a client. Its owner settles locks.
+
+    Raises: as `repair`; Unavailable, SessionEnded; WriteUnknown if the answer to a repair was lost.
+    """
+    repaired: list[Finding] = []
+    for _ in range(_ROUNDS_MAX):
+        result = await check(store, ts=ts, options=options, progress=progress, groups=groups)
+        done = [finding for finding in result.findings if await _repaired(driver, finding)]
+        repaired += done
+        if not done:
+            break
+    return RepairResult(tuple(repaired), 0, result)
+
+
 async def _repaired(driver: Driver, finding: Finding) -> bool:
     """Whether it was done: not if what was found no longer holds."""
     if finding.repair is None:
@@ -68,6 +94,9 @@ async def _repaired(driver: Driver, finding: Finding) -> bool:
         [verdict] = await driver.store.apply([finding.repair.mutation])
     if isinstance(verdict, Failed):
         raise verdict.error
+    if isinstance(verdict, NoReply):
+        what = f"a repair of {finding.where}"
+        raise WriteUnknown(what, verdict.reason, "Repair again: what was done is not done twice.")
     return verdict is APPLIED
 
 

@@ -7,15 +7,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import trio
+import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
 import perco
+from perco.serve.database import RemoteDatabase, open_served
+from perco.serve.server import Server
 from perco.storage import APPLIED, Mutation, ScanQuery, ScanRequest, Write
 from perco.txn.check import CheckOptions, CheckResult, check
 from perco.txn.mutations import Header, Intent, prewrite
 from perco.txn.oracle import OracleOptions
 from perco.txn.records import PUT, Cellref, ack_of
-from perco.txn.repair import RepairResult, repair
+from perco.txn.repair import RepairResult, repair, repair_elsewhere
+from perco.txn.system import Groups, groups_of
+from tests.component.serve.kit import WIRE
 
 LONG = b"x" * 5000
 # Small enough that rows are read in parts and pages end everywhere.
@@ -47,6 +53,8 @@ class Docs:
 class Store:
     """An open database and its raw cells."""
 
+    where = "owner"  # or "client": who checks and repairs
+
     def __init__(self, db: perco.Database, docs: Docs) -> None:
         self.db, self.docs = db, docs
 
@@ -74,15 +82,41 @@ class Store:
             assert verdict is APPLIED
 
     async def check(self, options: CheckOptions | None = None) -> CheckResult:
-        db = self.db
-        return await check(
-            db.driver.store, ts=db.oracle.last, alive=db.fates.alive, options=options or CheckOptions(pause_s=0.0)
-        )
+        db, chosen = self.db, options or CheckOptions(pause_s=0.0)
+        if self.where == "client":
+            async with self.client() as other:
+                return await check(other.local.store, ts=db.oracle.last, options=chosen, groups=self._groups)
+        return await check(db.driver.store, ts=db.oracle.last, alive=db.fates.alive, options=chosen)
 
     async def repair(self, options: CheckOptions | None = None) -> RepairResult:
         db = self.db
         chosen = options or CheckOptions(pause_s=0.0)
+        if self.where == "client":
+            async with self.client() as other:
+                return await repair_elsewhere(
+                    other.driver, other.local.store, ts=db.oracle.last, options=chosen, groups=self._groups
+                )
         return await repair(db.driver, db.local.store, ts=db.oracle.last, options=chosen)
+
+    async def _groups(self) -> list[Groups]:
+        return groups_of(self.db.local.store)
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[RemoteDatabase]:
+        """Another process, which asks the owner."""
+        server = Server(self.db, WIRE)
+
+        async def connect(number: int, port: int) -> trio.abc.Stream:
+            ours, theirs = trio.testing.memory_stream_pair()
+            nursery.start_soon(server.connection, theirs, None)
+            return ours
+
+        async with trio.open_nursery() as nursery, server.keeping():
+            db = await open_served("the owner", connect, None, perco.Options(wire=WIRE), WIRE, b"")
+            try:
+                yield db
+            finally:
+                await db.aclose()
 
     async def cells(self) -> dict[tuple[str, str, bytes, int, int], bytes]:
         """Every cell of every group of every table, as it is stored."""

@@ -31,6 +31,12 @@ from tests.component.check.stores import LONG, PARTS, Docs, Store, fill, opened
 Cells = dict[tuple[str, str, bytes, int, int], bytes]
 
 
+@pytest.fixture(autouse=True, params=["owner", "client"])
+def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who checks and repairs: it finds the same."""
+    monkeypatch.setattr(Store, "where", request.param)
+
+
 async def found(
     store: Store, severity: str, invariant: str, what: str, remedy: str = "", *, mended: Cells | None = None
 ) -> None:
@@ -110,6 +116,7 @@ async def test_a_lock_and_a_marker_beside_the_record_of_a_long_value() -> None: 
         assert (await store.cells(), done.after.findings) == (mended, ())
 
 
+@pytest.mark.parametrize("where", ["owner"], indirect=True)  # who settles locks
 async def test_where_not_all_errors_are_known_no_lock_is_settled() -> None:
     async with opened() as store:
         rank, start_ts = store.number(store.docs.rank), await store.draw()
@@ -448,6 +455,7 @@ async def test_a_transaction_that_read_at_another_timestamp_than_it_wrote() -> N
         await found(store, "error", "T1", f"transaction {start_ts} committed at", "there twice")
 
 
+@pytest.mark.parametrize("where", ["owner"], indirect=True)  # who settles locks
 async def test_a_read_under_a_lock_is_as_it_should_be_and_an_orphan_goes() -> None:  # T14 L1
     async with opened() as store:
         docs = store.docs

@@ -259,6 +259,18 @@ def test_a_scan_seeks_past_versions(deep, query, reverse):
     assert view.steps <= 30
 
 
+@pytest.mark.parametrize("columns", [None, (1, 2)])
+@pytest.mark.parametrize("more", [(), (ScanQuery("lock", None),)])
+def test_a_scan_leaves_values_out_where_nobody_asks_for_them(columns, more):
+    engine = MemoryEngine()
+    for column in (1, 2):
+        engine.put("data", cell_key(escape(b"a"), column, 7), b"x" * 100)
+    query = ScanQuery("data", columns, n=9, values=False)
+    page = scan_rows(engine, ScanRequest(TABLE, b"", None, (query, *more)))
+    [(row, [cells, *_])] = page.rows
+    assert (row, cells) == (b"a", [(1, 7, b""), (2, 7, b"")])
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_scan_says_where_a_key_is_corrupt(reverse):
     engine = MemoryEngine()
