@@ -83,6 +83,26 @@ class Report:
         if at_least is not None and valid:
             self.bars.append((what, value, "at least", at_least))
 
+    @property
+    def missed(self) -> list[str]:
+        """The bars that its figures do not keep."""
+        return [what for what, value, how, bar in self.bars if not _kept(value, how, bar)]
+
+    @property
+    def summary(self) -> str:
+        """What became of the bars, in a line."""
+        missed, void = self.missed, [what for what, floor in self.floors.items() if not floor["kept"]]
+        said = f"bars: {len(self.bars) - len(missed)} of {len(self.bars)} kept"
+        if missed:
+            said += f"; MISSED: {', '.join(missed)}"
+        if void:
+            said += f"; VOID, since a baseline is below its floor: {', '.join(void)}"
+        return said
+
+
+def _kept(value: float, how: str, bar: float) -> bool:
+    return value >= bar if how == "at least" else value <= bar
+
 
 class Run:
     """One call of a benchmark: its arguments and where to put things."""
@@ -136,17 +156,18 @@ class Run:
         return {**facts, "versions": versions}
 
     def finish(self, report: Report, facts: Mapping[str, Any]) -> None:
-        """The bars, then the RESULT line."""
+        """The bars, a line that sums them up, then the RESULT line."""
         for what, value, how, bar in report.bars:
-            kept = value >= bar if how == "at least" else value <= bar
-            self.say(f"{'kept  ' if kept else 'MISSED'}  {what}: {value:.3g} ({how} {bar:g})")
+            self.say(f"{'kept  ' if _kept(value, how, bar) else 'MISSED'}  {what}: {value:.3g} ({how} {bar:g})")
         for what, floor in report.floors.items():
             self.say(f"{'kept  ' if floor['kept'] else 'VOID  '}  floor of the baseline: {what}")
+        self.console.print(report.summary, markup=False, soft_wrap=True)  # in one line, however long
         result = {
             "bench": report.name,
             "ratios": report.ratios,
             "figures": {name: round(value, 3) for name, value in report.figures.items()},
             "floors": report.floors,
+            "missed": report.missed,
             "durability": report.durability,
             "cores": facts["cores"],
             "fsync_per_s": facts["fsync/s"],

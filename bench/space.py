@@ -33,7 +33,7 @@ SAMPLES = 30
 docs = perco.Table("docs", key=perco.INT64, keep=perco.Keep(seconds=HISTORY_S))
 value = docs.column("value", perco.BYTES)
 SCHEMA = perco.Schema(docs)
-VACUUM = perco.VacuumOptions(period_s=2.0, share=0.5)
+OPTIONS = perco.Options(durability="process", vacuum=perco.VacuumOptions(period_s=2.0, share=0.5))
 
 
 class Space:
@@ -122,8 +122,7 @@ async def load(db: perco.Database, cells: dict[int, bytes]) -> None:
 
 
 async def measure(folder: Path, overwrites: int, run: Run) -> tuple[dict[str, Space], perco.VacuumStatistics, float]:
-    options = perco.Options(durability="process", vacuum=VACUUM)
-    async with perco.open(folder / "worn", SCHEMA, options=options) as db:
+    async with perco.open(folder / "worn", SCHEMA, options=OPTIONS) as db:
         rng = random.Random(1)
         await load(db, {key: rng.randbytes(VALUE_BYTES) for key in range(CELLS)})
         run.say(f"{CELLS:,} cells are there; {overwrites:,} overwrites begin")
@@ -145,7 +144,7 @@ async def measure(folder: Path, overwrites: int, run: Run) -> tuple[dict[str, Sp
         async with db.snapshot() as snap:
             newest = {row.key: row[value] async for row in snap.scan(docs)}
         vacuum = db.statistics().vacuum
-    async with perco.open(folder / "fresh", SCHEMA, options=options) as db:
+    async with perco.open(folder / "fresh", SCHEMA, options=OPTIONS) as db:
         await load(db, {key: data for key, data in newest.items() if data is not None})
         spaces["fresh"] = Space(db)
     return spaces, vacuum, seconds
