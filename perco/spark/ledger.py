@@ -60,6 +60,18 @@ class JobClosed(PercoError):
     """The job has been acknowledged: this task is left over from it, and does nothing."""
 
 
+class KeyNotUnique(PercoError):
+    """Several rows of one load or write have the same key, so only one of them has been taken. It stays.
+
+    Attributes: `keys`, some of the keys, as text, with their numbers of rows; `loaded`, the result of the load, and
+    None of a write.
+    """
+
+    def __init__(self, message: str, keys: dict[str, int], loaded: Any = None) -> None:
+        self.keys, self.loaded = keys, loaded
+        super().__init__(message)
+
+
 def row_of(job: str) -> bytes:
     if not isinstance(job, str) or not 0 < len(job) <= _NAME_MAX:
         raise UsageError(f"job= is a name of 1 to {_NAME_MAX} characters, not {job!r}")
@@ -302,6 +314,27 @@ async def acknowledge(db: perco.Database, job: str) -> int:
     return await _end(db, job)
 
 
+async def taken(db: perco.Database, ledger: Ledger) -> int | None:
+    """How many inputs a run has taken; None: it is not open any more."""
+    table: perco.Table[Any] = LEDGER
+    column, (low, high) = RUN, _inputs_of(ledger.row)
+    if ledger.beside:
+        table = db.schema.tables[ledger.beside]
+        column, low, high = taken_in(table), b"", None
+    count = 0
+    async with db.snapshot() as snap:
+        if await snap.get(RUN, ledger.row) != ledger.run:
+            return None
+        async for found in snap._scan_between(table, low, high, columns=[column]):
+            count += ledger.has(found[column])
+    return count
+
+
+def _inputs_of(row: bytes) -> tuple[bytes, bytes | None]:
+    """The range of the ledger's rows that a job's inputs have there."""
+    return row + b"\0", row + b"\xff" * (_INPUT_BYTES + 1)
+
+
 async def _end(db: perco.Database, job: str, *, only: bytes | None = None) -> int:
     """End a job; `only`: if this run is open, or has been closed, keeping the number of its batch."""
     row = row_of(job)
@@ -319,7 +352,7 @@ async def _end(db: perco.Database, job: str, *, only: bytes | None = None) -> in
     run, beside = await db.run(close)
     if run is None:
         return 0
-    total = await _forget(db, LEDGER, RUN, run, row + b"\0", row + b"\xff" * (_INPUT_BYTES + 1))
+    total = await _forget(db, LEDGER, RUN, run, *_inputs_of(row))
     if beside and beside in db.schema.tables:
         table = db.schema.tables[beside]
         total += await _forget(db, table, taken_in(table), run, b"", None)

@@ -20,7 +20,7 @@ import perco
 from perco.errors import PercoError, UsageError
 from perco.naming import named
 from perco.spark import keys, ledger as ledgers
-from perco.spark.ledger import LEDGER, Ledger
+from perco.spark.ledger import LEDGER, KeyNotUnique as KeyNotUnique, Ledger
 from perco.spark.partition import Failure, Loader, LoadOptions, PartitionResult, load_partition, short
 from perco.spark.sink import QUERY
 from perco.spark.store import WHERE, Store, in_task, serve
@@ -81,23 +81,6 @@ class LoadFailed(PercoError):
         super().__init__(
             f"{loaded}; the first: {first.reason}, of {first.row}. Mend them and load again with job={loaded.job!r}: "
             "what has been loaded is not loaded twice. Or allow for more: LoadOptions(failures_max=...)."
-        )
-
-
-class KeyNotUnique(PercoError):
-    """Several rows of one load have the same key, so only one of them has been loaded. Loaded rows stay.
-
-    Attributes: `loaded`, the result of the load; `keys`, some of the keys, as text, with their numbers of rows.
-    """
-
-    def __init__(self, loaded: Loaded, keys: dict[str, int]) -> None:
-        self.loaded, self.keys = loaded, keys
-        key, rows = next(iter(keys.items()))
-        super().__init__(
-            f"key= is not unique: {rows} rows have the key {key}, and only one of them has been loaded. If they are "
-            "one input, keep one of each (rows.dropDuplicates([...])) and load again with "
-            f"job={loaded.job!r}. If they are different inputs, remove what this job has loaded, and load under "
-            "another job with a key that tells them apart, such as key=lambda row: (row.url, row.day)."
         )
 
 
@@ -182,7 +165,7 @@ def load(
         # If no row was skipped, each has written a mark of its own. A skipped row was loaded before, by this task or
         # this job, or shares its key with another row; a mark does not tell which.
         if key is not None and loaded.skipped and (shared := _shared(rdd, keys.valued(key), beside)):
-            raise KeyNotUnique(loaded, shared)
+            raise _not_unique(loaded, shared)
         if unnamed:
             trio.run(_acknowledge, reached, job)
     return loaded
@@ -234,6 +217,18 @@ def _shared(rows: RDD[Any], key: Callable[[Any], Any], beside: perco.Table[Any] 
     """Some keys that several rows share, as text, with the number of rows."""
     counted = rows.mapPartitions(functools.partial(_keyed, key, beside)).reduceByKey(_together)
     return dict(counted.mapPartitions(_several).collect()[:_SHARED])
+
+
+def _not_unique(loaded: Loaded, keys: dict[str, int]) -> KeyNotUnique:
+    key, rows = next(iter(keys.items()))
+    return KeyNotUnique(
+        f"key= is not unique: {rows} rows have the key {key}, and only one of them has been loaded. If they are "
+        "one input, keep one of each (rows.dropDuplicates([...])) and load again with "
+        f"job={loaded.job!r}. If they are different inputs, remove what this job has loaded, and load under "
+        "another job with a key that tells them apart, such as key=lambda row: (row.url, row.day).",
+        keys,
+        loaded,
+    )
 
 
 def _rdd(rows: Any) -> tuple[RDD[Any], SparkSession]:

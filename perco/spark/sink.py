@@ -4,16 +4,23 @@
 rows and cells that the frame does not have: nothing is truncated.
 
 A row takes effect once, even if Spark runs a task again or twice at a time, because a mark of the ledger lies beside
-its cells. Else a repeated task could put back a value that has been changed since. Of two rows with the same key one
-takes effect. For the same reason a micro-batch of a stream takes effect once, even if Spark writes it again: the ledger
-has the number of the last one that was written.
+its cells. Else a repeated task could put back a value that has been changed since. For the same reason a micro-batch
+of a stream takes effect once, even if Spark writes it again: the ledger has the number of the last one that was
+written.
+
+Of several rows with one key a single one takes effect. To the others its mark looks like that of an attempt before. The
+driver finds out when all tasks have ended: the attempts that Spark kept have had each row of the frame once, and each
+key has one mark. So if these rows are more than the marks, some share keys. No attempt that Spark has dropped can make
+that happen, since it only adds marks. If no row was skipped, each has written a mark of its own, and nobody counts.
 """
 
 from __future__ import annotations
 
+import itertools
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,8 +32,8 @@ from pyspark.sql.types import ByteType, DataType, DoubleType, FloatType, Integer
 import perco
 from perco.errors import SchemaMismatch, UsageError
 from perco.spark import ledger as ledgers, types
-from perco.spark.ledger import LEDGER, Ledger, Watch, surely
-from perco.spark.partition import one_error
+from perco.spark.ledger import LEDGER, KeyNotUnique, Ledger, Watch, surely
+from perco.spark.partition import one_error, short
 from perco.spark.store import Store, in_task
 from perco.tuning import collecting_less
 
@@ -38,6 +45,9 @@ _ROWS: Final = 100  # in a transaction
 _BYTES: Final = 1 << 20
 _CONCURRENCY: Final = 16
 _ATTEMPTS: Final = 50
+_SKIPPED_KEPT: Final = 1000  # keys of skipped rows that a task remembers, to name one that several rows share
+_WROTE_KEPT: Final = 10_000  # keys of written rows, for the same
+_NAMED: Final = 5  # keys that an error names as not unique
 _WIDER: Final[dict[type[DataType], DataType]] = {  # what is stored as something wider
     ByteType: LongType(),
     ShortType: LongType(),
@@ -48,25 +58,63 @@ _WIDER: Final[dict[type[DataType], DataType]] = {  # what is stored as something
 
 @dataclass
 class Written(WriterCommitMessage):
-    """A task's result: rows written, rows that had been written before, and the job."""
+    """A task's result.
+
+    Attributes:
+        rows, skipped: written; and found to be written before, by another attempt or as another row of the same key.
+        ledger: None: the whole batch had taken effect before.
+        again: how many rows of a key were skipped, by key, as text; of the first thousand keys.
+        both: those of these keys of which this attempt wrote a row, too.
+    """
 
     rows: int
     skipped: int
-    job: str = ""
+    ledger: Ledger | None = None
+    again: dict[str, int] = field(default_factory=dict)
+    both: set[str] = field(default_factory=set)
+
+
+class _Tally:
+    """What a task has written and skipped, and some of the keys."""
+
+    def __init__(self) -> None:
+        self.rows = self.skipped = 0
+        self._wrote: set[Any] = set()
+        self._skipped: dict[Any, str] = {}
+        self._again: Counter[Any] = Counter()
+
+    def add(self, wrote: list[Any], skipped: list[tuple[Any, Any]]) -> None:
+        """Marks' keys of rows written; those of rows skipped, each with the row's key."""
+        self.rows += len(wrote)
+        self.skipped += len(skipped)
+        if len(self._wrote) < _WROTE_KEPT:
+            self._wrote.update(wrote)
+        for at, key in skipped:
+            if at not in self._skipped:
+                if len(self._skipped) >= _SKIPPED_KEPT:
+                    continue
+                self._skipped[at] = repr(key)
+            self._again[at] += 1
+
+    def result(self, ledger: Ledger) -> Written:
+        told = self._skipped
+        again = {told[at]: count for at, count in self._again.items()}
+        both = {name for at, name in told.items() if at in self._wrote}
+        return Written(self.rows, self.skipped, ledger, again, both)
 
 
 class Sink:
     """The destination of a frame's rows. A plain value, which is sent to the tasks."""
 
     def __init__(self, store: Store, table: str, key: str, schema: StructType, *, overwrite: bool) -> None:
-        self.store, self.table, self._key, self._overwrite = store, table, key, overwrite
+        self.store, self.table, self.key, self._overwrite = store, table, key, overwrite
         self._names = schema.fieldNames()
 
     async def declare(self, schema: StructType) -> None:
         """Raises: SchemaMismatch, UsageError if the frame does not fit; the errors of `perco.open`."""
         async with self.store.joining() as db:  # the store is served, and the columns exist
             table = _table(db, self.table)
-            _must_fit(table, self._key, schema)
+            _must_fit(table, self.key, schema)
             ledgers.taken_in(table)
         async with self.store.open(perco.Schema(table, LEDGER)):
             pass
@@ -75,19 +123,19 @@ class Sink:
         """A task's work; no ledger: everything has been written already."""
         if ledger is None:
             return Written(0, await trio.to_thread.run_sync(_counted, batches))
-        written = Written(0, 0, ledger.job)
-        cells = Cells(_table(db, self.table), self._key, self._names, overwrite=self._overwrite)
+        tally = _Tally()
+        cells = Cells(_table(db, self.table), self.key, self._names, overwrite=self._overwrite)
         watch = Watch(db, ledger)
         send, receive = trio.open_memory_channel[Any](0)
         with one_error():
             async with trio.open_nursery() as nursery, send:
                 async with receive:
                     for _ in range(_CONCURRENCY):
-                        nursery.start_soon(_take, db, ledger, cells, watch, receive.clone(), written)
+                        nursery.start_soon(_take, db, ledger, cells, watch, receive.clone(), tally)
                 while (batch := await trio.to_thread.run_sync(next, batches, None)) is not None:
                     for some in _pieces(batch):
                         await send.send(some)
-        return written
+        return tally.result(ledger)
 
 
 async def _take(
@@ -96,28 +144,80 @@ async def _take(
     cells: Cells,
     watch: Watch,
     receive: trio.MemoryReceiveChannel[list[dict[str, Any]]],
-    written: Written,
+    tally: _Tally,
 ) -> None:
     retrying = db.options(attempts=_ATTEMPTS)
     async with receive:
         async for rows in receive:
-            done = await surely(retrying, _put, ledger, cells, watch, rows)
-            written.rows += done
-            written.skipped += len(rows) - done
+            tally.add(*await surely(retrying, _put, ledger, cells, watch, rows))
 
 
-async def _put(txn: perco.Transaction, ledger: Ledger, cells: Cells, watch: Watch, rows: list[dict[str, Any]]) -> int:
+async def _put(
+    txn: perco.Transaction, ledger: Ledger, cells: Cells, watch: Watch, rows: list[dict[str, Any]]
+) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    """As `_Tally.add` takes them."""
     keyed = [(cells.key_of(row), row) for row in rows]
     marks = [ledger.mark(watch.db, key if ledger.beside else cells.table.row(key)) for key, _ in keyed]
     found = await watch.all_before(marks)
-    done = 0
+    wrote: list[Any] = []
+    skipped: list[tuple[Any, Any]] = []
     for (key, row), mark in zip(keyed, marks, strict=True):
-        if not ledger.has(found[mark[1]]):
-            found[mark[1]] = written = await ledger.marked(txn, found[mark[1]])
-            txn.set(*mark, written)
-            cells.put(txn, key, row)
-            done += 1
-    return done
+        at = mark[1]
+        if ledger.has(found[at]):
+            skipped.append((at, key))
+            continue
+        found[at] = written = await ledger.marked(txn, found[at])
+        txn.set(*mark, written)
+        cells.put(txn, key, row)
+        wrote.append(at)
+    return wrote, skipped
+
+
+async def _must_be_unique(db: perco.Database, key: str, written: list[Written]) -> None:
+    """Of all tasks of a write that has ended. Raises: KeyNotUnique."""
+    skipped = sum(each.skipped for each in written)
+    ledger = next((each.ledger for each in written if each.ledger is not None), None)
+    if not skipped or ledger is None:
+        return
+    rows = skipped + sum(each.rows for each in written)
+    marks = await ledgers.taken(db, ledger)
+    if marks is None or rows <= marks:
+        return
+    left_out = rows - marks
+    shared = _shared(written, every=left_out == skipped)
+    remedy = (
+        f"Write one row of each key, as after dropDuplicates([{key!r}]) (of a stream, in foreachBatch). The rows that "
+        f"were written stay{'' if ledger.beside else ', also when this batch is written again'}"
+    )
+    if not shared:
+        raise KeyNotUnique(
+            f"the key is not unique: {left_out} of {rows} rows have the key of another row, and have not been written. "
+            "Tasks of this write ran more than once, so perco does not know which keys these are; "
+            f"groupBy({key!r}).count().filter('count > 1') shows them. {remedy}",
+            {},
+        )
+    name, count = next(iter(shared.items()))
+    least = "" if left_out == skipped == sum(sum(each.again.values()) for each in written) else "at least "
+    raise KeyNotUnique(
+        f"the key is not unique: {least}{count} rows have the key {short(name)}, and only one of them has been written "
+        f"({left_out} of {rows} rows have been left out). {remedy}",
+        shared,
+    )
+
+
+def _shared(written: list[Written], *, every: bool) -> dict[str, int]:
+    """Some keys that several rows share, with the number of rows that are known.
+
+    Args: `every`: whether all rows that were skipped share their keys. Else some were skipped since an attempt before
+    had written them: then a key is shared if the attempts that Spark kept have had two rows of it.
+    """
+    again: Counter[str] = Counter()
+    both: set[str] = set()
+    for each in written:
+        again.update(each.again)
+        both |= each.both
+    counts = ((name, count + (every or name in both)) for name, count in again.most_common())
+    return dict(itertools.islice(((name, count) for name, count in counts if count > 1), _NAMED))
 
 
 def _counted(batches: Iterator[pa.RecordBatch]) -> int:
@@ -155,14 +255,16 @@ class PercoWriter(DataSourceArrowWriter):
             return await self._sink.write(db, self._ledger, batches)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        trio.run(self._end)
+        """Raises: KeyNotUnique. Then Spark calls `abort`."""
+        trio.run(self._end, [each for each in messages if isinstance(each, Written)])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if not self._named:  # a named one may be repeated, and then finds its marks
-            trio.run(self._end)
+            trio.run(self._end, [])
 
-    async def _end(self) -> None:
+    async def _end(self, written: list[Written]) -> None:
         async with self._sink.store.joining() as db:
+            await _must_be_unique(db, self._sink.key, written)
             if self._named:
                 await ledgers.end_batch(db, self._job, self._batch)
             else:
@@ -194,11 +296,13 @@ class PercoStreamWriter(DataSourceStreamArrowWriter):
             return await self._sink.write(db, ledger, batches)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        trio.run(self._end, {each.job for each in messages if isinstance(each, Written) and each.job}, batchId)
+        """Raises: KeyNotUnique. Then the batch has not ended, and a repetition finds its marks."""
+        trio.run(self._end, [each for each in messages if isinstance(each, Written)], batchId)
 
-    async def _end(self, jobs: set[str], batch: int) -> None:
+    async def _end(self, written: list[Written], batch: int) -> None:
         async with self._sink.store.joining() as db:
-            for job in jobs:
+            await _must_be_unique(db, self._sink.key, written)
+            for job in {each.ledger.job for each in written if each.ledger is not None}:
                 await ledgers.end_batch(db, job, batch)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -268,22 +372,20 @@ def _must_fit(table: perco.Table[Any], key: str, schema: StructType) -> None:
     names = schema.fieldNames()
     if key not in names:
         raise UsageError(f"the frame has no column {key!r} for the table's key; name it with .option('key', ...)")
-    for field in schema:
-        if field.name != key and field.name not in table.columns:
-            raise SchemaMismatch(
-                f"table {table.name!r} has no column {field.name!r}; it has {', '.join(table.columns)}"
-            )
-        codec = table.key if field.name == key else table.columns[field.name].codec
+    for part in schema:
+        if part.name != key and part.name not in table.columns:
+            raise SchemaMismatch(f"table {table.name!r} has no column {part.name!r}; it has {', '.join(table.columns)}")
+        codec = table.key if part.name == key else table.columns[part.name].codec
         wanted = types.spark_type(codec)
-        given = _WIDER.get(type(field.dataType), field.dataType)
+        given = _WIDER.get(type(part.dataType), part.dataType)
         if isinstance(wanted, StructType):
             fits = isinstance(given, StructType) and [f.dataType for f in given] == [f.dataType for f in wanted]
         else:
             fits = given == wanted
         if not fits:
             raise SchemaMismatch(
-                f"{table.name}.{field.name} takes {wanted.simpleString()}, and the frame has "
-                f"{field.dataType.simpleString()}; cast it before writing"
+                f"{table.name}.{part.name} takes {wanted.simpleString()}, and the frame has "
+                f"{part.dataType.simpleString()}; cast it before writing"
             )
 
 

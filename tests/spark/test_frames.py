@@ -248,8 +248,8 @@ def batch_of(spark: SparkSession, *bodies: str) -> DataFrame:
     return spark.createDataFrame([(f"y{n}", body) for n, body in enumerate(bodies)], "key string, body string")
 
 
-def bodies(spark: SparkSession) -> list[str]:
-    found = read(spark, table="pages", columns="body", prefix="y").orderBy("key").collect()
+def bodies(spark: SparkSession, prefix: str = "y") -> list[str]:
+    found = read(spark, table="pages", columns="body", prefix=prefix).orderBy("key").collect()
     return [row.body for row in found]
 
 
@@ -305,6 +305,117 @@ async def _newer(txn: perco.Transaction) -> None:
     txn.set(app.body, "y0", "newer")
 
 
+def pairs_of(spark: SparkSession, *bodies: str) -> DataFrame:
+    """Two rows of each key, the second half of them in another partition than the first."""
+    rows = [(f"y{n}", body) for n, body in enumerate(bodies)]
+    frame = spark.createDataFrame(spark.sparkContext.parallelize(rows, 1), "key string, body string")
+    return frame.union(frame)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_rows_of_one_key_are_an_error_that_names_it(
+    spark: SparkSession, store: perco.spark.Store, partitions: int
+) -> None:
+    frame = pairs_of(spark, "a").coalesce(partitions)
+    assert frame.rdd.getNumPartitions() == partitions
+    with pytest.raises(
+        PySparkException,
+        match=r"KeyNotUnique: .*: 2 rows have the key 'y0', and only one .*\(1 of 2 rows .*dropDuplicates\(\['key'\]\)",
+    ):
+        write(frame, "pages")
+    assert bodies(spark)[0] == "a"
+    assert transact(store, _ledger) == transact(store, _marks) == 0
+    write(frame.dropDuplicates(["key"]), "pages")
+
+
+def test_a_batch_with_rows_of_one_key_has_not_ended(spark: SparkSession, store: perco.spark.Store) -> None:
+    frame = pairs_of(spark, "a", "b")
+    for _ in range(2):  # the second time, every row has been written before, or is another row of such a key
+        with pytest.raises(PySparkException, match=r"KeyNotUnique: .*2 rows have the key 'y[01]'.*batch is written"):
+            write(frame, "pages", job="of pairs", batch=3)
+    transact(store, _newer)
+    write(frame.dropDuplicates(["key"]), "pages", job="of pairs", batch=3)
+    assert bodies(spark)[:2] == ["newer", "b"]
+    write(frame, "pages", job="of pairs", batch=3)  # it has ended
+    perco.spark.acknowledge(store, "of pairs", spark)
+
+
+class Attempts:
+    """A write's driver and its tasks, each attempt of which is run when a test says so."""
+
+    def __init__(self, spark: SparkSession, store: perco.spark.Store) -> None:
+        self.schema = batch_of(spark, "a").schema
+        self.writer = PercoWriter(Sink(store, "pages", "key", self.schema, overwrite=False), self.schema)
+
+    def run(self, *keys: str, fails: bool = False) -> Any:
+        def batches() -> Iterator[pa.RecordBatch]:
+            for key in keys:
+                yield pa.RecordBatch.from_pydict({"key": [key], "body": ["first"]})
+            if fails:
+                raise OSError("lost")
+
+        with contextlib.nullcontext() if not fails else pytest.raises(OSError, match="lost"):
+            return self.writer.write(batches())
+
+    def commit(self, *written: Any) -> None:
+        """As Spark does."""
+        try:
+            self.writer.commit([*written])
+        except BaseException:
+            self.writer.abort([*written])
+            raise
+
+
+ROWS = [f"z{n:03}" for n in range(40)]
+
+
+def test_rows_that_an_attempt_before_has_written_share_no_key(spark: SparkSession, store: perco.spark.Store) -> None:
+    attempts = Attempts(spark, store)
+    attempts.run(*ROWS[:20], fails=True)
+    first, copy = attempts.run(*ROWS[:20]), attempts.run(*ROWS[:20])  # a copy of a task that is still running
+    second = attempts.run(*ROWS[20:])
+    assert (copy.rows, copy.skipped, first.rows + first.skipped) == (0, 20, 20)
+    assert transact(store, _marks) == 40
+    attempts.commit(copy, second)
+    assert transact(store, _marks) == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "kept"),
+    [
+        ([], [[*ROWS[:20], "z000"], ROWS[20:]]),  # in one task, of which this is the first attempt
+        ([], [ROWS[:20], [*ROWS[20:], "z000"]]),  # in two
+        (ROWS[:20], [[*ROWS[:20], "z000"], ROWS[20:]]),  # in one that runs again: both rows are skipped
+        (ROWS[10:20], [[*ROWS[:20], "z000"], ROWS[20:]]),  # the attempt that runs again writes one of them
+        (ROWS[:20], [ROWS[:20], [*ROWS[20:], "z000"]]),  # in a task that runs again, and in another
+    ],
+)
+def test_a_key_that_rows_share_is_found_among_those_that_were_written_before(
+    spark: SparkSession, store: perco.spark.Store, before: list[str], kept: list[list[str]]
+) -> None:
+    attempts = Attempts(spark, store)
+    attempts.run(*before, fails=True)
+    written = [attempts.run(*keys) for keys in kept]
+    with pytest.raises(perco.spark.KeyNotUnique, match=r"2 rows have the key 'z000'.*\(1 of 41 rows") as told:
+        attempts.commit(*written)
+    assert told.value.keys == {"'z000'": 2}
+    assert transact(store, _marks) == 0
+
+
+def test_a_key_that_cannot_be_told_from_those_of_another_attempt_is_not_named(
+    spark: SparkSession, store: perco.spark.Store
+) -> None:
+    """One of its rows was written by the attempt that failed in the first task, and skipped by the second task; the
+    first has skipped more rows since than are remembered."""
+    many = [f"z{n:05}" for n in range(1100)]
+    attempts = Attempts(spark, store)
+    attempts.run(*many, fails=True)
+    written = [attempts.run(*many[1:], many[0]), attempts.run("z", many[0])]
+    with pytest.raises(perco.spark.KeyNotUnique, match=r"1 of 1102 rows .*groupBy\('key'\)\.count\(\)") as told:
+        attempts.commit(*written)
+    assert told.value.keys == {}
+
+
 @pytest.fixture
 def lines(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
@@ -349,6 +460,20 @@ def test_a_stream_that_writes_a_batch_again_changes_nothing(
     run(sink)
     assert bodies(spark) == ["newer", "three"]
     assert perco.spark.jobs(store, spark) == {}
+
+
+def test_a_stream_whose_micro_batch_has_rows_of_one_key_fails_until_it_has_one(
+    spark: SparkSession, store: perco.spark.Store, lines: Path
+) -> None:
+    drop(lines, "1", u0="one", u1="two")
+    drop(lines, "2", u0="one", u2="three")
+    sink = streamed_from(spark, lines).format("perco").options(table="pages")
+    for _ in range(2):  # Spark writes the batch again
+        with pytest.raises(PySparkException, match=r"KeyNotUnique: .*2 rows have the key 'u0'.*in foreachBatch"):
+            run(sink)
+    assert bodies(spark, "u") == ["one", "two", "three"]
+    for job in perco.spark.jobs(store, spark):
+        perco.spark.acknowledge(store, job, spark)
 
 
 def test_a_micro_batch_that_would_be_written_twice_is_refused(
