@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import os
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
@@ -41,10 +42,15 @@ from perco.spark.streaming import streamed
 
 _OPTIONS: Final = ("table", "url", "path", "columns", "ts", "at", "start", "stop", "prefix", "key", "partitions")
 _LEASE_S: Final = 600.0
+_PARTITIONS_MAX: Final = 10_000  # each is a task of Spark's, and a connection to the store
 _BATCH_ROWS: Final = 4096
 _BATCH_BYTES: Final = 4 << 20
 _OF_SPARK: Final = ("checkpointlocation", "queryname")  # options of a stream that Spark reads itself
 _REFUSES: Final = "_refuses_perco"  # marks a class of Spark's that has been patched
+_VIEW: Final = (
+    "In SQL, declare a view: create temporary view NAME using perco options (table 'TABLE'); with an option url, if no "
+    "store is registered"
+)
 _NO_STREAM: Final = (
     "format('perco') cannot be read as a stream: read a frame with spark.read.format('perco'), or act on each change "
     "in an observer (perco.spark.drain)"
@@ -101,12 +107,17 @@ class Asked:
 
     def __init__(self, options: Any, store: Store | None, known: tuple[str, ...]) -> None:
         given = {name: options[name] for name in options}
+        if "provider" in given or any(name.startswith("option.") for name in given):  # as Spark makes a table
+            raise UsageError(f"perco's tables cannot be in Spark's catalogue. {_VIEW}")
         unknown = sorted(set(given) - set(known))
         if unknown:
             raise UsageError(f"format('perco') has no option {unknown[0]!r}; it has {', '.join(known)}")
         self.table: str = given.get("table", "")
         if not self.table:
-            raise UsageError("format('perco') wants .option('table', NAME); `perco tables STORE` lists them")
+            raise UsageError(
+                "format('perco') wants .option('table', NAME); `perco status STORE` lists the tables. Spark does not "
+                f"pass options on from `create table ... using perco`. {_VIEW}"
+            )
         url = given.get("url") or given.get("path")
         if url is not None and (store is None or store.url != url):  # what opens one store is not for another
             store = reached(url) or Store(url=url)
@@ -115,12 +126,15 @@ class Asked:
         self.store = store
         self.key: str = given.get("key", "key")
         self.columns = [name.strip() for name in given["columns"].split(",")] if "columns" in given else None
+        twice = [name for name, count in Counter(self.columns or ()).items() if count > 1]
+        if twice:
+            raise UsageError(f"columns={given['columns']!r} names {twice[0]!r} more than once")
         self.ts = _number("ts", given.get("ts"))
         self.at = _moment(given.get("at"))
         if self.ts is not None and self.at is not None:
             raise UsageError("give either ts or at, not both")
         self.start, self.stop, self.prefix = (given.get(name) for name in ("start", "stop", "prefix"))
-        self.partitions = _number("partitions", given.get("partitions")) or 1
+        self.partitions = _number("partitions", given.get("partitions"), most=_PARTITIONS_MAX) or 1
         self.job: str = given.get("job", "")
         self.batch = _number("batch", given.get("batch"), least=0) or 0
         if bool(self.job) != ("batch" in given):
@@ -135,11 +149,13 @@ class Asked:
         return [table.columns[name] for name in (table.columns if self.columns is None else self.columns)]
 
 
-def _number(name: str, text: str | None, least: int = 1) -> int | None:
+def _number(name: str, text: str | None, least: int = 1, most: int | None = None) -> int | None:
     if text is None:
         return None
     if not text.isdecimal() or int(text) < least:
         raise UsageError(f"{name}={text!r}: it must be a whole number of at least {least}")
+    if most is not None and int(text) > most:
+        raise UsageError(f"{name}={text!r}: it must be {most} at most")
     return int(text)
 
 

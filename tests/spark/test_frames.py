@@ -532,6 +532,8 @@ async def _ledger(txn: perco.Transaction) -> int:
         ({}, "wants .option"),
         ({"table": "nope"}, "there is no table 'nope'; there are: counts, pages"),
         ({"table": "pages", "columns": "nope"}, "no column of table 'pages' named 'nope'"),
+        ({"table": "pages", "columns": "body, size,body"}, "columns='body, size,body' names 'body' more than once"),
+        ({"table": "pages", "partitions": "10001"}, "partitions='10001': it must be 10000 at most"),
         ({"table": "pages", "tabel": "x"}, "has no option 'tabel'"),
         ({"table": "pages", "ts": "x"}, "ts='x': it must be a whole number"),
         ({"table": "pages", "ts": "1", "at": "2026-01-01"}, "either ts or at"),
@@ -545,6 +547,30 @@ async def _ledger(txn: perco.Transaction) -> int:
 def test_bad_options_are_told(spark: SparkSession, store: perco.spark.Store, options: Any, said: str) -> None:
     with pytest.raises(PySparkException, match=said):
         read(spark, **options).collect()
+
+
+def test_columns_that_are_named_twice_are_refused_before_any_task(
+    spark: SparkSession, store: perco.spark.Store
+) -> None:
+    with pytest.raises(PySparkException, match="UsageError: columns='size,size'"):
+        read(spark, table="pages", columns="size,size")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "create table t using perco options (table 'pages')",
+        "create table t using perco options (table 'pages') as select 'a' key, 'b' body",
+    ],
+)
+def test_a_table_of_spark_s_catalogue_is_refused_and_a_view_is_read(
+    spark: SparkSession, store: perco.spark.Store, statement: str
+) -> None:
+    with pytest.raises(PySparkException, match=r"UsageError: .*create temporary view NAME using perco options"):
+        spark.sql(statement)
+    spark.sql("create or replace temporary view v using perco options (table 'pages', columns 'body', prefix 'k00000')")
+    assert spark.sql("select count(*) from v").collect() == [Row(10)]
+    spark.catalog.dropTempView("v")
 
 
 @pytest.mark.parametrize(
