@@ -85,6 +85,8 @@ class open(AsyncOnly):
         accept_loss: bool = False,
         token: str | None = None,
     ) -> None:
+        if not isinstance(url, str) and not (isinstance(url, os.PathLike) and isinstance(os.fspath(url), str)):
+            raise UsageError(f"perco.open takes a folder or an address as text or as a pathlib.Path, not {url!r}")
         if schema is None and not readonly:
             raise UsageError("perco.open needs a schema to write; to look at a store, open it with readonly=True")
         if schema is not None and not isinstance(schema, Schema):

@@ -80,6 +80,7 @@ class Folder:
         Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, StoreFull, UsageError.
         """
         path = path.absolute()
+        _refuse_other_encodings(path)
         _check_file_system(path)
         _refuse_if_open_here(path)
         try:
@@ -126,6 +127,7 @@ class Folder:
         Raises: FormatUnknown, UnsuitableFolder, UsageError.
         """
         path = path.absolute()
+        _refuse_other_encodings(path)
         if not path.is_dir():
             raise UnsuitableFolder(
                 str(path),
@@ -387,6 +389,17 @@ def accept(path: Path) -> None:
 def _identity(path: Path) -> Path:
     """One name per folder, through whichever links it is reached."""
     return Path(os.path.realpath(path))
+
+
+def _refuse_other_encodings(path: Path) -> None:
+    """LMDB takes paths in UTF-8 only, and messages are text."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        raise UsageError(
+            f"{shown}: the path of a store must be UTF-8, and this one is not; rename the folder"
+        ) from error
 
 
 def _refuse_if_open_here(path: Path) -> None:

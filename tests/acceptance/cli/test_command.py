@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -52,6 +53,18 @@ async def test_where_nothing_is_is_exit_code_2(command: tuple[str, ...], tmp_pat
     assert (done.code, done.out) == (2, "")
     assert "there is no such folder" in done.err
     assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [("status",), ("serve",), ("check",), ("scan", "docs")])
+async def test_a_folder_whose_path_is_not_utf_8_is_refused_in_a_line(command: tuple[str, ...], tmp_path: Path) -> None:
+    name, *rest = command
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/x\xff")
+    done = await run(name, path, *rest)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        f"perco: {tmp_path}/x\\xff: the path of a store must be UTF-8, and this one is not; rename the folder\n"
+    )
+    assert not await trio.Path(path).exists()
 
 
 async def test_a_server_without_its_scheme_is_taken_for_a_folder_and_told_so(tmp_path: Path) -> None:

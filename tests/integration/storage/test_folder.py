@@ -126,6 +126,14 @@ def test_reading_what_is_not_there_says_how_a_store_is_made(tmp_path):
     claim(tmp_path).release(clean=True)
 
 
+@pytest.mark.parametrize("open_it", [claim, Folder.beside])
+def test_a_path_that_is_not_utf_8_is_refused_and_nothing_is_made(tmp_path, open_it):
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/x\xff"))
+    with pytest.raises(UsageError, match=r"/x\\xff/store: the path of a store must be UTF-8"):
+        open_it(path / "store")
+    assert not path.exists()
+
+
 def test_a_file_in_the_folders_place_is_unsuitable(tmp_path):
     (tmp_path / "web").write_text("a file")
     with pytest.raises(UnsuitableFolder):
