@@ -384,6 +384,26 @@ class AsyncOnly:
             raise AttributeError(f"{type(self).__name__!r} has no {name!r}: write `{self._write}`", name=name, obj=self)
 
 
+class BlockingOnly:
+    """Base of objects for `with` or `for` only: `async` before them raises an error that says so.
+
+    Not for type checkers, as `AsyncOnly`.
+    """
+
+    _write = ""
+
+    if not TYPE_CHECKING:
+
+        async def __aenter__(self) -> None:
+            raise UsageError(f"perco.sync is for blocking code: write `{self._write}`")
+
+        async def __aexit__(self, *_: object) -> None:
+            raise AssertionError
+
+        def __aiter__(self) -> None:
+            raise UsageError(f"perco.sync is for blocking code: write `{self._write}`")
+
+
 class AsyncBlock(AsyncOnly, Generic[T]):
     """An `async with` block of a generator. Made by `async_block`."""
 

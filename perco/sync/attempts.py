@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Concatenate, ParamSpec, TypeVar
 
-from perco.errors import PercoError, UsageError
+from perco.errors import BlockingOnly, PercoError, UsageError
 from perco.fronts.tries import Tries, must_give, tell
 from perco.sync.held import Transaction
 from perco.sync.threads import Port, Threads
@@ -16,9 +16,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Attempt:
+class Attempt(BlockingOnly):
     """One attempt: a context manager that gives the transaction, commits it, and swallows a TransientError if there
     will be another attempt."""
+
+    _write = "with attempt as txn:"
 
     def __init__(self, attempts: Attempts) -> None:
         self._attempts = attempts
@@ -72,7 +74,7 @@ def finish(txn: Transaction, error: BaseException | None) -> bool:
         txn._ended = True
 
 
-class Attempts:
+class Attempts(BlockingOnly):
     """Attempts of one transaction, until one commits.
 
     for attempt in db.attempts():
@@ -81,6 +83,8 @@ class Attempts:
 
     The loop ends by itself: leave it neither with `break` nor with `return`.
     """
+
+    _write = "for attempt in db.attempts():"
 
     def __init__(self, port: Port, tries: Tries) -> None:
         self._port, self._tries = port, tries

@@ -7,7 +7,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from perco.errors import UsageError
+from perco.errors import BlockingOnly, UsageError
 from perco.fronts.tries import Tries, limited
 from perco.notify import database as engine
 from perco.notify.worker import WorkerOptions
@@ -22,11 +22,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _Block(Generic[T]):
+class _Block(BlockingOnly, Generic[T]):
     """An asynchronous context manager of the engine, entered and left by a thread."""
 
-    def __init__(self, port: Port, block: Any, wrap: Callable[[Any], T]) -> None:
-        self._port, self._block, self._wrap = port, block, wrap
+    def __init__(self, port: Port, block: Any, wrap: Callable[[Any], T], write: str) -> None:
+        self._port, self._block, self._wrap, self._write = port, block, wrap, write
         self._entered = False
 
     async def _enter(self) -> Any:
@@ -60,8 +60,10 @@ class SnapshotBlock(_Block[Snapshot]):
     """`with db.snapshot() as snap:`: a snapshot while the block lasts."""
 
 
-class TransactionBlock:
+class TransactionBlock(BlockingOnly):
     """`with db.transaction() as txn:`: one try, committed at the end of the block."""
+
+    _write = "with db.transaction() as txn:"
 
     def __init__(self, port: Port, client: Client, isolation: Isolation | None) -> None:
         self._port, self._client, self._isolation = port, client, isolation
@@ -139,7 +141,8 @@ class Database:
 
     def snapshot(self, *, ts: int | None = None, at: datetime | None = None) -> SnapshotBlock:
         """The store as of now, of a timestamp `ts`, or of a wall time `at` (an aware datetime)."""
-        return SnapshotBlock(self._port, self._of.snapshot(ts=ts, at=at), lambda of: Snapshot(self._port, of))
+        block = self._of.snapshot(ts=ts, at=at)
+        return SnapshotBlock(self._port, block, lambda of: Snapshot(self._port, of), "with db.snapshot() as snap:")
 
     def snapshot_at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
         """As `snapshot`; whoever takes it calls its `end`."""
@@ -157,7 +160,7 @@ class Database:
     ) -> _Block[PinnedSnapshot]:
         """A snapshot that stays readable however long it takes, under a name: see `perco.Database.pin`."""
         block = self._of.pin(name, lease_s=lease_s, ts=ts, at=at, owner=owner, keep=keep)
-        return _Block(self._port, block, lambda of: PinnedSnapshot(self._port, of))
+        return _Block(self._port, block, lambda of: PinnedSnapshot(self._port, of), "with db.pin(...) as pin:")
 
     def worker(
         self, *, concurrency: int = 64, scanners: int | None = None, options: WorkerOptions | None = None
@@ -165,7 +168,7 @@ class Database:
         """Run the schema's observers while the block lasts, on the store's loop: see `perco.Database.worker`. Plain
         functions are observers by `@perco.sync.observer`."""
         block = self._of.worker(concurrency=concurrency, scanners=scanners, options=options)
-        return _Block(self._port, block, lambda of: WorkerHandle(self._port, of))
+        return _Block(self._port, block, lambda of: WorkerHandle(self._port, of), "with db.worker():")
 
     pins = blocking(engine.Database.pins)
     drop_pin = blocking(engine.Database.drop_pin)

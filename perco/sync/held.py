@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from perco.errors import TooLarge, TransactionClosed
+from perco.errors import BlockingOnly, TooLarge, TransactionClosed
 from perco.fronts.tries import Tries, tell
 from perco.storage import VALUE_BYTES_MAX
 from perco.sync.threads import Port, blocking
@@ -26,8 +26,10 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 
-class Scan(Generic[K]):
+class Scan(BlockingOnly, Generic[K]):
     """An iterator over rows; they are fetched by the page. May be left at any point."""
+
+    _write = "for row in snap.scan(...):"
 
     def __init__(self, snapshot: Snapshot, of: _Scan[K]) -> None:
         self._snapshot, self._of = snapshot, of

@@ -8,7 +8,7 @@ import threading
 
 import trio
 
-from perco.errors import UsageError
+from perco.errors import BlockingOnly, UsageError
 from perco.serve import opening as engine
 from perco.sync.database import Database
 from perco.sync.threads import Threads, closed
@@ -16,7 +16,7 @@ from perco.txn.client import Options
 from perco.txn.schema import Schema
 
 
-class open:
+class open(BlockingOnly):
     """Open a store for blocking code: `with perco.sync.open("folder/", schema) as db:`. Arguments and errors are
     those of `perco.open`.
 
@@ -24,6 +24,8 @@ class open:
     they raise TransactionClosed, but for commits that are on their way. A store that is left open when the program
     ends is closed then.
     """
+
+    _write = "with perco.sync.open(...) as db:`, or in asynchronous code `async with perco.aio.open(...) as db:"
 
     def __init__(
         self,

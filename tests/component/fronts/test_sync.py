@@ -464,9 +464,40 @@ def test_a_block_is_entered_once() -> None:
         block.__enter__()
 
 
+def test_async_before_with_or_for_says_what_to_write(db: perco.sync.Database) -> None:
+    async def entering(block: Any) -> None:
+        async with block:
+            pass
+
+    async def going_through(rows: Any) -> None:
+        async for _ in rows:
+            pass
+
+    attempts = db.attempts()
+    wrong = {
+        "with perco.sync.open(...) as db:": entering(perco.sync.open("memory:", SCHEMA)),
+        "with db.worker():": entering(db.worker()),
+        "with db.pin(...) as pin:": entering(db.pin("export", lease_s=60)),
+        "with db.snapshot() as snap:": entering(db.snapshot()),
+        "with db.transaction() as txn:": entering(db.transaction()),
+        "with attempt as txn:": entering(next(attempts)),
+        "for attempt in db.attempts():": going_through(attempts),
+    }
+    with db.snapshot() as snap:
+        wrong["for row in snap.scan(...):"] = going_through(snap.scan(docs))
+        for write, use in wrong.items():
+            with pytest.raises(perco.UsageError) as caught:
+                use.send(None)
+            assert str(caught.value).startswith(f"perco.sync is for blocking code: write `{write}`")
+    assert db.pins() == []
+
+
 def test_an_opening_that_fails_raises_what_it_met() -> None:
     with pytest.raises(perco.UsageError, match="needs a schema"):
         perco.sync.open("memory:")
+    for url in (b"memory:", None, 5):
+        with pytest.raises(perco.UsageError, match="takes a folder or an address as text"):
+            perco.sync.open(url, SCHEMA)  # type: ignore[arg-type]
     with pytest.raises(perco.UsageError, match="begins empty"), perco.sync.open("memory:", readonly=True):
         pass
     assert not [thread for thread in threading.enumerate() if thread.name == "perco-loop"]

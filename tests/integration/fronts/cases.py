@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import perco
+import perco.sync
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
 n = docs.column("n", perco.INT64)
@@ -89,7 +90,7 @@ class Asked:
 
     @asynccontextmanager
     async def block(self, given: Any) -> AsyncIterator[Any]:
-        if hasattr(type(given), "__aenter__"):
+        if self.front is not perco.sync:
             async with given as held:
                 yield held
         else:
@@ -97,7 +98,7 @@ class Asked:
                 yield held
 
     def each(self, given: Any) -> AsyncIterator[Any]:
-        return aiter(given) if hasattr(type(given), "__aiter__") else _Each(iter(given))
+        return aiter(given) if self.front is not perco.sync else _Each(iter(given))
 
     async def put(self, **values: int) -> int:
         """Write cells of `n`; returns the commit timestamp."""
