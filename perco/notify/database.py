@@ -33,7 +33,7 @@ from perco.notify.failing import AwaitsAsyncio
 from perco.notify.observers import Observers
 from perco.notify.scanner import Scanner, ScannerCounters
 from perco.notify.worker import ObserverCounters, Watch, Worker, WorkerOptions, too_old
-from perco.storage import LOCK, NOTIFY, PENDING, TS_MAX, ReadRequest, ScanCell, ScanQuery, ScanRequest
+from perco.storage import LOCK, NOTIFY, PENDING, SHARED, TS_MAX, ReadRequest, ScanCell, ScanQuery, ScanRequest
 from perco.txn import catalogue as catalogues
 from perco.txn.client import Options
 from perco.txn.local import LocalStore
@@ -66,6 +66,7 @@ class Database(Observers):
         # Observers that other processes run; None: some may be about to come. Where the store is not served: absent.
         self.works_elsewhere: Callable[[], Collection[str] | None] | None = None
         self.sweeper = Sweeper(local.store, self.driver, self._look_again)
+        self.made_here = False  # the store was empty when it was opened: there is no former owner
 
     # ------------------------------------------------------------ observers
 
@@ -234,7 +235,15 @@ class Database(Observers):
     def _settled(self) -> bool:
         """Whether nothing that was there before is still to be found: locks that were left behind (N1, N7), changes
         that a new observer has not been told of (N10)."""
-        return self.sweeper.clean and not self.driver.orphaned.is_set() and not self.backfilling.left
+        return self._swept() and not self.driver.orphaned.is_set() and not self.backfilling.left
+
+    def _swept(self) -> bool:
+        """Whether no orphaned lock is left. Before the first sweep that is sure where no lock stands at all, if the
+        writers of all tablets are in this process: then what a dead one wrote last is visible by now."""
+        if self.sweeper.clean or not self.sweeper.first or not self.fates.alone:
+            return self.sweeper.clean
+        groups = (LOCK, SHARED, PENDING)
+        return not any(tablet.entries(group) for tablet in self.local.store.tablets() for group in groups)
 
     async def wait_idle(self, *, timeout: float | None = None) -> int:
         """Until no change waits for an observer anywhere (N7). An observer that fails keeps it waiting until the change
@@ -513,6 +522,7 @@ class Database(Observers):
 
     async def declare(self) -> None:
         """Record the schema and make what it needs; new observers are notified of what is there in the background."""
+        self.made_here = not await catalogues.newest_version(self.driver.store)
         await self._adopt(await catalogues.declare(self.driver.store, self.schema))
         await self.local.raise_floor(self.oracle.holds.watermark)  # T13: what an earlier process published
         await self._take_over()

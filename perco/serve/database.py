@@ -358,10 +358,10 @@ class RemoteDatabase(Database):
                     await self._none_up_to(ts)  # raises, if what this worker cannot run for is all that is left
                 await self._check_workers(workers)
 
-    async def _check_workers(self, workers: dict[str, int]) -> None:
+    async def _check_workers(self, workers: dict[str, int] | None) -> None:
         """Waiting without anybody who works would never end. After a server was away, its workers are given the time to
-        find it again."""
-        if trio.current_time() < self.link.back_since + BACK_S:
+        find it again; None: the server says that some may."""
+        if workers is None or trio.current_time() < self.link.back_since + BACK_S:
             return
         waiting = {id for id, count in (await self.waiting(readable=True)).items() if count}
         self._check_run(waiting, workers)

@@ -181,7 +181,7 @@ class Server(Door[Session]):
         db.watch_elsewhere = self.sessions.watch
         db.busy_elsewhere = self._busy
         db.heartbeat.on_held = self._held_up
-        db.works_elsewhere = partial(self._works_elsewhere, trio.current_time())
+        db.works_elsewhere = partial(self._works_elsewhere, -math.inf if db.made_here else trio.current_time())
         stops = [db.background.start(self._expire, "sessions"), db.background.start(self._flusher.run, "flusher")]
         try:
             yield
@@ -697,7 +697,7 @@ class Server(Door[Session]):
         self.sessions.holding(session, numbers, claims)
         self._db.driver.quiet()
 
-    async def _idle(self, session: Session, _: Any) -> tuple[bool, int, dict[str, int], Any]:
+    async def _idle(self, session: Session, _: Any) -> tuple[bool, int, dict[str, int] | None, Any]:
         """(whether the store is idle, changes on the failed list, workers of each observer, a lock that cannot be
         read), as soon as it is idle, or after a while (N7)."""
         db = self._db
@@ -712,7 +712,7 @@ class Server(Door[Session]):
     def _now(self, session: Session, peer: Peer, id: int, _: Any) -> None:
         peer.reply(id, (self._db.idle_now(), self._db.pending_now(), self._db.failed_now()))
 
-    async def _up_to(self, session: Session, ts: int) -> tuple[bool, int, dict[str, int]]:
+    async def _up_to(self, session: Session, ts: int) -> tuple[bool, int, dict[str, int] | None]:
         db, done = self._db, False
         with self._waiting(_IDLE_S):
             if not (done := await db.none_up_to(ts)):
@@ -723,8 +723,10 @@ class Server(Door[Session]):
                 done = await db.none_up_to(ts)
         return done, 0, self._workers()
 
-    def _workers(self) -> dict[str, int]:
-        """How many processes run each observer."""
+    def _workers(self) -> dict[str, int] | None:
+        """How many processes run each observer; None: those of a former owner may be about to find this one."""
+        if self._db.works_elsewhere is not None and self._db.works_elsewhere() is None:
+            return None
         counts = self.sessions.workers()
         for id in self._db.works():
             counts[id] = counts.get(id, 0) + 1

@@ -43,6 +43,7 @@ class Sweeper:
     def __init__(self, store: LocalRowStore, driver: Driver, swept: Callable[[], None]) -> None:
         self._store, self._driver, self._swept = store, driver, swept
         self.clean = False  # N7: no orphaned lock is left anywhere, but for those that are stuck
+        self.first = True  # it has not swept yet: a lock that is left behind is one that stands
         self.settled = 0
         self.stuck: dict[tuple[Cellref, int], Corruption] = {}  # as of the last sweep
 
@@ -54,9 +55,11 @@ class Sweeper:
             try:
                 await self._sweep()
             except StoreError:
+                self.first = False
                 await trio.sleep(delay)
                 delay = min(2 * delay, _RETRY_MAX_S)
                 continue
+            self.first = False
             if self._driver.orphaned.is_set():
                 await trio.sleep(delay)
                 delay = min(2 * delay, _RETRY_MAX_S)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 
 import perco
+from perco.rpc.link import BACK_S
 from perco.txn.loopwatch import HeartbeatOptions, Held, LoopWatch
 from tests.component.serve.kit import Place
 
@@ -126,6 +129,37 @@ async def test_the_owner_waits_for_what_a_client_is_about_to_commit(
         seen = [await owner.is_idle(), await db.is_idle()]
         go_on.set()
         assert seen == [False, False], "its lock becomes a notify cell"
+
+
+async def test_where_nothing_runs_observers_everybody_is_told_the_same(place: Place) -> None:  # R9
+    async def told(ts: int, *dbs: perco.Database, timeout: float | None = None) -> set[str]:
+        said = set()
+
+        async def one(wait: Callable[..., Awaitable[Any]]) -> None:
+            with pytest.raises((perco.UsageError, perco.NotIdle)) as caught:
+                await wait(timeout=timeout)
+            said.add(type(caught.value).__name__)
+
+        async with trio.open_nursery() as nursery:
+            for db in dbs:
+                nursery.start_soon(one, db.wait_idle)
+                nursery.start_soon(one, partial(db.wait_for, ts))
+        return said
+
+    soon = BACK_S - 0.5  # a client asks again before that
+    async with place.served() as owner, place.client() as db:
+        ts = await owner.run(committed, "a")
+        assert await told(ts, owner, db, timeout=soon) == {"UsageError"}, "the store is new: nobody was away"
+    async with place.served() as owner, place.client() as db:
+        assert await told(ts, owner, db, timeout=soon) == {"NotIdle"}, "a former owner's workers may find this one"
+        assert await told(ts, owner, db) == {"UsageError"}, "they had their time"
+
+
+async def test_a_store_that_was_just_opened_is_idle_if_nothing_is_in_it(place: Place) -> None:  # N7
+    async with place.served() as owner:
+        assert await owner.is_idle()
+        async with place.client() as db:
+            assert await db.is_idle()
 
 
 async def test_an_owner_whose_loop_was_held_says_who_waited(place: Place, caplog: pytest.LogCaptureFixture) -> None:
