@@ -139,7 +139,8 @@ async def opened(
     docs = docs or Docs()
     options = perco.Options(seed=7, oracle=OracleOptions(range_size=range_size))
     async with perco.open(url, docs.schema, options=options) as db:
-        await db.wait_idle()  # so that the sweeper has nothing to do with what a test leaves behind
+        while not db.sweeper.clean:  # so that it has nothing to do with what a test leaves behind
+            await db.changed()
         yield Store(db, docs)
 
 
