@@ -49,7 +49,11 @@ T = TypeVar("T")
 
 
 class PercoError(Exception):
-    """Base of everything that perco raises on purpose."""
+    """Base of everything that perco raises on purpose. A copy, or one sent to another process, says the same."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exception's own would call the class with the whole message as its argument.
+        return type(self).__new__, (type(self), *self.args), self.__dict__.copy()
 
 
 class PercoWarning(UserWarning):

@@ -34,6 +34,7 @@ from perco.txn.fates import Fates
 from perco.txn.oracle import Oracle, OracleOptions
 from perco.txn.prefetch import PrefetchOptions
 from perco.txn.records import Cellref, Lock
+from perco.txn.transaction import Snapshot
 
 _CALLS_MAX: Final = 200_000  # of the store, in one run; a usual one makes a tenth of that
 FAULTS: Final = tuple(
@@ -237,6 +238,9 @@ class Embedded(Run):
     async def _last(self, world: World, options: Options) -> AsyncIterator[tuple[Database, RowStore]]:
         async with self.machine.opened(options, sweeper=True, schema=world.schema) as db:
             yield db, self.machine.store
+
+    async def _verify(self, snap: Snapshot, world: World) -> None:
+        await trio.lowlevel.checkpoint()
 
     def _locks(self) -> int:
         return self.machine.locks()

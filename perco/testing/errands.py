@@ -2,6 +2,7 @@
 
 pins     a pin reads the same as long as its lease lasts, whatever is collected meanwhile (T15)
 splits   a tablet is split while all goes on (P1 - P5)
+meters   rows that count up are written, and read by all, while one of their tablets is split, or is not (`meters.py`)
 past     the store as of a moment ago: the total is what it always is
 waits    until all has been observed, or for a while (N7)
 looks    what tasks wait for, who has which tablets, what waits
@@ -25,7 +26,9 @@ import trio
 
 from perco.errors import CommitUnknown, NotIdle, SnapshotTooOld, StoreError, TransientError, UsageError
 from perco.serve.database import RemoteDatabase
+from perco.testing.meters import ROWS, Meters
 from perco.testing.workloads import Clients, World, twin
+from perco.txn.transaction import Snapshot
 
 _EACH_LIFE: Final = 8  # errands
 _PAUSES_S: Final = (0.02, 0.1, 0.3)
@@ -35,32 +38,35 @@ _LEASES_S: Final = (0.3, 3.0)
 _AWAY_S: Final = (0.5, 2.0, 3.0)
 _TRANSFERS: Final = 3  # at a time
 _FAILS: Final = (StoreError, TransientError, CommitUnknown, SnapshotTooOld, NotIdle, UsageError)
+_SHORT_S: Final = 0.01  # less than the long ones of the windows
+_METERED_S: Final = (0.1, 0.3, 0.6)
 _LOOKS_S: Final = (0.1, 1.2, 2.0)
 
 
 @dataclass(slots=True)
 class Errand:
-    """Of one program. `cut_off`: keeps it from reaching the owner for so many seconds."""
+    """Of one program. `cut_off`: keeps it from reaching the owner for so many seconds; `alive`: whether it is."""
 
     db: RemoteDatabase
     world: World
     rng: Random
     cut_off: Callable[[float], None]
+    alive: Callable[[], bool]
 
 
 class Errands:
     """Of all programs of a run. `pins`, `splits`: how many there were, to their end."""
 
-    def __init__(self, clients: Clients) -> None:
-        self._clients = clients
+    def __init__(self, clients: Clients, meters: Meters) -> None:
+        self._clients, self._meters = clients, meters
         self.pins = self.splits = self._asked_splits = 0
 
     async def run(self, of: Errand) -> None:
         """Of one program; until cancelled."""
         acts: list[Callable[[Errand], Awaitable[None]]] = [
-            *(self._pin, self._split, self._past, self._wait, self._look, self._upkeep, self._away),
+            *(self._pin, self._split, self._past, self._wait, self._look, self._upkeep, self._away, self._meter),
         ]
-        rather = of.rng.choice((*acts, self._split, self._split, self._away))
+        rather = of.rng.choice((*acts, self._split, self._meter, self._meter, self._away))
         for _ in range(_EACH_LIFE):
             await trio.sleep(of.rng.choice(_PAUSES_S))
             act = rather if of.rng.random() < 0.4 else of.rng.choice(acts)
@@ -99,6 +105,19 @@ class Errands:
                 self.splits += 1
             nursery.cancel_scope.cancel()
 
+    async def _meter(self, of: Errand) -> None:
+        rng = of.rng
+        assert of.world.meter is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._meters.run, of.db, of.world, rng, of.alive)
+            await trio.sleep(rng.choice(_METERED_S))
+            if rng.random() < 0.8 and self._asked_splits < _SPLITS_MAX:
+                self._asked_splits += 1
+                with suppress(*_FAILS):
+                    await of.db.split(of.world.meter.table, rng.choice(ROWS[1:]))
+                    self.splits += 1
+            nursery.cancel_scope.cancel()
+
     async def _transfer(self, of: Errand) -> None:
         while True:
             with suppress(*_FAILS):
@@ -129,8 +148,26 @@ class Errands:
         async with of.db.snapshot() as snap:
             before = await snap.get_many(of.world.values, of.world.keys)
             of.cut_off(of.rng.choice(_AWAY_S))
-            for _ in range(3):
-                await trio.sleep(of.rng.choice(_LOOKS_S))
-                after = await snap.get_many(of.world.values, of.world.keys)
-                if after != before:
-                    self._clients.problem(f"R5, F3: at {snap.start_ts} there was {before}, and later {after}")
+            async with trio.open_nursery() as nursery:
+                if of.db.config.batch.window_s >= _SHORT_S:  # some read waits in a window whenever the session ends
+                    nursery.start_soon(self._read_on, of, snap, before, nursery)
+                with suppress(*_FAILS):
+                    for _ in range(3):
+                        await trio.sleep(of.rng.choice(_LOOKS_S))
+                        self._same(snap, before, await snap.get_many(of.world.values, of.world.keys))
+                nursery.cancel_scope.cancel()
+
+    async def _read_on(self, of: Errand, snap: Snapshot, before: dict[str, Any], nursery: trio.Nursery) -> None:
+        """Again and again, without waiting for answers."""
+
+        async def read() -> None:
+            with trio.move_on_after(4 * _SHORT_S), suppress(*_FAILS):
+                self._same(snap, before, await snap.get_many(of.world.values, of.world.keys))
+
+        while True:
+            nursery.start_soon(read)
+            await trio.sleep(_SHORT_S)
+
+    def _same(self, snap: Snapshot, before: dict[str, Any], after: dict[str, Any]) -> None:
+        if after != before:
+            self._clients.problem(f"R5, F3, D7: at {snap.start_ts} there was {before}, and later {after}")

@@ -43,7 +43,7 @@ from perco.txn.backfill import BackfillOptions
 from perco.txn.check import CheckOptions, check as check_store
 from perco.txn.client import Options
 from perco.txn.retention import Keep
-from perco.txn.transaction import Transaction
+from perco.txn.transaction import Snapshot, Transaction
 
 _WALL: Final = 1_700_000_000.0
 LIVES_MAX: Final = 60  # a run that has not had its share of everything by then is a failure
@@ -131,13 +131,15 @@ program: ContextVar[Program | None] = ContextVar("program", default=None)
 class Noted:
     """The transaction that a client has begun last."""
 
-    def __init__(self, ran: Callable[[int], None]) -> None:
+    def __init__(self, clients: Clients, ran: Callable[[int], None]) -> None:
         self.txn: Transaction | None = None
-        self._ran = ran
+        self._clients, self._ran = clients, ran
+        self._answered = clients.answered
 
     def note(self, txn: Transaction) -> None:
         self.txn = txn
         self._ran(txn.start_ts)
+        self._clients.begun(self._answered, txn.start_ts)
 
     @contextlib.asynccontextmanager
     async def __call__(self, manager: AbstractAsyncContextManager[Transaction]) -> AsyncIterator[Transaction]:
@@ -158,6 +160,8 @@ class Actor(Protocol):
 
 class Run(ABC):
     """One run."""
+
+    _metered = False  # there are meters
 
     def __init__(self, plan: Plan, options: SimulationOptions) -> None:
         self.plan, self._options = plan, options
@@ -214,6 +218,10 @@ class Run(ABC):
         """A process that comes up when nothing goes wrong any more, with a sweeper; and its store."""
 
     @abstractmethod
+    async def _verify(self, snap: Snapshot, world: World) -> None:
+        """What else must be true at rest."""
+
+    @abstractmethod
     def _locks(self) -> int:
         """How many there are."""
 
@@ -235,6 +243,7 @@ class Run(ABC):
             failing="failing" in self.kinds,
             failures=failures,
             grown=grown,
+            metered=self._metered,
         )
 
     def _problem(self, text: str) -> None:
@@ -352,7 +361,7 @@ class Run(ABC):
         ops, begin = Ops(), trio.current_time()
         if len(self._recorder.transactions) > _TRIES_MAX * self._options.commits:
             raise EndlessError("far too many transactions do not commit")
-        began = Noted(lambda start_ts: self._ran(start_ts, name))
+        began = Noted(self._clients, lambda start_ts: self._ran(start_ts, name))
         try:
             await self._clients.act(db, world, ops, rng, began)
         except StoreError:
@@ -407,6 +416,7 @@ class Run(ABC):
             begin = trio.current_time()
             async with db.snapshot() as snap:
                 lists = await self._clients.verify(snap, world)
+                await self._verify(snap, world)
             ops = [("r", key, value) for key, value in lists.items()]
             await trio.sleep(1.0)  # what ended at the same moment is before this in real time
             self._recorder.add("end", begin + 0.5, trio.current_time(), OK, ops)

@@ -27,6 +27,7 @@ from perco.storage import LOCK, PENDING, SHARED, TS_MAX, BatchOptions, Mutation,
 from perco.testing.disk import Disk, DiskStore
 from perco.testing.errands import Errand, Errands
 from perco.testing.faults import kind_of, start_ts_of
+from perco.testing.meters import Meters
 from perco.testing.network import (
     CUT,
     LATE,
@@ -48,6 +49,7 @@ from perco.txn.driver import CommitOptions
 from perco.txn.oracle import OracleOptions
 from perco.txn.prefetch import PrefetchOptions
 from perco.txn.schema import Schema
+from perco.txn.transaction import Snapshot
 from perco.txn.vacuum import VacuumOptions
 
 OWNER: Final = "the owner"
@@ -120,6 +122,8 @@ class _Actor(Process):
 class Served(Run):
     """One run."""
 
+    _metered = True
+
     def __init__(self, plan: Plan, options: SimulationOptions) -> None:
         # What is sent over the wire takes so much longer to compute: more runs find more than longer ones do.
         super().__init__(plan, replace(options, commits=options.commits // _SHORTER))
@@ -135,7 +139,8 @@ class Served(Run):
         self._wire_rate = rng.choice((0.0003, 0.001, 0.003))  # faults for each message that is sent often
         self._disk_rate = rng.choice((0.0002, 0.001, 0.004))
         self._servers = rng.choice((0, 0, 2, 3))  # tablet servers
-        self._errands = Errands(self._clients)
+        self._meters = Meters(self._clients)
+        self._errands = Errands(self._clients, self._meters)
         self._stopping = False
         self._all_over = trio.Event()
         self._wire = replace(WIRE, calls_max=rng.choice((6, 4096, 4096)))
@@ -166,6 +171,9 @@ class Served(Run):
         self._left = local.store
         async with _Opening(local, world.schema, options) as db:
             yield db, local.store
+
+    async def _verify(self, snap: Snapshot, world: World) -> None:
+        await self._meters.verify(snap, world)
 
     def _locks(self) -> int:
         # Not what lies in a copy that came to nothing, nor rows that are another tablet's by now (P4).
@@ -418,7 +426,13 @@ class Served(Run):
         async with db.worker(options=worker) as handle, trio.open_nursery() as nursery:
             for i in range(clients):
                 nursery.start_soon(self._client, db, world, actor, f"{actor.name} c{i}", busy)
-            errands = Errand(db, world, self.plan.random(actor.name, "errands"), partial(self._cut_off, actor))
+            errands = Errand(
+                db,
+                world,
+                self.plan.random(actor.name, "errands"),
+                cut_off=partial(self._cut_off, actor),
+                alive=lambda: not (actor.dead or actor.ended.is_set()),
+            )
             nursery.start_soon(self._errands.run, errands)
             if "failing" in self.kinds:
                 nursery.start_soon(self._tend, db, actor)

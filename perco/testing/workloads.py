@@ -96,6 +96,7 @@ class World:
         failing: bool = False,
         failures: random.Random | None = None,
         grown: int = 0,
+        metered: bool = False,
     ) -> None:
         self.keys = [f"k{i}" for i in range(keys)]
         self._ran = ran  # told which transaction is whose run
@@ -126,7 +127,10 @@ class World:
         slips, hubs = Table("slips", key=INT64, keep=keep), Table("hubs", key=TEXT, splits=["h1"], keep=keep)
         self.noted, self.seen = slips.signal("noted"), slips.column("seen", INT64)
         self.touched, self.total = hubs.signal("touched"), hubs.column("total", INT64)
-        more = (slips, hubs) if signals else ()
+        more: tuple[Table[Any], ...] = (slips, hubs) if signals else ()
+        meters = Table("meters", key=TEXT, splits=["m4"], keep=keep)
+        self.meter = meters.column("value", INT64) if metered else None
+        more += (meters,) if metered else ()
         self.schema = Schema(lists, derived, accounts, names, users, journal, *more)
         self.schema.observe(self.values, id="length")(self._length)
         self.schema.observe(self.values, id="last")(self._last)
@@ -245,6 +249,7 @@ class Clients:
         self._dropped: set[tuple[str, int]] = set()  # changes (row, commit_ts) that somebody began to drop
         self.waits = 0  # for observers, that came to their end
         self.replayed = 0  # changes that had been given up
+        self.answered = 0  # the newest commit of which some client knows
 
     async def act(self, db: Database, world: World, ops: Ops, rng: random.Random, began: Began) -> None:
         """One transaction, or one look at the past. `began` is told of the transaction before it does anything."""
@@ -273,8 +278,15 @@ class Clients:
 
     # ------------------------------------------------------------ what became of a transaction
 
+    def begun(self, answered: int, start_ts: int) -> None:
+        """`answered`: as it was when the transaction was asked for."""
+        if start_ts <= answered:
+            self._problem(f"O2: {start_ts} was given to one who came when the commit at {answered} had been answered")
+
     def ended(self, txn: Transaction, status: str) -> None:
         """It may be asked for again."""
+        if status == OK:
+            self.answered = max(self.answered, txn.commit_ts)
         if txn.token:
             self._fates[txn.token] = {OK: txn.commit_ts, FAIL: 0}.get(status)
             if len(self._fates) > _TOKENS_MAX:

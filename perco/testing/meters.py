@@ -1,0 +1,103 @@
+"""Rows that count up, each written by one program at a time, and read by all: every read has one right answer.
+
+T9, C4  A read at a timestamp shows the newest value that was committed up to it, and none from after it.
+O2      What begins after a commit was answered, in whatever process, has a higher timestamp.
+T1, P1  A value whose commit was answered is there for good: nothing that splits, dies or is collected loses it.
+
+A writer reads its row and writes the next number, so values grow with their timestamps, also those of commits whose
+answer was lost. Programs share what they know of the rows, as no messages of the run do.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+from typing import Final
+
+import trio
+
+from perco.errors import CommitUnknown, SnapshotTooOld, StoreError, TransientError
+from perco.serve.database import RemoteDatabase
+from perco.testing.workloads import Clients, World
+from perco.txn.transaction import Snapshot
+
+ROWS: Final = [f"m{i}" for i in range(8)]
+_WRITERS: Final = 3
+_READERS: Final = 3
+_READS_MAX: Final = 64  # of a row, that are looked at again when a value becomes known
+_PAUSES_S: Final = (0.0, 0.0, 0.002)
+_FAILS: Final = (StoreError, TransientError, CommitUnknown, SnapshotTooOld)
+
+
+class Meters:
+    """Of all programs of a run. `values`: how many commits were answered; `reads`: how many were looked at."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._known: dict[str, list[tuple[int, int]]] = {row: [] for row in ROWS}  # (commit_ts, value)
+        self._reads: dict[str, deque[tuple[int, int]]] = {row: deque(maxlen=_READS_MAX) for row in ROWS}
+        self._writers: dict[str, Callable[[], bool]] = {}  # whether the program that has a row is alive
+        self.values = self.reads = 0
+
+    async def run(self, db: RemoteDatabase, world: World, rng: Random, alive: Callable[[], bool]) -> None:
+        """Write some rows that nobody else writes, and read any; until cancelled."""
+        free = [row for row in ROWS if row not in self._writers or not self._writers[row]()]
+        mine = rng.sample(free, min(_WRITERS, len(free)))
+        self._writers.update(dict.fromkeys(mine, alive))
+        try:
+            async with trio.open_nursery() as nursery:
+                for row in mine:
+                    nursery.start_soon(self._write, db, world, Random(rng.random()), row)
+                for _ in range(_READERS):
+                    nursery.start_soon(self._read, db, world, Random(rng.random()))
+        finally:
+            for row in mine:
+                del self._writers[row]
+
+    async def _write(self, db: RemoteDatabase, world: World, rng: Random, row: str) -> None:
+        assert world.meter is not None
+        while True:
+            with suppress(*_FAILS):
+                async with db.transaction() as txn:
+                    value = (await txn.get(world.meter, row) or 0) + 1
+                    txn.set(world.meter, row, value)
+                self._committed(row, txn.commit_ts, value)
+            await trio.sleep(rng.choice(_PAUSES_S))
+
+    async def _read(self, db: RemoteDatabase, world: World, rng: Random) -> None:
+        while True:
+            with suppress(*_FAILS):
+                before = self._clients.answered
+                async with db.snapshot() as snap:
+                    self._clients.begun(before, snap.start_ts)
+                    await self._look(snap, world, rng.choice(ROWS))
+            await trio.sleep(rng.choice(_PAUSES_S))
+
+    async def _look(self, snap: Snapshot, world: World, row: str) -> None:
+        assert world.meter is not None
+        value = await snap.get(world.meter, row) or 0
+        self._compare(row, snap.start_ts, value, self._known[row])
+        self._reads[row].append((snap.start_ts, value))
+        self.reads += 1
+
+    def _committed(self, row: str, ts: int, value: int) -> None:
+        self.values += 1
+        self._clients.answered = max(self._clients.answered, ts)
+        insort(self._known[row], (ts, value))
+        for start_ts, seen in self._reads[row]:
+            self._compare(row, start_ts, seen, [(ts, value)])
+
+    def _compare(self, row: str, start_ts: int, seen: int, known: list[tuple[int, int]]) -> None:
+        at = bisect_right(known, (start_ts, 1 << 62))
+        if at and seen < known[at - 1][1]:
+            self._clients.problem(f"T9, P1: at {start_ts} meter {row} was {seen}; {known[at - 1]} had been committed")
+        if at < len(known) and seen >= known[at][1]:
+            self._clients.problem(f"T9: at {start_ts} meter {row} was {seen}; that was committed at {known[at][0]}")
+
+    async def verify(self, snap: Snapshot, world: World) -> None:
+        """At rest: what was answered is there."""
+        for row in ROWS:
+            await self._look(snap, world, row)
