@@ -35,12 +35,13 @@ _PAUSES_S: Final = (0.02, 0.1, 0.3)
 _SPLITS_MAX: Final = 12  # in a run
 _PINS: Final = ("hourly", "nightly")  # that all processes share
 _LEASES_S: Final = (0.3, 3.0)
-_AWAY_S: Final = (0.5, 2.0, 3.0)
+_AWAY_S: Final = (0.5, 2.5, 3.0)
+_BACK_S: Final = 0.5
 _TRANSFERS: Final = 3  # at a time
 _FAILS: Final = (StoreError, TransientError, CommitUnknown, SnapshotTooOld, NotIdle, UsageError)
 _SHORT_S: Final = 0.01  # less than the long ones of the windows
 _METERED_S: Final = (0.1, 0.3, 0.6)
-_LOOKS_S: Final = (0.1, 1.2, 2.0)
+_LOOKS_S: Final = (0.1, 0.6, 2.0)
 
 
 @dataclass(slots=True)
@@ -145,16 +146,20 @@ class Errands:
         await of.rng.choice((of.db.vacuum, of.db.backfill))()
 
     async def _away(self, of: Errand) -> None:
-        async with of.db.snapshot() as snap:
+        db, away_s = of.db, of.rng.choice(_AWAY_S)
+        async with db.snapshot() as snap:
             before = await snap.get_many(of.world.values, of.world.keys)
-            of.cut_off(of.rng.choice(_AWAY_S))
+            of.cut_off(away_s)
             async with trio.open_nursery() as nursery:
-                if of.db.config.batch.window_s >= _SHORT_S:  # some read waits in a window whenever the session ends
+                # Some read waits in a window whenever the session ends, unless the snapshot keeps what it has read.
+                if away_s > min(_AWAY_S) and db.config.batch.window_s >= _SHORT_S and not db.config.prefetch.cache:
                     nursery.start_soon(self._read_on, of, snap, before, nursery)
                 with suppress(*_FAILS):
-                    for _ in range(3):
+                    until = trio.current_time() + away_s + _BACK_S
+                    while trio.current_time() < until:
                         await trio.sleep(of.rng.choice(_LOOKS_S))
                         self._same(snap, before, await snap.get_many(of.world.values, of.world.keys))
+                await trio.sleep(10 * _SHORT_S)
                 nursery.cancel_scope.cancel()
 
     async def _read_on(self, of: Errand, snap: Snapshot, before: dict[str, Any], nursery: trio.Nursery) -> None:

@@ -1,0 +1,151 @@
+"""Faults that no simulated run shows, each with the test of a component that has to find it.
+
+They change no result, only how soon it is there or how much is done in vain (N8); or they lie in what the simulation
+does not drive: a client's thread (R10), a reader beside the owner (P5).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from perco.notify.rowlocks import DONE, HELD
+from perco.notify.scanner import Scanner
+from perco.serve import sessions, wakes
+from perco.serve.pulse import Pulse
+from perco.storage import lmdb_engine
+from perco.storage.lmdb_engine import LmdbEngine
+from tests.testing.mutants import Mutant
+
+_SERVE: Final = "tests/component/serve"
+
+
+class Found(NamedTuple):
+    """A fault, and the node id of the test that finds it."""
+
+    mutant: Mutant
+    test: str
+
+
+COMPONENTS: dict[str, Found] = {}
+
+
+def by(test: str, name: str) -> Any:
+    def note(function: Mutant) -> Mutant:
+        COMPONENTS[name] = Found(function, test)
+        return function
+
+    return note
+
+
+# ------------------------------------------------------------ who looks for work, and where
+
+
+@by(f"{_SERVE}/test_workers.py::test_a_change_wakes_one_process_and_is_asked_for_once", "N8 all are woken")
+def all_woken(patch: pytest.MonkeyPatch) -> None:
+    right = wakes.Wakes._wake
+
+    def wake(self: Any, group: Any, now: float, but: Any = None) -> Any:
+        right(self, group, now, but)
+        return list(group.members)
+
+    patch.setattr(wakes.Wakes, "_wake", wake)
+
+
+@by(
+    f"{_SERVE}/test_workers.py::test_a_process_that_does_not_answer_delays_a_change_only_for_a_moment",
+    "N8 a process that is woken and does not answer is not replaced",
+)
+def not_replaced(patch: pytest.MonkeyPatch) -> None:
+    def overdue(self: Any, now: float) -> list[Any]:
+        for group in self._groups.values():
+            for process in group.members:
+                if process.asked_at + wakes.ANSWER_S <= now:
+                    process.asked_at = math.inf
+        return []
+
+    patch.setattr(wakes.Wakes, "overdue", overdue)
+
+
+@by(
+    f"{_SERVE}/test_workers.py::test_a_process_that_does_not_answer_delays_a_change_only_for_a_moment",
+    "N8 nobody is woken",
+)
+def nobody_woken(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sessions.Sessions, "wake", lambda self, sessions: None)
+
+
+@by(
+    f"{_SERVE}/test_workers.py::test_scanners_of_several_processes_teleport_away_from_each_other",
+    "N8 a scanner does not teleport from a row that another process has",
+)
+def stays(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scanner, "_jumps", lambda self, walk: False)
+
+
+@by(
+    f"{_SERVE}/test_sessions.py::test_whoever_is_refused_a_row_for_other_observers_is_told_of_its_end_however_many_others_have",
+    "N8 a row counts as done that another is at",
+)
+def done_already(patch: pytest.MonkeyPatch) -> None:
+    right = sessions.Sessions.claim
+
+    def claim(self: Any, *args: Any, **how: Any) -> Any:
+        states, others = right(self, *args, **how)
+        return bytes(DONE if state == HELD else state for state in states), others
+
+    patch.setattr(sessions.Sessions, "claim", claim)
+
+
+# ------------------------------------------------------------ clients whose loops are held
+
+
+@by(
+    f"{_SERVE}/test_pulses.py::test_a_client_whose_loop_is_held_keeps_its_session_and_its_connection",
+    "R10 a pulse is not taken for its client",
+)
+def unheard(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sessions.Sessions, "beat", lambda self, session, now, stuck: None)
+
+
+@by(
+    f"{_SERVE}/test_pulses.py::test_a_pulse_keeps_a_session_whose_connection_has_broken",
+    "R10 a pulse excuses the connection, and its session ends all the same",
+)
+def excused_only(patch: pytest.MonkeyPatch) -> None:
+    right = sessions.Sessions.beat
+
+    def beat(self: Any, session: Any, now: float, stuck: Any) -> None:
+        heard = session.last_heard
+        right(self, session, now, stuck)
+        session.last_heard = heard
+
+    patch.setattr(sessions.Sessions, "beat", beat)
+
+
+@by("tests/core/serve/test_pulse.py", "R10 a pulse does not say that the loop turns again")
+def never_over(patch: pytest.MonkeyPatch) -> None:
+    right = Pulse.say
+    patch.setattr(Pulse, "say", lambda self, held, now: b"" if held is None else right(self, held, now))
+
+
+# ------------------------------------------------------------ readers beside the owner
+
+
+@by(
+    "tests/component/storage/test_copying.py::test_who_reads_beside_finds_the_rows_or_the_mark",
+    "P5 rows that go leave no mark",
+)
+def no_mark(patch: pytest.MonkeyPatch) -> None:
+    right, mark = LmdbEngine.remove_from, lmdb_engine._STOP
+
+    def remove_from(self: Any, row: bytes, cells: int) -> bool:
+        patch.setattr(lmdb_engine, "_STOP", b"\0another")
+        try:
+            return right(self, row, cells)
+        finally:
+            patch.setattr(lmdb_engine, "_STOP", mark)
+
+    patch.setattr(LmdbEngine, "remove_from", remove_from)

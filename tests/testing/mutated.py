@@ -1,0 +1,16 @@
+"""A plugin of pytest: with `-p tests.testing.mutated`, tests run under the fault that $PERCO_MUTANT names."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.testing.mutants_components import COMPONENTS
+
+VARIABLE = "PERCO_MUTANT"
+
+
+@pytest.fixture(autouse=True)
+def _fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    COMPONENTS[os.environ[VARIABLE]].mutant(monkeypatch)
