@@ -54,6 +54,11 @@ class Errand:
     cut_off: Callable[[float], None]
     alive: Callable[[], bool]
 
+    @property
+    def waits_in_windows(self) -> bool:
+        """Whether its reads wait, and snapshots do not keep what they have read."""
+        return self.db.config.batch.window_s >= _SHORT_S and not self.db.config.prefetch.cache
+
 
 class Errands:
     """Of all programs of a run. `pins`, `splits`: how many there were, to their end."""
@@ -68,6 +73,8 @@ class Errands:
             *(self._pin, self._split, self._past, self._wait, self._look, self._upkeep, self._away, self._meter),
         ]
         rather = of.rng.choice((*acts, self._split, self._meter, self._meter, self._away))
+        if of.waits_in_windows and of.rng.random() < 0.5:
+            rather = self._away
         for _ in range(_EACH_LIFE):
             await trio.sleep(of.rng.choice(_PAUSES_S))
             act = rather if of.rng.random() < 0.4 else of.rng.choice(acts)
@@ -146,13 +153,12 @@ class Errands:
         await of.rng.choice((of.db.vacuum, of.db.backfill))()
 
     async def _away(self, of: Errand) -> None:
-        db, away_s = of.db, of.rng.choice(_AWAY_S)
-        async with db.snapshot() as snap:
+        away_s = of.rng.choice(_AWAY_S)
+        async with of.db.snapshot() as snap:
             before = await snap.get_many(of.world.values, of.world.keys)
             of.cut_off(away_s)
             async with trio.open_nursery() as nursery:
-                # Some read waits in a window whenever the session ends, unless the snapshot keeps what it has read.
-                if away_s > min(_AWAY_S) and db.config.batch.window_s >= _SHORT_S and not db.config.prefetch.cache:
+                if away_s > min(_AWAY_S) and of.waits_in_windows:  # some read waits whenever the session ends
                     nursery.start_soon(self._read_on, of, snap, before, nursery)
                 with suppress(*_FAILS):
                     until = trio.current_time() + away_s + _BACK_S

@@ -381,7 +381,7 @@ class Served(Run):
             wall=self._wall(name.partition(".")[0]),
             seed=rng.getrandbits(32),
             wire=self._wire,
-            batch=BatchOptions(window_s=window.choice((0.0, 0.0, 0.002, 0.02)), adaptive=window.random() < 0.5),
+            batch=BatchOptions(window_s=window.choice((0.0, 0.0, 0.002, 0.02, 0.02)), adaptive=window.random() < 0.5),
             commit=CommitOptions(one_step=rng.random() < 0.6, commit_timeout_s=5.0),
             prefetch=PrefetchOptions(cache=ahead, predict=ahead),
         )

@@ -24,7 +24,7 @@ from tests.testing.mutants_failing import FAILING
 from tests.testing.mutants_growing import GROWING
 from tests.testing.mutants_one_step import ONE_STEP
 from tests.testing.mutants_serializable import LOCKS, SERIALIZABLE
-from tests.testing.mutants_served import SERVED, SERVED_UNFOUND
+from tests.testing.mutants_served import SERVED
 from tests.testing.mutants_signals import SIGNALS, SIGNALS_SLOW
 from tests.testing.serializable_runs import Mode, seeds_to_anomaly
 
@@ -41,7 +41,6 @@ ALL = {
     **GROWING,
     **AHEAD,
     **SERVED,
-    **SERVED_UNFOUND,
 }
 
 
@@ -57,7 +56,7 @@ def death(name: str, first: int = 0, seconds: float = float("inf")) -> tuple[int
             if time.monotonic() - began > seconds:
                 return 0, ""
             seed = first + number - 1
-            processes = 2 + seed % 2 if name in SERVED or name in SERVED_UNFOUND else None
+            processes = 2 + seed % 2 if name in SERVED else None
             how = fails(Plan(seed), SimulationOptions(processes=processes))
             if how:
                 return number, how

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import trio
 
-from perco.notify.rowlocks import DONE, HELD
 from perco.rpc import channel, framing, link, peer
 from perco.serve import database, processes, remote, server, sessions, tablets
 from perco.serve.messages import Method, pack_verdict, read_mutations
@@ -29,13 +28,12 @@ from perco.txn import commit, mutations, splitter
 from tests.testing.mutants import Mutant
 
 SERVED: dict[str, Mutant] = {}
-SERVED_UNFOUND: dict[str, Mutant] = {}  # which survive what seeds there was time for
 _SPARE = 4
 
 
-def served(name: str, *, found: bool = True) -> Any:
+def served(name: str) -> Any:
     def note(function: Mutant) -> Mutant:
-        (SERVED if found else SERVED_UNFOUND)[name] = function
+        SERVED[name] = function
         return function
 
     return note
@@ -44,7 +42,7 @@ def served(name: str, *, found: bool = True) -> Any:
 # ------------------------------------------------------------ timestamps
 
 
-@served("O2 who comes while a call is under way shares it", found=False)
+@served("O2 who comes while a call is under way shares it")
 def shared_call(patch: pytest.MonkeyPatch) -> None:
     async def ask(self: remote.RemoteOracle) -> None:
         try:
@@ -327,7 +325,7 @@ def ended_ticket(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ splits
 
 
-@served("P1 writes to rows that are given away go on", found=False)
+@served("P1 writes to rows that are given away go on")
 def uncut(patch: pytest.MonkeyPatch) -> None:
     async def cut(self: Any, row: bytes) -> None:
         copying = self._splitting
@@ -344,12 +342,12 @@ def unnoted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(splitting.Copying, "note", lambda self, mutations, verdicts: None)
 
 
-@served("D7 a read that waits when its session ends is sent", found=False)
+@served("D7 a read that waits when its session ends is sent")
 def sent_all_the_same(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batching.Batching, "end_reads", lambda self: None)
 
 
-@served("D8 what goes together does not wait for what it meets", found=False)
+@served("D8 what goes together does not wait for what it meets")
 def meets_nothing(patch: pytest.MonkeyPatch) -> None:
     right = server.Server._reads
 
@@ -418,22 +416,6 @@ def goes_on(patch: pytest.MonkeyPatch) -> None:
 @served("N8 what a process has claimed it keeps")
 def kept_claims(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions.Sessions, "unclaim", lambda self, session, where: None)
-
-
-@served("N8 a row counts as done that another is at", found=False)
-def done_already(patch: pytest.MonkeyPatch) -> None:
-    right = sessions.Sessions.claim
-
-    def claim(self: Any, *args: Any, **how: Any) -> Any:
-        states, others = right(self, *args, **how)
-        return bytes(DONE if state == HELD else state for state in states), others
-
-    patch.setattr(sessions.Sessions, "claim", claim)
-
-
-@served("N8 nobody is woken", found=False)
-def nobody_woken(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sessions.Sessions, "wake", lambda self, sessions: None)
 
 
 @served("P3 rows that lie in two tablets are written to one")

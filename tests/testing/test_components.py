@@ -33,3 +33,9 @@ def test_a_mutant_dies(name: str) -> None:
     assert found.returncode == 1, f"{name}: {found.stdout}{found.stderr}"
     broken = re.search("(Attribute|Name|Type|Value)Error|^ERROR ", found.stdout, re.MULTILINE)
     assert not broken, f"the mutant itself is broken: {found.stdout}"
+
+
+def test_the_docs_tell_of_each() -> None:
+    rows = [f"| {name} | `{found.test.removeprefix('tests/')}` |" for name, found in COMPONENTS.items()]
+    told = (ROOT / "docs" / "testing.md").read_text()
+    assert [row for row in rows if row not in told] == []

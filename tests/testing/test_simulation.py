@@ -37,7 +37,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
 ALL_HARMLESS = {**HARMLESS, **ONE_STEP_HARMLESS, **SIGNALS_HARMLESS}
 
 
-@pytest.mark.parametrize("seed", range(100, 130))
+@pytest.mark.parametrize("seed", range(100, 400))
 def test_nothing_goes_wrong(seed: int) -> None:
     outcome = simulate(seed)
     assert outcome.problems == []
