@@ -197,6 +197,7 @@ class Run(ABC):
         self._again_s = 0.0  # a client's pause when the store could not be reached, or written to
         self.digest = hashlib.sha256()
         self._clients = Clients(self.kinds, self._problem)
+        self._clients.is_run = self._owners.__contains__
         self._recorder: Recorder  # while it runs
 
     async def run(self) -> Outcome:

@@ -31,6 +31,7 @@ import trio
 
 from perco.errors import NotIdle
 from perco.notify.database import Database
+from perco.notify.failures import Listed
 from perco.storage import FAILED_LIST, NOTIFY, TS_MAX, WRITE, Query
 from perco.testing.growth import GROWN
 from perco.testing.history import FAIL, OK, UNKNOWN, Ops
@@ -58,6 +59,7 @@ _PAST_MAX: Final = 16  # snapshots that are looked at again
 _TOKENS_MAX: Final = 40  # transactions that are asked for again
 _NAPS_S: Final = (0.0, 0.0, 0.01, 0.03)  # of an observer
 _WAIT_S: Final = 0.5  # for observers, at most
+_SINCE_MAX: Final = 16  # changes
 _PADDING: Final = "-" * 300  # makes what stands in the mirror too long to ride in its record
 LONG: Final = 1 << 40  # numbers from here on make a list too long to ride in its record
 
@@ -238,6 +240,7 @@ class Clients:
     def __init__(self, kinds: frozenset[str], problem: Callable[[str], None]) -> None:
         self.kinds, self._problem = kinds, problem
         self.problem = problem
+        self.is_run: Callable[[int], bool] = lambda start_ts: False  # whether an observer's run began then
         self._count = LONG if "long" in kinds else 0
         self._past: list[tuple[int, dict[str, int]]] = []
         self._written: list[tuple[int, set[str]]] = []  # (commit_ts, rows of lists)
@@ -324,8 +327,21 @@ class Clients:
             if observer_of(listed.ack.column) == db.catalogue.observers["picky"].number and rng.random() < 0.6:
                 self._dropped.add((listed.ack.row.decode(), listed.ts))
                 await db._drop(listed)
+                await self._verify_dropped(db, listed)
             else:
                 self.replayed += await db._replay(listed)
+
+    async def _verify_dropped(self, db: Database, listed: Listed) -> None:
+        """N3: what has changed since is not acknowledged with it."""
+        (table, row, ack), ts, _ = listed
+        queries: list[Query] = [(WRITE, ack, 0, TS_MAX, 1), (WRITE, observed_column(ack), ts + 1, TS_MAX, _SINCE_MAX)]
+        [[acks, changes]] = await db.driver.store.read([(table, row, queries)])
+        seen = unpack_record(acks[0][1]).start_ts if acks else 0
+        if self.is_run(seen):
+            return
+        for changed, _ in changes:
+            if changed <= seen and (row.decode(), changed) not in self._dropped:
+                self._problem(f"N3: a drop in {row!r} acknowledged {changed}, which nobody ran for or dropped")
 
     async def _verify_picked(self, snap: Snapshot, world: World, rows: list[str]) -> None:
         for row in rows:
