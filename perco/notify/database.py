@@ -522,8 +522,9 @@ class Database(Observers):
 
     async def declare(self) -> None:
         """Record the schema and make what it needs; new observers are notified of what is there in the background."""
-        self.made_here = not await catalogues.newest_version(self.driver.store)
-        await self._adopt(await catalogues.declare(self.driver.store, self.schema))
+        found: list[int] = []
+        await self._adopt(await catalogues.declare(self.driver.store, self.schema, found.append))
+        self.made_here = self.made_here or not found[0]
         await self.local.raise_floor(self.oracle.holds.watermark)  # T13: what an earlier process published
         await self._take_over()
         self.backfilling.wake()

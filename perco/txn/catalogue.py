@@ -393,12 +393,17 @@ async def _newest(store: RowStore) -> tuple[int, bytes]:
     return cells[0] if cells else (0, b"")
 
 
-async def declare(store: RowStore, schema: Schema) -> Catalogue:
-    """Bring the store's catalogue up to the schema; returns what it is then.
+async def declare(store: RowStore, schema: Schema, found: Callable[[int], None] = lambda version: None) -> Catalogue:
+    """Bring the store's catalogue up to the schema; returns what it is then. `found`: told each version that it was.
 
     Raises: SchemaMismatch, Unavailable.
     """
-    return await change(store, lambda catalogue: catalogue.declare(schema))
+
+    def bring_up(catalogue: Catalogue) -> Catalogue:
+        found(catalogue.version)
+        return catalogue.declare(schema)
+
+    return await change(store, bring_up)
 
 
 async def change(store: RowStore, step: Callable[[Catalogue], Catalogue]) -> Catalogue:
