@@ -89,6 +89,7 @@ ORDER = {
             "growth",
             "workloads",
             "processes",
+            "meters",
             "errands",
         ),
         *("runs", "embedded", "network", "disk", "spread", "served", "simulation"),

@@ -191,7 +191,8 @@ class Stream(trio.abc.Stream):
             data = data[: max(1, int(len(data) * float(more)))]
         at = self._out.not_before = max(self._out.not_before, trio.current_time() + after_s)
         self._out.coming.append((at, data, in_pieces))
-        self._out.woken()
+        if len(self._out.coming) == 1:  # else the receiver waits for an earlier one
+            self._out.woken()
         if fault == CUT and connection.local:
             network.processes.kill(sender)
             await trio.lowlevel.checkpoint()
@@ -216,13 +217,18 @@ class Stream(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        await trio.lowlevel.checkpoint()
         way, rng = self._in, self._connection.network.befalls.rng
+        waited = False  # or it is a checkpoint of its own: half of a run's steps are made here
         while True:
+            arrived = way.rest or (way.coming and not way.deaf and way.coming[0][0] <= trio.current_time())
+            over = way.ended and not way.coming
+            if not waited and (arrived or over or self._closed or self._connection.processes[self._end].dead):
+                waited = True
+                await trio.lowlevel.checkpoint()
+                continue
             if self._closed or self._connection.processes[self._end].dead:
                 raise trio.ClosedResourceError("this end is closed")
-            now = trio.current_time()
-            if way.rest or (way.coming and way.coming[0][0] <= now and not way.deaf):
+            if arrived:
                 data = way.rest
                 if not data:
                     _, data, way.in_pieces = way.coming.popleft()
@@ -231,13 +237,16 @@ class Stream(trio.abc.Stream):
                     limit = min(limit, rng.randint(1, _PIECE_MAX))
                 way.rest = data[limit:]
                 return data[:limit]
-            if way.ended and not way.coming:
+            if over:
                 if way.broken:
                     raise trio.BrokenResourceError("the connection broke")
                 return b""
-            wake = way.wake
-            with trio.move_on_at(way.coming[0][0] if way.coming and not way.deaf else trio.current_time() + 1e9):
-                await wake.wait()
+            waited = True
+            if way.coming and not way.deaf:
+                with trio.move_on_at(way.coming[0][0]):
+                    await way.wake.wait()
+            else:
+                await way.wake.wait()
 
     async def aclose(self) -> None:
         if not self._closed:
