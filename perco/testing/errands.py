@@ -40,6 +40,7 @@ _BACK_S: Final = 0.5
 _TRANSFERS: Final = 3  # at a time
 _FAILS: Final = (StoreError, TransientError, CommitUnknown, SnapshotTooOld, NotIdle, UsageError)
 _SHORT_S: Final = 0.01  # less than the long ones of the windows
+_SCANNED_S: Final = 0.4
 _METERED_S: Final = (0.1, 0.3, 0.6)
 _LOOKS_S: Final = (0.1, 0.6, 2.0)
 
@@ -158,8 +159,11 @@ class Errands:
             before = await snap.get_many(of.world.values, of.world.keys)
             of.cut_off(away_s)
             async with trio.open_nursery() as nursery:
-                if away_s > min(_AWAY_S) and of.waits_in_windows:  # some read waits whenever the session ends
+                # Some read waits in a window, or some scan for an answer, whenever the session ends.
+                if away_s > min(_AWAY_S) and of.waits_in_windows:
                     nursery.start_soon(self._read_on, of, snap, before, nursery)
+                elif away_s > min(_AWAY_S) and of.rng.random() < 0.3:
+                    nursery.start_soon(self._scan_on, of, snap, before, nursery)
                 with suppress(*_FAILS):
                     until = trio.current_time() + away_s + _BACK_S
                     while trio.current_time() < until:
@@ -178,6 +182,19 @@ class Errands:
         while True:
             nursery.start_soon(read)
             await trio.sleep(_SHORT_S)
+
+    async def _scan_on(self, of: Errand, snap: Snapshot, before: dict[str, Any], nursery: trio.Nursery) -> None:
+        """The same, of a table's rows; another one begins when the one before has waited for a while."""
+        values = of.world.values
+
+        async def scan() -> None:
+            with trio.move_on_after(_SCANNED_S), suppress(*_FAILS):
+                found = {row.key: row[values] async for row in snap.scan(values.table, columns=[values])}
+                self._same(snap, before, {key: found.get(key) for key in before})
+
+        while True:
+            nursery.start_soon(scan)
+            await trio.sleep(_SCANNED_S / 8)
 
     def _same(self, snap: Snapshot, before: dict[str, Any], after: dict[str, Any]) -> None:
         if after != before:

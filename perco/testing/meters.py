@@ -27,6 +27,7 @@ from perco.txn.transaction import Snapshot
 ROWS: Final = [f"m{i}" for i in range(8)]
 _WRITERS: Final = 3
 _READERS: Final = 3
+_SCANS: Final = 0.2  # of the reads
 _READS_MAX: Final = 64  # of a row, that are looked at again when a value becomes known
 _PAUSES_S: Final = (0.0, 0.0, 0.002)
 _FAILS: Final = (StoreError, TransientError, CommitUnknown, SnapshotTooOld)
@@ -73,12 +74,23 @@ class Meters:
                 before = self._clients.answered
                 async with db.snapshot() as snap:
                     self._clients.begun(before, snap.start_ts)
-                    await self._look(snap, world, rng.choice(ROWS))
+                    if rng.random() < _SCANS:
+                        await self._look_at_all(snap, world)
+                    else:
+                        await self._look(snap, world, rng.choice(ROWS))
             await trio.sleep(rng.choice(_PAUSES_S))
 
     async def _look(self, snap: Snapshot, world: World, row: str) -> None:
         assert world.meter is not None
-        value = await snap.get(world.meter, row) or 0
+        self._seen(snap, row, await snap.get(world.meter, row) or 0)
+
+    async def _look_at_all(self, snap: Snapshot, world: World) -> None:
+        assert world.meter is not None
+        found = {row.key: row[world.meter] async for row in snap.scan(world.meter.table)}
+        for row in ROWS:
+            self._seen(snap, row, found.get(row) or 0)
+
+    def _seen(self, snap: Snapshot, row: str, value: int) -> None:
         self._compare(row, snap.start_ts, value, self._known[row])
         self._reads[row].append((snap.start_ts, value))
         self.reads += 1
@@ -99,5 +111,4 @@ class Meters:
 
     async def verify(self, snap: Snapshot, world: World) -> None:
         """At rest: what was answered is there."""
-        for row in ROWS:
-            await self._look(snap, world, row)
+        await self._look_at_all(snap, world)

@@ -25,6 +25,7 @@ from perco.storage import (
 )
 from perco.testing import served as simulated
 from perco.txn import commit, mutations, splitter
+from perco.txn.entered import Entered
 from tests.testing.mutants import Mutant
 
 SERVED: dict[str, Mutant] = {}
@@ -165,6 +166,11 @@ def scans_skip(patch: pytest.MonkeyPatch) -> None:
 @served("C4 the server reads without a look at its memory")
 def blind_server(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(server.Server, "_entered", lambda self, session, requests: [])
+
+
+@served("C4 the server scans without a look at its memory")
+def blind_scans(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Entered, "within", lambda self, *where: [])
 
 
 # ------------------------------------------------------------ the delay window
