@@ -407,6 +407,9 @@ class BlockingOnly:
         def __aiter__(self) -> None:
             raise UsageError(f"perco.sync is for blocking code: write `{self._write}`")
 
+        def __getattr__(self, name: str) -> None:
+            raise AttributeError(f"{type(self).__name__!r} has no {name!r}: write `{self._write}`", name=name, obj=self)
+
 
 class AsyncBlock(AsyncOnly, Generic[T]):
     """An `async with` block of a generator. Made by `async_block`."""

@@ -91,6 +91,7 @@ class Guests(Portal):
     def __init__(self, path: str, loop: asyncio.AbstractEventLoop, client: Client) -> None:
         super().__init__(path)
         _portals[client] = self
+        client._on_asyncio = True
         self.loop = loop
         self.thread = threading.get_ident()
         self._parked: trio.lowlevel.Task | None = None

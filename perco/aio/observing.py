@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -34,6 +35,12 @@ def observer(
     Only for stores that are opened with `perco.aio.open`: elsewhere `db.worker()`, and `perco worker`, refuse to begin.
     """
     must_give(function, "an `async def` function", "perco.aio.observer")
+    inner = inspect.unwrap(function)
+    if inspect.isroutine(inner) and not inspect.iscoroutinefunction(inner):
+        raise UsageError(
+            f"perco.aio.observer takes an `async def` function; {function!r} is a plain one: "
+            "decorate it with @perco.sync.observer"
+        )
 
     @functools.wraps(function)
     async def on_asyncio(txn: _Transaction, change: Change[K, V]) -> None:

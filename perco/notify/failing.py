@@ -47,7 +47,7 @@ class AwaitsAsyncio(UsageError):
         return AwaitsAsyncio(str(self))
 
 
-def awaits_asyncio(observer: Observer, error: Exception) -> AwaitsAsyncio | None:
+def awaits_asyncio(client: Client, observer: Observer, error: Exception) -> AwaitsAsyncio | None:
     """What to tell about a run that failed because it awaits asyncio on trio; None for any other failure."""
     if isinstance(error, RuntimeError):
         wrong = str(error) == "no running event loop"
@@ -55,9 +55,10 @@ def awaits_asyncio(observer: Observer, error: Exception) -> AwaitsAsyncio | None
         wrong = isinstance(error, TypeError) and str(error).startswith("trio.run received unrecognized yield message")
     if not wrong or hasattr(observer.function, "perco_needs"):  # that one says so, and runs on asyncio
         return None
+    where = "" if client._on_asyncio else ", and run it inside `async with perco.aio.open(...) as db, db.worker():`"
     told = AwaitsAsyncio(
-        f"observer {observer.id!r} awaits asyncio, but runs on trio. Decorate it with @perco.aio.observer, and run it "
-        "inside `async with perco.aio.open(...) as db, db.worker():`. Its changes wait until then"
+        f"observer {observer.id!r} awaits asyncio, but runs on trio. Decorate it with @perco.aio.observer{where}. "
+        "Its changes wait until then"
     )
     told.__cause__ = error
     return told

@@ -384,7 +384,7 @@ class Worker:
             self.client.driver.note_damage(error)
             self._failed(observer, counters, key, error.again(), seen_ts)
         except ObserverFailedError as failed:
-            wrong = awaits_asyncio(observer, failed.error)
+            wrong = awaits_asyncio(self.client, observer, failed.error)
             if wrong is not None:
                 failed.error = wrong
                 self.failure_log.failed(observer.id, self._where(table, row), failed)

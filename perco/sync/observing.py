@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Final, TypeVar
 
@@ -38,6 +39,8 @@ def observer(function: Callable[[Transaction, Change[K, V]], None]) -> ObserverF
     read ends them.
     """
     must_give(function, "a function", "perco.sync.observer")
+    if inspect.iscoroutinefunction(function):
+        raise _is_async(function)
 
     @functools.wraps(function)
     async def in_thread(txn: _Transaction, change: Change[K, V]) -> None:
@@ -50,9 +53,16 @@ def observer(function: Callable[[Transaction, Change[K, V]], None]) -> ObserverF
         result: object = await trio.to_thread.run_sync(function, outside, change, limiter=limiter)
         if isinstance(result, Coroutine):
             result.close()
-            raise UsageError(f"perco.sync.observer takes a plain function; {function!r} is an `async def`")
+            raise _is_async(function)
         if txn.outcome == "open":
             outside._write(txn)
 
     del in_thread.__dict__["__wrapped__"]  # who looks for an `async def` shall find this one
     return in_thread
+
+
+def _is_async(function: object) -> UsageError:
+    return UsageError(
+        f"perco.sync.observer takes a plain function; {function!r} is an `async def`: decorate it with "
+        "@perco.aio.observer if it awaits asyncio, and with neither of them if it awaits trio"
+    )

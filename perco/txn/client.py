@@ -155,6 +155,7 @@ class Client:
     """Transactions over one opened store. Loop thread only; made by `perco.open`."""
 
     _served = False  # whether the store is in another process
+    _on_asyncio = False  # whether its loop is the guest of one of asyncio's
     _borrowed = False  # whether the schema is the store's own: then columns are told by what they declare
 
     def __init__(self, local: LocalStore, schema: Schema, options: Options) -> None:

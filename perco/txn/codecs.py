@@ -6,6 +6,7 @@ one it was written with. Codecs whose bytes sort as their values do may be keys 
 
 from __future__ import annotations
 
+import inspect
 import json
 import struct
 from collections.abc import Callable
@@ -235,6 +236,10 @@ def encoded(codec: Codec[T], value: T, where: object, part: str) -> bytes:
     try:
         data = codec.encode(value)
     except TypeError as error:
+        if inspect.isawaitable(value):
+            if inspect.iscoroutine(value):
+                value.close()  # else Python warns of it, too
+            raise TypeError(f"{part}{where}: got {value!r}; did you forget `await`?") from None
         raise TypeError(f"{part}{where}: {error}") from None
     except ValueError as error:
         raise ValueError(f"{part}{where}: {error}") from None

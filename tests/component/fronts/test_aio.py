@@ -788,6 +788,14 @@ def test_an_observer_of_asyncio_that_fails_is_given_up_and_one_that_waits_ends_w
     over(body, schema)
 
 
+def test_a_plain_function_under_the_decorator_for_async_ones_is_told_at_once() -> None:
+    with pytest.raises(perco.UsageError, match=r"is a plain one: decorate it with @perco\.sync\.observer"):
+
+        @perco.aio.observer
+        def fetch(txn: perco.aio.Transaction, change: perco.Change[str, int]) -> None:
+            raise AssertionError
+
+
 async def test_an_observer_of_asyncio_is_refused_by_other_workers_before_it_runs() -> None:
     schema = perco.Schema(docs)
 
@@ -817,9 +825,8 @@ def test_an_observer_that_awaits_asyncio_without_saying_so_uses_up_no_attempt() 
     async def body(db: perco.aio.Database) -> None:
         async with db.worker(options=perco.WorkerOptions(attempts=1)):
             await db.run(bump, "a")
-            with pytest.raises(
-                perco.UsageError, match=r"'fetch' awaits asyncio, .* Decorate it with @perco\.aio\.observer"
-            ):
+            told = r"'fetch' awaits asyncio, .* Decorate it with @perco\.aio\.observer\. Its changes wait"
+            with pytest.raises(perco.UsageError, match=told):
                 await db.wait_idle(timeout=60)
             assert (await db.waiting(), await db.failed_count()) == ({"fetch": 1}, 0)
 

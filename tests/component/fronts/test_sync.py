@@ -492,6 +492,15 @@ def test_async_before_with_or_for_says_what_to_write(db: perco.sync.Database) ->
     assert db.pins() == []
 
 
+def test_what_was_not_entered_says_what_to_write(db: perco.sync.Database) -> None:
+    with pytest.raises(AttributeError, match=r"has no 'transaction': write `with perco\.sync\.open\(\.\.\.\) as db:`"):
+        perco.sync.open("memory:", SCHEMA).transaction()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"has no 'set': write `with db\.transaction\(\) as txn:`"):
+        db.transaction().set(n, "a", 1)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"has no 'get': write `with db\.snapshot\(\) as snap:`"):
+        db.snapshot().get(n, "a")  # type: ignore[attr-defined]
+
+
 def test_an_opening_that_fails_raises_what_it_met() -> None:
     with pytest.raises(perco.UsageError, match="needs a schema"):
         perco.sync.open("memory:")
@@ -612,6 +621,14 @@ def test_a_plain_function_without_the_decorator_is_told_of_it() -> None:
 
         @schema.observe(n, id="title")
         def entitle(txn: perco.sync.Transaction, change: perco.Change[str, int]) -> None:
+            raise AssertionError
+
+
+def test_an_async_function_under_the_decorator_for_plain_ones_is_told_at_once() -> None:
+    with pytest.raises(perco.UsageError, match=r"is an `async def`: decorate it with @perco\.aio\.observer if it"):
+
+        @perco.sync.observer
+        async def entitle(txn: perco.sync.Transaction, change: perco.Change[str, int]) -> None:
             raise AssertionError
 
 

@@ -452,7 +452,7 @@ async def test_an_observer_that_awaits_asyncio_uses_up_no_attempt_and_who_waits_
     once = perco.WorkerOptions(attempts=1)
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=once) as worker:
         ts = await put(db, web.body, "a", "hello")
-        told = r"observer 'napping' awaits asyncio, but runs on trio\. Decorate it with @perco\.aio\.observer"
+        told = r"observer 'napping' awaits asyncio, but runs on trio\. Decorate it with @perco\.aio\.observer, and run"
         with pytest.raises(perco.UsageError, match=told):
             await db.wait_idle()
         with pytest.raises(perco.UsageError, match=told):

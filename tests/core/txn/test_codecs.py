@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given, strategies as st
 
 import perco
 from perco import BOOL, BYTES, FLOAT64, INT64, JSON, MSGPACK, TEXT, Codec, Corruption, Tuple, UsageError
-from perco.txn.codecs import codec_named, decoded
+from perco.txn.codecs import codec_named, decoded, encoded
 
 RANK = perco.Table("docs", key=perco.TEXT).column("rank", perco.INT64)
 int64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -140,6 +141,22 @@ def test_what_does_not_decode_is_corruption(codec: Codec[Any], data: bytes) -> N
 def test_what_a_codec_cannot_take_is_a_type_or_value_error(codec: Codec[Any], value: object) -> None:
     with pytest.raises((TypeError, ValueError)):
         codec.encode(value)
+
+
+@pytest.mark.parametrize("name", list(ALL))
+def test_a_value_that_was_not_awaited_is_told_and_python_does_not_warn_on_top(name: str) -> None:
+    async def fetch() -> str:
+        raise AssertionError
+
+    forgotten = fetch()
+    with pytest.raises(TypeError, match=r"^value of docs\.rank: got <coroutine .*fetch.*; did you forget `await`\?$"):
+        encoded(ALL[name][0], forgotten, RANK, "value of ")
+    assert inspect.getcoroutinestate(forgotten) == inspect.CORO_CLOSED
+
+
+def test_a_codec_that_fails_for_another_reason_says_which() -> None:
+    with pytest.raises(TypeError, match=r"^value of docs\.rank: expected int, got str$"):
+        encoded(INT64, "1", RANK, "value of ")  # type: ignore[arg-type]
 
 
 def test_bytes_like_values_are_taken_as_bytes() -> None:
