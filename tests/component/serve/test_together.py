@@ -163,6 +163,32 @@ async def test_what_a_commit_is_under_way_in_is_read_alone(calls: Counter[str]) 
         assert (calls - calls_before)["READ"] == 1
 
 
+@pytest.mark.parametrize("batch", [BatchOptions(), FIXED])
+async def test_scans_wait_for_a_commit_that_is_under_way_in_what_they_cover(batch: BatchOptions) -> None:  # C4
+    async with client(batch) as (place, db):
+        await db.run(add, "b")
+        assert place.owner is not None
+        driver = place.owner.driver
+        ts = place.owner.oracle.draw_nowait()
+        where = ("docs", perco.TEXT.encode("a"), place.owner.bind(n).column)
+        entry = driver.entered.cells[where] = Entry(ts, ts, Cellref(*where))
+        driver.writing[ts] = None
+        found: dict[str, list[str]] = {}
+
+        async def scan(start: str) -> None:
+            async with db.snapshot() as snap:
+                found[start] = [row.key async for row in snap.scan(n.table, start=start)]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scan, "a")
+            nursery.start_soon(scan, "b")
+            await trio.sleep(5)
+            assert found == {"b": ["b"]}
+            del driver.entered.cells[where]
+            driver.written(entry.commit_ts)
+        assert found["a"] == ["b"]
+
+
 async def test_a_commit_that_another_is_in_the_way_of_waits_and_holds_up_no_other(
     calls: Counter[str],
 ) -> None:  # D8, C2
