@@ -312,15 +312,15 @@ class Unavailable(StoreError):
     """It was not done within the time that the caller allowed.
 
     Attributes: `commit_ts`: 0, nothing was written; else the transaction had committed by then, and only what its
-    function did afterwards was cut short.
+    function did afterwards was cut short. `remedy`: what to do, if not just to try again.
     """
 
-    def __init__(self, what: str, commit_ts: int = 0) -> None:
-        self.what, self.commit_ts = what, commit_ts
+    def __init__(self, what: str, commit_ts: int = 0, remedy: str = "") -> None:
+        self.what, self.commit_ts, self.remedy = what, commit_ts, remedy
         if commit_ts:
             super().__init__(f"{what}. It had committed at {commit_ts}: do not run it again.")
         else:
-            super().__init__(f"{what}. Nothing was written; try again, or allow more time.")
+            super().__init__(f"{what}. {remedy or 'Nothing was written; try again, or allow more time.'}")
 
 
 class NotIdle(Unavailable):
@@ -341,7 +341,7 @@ class NotIdle(Unavailable):
                 times, where, error = failures[id]
                 part += f", which failed {times} times, last on {where}: {type(error).__name__}: {error}"
             parts.append(part)
-        self.what, self.commit_ts = what, 0
+        self.what, self.commit_ts, self.remedy = what, 0, ""
         if waiting is None:
             StoreError.__init__(self, f"{what}, and the server does not answer: nobody here knows what waits")
         else:

@@ -86,7 +86,10 @@ async def connect(address: Address, trust: ssl.SSLContext | None = None) -> trio
     if address.path is not None:
         with _short(address.path) as path:
             return await trio.open_unix_socket(path)
-    stream = await trio.open_tcp_stream(address.host, address.port)
+    try:
+        stream = await trio.open_tcp_stream(address.host, address.port)
+    except OSError as error:
+        raise _plainly(error) from error
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if not address.tls:
         return stream
@@ -100,6 +103,27 @@ async def connect(address: Address, trust: ssl.SSLContext | None = None) -> trio
         await trio.aclose_forcefully(stream)
         raise
     return secured
+
+
+def _plainly(error: OSError) -> OSError:
+    """What kept all attempts to connect from being made, as one error: that somebody refused, if anybody did."""
+    met = error.__cause__
+    all = met.exceptions if isinstance(met, BaseExceptionGroup) else (met,)
+    numbers = [each.errno for each in all if isinstance(each, OSError) and each.errno]
+    if not numbers:
+        return error
+    number = errno.ECONNREFUSED if errno.ECONNREFUSED in numbers else numbers[0]
+    return OSError(number, os.strerror(number))
+
+
+def unreached(address: Address, error: OSError) -> tuple[str, str]:
+    """Why nobody was reached at an address, for people, and what to do; "" if that is just to try again."""
+    if isinstance(error, socket.gaierror):
+        return f"the host of {address} is not known ({error.strerror})", "Is the address right?"
+    if isinstance(error, ConnectionRefusedError | FileNotFoundError):
+        why = "connection refused" if isinstance(error, ConnectionRefusedError) else "there is no such socket"
+        return f"nothing listens at {address} ({why})", "Is `perco serve` running at this address?"
+    return f"no server answers at {address}: {error.strerror or error}", ""
 
 
 def dial(address: Address, trust: ssl.SSLContext | None, timeout_s: float) -> socket.socket:

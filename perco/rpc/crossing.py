@@ -64,7 +64,7 @@ _TABLE: Final[dict[type[PercoError], tuple[_Parts, Callable[..., PercoError]]]] 
     errors.FormatUnknown: (lambda e: (e.path, e.found, e.wanted), errors.FormatUnknown),
     errors.UnsuitableFolder: (lambda e: (e.path, e.reason), errors.UnsuitableFolder),
     errors.NeedsCheck: (lambda e: (e.path,), errors.NeedsCheck),
-    errors.Unavailable: (lambda e: (e.what, e.commit_ts), errors.Unavailable),
+    errors.Unavailable: (lambda e: (e.what, e.commit_ts, *((e.remedy,) if e.remedy else ())), errors.Unavailable),
     errors.WriteUnknown: (lambda e: (e.what, e.reason, e.remedy), errors.WriteUnknown),
     errors.NotIdle: (_not_idle, _made_not_idle),
     errors.TooLarge: (lambda e: (e.what, e.size, e.limit, e.remedy), errors.TooLarge),

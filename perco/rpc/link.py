@@ -4,7 +4,9 @@
 
 R4  A call is answered once, by the connection that it was sent on. When that breaks, calls that may be repeated
     (`again=True`: reads, draws, questions) are sent on the next one; others may or may not have arrived: `LostError`,
-    which for a mutation is `NoReply` (T4).
+    which for a mutation is `NoReply` (T4). A call that was out when several connections in a row ended at once,
+    without any answer, is not sent again: it may be what ends them. Nor does one that cannot be sent (too large, or of
+    what the wire does not carry) concern any other.
 R5  ... if the server still holds the session's versions (R7). Else calls that need them (`held=True`) get SessionEnded.
 R6  One task tries a server that is away, or has no room for another connection, at growing, random intervals. Calls
     that wait longer than `patience_s` get Unavailable. A server that refuses for good (a wrong token, another version)
@@ -34,6 +36,8 @@ PUSH: Final = 2  # from the server, of its own accord: (PUSH, what, value)
 log = logging.getLogger("perco.serve")
 
 _PAUSE_S, _PAUSE_MAX_S = 0.02, 0.5
+_ENDS_MAX: Final = 8  # connections in a row that end at once and without any answer, before a call is given up
+_MERGED_MAX: Final = 1 << 16  # things told in one message
 BACK_S: Final = 4 * _PAUSE_MAX_S  # by then all clients of a server that was away have found it again
 
 
@@ -47,6 +51,7 @@ class _Call:
     __slots__ = (
         "again",
         "arguments",
+        "ends",
         "error",
         "held",
         "here",
@@ -64,6 +69,7 @@ class _Call:
         self.held, self.here = held, here
         self.task: trio.lowlevel.Task = trio.lowlevel.current_task()
         self.sent = self.writes = False
+        self.ends = 0  # connections in a row that ended at once while it was out, without any answer
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -116,13 +122,18 @@ class Link:
         self._asked = trio.Event()
         self.connected = trio.Event()
         self.connections = 0
+        self._began = -math.inf  # when the present connection did
+        self._answered = False  # any call, by the present connection
         self.back_since = -math.inf  # when it was last reached again
+        self.remedy = ""  # for whoever is told that it is away
         self._losses = 0  # how often the server had ended the session
         self.closed = self._once_only = False
         self.end: Callable[[], None] = lambda: None  # ends `run`, where somebody has it run
 
     # ------------------------------------------------------------ calls
 
+    # A KeyboardInterrupt between noting a call and the wait would leave a call behind whose task is gone.
+    @trio.lowlevel.enable_ki_protection
     async def call(
         self,
         method: int,
@@ -138,26 +149,22 @@ class Link:
         a caller that gives up does not know whether it was done.
 
         Raises: what the server answers; LostError, if not `again`, or `here`; Unavailable, SessionEnded; WriteUnknown,
-        if it `writes`, was sent, and the server has been away for too long since.
+        instead of Unavailable, if it `writes` and was sent; TooLarge, and what packing raises, if it cannot be sent.
         """
         self._must_be_open()
         self._next = id = self._next + 1
         call = _Call(self, id, method, arguments, again, held, here)
         call.writes = writes
-        channel = self._channel
-        if channel is not None:
-            channel.send((id, method, arguments))
-            call.sent = True
-        else:
+        if self._channel is None:
             losses = self._losses
             await self._wait_for_server()
             self._must_be_open()
             if held and losses != self._losses:
                 raise self._gone()
-        self._calls[id] = call
-        if not call.sent and self._channel is not None:
+        if self._channel is not None:
             self._channel.send((id, method, arguments))
             call.sent = True
+        self._calls[id] = call  # only now: one that cannot be sent has no task that waits
         return await trio.lowlevel.wait_task_rescheduled(call.abort)
 
     @property
@@ -195,7 +202,8 @@ class Link:
         merged, self._merged = self._merged, {}
         assert self._channel is not None
         for method, items in merged.items():
-            self._channel.send_first((0, method, items))
+            for at in range(0, len(items), _MERGED_MAX):
+                self._channel.send_first((0, method, items[at : at + _MERGED_MAX]))
 
     def _must_be_open(self) -> None:
         if not self.closed:
@@ -218,14 +226,17 @@ class Link:
 
     def _give_up(self) -> None:
         """R6: the server has been away for too long."""
-        for call in [call for call in self._calls.values() if call.writes and call.sent]:
-            self._forget(call)
-            self._end(call, WriteUnknown(f"a call to {self.name}", self._unavailable().what))
-        self.fail_all(self._unavailable)
+        for call in list(self._calls.values()):
+            self._give_up_on(call, self._unavailable())
+
+    def _give_up_on(self, call: _Call, why: Unavailable) -> None:
+        self._forget(call)
+        self._end(call, WriteUnknown(f"a call to {self.name}", why.what) if call.writes and call.sent else why)
 
     def _unavailable(self) -> Unavailable:
         away_s = trio.current_time() - self._away_since
-        return Unavailable(f"the server at {self.name} was not reached for {away_s:.0f} s ({self._last})")
+        what = f"the server at {self.name} was not reached for {away_s:.0f} s ({self._last})"
+        return Unavailable(what, remedy=self.remedy)
 
     def _gone(self) -> SessionEnded:
         return SessionEnded(f"the server at {self.name} has ended this client's session")
@@ -253,7 +264,9 @@ class Link:
                 began = trio.current_time()
                 try:
                     await self._once()
-                    pause_s = _PAUSE_S
+                    self._last = "it ended the connection"
+                    if self._answered:
+                        pause_s = _PAUSE_S
                 except Unavailable as error:
                     self._last = error.what
                     log.info("no connection to %s: %s", self.name, self._last)
@@ -325,6 +338,7 @@ class Link:
 
     def _begun(self, channel: Channel, kept: bool) -> None:
         self._channel, self._refused = channel, None
+        self._began, self._answered = trio.current_time(), False
         self.connections += 1
         if self.connections > 1:
             self.back_since = trio.current_time()
@@ -333,23 +347,31 @@ class Link:
         channel.leaving = self._leaving
         for message in told or ():
             channel.send(message)
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
-            if call.held and not kept:
-                self._end(call, self._gone())
-                continue
-            self._calls[call.id] = call
-            channel.send((call.id, call.method, call.arguments))
-            call.sent = True
+        for call in list(self._calls.values()):
+            try:
+                if call.held and not kept:
+                    raise self._gone()
+                channel.send((call.id, call.method, call.arguments))
+                call.sent = True
+            except Exception as error:  # of this call alone: it is too large, or cannot be packed
+                self._forget(call)
+                self._end(call, error)
         self.connected.set()
 
     def _broken(self) -> None:
         if self.connected.is_set():
             self.connected = trio.Event()
             self._away_since = trio.current_time()
-        for call in [call for call in self._calls.values() if call.sent and (call.here or not call.again)]:
-            del self._calls[call.id]
-            self._end(call, LostError(f"the connection to {self.name} broke"))
+            at_once = not self._answered and self._away_since - self._began <= self._options.silence_s
+            for call in self._calls.values():
+                call.ends = call.ends + 1 if at_once and call.sent else 0
+        for call in [call for call in self._calls.values() if call.sent]:
+            if call.here or not call.again:
+                self._forget(call)
+                self._end(call, LostError(f"the connection to {self.name} broke"))
+            elif call.ends >= _ENDS_MAX:
+                what = f"{call.ends} connections in a row to {self.name} ended while this call was out, unanswered"
+                self._give_up_on(call, Unavailable(what))
 
     def _received(self, messages: list[Message]) -> None:
         calls, reschedule = self._calls, trio.lowlevel.reschedule
@@ -359,6 +381,7 @@ class Link:
                     self._pushed(id, value)
                     continue
                 call = calls.pop(id, None)
+                self._answered = True
                 if call is None:
                     continue  # who asked has been cancelled
                 if status == OK:

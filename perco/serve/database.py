@@ -173,8 +173,16 @@ class RemoteDatabase(Database):
 
     def _hello(self) -> Message:
         greeting = hello(self._token, self._session, sorted(self.oracle.holds.open))
-        self._too_much = len(packed(greeting)) > GREETING_BYTES_MAX
+        self._too_much = (
+            len(packed(greeting)) > GREETING_BYTES_MAX or len(packed(self._holding())) > self._wire.message_bytes_max
+        )
         return hello(self._token, self._session, ()) if self._too_much else greeting
+
+    def _holding(self) -> Message:
+        """Holds and claims that this client has (R7)."""
+        elsewhere = self._worker.elsewhere if self._worker is not None else None
+        claims = tuple(elsewhere.claims.items()) if isinstance(elsewhere, Elsewhere) else ()
+        return tuple(self.oracle.holds.numbers), claims  # type: ignore[attr-defined]
 
     def _reach(self, number: int, port: int) -> Link:
         """A link to a tablet server, as long as there is one. A server that comes back needs no new session: the owner
@@ -207,12 +215,11 @@ class RemoteDatabase(Database):
             set.clear(holds.open)
             holds.numbers.clear()  # type: ignore[attr-defined]
             self._begin_session()
-        elsewhere = self._worker.elsewhere if self._worker is not None else None
-        claims = tuple(elsewhere.claims.items()) if isinstance(elsewhere, Elsewhere) else ()
-        self.link.tell(Method.HOLDING, (tuple(holds.numbers), claims))  # type: ignore[attr-defined]
+        self.link.tell(Method.HOLDING, self._holding())
         self.link.tell(Method.WORKS, self._observers())
         if self.driver.orphaned.is_set():
             self.link.tell(Method.ORPHANED, None)
+        elsewhere = self._worker.elsewhere if self._worker is not None else None
         if isinstance(elsewhere, Elsewhere):
             elsewhere.forget()
         self.driver.notified()  # N8: what was pushed meanwhile has not come
@@ -417,14 +424,17 @@ async def open_served(
     *,
     readonly: bool = False,
     pulsing: Callable[[Pulse], LoopWatch] | None = None,
+    remedy: str = "",
 ) -> RemoteDatabase:
     """A database over a server. Raises: as `RemoteDatabase.begin_link`.
 
     Args:
         connect: makes a stream to the tablet server of a number and a port; 0 and 0: to the owner.
         pulsing: makes the object that watches the loop and sends pulses while it is held (R10); None: no pulses.
+        remedy: what to do when the server is away for too long; "": try again.
     """
     db = RemoteDatabase(schema or Schema(), options, wire, name, connect, token, pulsing)
+    db.link.remedy = remedy
     try:
         await db.begin_link(known=schema is None, readonly=readonly)
     except BaseException:

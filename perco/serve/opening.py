@@ -8,6 +8,7 @@ somebody serves.
 from __future__ import annotations
 
 import os
+import shlex
 import ssl
 import warnings
 from collections.abc import AsyncIterator, Awaitable
@@ -120,7 +121,7 @@ class open(AsyncOnly):
             try:
                 return await self._connect(address)
             except OSError as error:
-                raise Unavailable(f"no server answers at {address}: {error.strerror or error}") from error
+                raise _unreached(address, error) from error
         options = self._options
         if self.processes is not None:
             self.tablet_servers = self._servers()
@@ -144,7 +145,7 @@ class open(AsyncOnly):
                 if not options.shared or not shared_by_owner(path) or trio.current_time() > deadline:
                     raise
                 try:
-                    return await self._connect(Address(path / SOCKET))
+                    return await self._connect(Address(path / SOCKET), path)
                 except OSError:
                     del locked  # it has just begun, or is ending
                 await trio.sleep(_AGAIN_S)
@@ -177,18 +178,22 @@ class open(AsyncOnly):
         if addresses.is_address(text):
             address = addresses.parse(text)
             self._token = self._token or tokens.find(address)
-        elif not _absolute(text).is_dir():
+            try:
+                return await self._connect(address)
+            except OSError as error:
+                raise _unreached(address, error) from error
+        path = _absolute(text)
+        if not path.is_dir():
             raise UsageError(f"there is no store at {text}")
-        else:
-            address = Address(_absolute(text) / SOCKET)
         try:
-            return await self._connect(address)
+            return await self._connect(Address(path / SOCKET), path)
         except OSError as error:
             raise Unavailable(
-                f"no process has {text} open, or it is open to one process alone (perco serve keeps a store open)"
+                f"no process has {text} open, or it is open to one process alone",
+                remedy=f"Start `{_serve(text)}` first.",
             ) from error
 
-    async def _connect(self, address: Address) -> RemoteDatabase:
+    async def _connect(self, address: Address, folder: Path | None = None) -> RemoteDatabase:
         trust = _trust(self._options.wire.ca_file) if address.tls else None
         with trio.move_on_after(self._options.wire.connect_s) as scope:  # who is away altogether is told at once
             stream = await addresses.connect(address, trust)
@@ -207,6 +212,9 @@ class open(AsyncOnly):
             *(str(address), connect, self._schema, self._options, wire, self._token),
             readonly=self._readonly,
             pulsing=pulsing,
+            remedy=""
+            if folder is None
+            else f"Nothing was written; start `{_serve(folder)}`, or open the folder in a process that stays.",
         )
 
     async def _prepare(self, local: LocalStore, options: Options) -> Database:
@@ -298,6 +306,15 @@ def _trust(ca_file: str) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=ca_file or None)
     except OSError as error:
         raise UsageError(f"ca_file {ca_file!r} cannot be used: {error}") from error
+
+
+def _unreached(address: Address, error: OSError) -> Unavailable:
+    what, remedy = addresses.unreached(address, error)
+    return Unavailable(what, remedy=remedy)
+
+
+def _serve(folder: str | Path) -> str:
+    return f"perco serve {shlex.quote(str(folder))}"
 
 
 def _absolute(path: str | Path) -> Path:

@@ -42,6 +42,12 @@ async def test_what_cannot_be_split(store: Path, arguments: tuple[str, ...], sai
     assert done.out == ""
 
 
+async def test_tablets_of_what_nobody_serves_says_what_to_start(store: Path) -> None:
+    done = await run("tablets", store)
+    assert (done.code, done.out) == (2, "")
+    assert f"Start `perco serve {store}` first." in done.err
+
+
 async def test_where_another_process_has_it_open(store: Path) -> None:
     async with owned(store):
         assert "tablet 2 of docs has the rows from b on" in (await run("split", store, "docs", "--at", "b")).out

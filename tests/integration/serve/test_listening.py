@@ -24,6 +24,7 @@ from perco.rpc import addresses
 from perco.rpc.framing import frame, packed
 from perco.serve import tokens
 from perco.serve.messages import WIRE_VERSION, Method, hello
+from perco.serve.opening import visiting
 
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
@@ -179,10 +180,33 @@ async def test_where_no_socket_can_be_made_the_store_works_for_one(
         await on(tmp_path / "store", writes)
 
 
-@pytest.mark.parametrize("url", ["tcp://127.0.0.1:1", "unix:/nowhere/at/all", "tcp://name.invalid:1"])
-async def test_where_nobody_listens_is_told_at_once(url: str) -> None:
-    with pytest.raises(perco.Unavailable, match="no server answers at"):
-        await on(url, writes)
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        (
+            "tcp://127.0.0.1:1",
+            r"nothing listens at tcp://127\.0\.0\.1:1 \(connection refused\)\. Is `perco serve` running",
+        ),
+        (
+            "tcp://localhost:1",
+            r"nothing listens at tcp://localhost:1 \(connection refused\)\. Is `perco serve` running",
+        ),
+        (
+            "unix:/nowhere/at/all",
+            r"nothing listens at unix:/nowhere/at/all \(there is no such socket\)\. Is `perco serve`",
+        ),
+        ("tcp://name.invalid:1", r"the host of tcp://name\.invalid:1 is not known \(.+\)\. Is the address right\?"),
+    ],
+)
+async def test_where_nobody_listens_is_told_at_once(url: str, told: str) -> None:
+    for opening in (on(url, writes), _visits(url)):
+        with pytest.raises(perco.Unavailable, match=f"^{told}"):
+            await opening
+
+
+async def _visits(url: str) -> None:
+    async with visiting(url):
+        raise AssertionError
 
 
 async def test_something_else_that_listens_is_told(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
 
 import perco
+from perco.serve.database import RemoteDatabase
 from perco.txn.check import check
 from tests.integration.serve.member import OPTIONS, SCHEMA, TOTAL, found, total
 
@@ -94,6 +96,31 @@ def test_a_killed_owner_is_followed_by_the_next_and_clients_go_on(tmp_path: Path
     mover.kill()
     assert members[0].ends() == TOTAL
     trio.run(_clean, folder)
+
+
+def test_a_client_whose_owner_has_ended_fails_until_there_is_another(tmp_path: Path, members: list[Member]) -> None:
+    folder = tmp_path / "store"
+    members.append(Member(folder, "found"))
+    assert members[0].says() == "Database"
+
+    async def client() -> None:
+        async with perco.open(folder, SCHEMA, options=OPTIONS) as db:
+            assert isinstance(db, RemoteDatabase)
+            assert await total(db) == TOTAL
+            db.link._options = replace(db.link._options, patience_s=0.0)
+            members[0].kill()
+            with pytest.raises(perco.Unavailable) as caught:
+                await total(db)
+            told = f"Nothing was written; start `perco serve {folder}`, or open the folder in a process that stays."
+            assert str(caught.value).endswith(told)
+            async with perco.open(
+                folder, SCHEMA, options=OPTIONS
+            ) as owner:  # the client is no owner, its process may be
+                assert not isinstance(owner, RemoteDatabase)
+                await db.link.connected.wait()
+                assert await total(db) == TOTAL
+
+    trio.run(client)
 
 
 def test_killed_clients_leave_nothing_behind(tmp_path: Path, members: list[Member]) -> None:  # R7 L1 T5
