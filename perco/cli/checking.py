@@ -33,11 +33,12 @@ from perco.storage.folder import accept, unsynced
 from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.check import CheckResult, Progress, check
 from perco.txn.examine import Finding
+from perco.txn.local import RESTORE
 from perco.txn.repair import RepairResult, repair, repair_elsewhere
 from perco.txn.system import Groups
 
 _NOTES_SHOWN = 10
-_RESTORE = "restore the whole folder from one copy; the other tablets can be read there as of then"
+_RESTORE = f"{RESTORE}; the other tablets can be read there as of then"
 
 
 def check_contained(store: str, *, json: bool, accepting: bool, repairing: bool) -> NoReturn:
@@ -56,6 +57,7 @@ async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, 
     """Findings and counts; with `repairing`, after what can be repaired has been; with `accepting`, and no errors, a
     store that needed a check can be opened again."""
     await _verify(store, watch)
+    await _set_missing_aside(store, watch)
     if watch.damaged and repairing:
         complain("nothing is repaired while a tablet cannot be read: restore the folder from a copy")
         repairing = False
@@ -195,6 +197,23 @@ async def _verify(store: str, watch: Watch) -> None:
                     watch.damaged[tablet] = found
     finally:
         folder.release(clean=False)
+
+
+async def _set_missing_aside(store: str, watch: Watch) -> None:
+    """Tablets that are not there do not hide the others either."""
+    while True:
+        opening = perco.open(store, readonly=True)
+        opening.damaged = watch.damaged
+        try:
+            async with opening:
+                return
+        except Corruption as error:
+            path = Path(error.where)
+            if path in watch.damaged or not error.what.endswith(RESTORE):
+                return
+            watch.damaged[path] = Corruption(str(path), error.what.removesuffix(f": {RESTORE}"))
+        except PercoError:
+            return  # opening the store says so
 
 
 def _watched(db: perco.Database, watch: Watch) -> None:

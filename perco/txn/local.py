@@ -3,6 +3,8 @@
 P4  A split: the copy is whole and on disk; then the tablet is recorded; then it gets its rows; then they are removed
     from the old one. A process that dies before the record leaves a folder that nobody looks at, and that is removed
     when the next one of that number is begun; one that dies after it leaves rows that nobody looks at.
+    The tablets that a table is made with come after the record of the table; that they have come is noted in the system
+    table then. A tablet that was added, or noted, and is not there has been lost: the store is refused.
 P6  Compacting copies a whole tablet as a split copies a part; writes wait while the folder is renamed and the copy
     opened. There is no record: the name tells which files count.
 """
@@ -10,6 +12,7 @@ P6  Compacting copies a whole tablet as a split copies a part; writes wait while
 from __future__ import annotations
 
 import os
+import re
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -17,7 +20,7 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol
 
 import trio
 
@@ -32,6 +35,7 @@ from perco.errors import (
     UsedAfterFork,
 )
 from perco.storage import (
+    DATA,
     PROTOCOL_GROUPS,
     BatchOptions,
     Folder,
@@ -40,6 +44,7 @@ from perco.storage import (
     LmdbTablet,
     LocalRowStore,
     MemoryTablet,
+    Mutation,
     Tablet,
 )
 from perco.storage.damaged import DamagedTablet
@@ -80,6 +85,9 @@ class Elsewhere(Protocol):
 
 Placed = tuple[int, bytes, "bytes | None"]  # number, first row, first row of the next one
 
+RESTORE: Final = "restore the whole folder from one copy"
+_MADE: Final = b"made/"  # and a table's name: the tablets that it was declared with have been made
+_ADDRESS: Final = re.compile(r"([^:/]+|\[[0-9A-Fa-f:.]+\]):[0-9]+$")
 _LOOKS = 10  # at files that are being renamed
 
 _stores: weakref.WeakSet[LocalStore] = weakref.WeakSet()
@@ -126,10 +134,19 @@ class LocalStore:
             if readonly:
                 self._folder = Folder.beside(self.path)
             else:
+                _refuse_address(text, self.path)
                 self._folder = Folder.claim(self.path, durable=durable, accept_loss=accept_loss, shared=shared)
         _stores.add(self)
         try:
-            self._add(SYSTEM_TABLE, [(0, b"", None)], (), sync=True)
+            # It is made before any other, so where there are others it has been lost.
+            lost = self._folder is not None and bool(self._folder.tablet_paths())
+            self._add(SYSTEM_TABLE, [(0, b"", None)], (), there=(0,) if lost else (), sync=True)
+            if SYSTEM_TABLE not in self._groups:
+                raise UnsuitableFolder(
+                    str(self.path),
+                    "there are no tablets in it: its maker was stopped, or is at it now, or they have been removed. "
+                    f"Open it for writing to begin with an empty store, or {RESTORE}",
+                )
         except BaseException:
             self.abandon()
             raise
@@ -155,21 +172,20 @@ class LocalStore:
         placed: Sequence[Placed],
         groups: Sequence[str],
         *,
-        added: Collection[int] = (),
+        there: Collection[int] = (),
         sync: bool | None = None,
     ) -> None:
-        """`added`: numbers of those that came by a split, and so are there, or lost (P4)."""
+        """`there`: numbers of those that have been made, and so are there, or lost (P4)."""
         every = [*PROTOCOL_GROUPS, *groups]
         if self._folder is not None:
-            for number in added:
-                if not (path := tablet_path(self._folder.path, table, number)).exists():
-                    raise Corruption(str(path), "it is missing: restore the folder from a copy")
+            for number in there:
+                self._must_be_there(table, number)
             options = self._lmdb if sync is None else replace(self._lmdb, sync=sync)
             paths = [
                 self._folder.make_tablet_folder(table, number, lambda making: LmdbEngine.make(making, every, options))
                 for number, _, _ in placed
             ]
-            if self.readonly and not all(path.exists() for path in paths):
+            if self.readonly and not all(path.exists() or path in self._damaged for path in paths):
                 return  # the owner has declared it and not made it yet
         tablets: list[Tablet] = []
         with ExitStack() as opened:  # LMDB would not open again in this process what a failure leaves open
@@ -181,6 +197,17 @@ class LocalStore:
                 self._elsewhere.begin(tablet)
         self.store.add_table(table, tablets)
         self._groups[table] = set(groups)
+
+    def _must_be_there(self, table: str, number: int) -> None:
+        """Raises Corruption for a tablet that has been made, and is not there any more (P4)."""
+        assert self._folder is not None
+        for _ in range(_LOOKS):  # its owner may be compacting it (P6)
+            path = tablet_path(self._folder.path, table, number)
+            if path in self._damaged or _bytes_of(path / "data.mdb"):
+                return
+        known = "there are tablets beside it" if table == SYSTEM_TABLE else f"the catalogue has table {table!r}"
+        what = "its data.mdb is missing, or empty" if path.exists() else "it is missing"
+        raise Corruption(str(path), f"{what}, and {known}: {RESTORE}")
 
     def _opened(
         self,
@@ -230,11 +257,17 @@ class LocalStore:
         raise Unavailable(f"{path} is being compacted; try again")
 
     async def adapt(self, catalogue: Catalogue) -> None:
-        """Open, or make, the tablets and groups that a catalogue names."""
+        """Open, or make, the tablets and groups that a catalogue names.
+
+        Raises: Corruption, if a tablet that has been made is not there.
+        """
+        new = [name for name in catalogue.tables if name not in self._groups]
+        made = await self._made(new)
         for name, entry in catalogue.tables.items():
             groups = catalogue.groups(name)
             if name not in self._groups:
-                self._add(name, entry.tablets(), groups, added=entry.added.values())
+                numbers = [number for number, _, _ in entry.tablets()] if name in made else entry.added.values()
+                self._add(name, entry.tablets(), groups, there=numbers)
                 continue
             if set(groups) - self._groups[name]:
                 async with self._changing:
@@ -250,6 +283,20 @@ class LocalStore:
                         added = self._opened(name, placed, [*PROTOCOL_GROUPS, *groups], opened)
                         opened.pop_all()
                     self.store.add_split(self.store.tablet(name, placed[1]), added)
+        await self._note_made([name for name in new if name not in made])
+
+    async def _made(self, tables: Sequence[str]) -> set[str]:
+        """Those of which it is noted that their tablets have been made (P4)."""
+        if self._folder is None or not tables:
+            return set()
+        found = await self.store.read([(SYSTEM_TABLE, _made_row(table), [(DATA, 0, 1, 1, 1)]) for table in tables])
+        return {table for table, [cells] in zip(tables, found, strict=True) if cells}
+
+    async def _note_made(self, tables: Sequence[str]) -> None:
+        """They are on the disk. What cannot be noted now, who opens the store next notes."""
+        if self._folder is not None and tables and not self.readonly:
+            rows = [(_made_row(table), (), ((DATA, 0, 1, b""),)) for table in tables]
+            await self.store.apply([Mutation(SYSTEM_TABLE, rows, None, True)])
 
     # ------------------------------------------------------------ splitting
 
@@ -439,6 +486,17 @@ class LocalStore:
         _stores.discard(self)
 
 
+def _bytes_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _made_row(table: str) -> bytes:
+    return _MADE + table.encode()
+
+
 def _path_of(text: str) -> Path:
     scheme, colon, _ = text.partition("://")
     if colon and scheme.isalpha():
@@ -446,6 +504,15 @@ def _path_of(text: str) -> Path:
     if not text:
         raise UsageError("the path of the store is empty")
     return Path(text).expanduser()
+
+
+def _refuse_address(text: str, path: Path) -> None:
+    """An address without its scheme would make a store in a folder of that name."""
+    if _ADDRESS.match(text) and not path.exists():
+        raise UsageError(
+            f"there is no folder {text!r}. If a store is served there, write tcp://{text}; to make one in a folder of "
+            f"that name, write ./{text}"
+        )
 
 
 def _before_fork() -> None:
