@@ -5,8 +5,8 @@
 R4  A call is answered once, by the connection that it was sent on. When that breaks, calls that may be repeated
     (`again=True`: reads, draws, questions) are sent on the next one; others may or may not have arrived: `LostError`,
     which for a mutation is `NoReply` (T4). A call that was out when several connections in a row ended at once,
-    without any answer, is not sent again: it may be what ends them. Nor does one that cannot be sent (too large, or of
-    what the wire does not carry) concern any other.
+    without any answer, is not sent again: it may be what ends them. A call that cannot be sent (it is too large, or
+    holds what the wire does not carry) ends alone.
 R5  ... if the server still holds the session's versions (R7). Else calls that need them (`held=True`) get SessionEnded.
 R6  One task tries a server that is away, or has no room for another connection, at growing, random intervals. Calls
     that wait longer than `patience_s` get Unavailable. A server that refuses for good (a wrong token, another version)

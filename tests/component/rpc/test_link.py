@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from perco.errors import SessionEnded, StoreError, TooLarge, Unavailable, UsageError, WrongToken
+from perco.errors import SessionEnded, StoreError, TooLarge, Unavailable, UsageError, WriteUnknown, WrongToken
 from perco.rpc.channel import Channel, Silent, WireOptions
 from perco.rpc.framing import WireError, frame, packed
 from perco.rpc.link import Link, LostError
@@ -26,7 +28,8 @@ OPTIONS = WireOptions(
     waiting_bytes_max=20_000,
     frame_bytes=1000,
 )
-ECHO, FAIL, HOLD, BIG = 1, 2, 3, 4
+SMALL = replace(OPTIONS, message_bytes_max=1000)
+ECHO, FAIL, HOLD, BIG, BREAK = 1, 2, 3, 4, 5
 
 
 class Service:
@@ -53,6 +56,8 @@ class Service:
             raise UsageError("write it so")
         elif method == BIG:
             peer.reply(id, b"x" * arguments)
+        elif method == BREAK:
+            raise WireError("it is not taken")
         else:
             self.held.append((peer, id, arguments))
 
@@ -345,6 +350,173 @@ async def test_an_answer_that_is_too_long_is_told(autojump_clock: trio.testing.M
             await link.call(ECHO, b"x" * 2000, again=True)
         assert await link.call(ECHO, 1, again=True) == 1
         assert link.connections == 1
+
+
+UNSENDABLE: list[tuple[Any, type[Exception]]] = [
+    (b"x" * 2000, TooLarge),
+    (object(), TypeError),
+    ("\ud800", ValueError),
+    (1 << 80, OverflowError),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error"), UNSENDABLE)
+async def test_a_call_that_cannot_be_sent_ends_alone_though_the_server_was_away(
+    autojump_clock: trio.testing.MockClock, arguments: Any, error: type[Exception]
+) -> None:  # R1 R6
+    service = Service(SMALL)
+    service.away = True
+    raised: list[Exception] = []
+    got: list[Any] = []
+
+    async def too_much(link: Link) -> None:
+        with pytest.raises(error) as caught:
+            await link.call(ECHO, arguments, again=True)
+        raised.append(caught.value)
+
+    async def ask(link: Link) -> None:
+        got.append(await link.call(HOLD, 1, again=True))
+
+    async with service.linked() as link, trio.open_nursery() as nursery:
+        nursery.start_soon(too_much, link)
+        nursery.start_soon(ask, link)
+        await quiet()
+        service.away = False
+        await trio.sleep(1)
+        assert len(raised) == 1
+        await service.break_it()
+        await trio.sleep(1)
+        assert link.refused is None
+        assert await link.call(ECHO, 2, again=True) == 2
+        peer, id, _ = service.held[-1]
+        peer.reply(id, "answered")
+    assert got == ["answered"]
+
+
+@pytest.mark.parametrize(("grown", "error"), UNSENDABLE)
+async def test_a_call_that_cannot_be_sent_again_ends_alone(
+    autojump_clock: trio.testing.MockClock, grown: Any, error: type[Exception]
+) -> None:  # R1 R4
+    service = Service(SMALL)
+    got: list[Any] = []
+
+    async def ask(link: Link, arguments: list[Any]) -> None:
+        try:
+            got.append(await link.call(HOLD, arguments, again=True))
+        except error as raised:
+            got.append(type(raised))
+
+    async with service.linked() as link, trio.open_nursery() as nursery:
+        several: list[list[Any]] = [[1], [2], [3]]
+        for arguments in several:
+            nursery.start_soon(ask, link, arguments)
+        await quiet()
+        assert len(service.held) == 3
+        several[1][0] = grown
+        await service.break_it()
+        await trio.sleep(1)
+        assert link.refused is None
+        assert len(got) == 1
+        assert issubclass(got[0], error)
+        for peer, id, arguments in service.held[3:]:
+            peer.reply(id, arguments)
+    assert sorted(got[1:]) == [(1,), (3,)]
+
+
+def test_a_call_that_is_interrupted_before_it_waits_is_forgotten() -> None:  # T10
+    service = Service()
+
+    class Calls(dict[int, Any]):
+        def __setitem__(self, id: int, call: Any) -> None:
+            super().__setitem__(id, call)
+            signal.raise_signal(signal.SIGINT)
+
+    async def main() -> None:
+        async with service.linked() as link:
+            await link.call(ECHO, 0, again=True)
+            link._calls = Calls()
+            with pytest.raises(KeyboardInterrupt):
+                await link.call(HOLD, 1, again=True)
+            assert not link._calls
+            link._calls = {}
+            await quiet()
+            peer, id, _ = service.held.pop()
+            peer.reply(id, "late")  # nobody minds
+            assert await link.call(ECHO, 2, again=True) == 2
+            assert link.connections == 1
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("writes", [False, True])
+async def test_a_call_that_ends_every_connection_is_given_up(
+    autojump_clock: trio.testing.MockClock, writes: bool
+) -> None:  # R4
+    service = Service()
+    async with service.linked() as link:
+        began = trio.current_time()
+        with pytest.raises(WriteUnknown if writes else Unavailable, match="8 connections in a row"):
+            await link.call(BREAK, None, again=True, writes=writes)
+        assert service.asked == [None] * 8
+        assert trio.current_time() < began + OPTIONS.patience_s
+        assert await link.call(ECHO, 1, again=True) == 1
+
+
+async def test_a_call_that_waits_for_long_outlives_connections_that_answer_others(
+    autojump_clock: trio.testing.MockClock,
+) -> None:  # R4
+    service = Service()
+    got: list[Any] = []
+
+    async def ask(link: Link) -> None:
+        got.append(await link.call(HOLD, 1, again=True))
+
+    async with service.linked() as link, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, link)
+        for number in range(20):
+            assert await link.call(ECHO, number, again=True) == number
+            await service.break_it()
+            await quiet()
+        assert not got
+        await link.connected.wait()
+        await quiet()
+        peer, id, _ = service.held[-1]
+        peer.reply(id, "answered")
+    assert got == ["answered"]
+
+
+async def test_a_call_that_waits_for_long_outlives_connections_that_last(
+    autojump_clock: trio.testing.MockClock,
+) -> None:  # R4
+    service = Service()
+    got: list[Any] = []
+
+    async def ask(link: Link) -> None:
+        got.append(await link.call(HOLD, 1, again=True))
+
+    async with service.linked() as link, trio.open_nursery() as nursery:
+        nursery.start_soon(ask, link)
+        for _ in range(20):
+            await trio.sleep(OPTIONS.silence_s + 2)
+            await service.break_it()
+        await link.connected.wait()
+        await quiet()
+        peer, id, _ = service.held[-1]
+        peer.reply(id, "answered")
+    assert got == ["answered"]
+
+
+async def test_many_things_that_are_told_go_in_several_messages(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:  # R1
+    monkeypatch.setattr("perco.rpc.link._MERGED_MAX", 3)
+    service = Service()
+    async with service.linked() as link:
+        await link.call(ECHO, 0, again=True)
+        for item in range(8):
+            link.tell_merged(HOLD, item)
+        await link.call(ECHO, 1, again=True)
+    assert sorted(service.asked[1:-1]) == [(0, 1, 2), (3, 4, 5), (6, 7)]
 
 
 async def test_what_is_pushed_arrives(autojump_clock: trio.testing.MockClock) -> None:
