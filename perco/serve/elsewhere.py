@@ -8,9 +8,9 @@ from typing import Final
 
 import trio
 
-from perco.notify.rowlocks import CLAIMED, DONE, HELD, Dirty
+from perco.notify.rowlocks import CLAIMED, DONE, FREE, HELD, Dirty
 from perco.rpc.link import Link
-from perco.serve.messages import Method
+from perco.serve.messages import CLAIMS_MAX, Method
 from perco.serve.together import Together
 
 _HELD_S: Final = 1.0  # how long a row that another process has is left alone, in case that process dies
@@ -43,15 +43,29 @@ class Elsewhere:
         return found[1]
 
     async def take(self, table: str, wanted: Sequence[Dirty], most: int, *, halts: bool) -> bytes:
-        asked = tuple([(row, newest, root) for row, _, newest, root in wanted])
-        states: bytes
+        states = b""
+        held: list[tuple[bytes, int]] = []  # rows that others have
+        taken: list[tuple[str, bytes]] = []
+        left = most
         self._asking += 1
         try:
-            if self._together is not None:
-                states, held = await self._together.claim(table, asked, most, halts=halts)
-            else:
-                states, held = await self._link.call(Method.CLAIM, (table, asked, most, halts), again=True)
+            while len(states) < len(wanted):
+                if not left or (halts and states.rfind(HELD) > states.find(CLAIMED) >= 0):
+                    states += bytes([FREE]) * (len(wanted) - len(states))
+                    break
+                part = wanted[len(states) : len(states) + CLAIMS_MAX]
+                told, others = await self._claim(table, part, left, halts=halts)
+                for dirty, state in zip(part, told, strict=True):
+                    if state == CLAIMED:
+                        left -= 1
+                        if (table, dirty.row) not in self.claims:
+                            taken.append((table, dirty.row))
+                        self.claims[table, dirty.row] = dirty.newest, dirty.root
+                states += told
+                held += others
         except BaseException:
+            for where in taken:
+                self.claims.pop(where, None)
             for dirty in wanted:
                 if (table, dirty.row) not in self.claims:
                     self.release((table, dirty.row))  # it may have arrived
@@ -64,13 +78,23 @@ class Elsewhere:
         for row, newest in () if freed else held:
             self._held[table, row] = newest, until
         for dirty, state in zip(wanted, states, strict=True):
-            if state == CLAIMED:
-                self.claims[table, dirty.row] = dirty.newest, dirty.root
-            elif state in (HELD, DONE) and not freed:
+            if state in (HELD, DONE) and not freed:
                 self._held[table, dirty.row] = dirty.newest, until
         while len(self._held) > _HELD_MAX:
             del self._held[next(iter(self._held))]
         return states
+
+    async def _claim(
+        self, table: str, wanted: Sequence[Dirty], most: int, *, halts: bool
+    ) -> tuple[bytes, Sequence[tuple[bytes, int]]]:
+        """One call's answer: for each row its state, then rows that others have."""
+        asked = tuple([(row, newest, root) for row, _, newest, root in wanted])
+        states: bytes
+        if self._together is not None:
+            states, held = await self._together.claim(table, asked, most, halts=halts)
+        else:
+            states, held = await self._link.call(Method.CLAIM, (table, asked, most, halts), again=True)
+        return states, held
 
     def release(self, where: tuple[str, bytes]) -> None:
         self.claims.pop(where, None)

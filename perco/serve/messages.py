@@ -33,6 +33,9 @@ from perco.txn.retention import Removed
 from perco.txn.vacuum import VacuumResult
 
 WIRE_VERSION: Final = 8
+# What a server takes in one call, and a client asks for: a call for more ends its connection (R1).
+DRAWS_MAX: Final = 1 << 16  # timestamps
+CLAIMS_MAX: Final = 4096  # rows
 _MAGIC: Final = "perco"
 
 

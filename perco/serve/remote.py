@@ -31,6 +31,7 @@ from perco.errors import (
 from perco.rpc.framing import WireError
 from perco.rpc.link import Link, LostError
 from perco.serve.messages import (
+    DRAWS_MAX,
     LOST,
     MET,
     NOT_HERE,
@@ -521,6 +522,7 @@ class RemoteOracle(Oracle):
     async def draw_commit(self) -> int:
         return await self._draw(starts=False)
 
+    @trio.lowlevel.enable_ki_protection  # as `Link.call`
     async def _draw(self, *, starts: bool) -> int:
         waiter = _Waiter(starts)
         self._waiting.append(waiter)
@@ -531,11 +533,12 @@ class RemoteOracle(Oracle):
         return ts
 
     async def _ask(self) -> None:
-        """O2: tasks that wait now share a call; later ones share the next."""
+        """O2: tasks that wait now share a call, as far as it takes them, in the order in which they came; later ones
+        share the next."""
         try:
             while self._waiting:
-                # Those who begin first: the server holds what it gives them.
-                waiters, self._waiting = sorted(self._waiting, key=lambda waiter: not waiter.starts), []
+                waiters, self._waiting = self._waiting[:DRAWS_MAX], self._waiting[DRAWS_MAX:]
+                waiters.sort(key=lambda waiter: not waiter.starts)  # the server holds what it gives the first ones
                 starts = sum(waiter.starts for waiter in waiters)
                 drawn: Sequence[int] = ()
                 error: Exception | None = None

@@ -36,6 +36,8 @@ from perco.serve import tasks
 from perco.serve.door import Door
 from perco.serve.messages import (
     ANNOUNCED,
+    CLAIMS_MAX,
+    DRAWS_MAX,
     MET,
     MOVED,
     PULSE,
@@ -72,9 +74,7 @@ _IDLE_S: Final = 1.0
 _HELD_S: Final = 1.0  # if an owner's loop was held for longer while others waited, it logs a warning
 _LOOKS_APART_S: Final = 0.02
 _EXPIRE_EVERY: Final = 4  # looks for dead sessions within a lease
-_CLAIMS_MAX: Final = 4096  # rows in one call
 _TASKS_S: Final = 1.0  # how long clients may take to say what their tasks wait for
-_DRAWS_MAX: Final = 1 << 16  # timestamps in one call
 
 
 class Server(Door[Session]):
@@ -554,7 +554,7 @@ class Server(Door[Session]):
 
     def _draw(self, session: Session, peer: Peer, id: int, wanted: Any) -> None:
         starts, others = wanted
-        if not (type(starts) is int and type(others) is int and 0 < starts + others <= _DRAWS_MAX):
+        if not (type(starts) is int and type(others) is int and 0 < starts + others <= DRAWS_MAX):
             raise ValueError("a number of timestamps")
         draw = self._db.oracle.draw_nowait
         drawn = [draw() for _ in range(starts + others)]
@@ -681,7 +681,7 @@ class Server(Door[Session]):
 
     def _claimed(self, session: Session, asked: Any) -> tuple[bytes, list[tuple[bytes, int]]]:
         table, wanted, most, halts = asked
-        if (type(table), type(most), type(halts)) != (str, int, bool) or len(wanted) > _CLAIMS_MAX:
+        if (type(table), type(most), type(halts)) != (str, int, bool) or len(wanted) > CLAIMS_MAX:
             raise TypeError("a table, rows, and how many of them")
         if any((type(row), type(newest), type(root)) != (bytes, int, int) for row, newest, root in wanted):
             raise TypeError("rows and timestamps")

@@ -13,16 +13,17 @@ import trio.testing
 
 import perco
 from perco.notify.database import Database
-from perco.notify.rowlocks import CLAIMED, Dirty
+from perco.notify.rowlocks import CLAIMED, FREE, HELD, Dirty
 from perco.rpc.channel import Channel
 from perco.rpc.framing import Message
 from perco.rpc.link import LostError
 from perco.serve.database import RemoteDatabase
-from perco.serve.messages import WIRE_VERSION, Method, hello
+from perco.serve.elsewhere import Elsewhere
+from perco.serve.messages import CLAIMS_MAX, WIRE_VERSION, Method, hello
 from perco.serve.sessions import Session
 from perco.storage import Mutation
 from perco.storage.call import Call
-from tests.component.serve.kit import WIRE, Place, vanish
+from tests.component.serve.kit import WIRE, Place, quick, vanish
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
 n = docs.column("n", perco.INT64)
@@ -203,6 +204,162 @@ async def test_more_snapshots_than_fit_in_a_greeting(place: Place) -> None:  # R
             await snaps[0].get(n, "a")
         await db.oracle.newest()
         assert not owner.oracle.holds.open
+
+
+async def test_more_holds_than_fit_in_a_message() -> None:  # R1 R5
+    place = Place(SCHEMA, wire=quick(WIRE, message_bytes_max=20_000, frame_bytes=1000))
+    place.prefetch = perco.PrefetchOptions(cache=False, predict=False)  # every read is to ask
+    async with place.served() as owner, place.client() as db:
+        await db.run(put, "a", 1)
+        snap = await db.snapshot_at()
+        db.oracle.holds.numbers.update(range(1 << 40, (1 << 40) + 5000))  # type: ignore[attr-defined]
+        await place.break_connections()
+        assert await db.run(read, "a") == 1
+        with pytest.raises(perco.SessionEnded):
+            await snap.get(n, "a")
+        await db.oracle.newest()
+        assert not owner.oracle.holds.open
+
+
+async def test_a_commit_that_is_too_large_while_the_server_is_away_is_refused_alone() -> None:  # R1 R4
+    place = Place(SCHEMA, wire=quick(WIRE, message_bytes_max=20_000, frame_bytes=1000))
+    async with place.served(), place.client() as db:
+        await db.run(put, "a", 1)
+
+        async def commits() -> None:
+            txn = await db.begin()
+            for i in range(1000):
+                txn.set(n, f"a{i}", i)
+            async with away(place):
+                nursery.start_soon(fails, txn)
+                await trio.testing.wait_all_tasks_blocked()
+
+        async def fails(txn: perco.Transaction) -> None:
+            with pytest.raises(perco.TooLarge):
+                await txn.commit()
+
+        async with trio.open_nursery() as nursery:
+            await commits()
+        for value in range(2, 5):
+            await place.break_connections()
+            await db.run(put, "a", value)
+            assert await db.run(read, "a") == value
+
+
+# ------------------------------------------------------------------ more than a server takes in one call
+
+
+async def test_more_tasks_may_begin_at_once_than_one_call_draws_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:  # O2 R1
+    for module in ("remote", "server"):
+        monkeypatch.setattr(f"perco.serve.{module}.DRAWS_MAX", 100)
+    count = 250
+    drawn: list[int] = []
+
+    async def draw(db: RemoteDatabase) -> None:
+        drawn.append(await db.oracle.draw())
+
+    async with place.served() as owner, place.client() as db:
+        async with trio.open_nursery() as nursery:
+            for _ in range(count):
+                nursery.start_soon(draw, db)
+        assert len(set(drawn)) == count
+        assert db.link.connections == 1
+        assert owner.oracle.holds.open == set(drawn)
+
+
+async def test_those_who_wait_for_timestamps_are_served_as_they_came(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:  # O2
+    monkeypatch.setattr("perco.serve.remote.DRAWS_MAX", 3)
+    drawn: dict[int, int] = {}
+    asked: list[Any] = []
+    all_wait = trio.Event()
+
+    async with place.served(), place.client() as db:
+        call = db.link.call
+
+        async def noted(method: int, arguments: Any, **more: bool) -> Any:
+            if method == Method.DRAW:
+                asked.append(arguments)
+                await all_wait.wait()
+            return await call(method, arguments, **more)
+
+        async def draw(number: int, *, starts: bool) -> None:
+            drawn[number] = await (db.oracle.draw() if starts else db.oracle.draw_commit())
+
+        monkeypatch.setattr(db.link, "call", noted)
+        async with trio.open_nursery() as nursery:
+            for number, starts in enumerate([False, False, True, False, True, True, False]):
+                nursery.start_soon(partial(draw, number, starts=starts))
+                await trio.testing.wait_all_tasks_blocked()
+            all_wait.set()
+    assert asked == [(0, 1), (1, 2), (2, 1)]
+    assert sorted(drawn, key=drawn.__getitem__) == [0, 2, 1, 3, 4, 5, 6]  # in each call those who begin come first
+
+
+@asynccontextmanager
+async def elsewhere_of(db: RemoteDatabase) -> AsyncIterator[Elsewhere]:
+    async with db.worker():
+        assert db._worker is not None
+        assert isinstance(db._worker.elsewhere, Elsewhere)
+        yield db._worker.elsewhere
+
+
+def dirty(count: int) -> list[Dirty]:
+    return [Dirty(b"%06d" % i, [], 1, 1) for i in range(count)]
+
+
+async def test_a_worker_may_want_more_rows_than_one_call_claims(place: Place) -> None:  # N8 R1
+    rows = dirty(CLAIMS_MAX + 100)
+    async with place.served(), place.client() as db, elsewhere_of(db) as elsewhere:
+        states = await elsewhere.take("docs", rows, len(rows) - 10, halts=True)
+        assert states == bytes([CLAIMED]) * (len(rows) - 10) + bytes([FREE]) * 10
+        assert len(session_of(place).claims) == len(elsewhere.claims) == len(rows) - 10
+        await place.break_connections()
+        await back(db)
+        assert len(session_of(place).claims) == len(rows) - 10
+        for row in rows:
+            elsewhere.release(("docs", row.row))
+        await db.oracle.newest()
+        assert not session_of(place).claims
+        assert db.link.connections == 2
+
+
+@pytest.mark.parametrize("at", [2, CLAIMS_MAX + 2])
+async def test_who_meets_another_in_any_call_claims_no_more(place: Place, at: int) -> None:  # N8
+    rows = dirty(CLAIMS_MAX + 10)
+    async with (
+        place.served(),
+        place.client() as db,
+        place.client() as other,
+        elsewhere_of(db) as elsewhere,
+        elsewhere_of(other) as others,
+    ):
+        assert await others.take("docs", [rows[at]], 1, halts=True) == bytes([CLAIMED])
+        states = await elsewhere.take("docs", rows, len(rows), halts=True)
+        assert states == bytes([CLAIMED]) * at + bytes([HELD]) + bytes([FREE]) * (len(rows) - at - 1)
+        assert len(elsewhere.claims) == at
+
+
+async def test_claims_in_several_calls_that_are_given_up_are_free(place: Place) -> None:  # R7 N8
+    rows = dirty(CLAIMS_MAX + 10)
+    async with place.served(), place.client() as db, elsewhere_of(db) as elsewhere:
+        claim = elsewhere._claim
+        with trio.CancelScope() as scope:
+
+            async def claims(table: str, wanted: Sequence[Dirty], most: int, *, halts: bool) -> Any:
+                if len(wanted) < CLAIMS_MAX:
+                    cancel_once_sent(db, scope)
+                return await claim(table, wanted, most, halts=halts)
+
+            elsewhere._claim = claims  # type: ignore[method-assign]
+            await elsewhere.take("docs", rows, len(rows), halts=True)
+            raise AssertionError
+        await db.oracle.newest()
+        assert not elsewhere.claims
+        assert not session_of(place).claims
 
 
 async def read(txn: perco.Transaction, key: str) -> int | None:
