@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from perco.errors import UsageError
@@ -25,6 +26,10 @@ def named(text: str, form: str, where: str) -> Any:
     module, colon, name = text.partition(":")
     if not colon or not module or not name:
         raise UsageError(f"{text!r}: write {form}")
+    if module.endswith(".py"):
+        file = Path(module).with_suffix("")
+        parts = (file.name,) if file.is_absolute() or ".." in file.parts else file.parts
+        raise UsageError(f"{text!r} names a file: write {'.'.join(parts)}:{name}")
     try:
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except ModuleNotFoundError as error:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Final
 
 import trio
 
 import perco
+from perco import naming
 from perco.cli.keeping import keep
-from perco.cli.screen import FINE, FOUND, complain, show_json, show_table
+from perco.cli.screen import FINE, FOUND, complain, is_new, show_json, show_table, tell_new
 from perco.errors import UsageError
 from perco.naming import named
+from perco.serve.database import RemoteDatabase
 
 _AGAIN_S: Final = 1.0  # before a process that died is started again
 
@@ -27,9 +32,12 @@ async def work(
     if processes > 1:
         done = (FINE, FOUND) if until_idle else (FINE,)
         return await keep([_alone(sys.argv)] * processes, "the worker", again_s=_AGAIN_S, done=done)
+    made = is_new(store)
     async with perco.open(store, schema) as db, db.worker(options=options) as handle:
         names = ", ".join(schema.observers)
         print(f"running {names} on {store} (process {os.getpid()})", file=sys.stderr, flush=True)
+        if made and not isinstance(db, RemoteDatabase):
+            tell_new(store)
         failed = 0
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
@@ -50,23 +58,37 @@ async def work(
 
 
 def _schema(what: str) -> perco.Schema:
-    """The schema that MODULE:NAME names. Raises: UsageError."""
+    """The schema that MODULE:NAME names. Raises: UsageError; what its module raises is shown, from its own code on."""
     sys.path.insert(0, os.getcwd())
     form = "MODULE:SCHEMA, such as app:schema for `schema` in app.py"
     try:
         found = named(what, form, "in this folder, or where Python looks")
-    except RuntimeError as error:
-        if "run()" not in str(error):
-            raise
-        raise UsageError(
-            f"{what}: to import the module runs its program, too ({error}): put what runs it under "
-            'if __name__ == "__main__":'
-        ) from error
+    except UsageError:
+        raise
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "run()" in str(error):
+            raise UsageError(
+                f"{what}: to import the module runs its program, too ({error}): put what runs it under "
+                'if __name__ == "__main__":'
+            ) from error
+        traceback.print_exception(error.with_traceback(_from_there(error.__traceback__)))
+        raise UsageError(f"{what}: the module cannot be imported; what it raised is above") from error
     if not isinstance(found, perco.Schema):
         raise UsageError(f"{what} is {type(found).__name__}, not a perco.Schema")
     if not found.observers:
         raise UsageError(f"{what} declares no observers: there is nothing to run")
     return found
+
+
+def _from_there(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without what leads to the module that is imported."""
+    ways = {__file__, naming.__file__, importlib.__file__}
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file not in ways and not file.startswith("<frozen importlib"):
+            break
+        trace = trace.tb_next
+    return trace
 
 
 def _show(statistics: dict[str, perco.ObserverCounters], *, json: bool) -> None:

@@ -73,6 +73,14 @@ async def _doubled(place: Path) -> int:
         return sum([row[twice] == 2 * (row[n] or 0) async for row in snap.scan(docs)])
 
 
+def test_it_says_that_it_has_made_the_store(place: Path) -> None:
+    made = run(place, "app:schema", "--store", "typo", "--until-idle")
+    again = run(place, "app:schema", "--store", "typo", "--until-idle")
+    assert "there was nothing at typo: it is a new store, and empty\n" in made.stderr
+    assert "new store" not in again.stderr
+    assert (made.returncode, again.returncode) == (0, 0)
+
+
 def test_it_runs_what_waits_and_ends(place: Path) -> None:
     first = run(place, "app:schema", "--store", "store", "--until-idle")  # so that the store knows the observer
     assert first.returncode == 0, first.stderr
@@ -88,6 +96,8 @@ def test_it_runs_what_waits_and_ends(place: Path) -> None:
     ("what", "told"),
     [
         ("app", "write MODULE:SCHEMA"),
+        ("app.py:schema", "'app.py:schema' names a file: write app:schema"),
+        ("./parts/app.py:schema", "write parts.app:schema"),
         ("nowhere:schema", "no module 'nowhere'"),
         ("app:nothing", "no attribute 'nothing'"),
         ("app:other", "app:other is int"),
@@ -101,6 +111,29 @@ def test_what_is_no_schema_is_told(place: Path, what: str, told: str) -> None:
     assert told in done.stderr
     assert "Traceback" not in done.stderr
     assert not (place / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "first", "last"),
+    [
+        (
+            "def declare():\n    return {}['docs']\n\n\nschema = declare()\n",
+            'broken.py", line 5, in <module>',
+            "KeyError: 'docs'",
+        ),
+        ("import nowhere\n", 'broken.py", line 1, in <module>', "ModuleNotFoundError: No module named 'nowhere'"),
+        ("schema = (\n", 'broken.py", line 1', "SyntaxError: '(' was never closed"),
+    ],
+)
+def test_what_a_module_raises_is_shown_from_its_own_code_on(place: Path, program: str, first: str, last: str) -> None:
+    (place / "broken.py").write_text(program)
+    done = run(place, "broken:schema", "--store", "store")
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2
+    files = [line for line in lines if line.startswith("  File ")]
+    assert first in files[0]
+    assert all("broken.py" in file for file in files)
+    assert lines[-2:] == [last, "perco: broken:schema: the module cannot be imported; what it raised is above"]
 
 
 @pytest.fixture
