@@ -5,6 +5,8 @@ collecting old versions, telling new observers of what is there.
 
 R5  When the server has let go of the session, what was begun in it reads no more (`SessionEnded`, which `db.run` runs
     again), and everything goes on in a new one.
+R8  A new owner holds what it was greeted with, but no past snapshots. A client that has any gives up all that it has,
+    and says so.
 N7  The server knows whether the store is idle: it sees every lock and notify cell, and which worker has which row.
 """
 
@@ -204,6 +206,7 @@ class RemoteDatabase(Database):
         new, kept, info = read_welcome(message)
         self.oracle.told(info["version"], info["wall_ms"], info["last"])  # type: ignore[attr-defined]
         holds = self.oracle.holds
+        greeted = tuple(holds.open) if kept and not self._too_much else ()  # the server holds these
         kept = kept and not self._too_much and not (new and holds.numbers)  # type: ignore[attr-defined]
         self._store.spread, self._ticket = info["spread"], info["ticket"]
         if not kept:
@@ -213,6 +216,7 @@ class RemoteDatabase(Database):
             if self._together is not None:
                 self._together.store.end_reads()
             set.clear(holds.open)
+            self.link.tell(Method.DONE, greeted)  # G1, L1: nobody here will say so of each
             holds.numbers.clear()  # type: ignore[attr-defined]
             self._begin_session()
         self.link.tell(Method.HOLDING, self._holding())

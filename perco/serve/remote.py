@@ -416,9 +416,8 @@ class RemoteHolds(Holds):
         return number
 
     def release(self, held: int) -> None:
-        if held in self.numbers:
-            self.numbers.discard(held)
-            self._link.tell(Method.RELEASE, held)
+        self.numbers.discard(held)
+        self._link.tell(Method.RELEASE, held)  # even if it was asked for in a session that has ended since
 
 
 class _Waiter:
@@ -597,6 +596,7 @@ class RemoteOracle(Oracle):
         except BaseException:
             self.holds.release(number)  # it may have arrived
             raise
+        self.holds.numbers.add(number)  # of the session that has answered, which may be a newer one
         return number
 
     async def at(self, wall_s: float) -> tuple[int, float]:

@@ -9,7 +9,8 @@ R7  A session begins with a greeting and outlives its connection: a client that 
 R10 While a client's pulse says that its loop is held, the client counts as heard from, and its connections are not
     taken for silent. When the loop turns again they are excused once more, so that the client finds time to speak.
 R8  A new server holds again the timestamps that a client greets with, if it still can (L3): nothing is collected for
-    `lease_s`.
+    `lease_s`. It says that the session is new until it has heard what its client holds: the answer to a first greeting
+    may be lost, and the client would take the session for the one in which its past snapshots are held.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Session:
         peer: its connection, if it has one.
         ticket: its client shows it to tablet servers; renewed when the session releases anything (F3).
         last_heard: when it last had a connection, or its pulse spoke.
+        new: its client may not know that it has begun: the answer to a greeting may be lost.
         applying: its mutations that are queued.
         stuck: the last message of its pulse; None: its loop turns, as far as is known.
     """
@@ -74,6 +76,7 @@ class Session:
         "held",
         "last_heard",
         "name",
+        "new",
         "open",
         "orphans",
         "peer",
@@ -94,6 +97,7 @@ class Session:
         self.full, self.asked_at = False, math.inf
         self.peer: Peer | None = None
         self.ended = False
+        self.new = True
         self.orphans = False  # its client left locks behind
         self.applying = 0
         self.stuck: Stuck | None = None
@@ -151,7 +155,7 @@ class Sessions:
     # ------------------------------------------------------------ begin, end
 
     def greet(self, name: str, held: Iterable[int], now: float) -> tuple[Session, bool, bool]:
-        """(the session of that name, whether it is a new one, whether all is held that its client needs) (R7, R8)."""
+        """(the session of that name, whether it is `new`, whether all is held that its client needs) (R7, R8)."""
         session = self.all.get(name)
         if session is not None:
             # Timestamps that were drawn for it and never arrived belong to nobody.
@@ -165,7 +169,7 @@ class Sessions:
             if not kept:
                 self._new_ticket(session)
                 self.done(session, list(session.open))  # its client begins anew
-            return session, False, kept
+            return session, session.new, kept
         session = self.all[name] = Session(name, now)
         self.on_begin(session.ticket)
         needed = set(held)
@@ -282,6 +286,7 @@ class Sessions:
         self, session: Session, numbers: Iterable[int], claims: Iterable[tuple[tuple[str, bytes], tuple[int, int]]]
     ) -> None:
         """R7: that is all that its client has; what was said while there was no connection never arrived."""
+        session.new = False
         for number in set(session.held).difference(numbers):
             self.release(session, number)
         claimed = dict(claims)
@@ -341,8 +346,8 @@ class Sessions:
     def _give(self, session: Session, where: tuple[str, bytes], newest: int, root: int) -> None:
         claim = self.claims.get(where)
         if claim is None:
-            self.claims[where] = _Claim(session, newest, root)
             insort(self._rows.setdefault(where[0], []), where[1])
+            self.claims[where] = _Claim(session, newest, root)
         else:  # the session has claimed it before
             claim.newest, claim.root = max(newest, claim.newest), min(root, claim.root)
         self._ended.pop(where, None)
