@@ -26,9 +26,10 @@ from perco.storage import (
     Verdict,
 )
 from perco.storage.lmdb_engine import NotHere
+from perco.txn.commit import Commit
 from perco.txn.holds import Holder
 from perco.txn.mutations import Header, Intent
-from perco.txn.records import Cellref
+from perco.txn.records import BARE, READ, Cellref
 from perco.txn.retention import Removed
 from perco.txn.vacuum import VacuumResult
 
@@ -129,6 +130,8 @@ NOT_HERE: Final = None
 LOST: Final = 1
 NOBODY: Final = -1  # in place of a tablet server's number: none has the tablet now
 
+_CELL: Final = (str,), (bytes,), (int,)  # table, row, column
+
 
 # ------------------------------------------------------------------ the greeting
 
@@ -167,7 +170,8 @@ def read_hello(message: Message) -> Hello:
 
 
 def welcome(new: bool, kept: bool, info: dict[str, Any]) -> Message:
-    """A server's: whether it is a new session, whether all is held that the client needs, what there is to know."""
+    """A server's: whether it is a new session, of whose greeting the client may not know, whether all is held that the
+    client needs, what there is to know."""
     return _MAGIC, WIRE_VERSION, new, kept, info
 
 
@@ -300,9 +304,49 @@ def unpack_verdict(packed: Any) -> Verdict:
     return Failed(unpack_error(packed[0]))
 
 
+def read_typed(packed: Any, *kinds: tuple[type, ...]) -> Any:
+    """The arguments, if there is one for each of `kinds`, the types that it may have. Raises: TypeError."""
+    if type(packed) is not tuple or len(packed) != len(kinds):
+        raise TypeError(f"{len(kinds)} arguments are wanted")
+    for argument, types in zip(packed, kinds, strict=True):
+        if type(argument) not in types:
+            raise TypeError(f"a {type(argument).__name__} in place of {types[0].__name__}")
+    return packed
+
+
+def read_all(packed: Any, kind: type) -> Any:
+    """The same of any number of arguments of one type."""
+    if any(type(argument) is not kind for argument in packed):
+        raise TypeError(f"something else in place of {kind.__name__}")
+    return packed
+
+
+def read_holding(packed: Any) -> tuple[Sequence[int], Sequence[tuple[tuple[str, bytes], tuple[int, int]]]]:
+    """Numbers of holds; rows that are claimed, each with the newest change and the oldest cause. Raises: TypeError,
+    ValueError."""
+    numbers, claims = packed
+    for where, waiting in claims:
+        read_typed(where, (str,), (bytes,))
+        read_typed(waiting, (int,), (int,))
+    return read_all(numbers, int), claims
+
+
 def read_mutations(packed: Any) -> list[Mutation]:
-    """Raises: TypeError."""
-    return [Mutation(*each) for each in packed]
+    """What a tablet takes into its queue. (Checks and timestamps it looks at later; a mutation whose do not read fails
+    alone, S4.) Raises: TypeError, ValueError."""
+    mutations = [Mutation(*each) for each in packed]
+    for table, rows, floor_ts, _ in mutations:
+        if type(table) is not str or type(rows) is not tuple or not rows:
+            raise TypeError("a table, and rows of it")
+        if floor_ts is not None and type(floor_ts) is not int:
+            raise TypeError("a timestamp for the floor")
+        for row, _, writes in rows:
+            if type(row) is not bytes or type(writes) is not tuple:
+                raise TypeError("a row, and what is written there")
+            for group, _, _, value in writes:
+                if type(group) is not str or (value is not None and type(value) is not bytes):
+                    raise TypeError("a group, and a value")
+    return mutations
 
 
 def read_scan(packed: Any) -> ScanRequest:
@@ -337,10 +381,26 @@ def read_stuck(packed: Any) -> Corruption:
     return error
 
 
-def read_header(packed: Any) -> Header:
-    start_ts, primary, *more = packed
-    return Header(start_ts, Cellref(*primary), *more)
+def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
+    """A commit in one step, and the catalogue's version that its transaction knows. All is checked that whoever enters
+    its cells relies on (C2). Raises: TypeError, ValueError.
 
+    Its session need not have its start timestamp open: a transaction whose session has ended may still commit what it
+    has read (R5). The floor refuses it where it comes too late (T13).
 
-def read_part(packed: Any) -> list[Intent]:
-    return [Intent(*intent) for intent in packed]
+    Args:
+        last: the last timestamp that was issued.
+    """
+    (start_ts, primary, *more), packed_part, version = packed
+    header = Header(start_ts, Cellref(*read_typed(primary, *_CELL)), *more)
+    part = [Intent(*intent) for intent in packed_part]
+    if type(start_ts) is not int or type(version) is not int or not 0 < start_ts <= last:
+        raise ValueError("a start timestamp that was issued, and a version")
+    for intent in part:
+        read_typed(intent[:4], *_CELL, (int,))
+    if part[0][:3] != header.primary or READ <= part[0].kind != BARE:
+        raise ValueError("the primary leads (T12), and gets a record, or a trace")
+    commit = Commit(header, [part], one_step=True)
+    if len(set(commit.cells)) != len(commit.cells):
+        raise ValueError("a cell twice")  # it would be entered once, and leave twice (C3)
+    return commit, version

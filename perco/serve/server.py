@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import astuple
 from functools import partial
@@ -51,10 +51,12 @@ from perco.serve.messages import (
     TabletsOf,
     pack_vacuum,
     pack_verdict,
-    read_header,
+    read_all,
+    read_commit,
+    read_holding,
     read_mutations,
-    read_part,
     read_scan,
+    read_typed,
     welcome,
 )
 from perco.serve.processes import TabletServers, on_news
@@ -107,22 +109,24 @@ class Server(Door[Session]):
             Method.DRAW: self._draw,
             Method.DONE: self._untold(self._done),
             Method.ALIVE: lambda session, peer, id, start_ts: peer.reply(id, db.fates.alive(start_ts)),
-            Method.OUTLIVE: self._later(self._outlive),
+            Method.OUTLIVE: self._later(self._outlive, _timestamp),
             Method.TABLETS: self._tablets,
             Method.ADOPT: self._later(self._adopt),
             Method.HOLD: self._hold,
             Method.RELEASE: self._untold(lambda session, number: self.sessions.release(session, number)),
-            Method.AT: self._later(lambda session, wall_s: db.oracle.at(wall_s)),
+            Method.AT: self._later(lambda session, wall_s: db.oracle.at(wall_s), _wall_time),
             Method.OLDEST: lambda session, peer, id, _: peer.reply(id, db.oracle.holds.oldest()),
-            Method.PIN: self._later(lambda session, pin: db.oracle.pins.put(*pin)),
-            Method.DROP_PIN: self._later(lambda session, pin: db.oracle.pins.drop(*pin)),
+            Method.PIN: self._later(lambda session, pin: db.oracle.pins.put(*pin), _pin),
+            Method.DROP_PIN: self._later(
+                lambda session, pin: db.oracle.pins.drop(*pin), lambda pin: read_typed(pin, (str,), (str,))
+            ),
             Method.CLAIM: self._claim,
             Method.UNCLAIM: self._untold(self._unclaim),
             Method.HOLDING: self._untold(self._holding),
             Method.WORKS: self._works,
             Method.LOOKED: self._untold(self._looked),
             Method.IDLE: self._later(self._idle),
-            Method.UP_TO: self._later(self._up_to),
+            Method.UP_TO: self._later(self._up_to, _timestamp),
             Method.NOW: self._now,
             Method.FOLDER: lambda session, peer, id, _: peer.reply(id, folder_of(db)),
             Method.VACUUM: self._later(self._vacuum),
@@ -132,8 +136,8 @@ class Server(Door[Session]):
             Method.TASKS: self._later(self._tasks),
             Method.TASKS_ARE: self._untold(self._tasks_are),
             Method.SERVERS: self._later(self._servers_are),
-            Method.SPLIT: self._later(self._split),
-            Method.COMPACT: self._later(self._compact),
+            Method.SPLIT: self._later(self._split, lambda where: read_typed(where, (str,), (bytes, type(None)))),
+            Method.COMPACT: self._later(self._compact, lambda table: read_typed((table,), (str, type(None)))),
             Method.BYE: self._bye,
             Method.READS: self._reads,
             Method.COMMITS: self._commits,
@@ -292,10 +296,14 @@ class Server(Door[Session]):
         except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise WireError(f"method {method}: arguments that do not read: {error}") from error
 
-    def _later(self, answer: Callable[[Session, Any], Awaitable[Any]]) -> Callable[[Session, Peer, int, Any], None]:
-        """A handler that takes a task of its own."""
+    def _later(
+        self, answer: Callable[[Session, Any], Awaitable[Any]], check: Callable[[Any], object] = lambda arguments: None
+    ) -> Callable[[Session, Peer, int, Any], None]:
+        """A handler that takes a task of its own. `check` raises TypeError for arguments that do not read."""
 
         def handle(session: Session, peer: Peer, id: int, arguments: Any) -> None:
+            check(arguments)
+
             async def run() -> None:
                 try:
                     peer.reply(id, await answer(session, arguments))
@@ -420,11 +428,10 @@ class Server(Door[Session]):
     # ------------------------------------------------------------ commits in one step
 
     def _commit(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
-        header, part, version = packed
-        self._in_one_step(session, peer, id, _read_commit(header, part), version)
+        self._in_one_step(session, peer, id, *read_commit(packed, self._db.oracle.last))
 
     def _in_one_step(self, session: Session, peer: Peer, id: int, commit: Commit, version: int) -> None:
-        if (ended := self._ends_commits(session)) is not None:
+        if (ended := self._ends_commits(session, [commit])) is not None:
             peer.fail(id, ended)
             return
         met = self._db.driver.entered.in_the_way(commit)
@@ -442,17 +449,23 @@ class Server(Door[Session]):
     def _commits(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
         """Commits of several transactions, in one call to the tablets; the answer to one that would have to wait is
         None (D8)."""
-        commits = [(_read_commit(header, part), version) for header, part, version in asked]
-        if (ended := self._ends_commits(session)) is not None:
+        commits = [read_commit(each, self._db.oracle.last) for each in asked]
+        if len({commit.header.start_ts for commit, _ in commits}) != len(commits):
+            raise ValueError("a transaction twice")
+        if (ended := self._ends_commits(session, [commit for commit, _ in commits])) is not None:
             peer.fail(id, ended)
             return
         answers: list[Any] = [None] * len(commits)
         entered: list[int] = []
-        for i, (commit, version) in enumerate(commits):
-            if self._db.driver.entered.in_the_way(commit) is None:
-                answers[i] = self._enter(commit, version)
-                if answers[i] == ():
-                    entered.append(i)
+        try:
+            for i, (commit, version) in enumerate(commits):
+                if self._db.driver.entered.in_the_way(commit) is None:
+                    answers[i] = self._enter(commit, version)
+                    if answers[i] == ():
+                        entered.append(i)
+        except BaseException:
+            self._leave(commits[i][0] for i in entered)
+            raise
 
         def told(verdicts: Sequence[Any]) -> None:
             for i, answer in zip(entered, verdicts, strict=True):
@@ -464,12 +477,22 @@ class Server(Door[Session]):
         else:
             peer.reply(id, answers)
 
-    def _ends_commits(self, session: Session) -> SessionEnded | None:
-        """The reason why this session cannot commit in one step; None: it can."""
+    def _leave(self, commits: Iterable[Commit]) -> None:
+        """C3: commits that were entered, and never queued."""
+        driver = self._db.driver
+        for commit in commits:
+            driver.entered.leave(commit)
+            driver.written(commit.commit_ts)
+
+    def _ends_commits(self, session: Session, commits: Sequence[Commit]) -> SessionEnded | None:
+        """The reason why this session cannot make these commits in one step; None: it can."""
         if self._servers is not None:  # readers of tablet servers do not ask this memory (C4)
             return SessionEnded("the store's rows are with tablet servers now")
         if session.ended:  # R7: while it waited
             return SessionEnded("the server has ended this client's session")
+        started = {commit.header.start_ts for commit in commits} - session.open
+        if any(map(self._db.fates.alive, started)):  # L1: nobody else's, nor of this client's former session
+            return SessionEnded("a transaction of another session is under way")
         return None
 
     def _enter(self, commit: Commit, version: int) -> tuple[int, ...] | None:
@@ -488,7 +511,6 @@ class Server(Door[Session]):
 
     def _write(self, session: Session, commits: Sequence[Commit], answer: Callable[[list[Any]], None]) -> None:
         """Queue commits that were entered; `answer` gets the answer to each."""
-        driver = self._db.driver
 
         def told(verdicts: Sequence[Verdict]) -> None:
             for commit, verdict in zip(commits, verdicts, strict=True):
@@ -503,9 +525,7 @@ class Server(Door[Session]):
         try:
             self._submit(session, [commit.primary_commit() for commit in commits], told)
         except BaseException:
-            for commit in commits:
-                driver.entered.leave(commit)  # C3: it was never queued
-                driver.written(commit.commit_ts)
+            self._leave(commits)
             raise
 
     def _written(self, commit: Commit, verdict: Verdict) -> None:
@@ -554,7 +574,9 @@ class Server(Door[Session]):
 
     def _draw(self, session: Session, peer: Peer, id: int, wanted: Any) -> None:
         starts, others = wanted
-        if not (type(starts) is int and type(others) is int and 0 < starts + others <= DRAWS_MAX):
+        if type(starts) is not int or type(others) is not int or min(starts, others) < 0:
+            raise TypeError("two numbers of timestamps")
+        if not 0 < starts + others <= DRAWS_MAX:
             raise ValueError("a number of timestamps")
         draw = self._db.oracle.draw_nowait
         drawn = [draw() for _ in range(starts + others)]
@@ -584,7 +606,7 @@ class Server(Door[Session]):
         peer.reply(id, (drawn, oracle.catalogue_version, oracle.wall_ms(), oracle.last))
 
     def _done(self, session: Session, start_ts: Any) -> None:
-        self.sessions.done(session, start_ts)
+        self.sessions.done(session, read_all(start_ts, int))
 
     async def _outlive(self, session: Session, start_ts: int) -> None:
         """When a transaction has ended, or after a while."""
@@ -632,7 +654,7 @@ class Server(Door[Session]):
         return db.catalogue.version
 
     def _hold(self, session: Session, peer: Peer, id: int, wanted: Any) -> None:
-        number, ts = wanted
+        number, ts = read_typed(wanted, (int,), (int,))
         peer.reply(id, (self.sessions.hold(session, number, ts), self._db.oracle.holds.oldest()))
 
     # ------------------------------------------------------------ observers
@@ -666,7 +688,7 @@ class Server(Door[Session]):
 
     def _works(self, session: Session, peer: Peer, id: int, told: Any) -> None:
         ids, runs = told
-        self.sessions.works(session, ids, runs)
+        self.sessions.works(session, read_all(ids, str), read_all(runs, str))
         peer.reply(id, None)
 
     def _works_elsewhere(self, began: float) -> Collection[str] | None:
@@ -693,8 +715,7 @@ class Server(Door[Session]):
         self._db.driver.quiet()  # N7: tasks that wait look again
 
     def _holding(self, session: Session, all_of_it: Any) -> None:
-        numbers, claims = all_of_it
-        self.sessions.holding(session, numbers, claims)
+        self.sessions.holding(session, *read_holding(all_of_it))
         self._db.driver.quiet()
 
     async def _idle(self, session: Session, _: Any) -> tuple[bool, int, dict[str, int] | None, Any]:
@@ -803,12 +824,21 @@ class Server(Door[Session]):
         peer.channel.close_soon()
 
 
-def _read_commit(header: Any, part: Any) -> Commit:
+def _timestamp(ts: Any) -> None:
+    """Raises: TypeError."""
+    read_typed((ts,), (int,))
+
+
+def _wall_time(wall_s: Any) -> None:
     """Raises: TypeError, ValueError."""
-    commit = Commit(read_header(header), [read_part(part)], one_step=True)
-    if len(commit.cells) > 1 and len(set(commit.cells)) != len(commit.cells):
-        raise ValueError("a cell twice")  # it would be entered once, and leave twice (C3)
-    return commit
+    read_typed((wall_s,), (float, int))
+    if not math.isfinite(wall_s):
+        raise ValueError("a time")
+
+
+def _pin(pin: Any) -> None:
+    """What `Pins.put` takes. Raises: TypeError."""
+    read_typed(pin, (str,), (str,), (int,), (float, int), (str,), (str, type(None)))
 
 
 def folder_of(db: Database) -> FolderIs:

@@ -579,7 +579,7 @@ async def test_a_commit_of_a_cell_twice_is_not_taken(place: Place) -> None:  # R
     async with place.served() as owner, place.client() as db, place.client() as other:
         txn = await db.begin()
         intent = "docs", b"a", 1 << 16, 0, b"x", ()
-        header = txn.start_ts, intent[:3], 0, 0, "t", 0, ()
+        header = txn.start_ts, intent[:3], 0, 0, "t", b""
         with pytest.raises(LostError):
             await db.link.call(Method.COMMIT, (header, (intent, intent), 99), again=False)
         assert not owner.driver.entered.cells
