@@ -26,6 +26,7 @@ from rich.table import Table
 
 from perco.cli.values import plain
 from perco.errors import PercoError, StoreLocked, UsageError
+from perco.rpc import addresses
 
 P = ParamSpec("P")
 
@@ -145,6 +146,16 @@ def must_be_folder(path: Path | None, command: str) -> Path:
 def complain(message: str) -> None:
     """A line on stderr."""
     print(f"perco: {message}", file=sys.stderr)
+
+
+def is_new(store: str) -> bool:
+    """Whether opening it makes a store: it is a folder's path, and there is no folder."""
+    return not addresses.is_address(store) and store != "memory:" and not Path(store).expanduser().exists()
+
+
+def tell_new(store: str) -> None:
+    """Its path may have been mistyped."""
+    complain(f"there was nothing at {store}: it is a new store, and empty")
 
 
 def _warn(message: Warning | str, *_: Any) -> None:

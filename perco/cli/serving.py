@@ -14,12 +14,13 @@ import trio
 
 import perco
 from perco.cli.keeping import keep
-from perco.cli.screen import FINE, complain
+from perco.cli.screen import FINE, complain, is_new, tell_new
 from perco.errors import StoreLocked, UsageError
 from perco.rpc import addresses
 from perco.serve import tablets, tokens
 from perco.serve.children import Mould, die_with
 from perco.serve.database import RemoteDatabase
+from perco.serve.door import can_listen
 from perco.serve.opening import SOCKET
 from perco.serve.processes import ProcessOptions
 from perco.storage import owner
@@ -68,7 +69,10 @@ async def serve(
     opening = perco.open(store, perco.Schema(), options=perco.Options(durability=durability, wire=wire))
     if processes > 1:
         opening.processes = ProcessOptions(servers=processes, mould=mould)
-    made = not _absolute(store).exists()
+    if made := is_new(store):  # an address that cannot be had must not leave an empty store behind
+        for address in wanted:
+            if address.path is None or not address.path.absolute().is_relative_to(_absolute(store)):
+                await can_listen(address, tls)
     async with AsyncExitStack() as stack:
         signals = stack.enter_context(_asked_to_end())
         db = await stack.enter_async_context(opening)
@@ -92,7 +96,7 @@ async def serve(
         helped = f", {processes} tablet servers" if processes > 1 else ""
         print(f"serving {store} at {', '.join(at)} (process {os.getpid()}{helped})", flush=True)
         if made:
-            complain(f"there was nothing at {store}: it is a new store, and empty")
+            tell_new(store)
         if any(address.path is None for address in wanted):
             print(f"clients on TCP say the token in {path / tokens.TOKEN_FILE}", flush=True)
         if is_kept() and (told := os.environ.pop(_READY, "")):

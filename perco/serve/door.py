@@ -32,6 +32,22 @@ _DRAIN_S: Final = 10.0
 Who = TypeVar("Who")
 
 
+async def can_listen(address: Address, tls: tuple[str, str] | None) -> None:
+    """Look whether a server could listen there now. Raises: what `Door.listening` does."""
+    _secured(address, tls)
+    async with addresses.listening(address):
+        pass
+
+
+def _secured(address: Address, tls: tuple[str, str] | None) -> ssl.SSLContext | None:
+    if (tls is None) if address.tls else not address.on_this_host:
+        raise UsageError(
+            f"{address} can be reached from elsewhere: give a certificate and its key (--tls-cert, --tls-key), or "
+            "listen on localhost, or on a Unix socket"
+        )
+    return _certified(*tls) if tls is not None and address.tls else None
+
+
 def _certified(certificate: str, key: str) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
@@ -103,12 +119,7 @@ class Door(ABC, Generic[Who]):
         """
         if token is None and address.path is None:
             raise UsageError(f"{address}: a server on a port needs the store's token")
-        if (tls is None) if address.tls else not address.on_this_host:
-            raise UsageError(
-                f"{address} can be reached from elsewhere: give a certificate and its key (--tls-cert, --tls-key), or "
-                "listen on localhost, or on a Unix socket"
-            )
-        secure = _certified(*tls) if tls is not None and address.tls else None
+        secure = _secured(address, tls)
         async with addresses.listening(address, ours=ours) as (bound, listeners):
 
             async def handle(stream: trio.abc.Stream) -> None:

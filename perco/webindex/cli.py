@@ -63,7 +63,8 @@ def demo(
 ) -> None:
     """Build a search index, kill it, repair it, search it.
 
-    Indexes your Python's documentation, in a minute or two. Everything it writes lies in DIR, which it makes anew.
+    Indexes your Python's documentation, in a minute or two. Everything it writes lies in DIR. The next demo makes its
+    stores there anew, and leaves everything else in DIR alone.
 
     \b
     Examples:

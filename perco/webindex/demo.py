@@ -35,7 +35,8 @@ from perco.webindex.screen import Stages, console, linked_by, one_line, others
 from perco.webindex.search import Hit, SearchIndex
 from perco.webindex.service import Service, reap, search_path, serve
 
-_MARK = "perco-demo"  # a folder that this made: only such a one is made anew
+_MARK = "perco-demo"  # in a folder that this made: only in such a one are stores made anew
+_STORES = ("store", "spark", "embedded")  # all else in it is somebody's own
 _QUERY = "asyncio future callback"
 _AGO_S = (60, 30, 10, 5, 2)  # moments to look back at: the first for which the store is old enough
 _EDITED = DOCS_URL + "asyncio.Future"
@@ -76,17 +77,19 @@ def say(text: str) -> None:
 
 
 def fresh(folder: Path) -> Path:
-    """An empty folder for the store; a folder with anything else in it is left alone."""
+    """Where the store is going to be. Of a folder that an earlier demo made its stores are removed, and nothing else;
+    one with anything in it that no demo made is left alone."""
     mark = folder / _MARK
     if folder.exists() and not folder.is_dir():
         raise perco.UsageError(f"{folder} is a file; name a folder with --dir")
     if folder.exists() and any(folder.iterdir()) and not mark.exists():
         raise perco.UsageError(f"{folder} holds other files; name another folder with --dir, or an empty one")
     try:
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
-        mark.write_text("made by `perco demo`, which makes this folder anew\n")
+        for name in _STORES:
+            if (folder / name).exists():
+                shutil.rmtree(folder / name)
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.write_text(f"made by `perco demo`, which makes {', '.join(_STORES)} in this folder anew\n")
     except OSError as error:
         raise perco.UsageError(f"{folder} cannot be made: {error.strerror}; name another folder with --dir") from None
     return folder / "store"

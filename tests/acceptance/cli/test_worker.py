@@ -148,6 +148,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 def test_of_several_one_that_is_killed_is_followed_by_another(
     place: Path, started: list[subprocess.Popen[str]]
 ) -> None:
+    trio.run(_load, place, 0)  # so that it is there
     arguments = command("app:schema", "--store", "store", "--processes", "2")
     process = subprocess.Popen(
         arguments, cwd=place, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

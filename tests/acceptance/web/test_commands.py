@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from perco.webindex.demo import fresh
+
 
 def perco(*arguments: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "perco", *map(str, arguments)]
@@ -215,6 +217,16 @@ def test_the_demo_leaves_a_folder_that_it_did_not_make_alone(tmp_path: Path) -> 
     assert done.returncode == 2
     assert "other files" in done.stderr
     assert (tmp_path / "thesis.txt").exists()
+
+
+def test_the_next_demo_removes_only_what_a_demo_makes(tmp_path: Path) -> None:
+    store = fresh(tmp_path / "demo")
+    for name in ("store", "spark", "embedded", "mine"):
+        (tmp_path / "demo" / name).mkdir()
+        (tmp_path / "demo" / name / "perco-format").write_text("perco 1")
+    assert fresh(tmp_path / "demo") == store == tmp_path / "demo" / "store"
+    left = {str(path.relative_to(tmp_path / "demo")) for path in (tmp_path / "demo").rglob("*")}
+    assert left == {"perco-demo", "mine", "mine/perco-format"}
 
 
 def test_the_demo_survives_its_own_kill_and_equals_a_batch_rebuild(tmp_path: Path) -> None:
