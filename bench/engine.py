@@ -73,7 +73,7 @@ def _postgres(
     """Adds PostgreSQL's sides, if it is there; what pgbench does with so many connections."""
     try:
         if find_spec("asyncpg") is None:
-            raise NoPostgresError("install asyncpg: pip install 'perco[bench]'")
+            raise NoPostgresError("install asyncpg: pip install '.[bench]'")
         binaries()
         started = stack.enter_context(postgres(folder))
     except NoPostgresError as error:

@@ -44,7 +44,7 @@ def main(run: Run) -> None:
         missing = [name for name in SERVED if find_spec(name) is None]
         try:
             if missing:
-                raise NoPostgresError(f"for the rest install {' and '.join(missing)}: pip install 'perco[bench]'")
+                raise NoPostgresError(f"for the rest install {' and '.join(missing)}: pip install '.[bench]'")
             binaries()
             with server(folder) as started:
                 facts["versions"]["PostgreSQL"] = started.version
@@ -93,7 +93,7 @@ def _key(name: str) -> str:
 def _one_call(run: Run, report: Report, folder: Path) -> None:
     names = [name for name in embedded.STORES if name != "ZODB" or embedded.has_zodb()]
     if len(names) < len(embedded.STORES):
-        run.say("ZODB is left out; to compare with it: pip install 'perco[bench]'\n")
+        run.say("ZODB is left out; to compare with it: pip install '.[bench]'\n")
     for in_flight in (128,) if run.quick else (1, 128, 1024):
         sides = {name: partial(embedded.load, name, folder, in_flight, SECONDS) for name in names}
         plain = {name: partial(_plain, name, folder) for name in ("SQLite", *names[3:])} if in_flight == 128 else {}

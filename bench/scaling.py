@@ -227,7 +227,7 @@ def main(run: Run) -> None:
 def _postgres(run: Run, stack: ExitStack, folder: Path, facts: dict[str, object]) -> dict[str, list[Load]]:
     try:
         if find_spec("asyncpg") is None:
-            raise NoPostgresError("install asyncpg: pip install 'perco[bench]'")
+            raise NoPostgresError("install asyncpg: pip install '.[bench]'")
         binaries()
         started = stack.enter_context(postgres(folder))
     except NoPostgresError as error:

@@ -18,7 +18,7 @@ def _main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"typer", "rich"}:
             raise
-        print("The command perco needs an extra: pip install 'perco[cli]'", file=sys.stderr)
+        print("The command perco needs an extra: pip install '.[cli]' in perco's checkout", file=sys.stderr)
         raise SystemExit(2) from None
     run()
 

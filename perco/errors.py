@@ -450,11 +450,15 @@ class ReadOnly(UsageError):
 
 
 class TooLarge(UsageError):
-    """Over one of perco's limits. Attributes: `what`, `size`, `limit` (bytes, or a count), `remedy`."""
+    """Over one of perco's limits.
 
-    def __init__(self, what: str, size: int, limit: int, remedy: str) -> None:
-        self.what, self.size, self.limit, self.remedy = what, size, limit, remedy
-        super().__init__(f"{what}: {size} is over the limit of {limit}. {remedy}")
+    Attributes: `what`, `size`, `limit`; the `unit` of these, "" if `what` names it; `remedy`.
+    """
+
+    def __init__(self, what: str, size: int, limit: int, remedy: str, unit: str = "") -> None:
+        self.what, self.size, self.limit, self.remedy, self.unit = what, size, limit, remedy, unit
+        of = f" {unit}" if unit else ""
+        super().__init__(f"{what}: {size}{of} is over the limit of {limit}{of}. {remedy}")
 
 
 class SchemaMismatch(UsageError):

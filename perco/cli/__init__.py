@@ -31,6 +31,7 @@ from perco.cli.reading import Range, When
 from perco.cli.screen import GOES_ON, complain, perform, perform_alone, perform_or
 
 _WEB = ("w3lib", "warcio")
+_EXTRA = "pip install '.[web]' in perco's checkout"
 
 _HELP = """Inspect, change, check and serve perco stores; build a search index over web pages.
 
@@ -524,11 +525,11 @@ def _register_others() -> None:
         return
     for name in ("demo", "web"):
         anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-        app.command(name, context_settings=anything, help="Needs an extra: pip install 'perco[web]'")(_needs_web)
+        app.command(name, context_settings=anything, help=f"Needs an extra: {_EXTRA}")(_needs_web)
 
 
 def _needs_web() -> None:
-    complain("this command needs an extra: pip install 'perco[web]'")
+    complain(f"this command needs an extra: {_EXTRA}")
     raise typer.Exit(2)
 
 

@@ -126,6 +126,7 @@ class Channel:
 
     Args:
         flush_soon: told that something waits; who tells calls `flush`. None: the channel sees to it.
+        maps: whether there may be maps in what comes after the greeting.
     """
 
     def __init__(
@@ -133,8 +134,10 @@ class Channel:
         stream: trio.abc.Stream,
         options: WireOptions,
         flush_soon: Callable[[Channel], None] | None = None,
+        *,
+        maps: bool = True,
     ) -> None:
-        self._stream, self._options, self._flush_soon = stream, options, flush_soon
+        self._stream, self._options, self._flush_soon, self._maps = stream, options, flush_soon, maps
         self._socket = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else _NO_SOCKET
         self.leaving: Callable[[], None] | None = None  # asked for what goes first, before a frame leaves
         self._waiting: deque[bytes] = deque()
@@ -182,7 +185,7 @@ class Channel:
         """Queue a message. Raises: TooLarge."""
         data = self._pack(message)
         if len(data) > self._options.message_bytes_max:
-            raise TooLarge("a call or its reply", len(data), self._options.message_bytes_max, _REMEDY)
+            raise TooLarge("a call or its reply", len(data), self._options.message_bytes_max, _REMEDY, "bytes")
         if len(data) > _PACKED_BYTES:
             self._pack = packer()  # it keeps the room that its largest message took
         self._waiting.append(data)
@@ -224,7 +227,7 @@ class Channel:
         return self._bytes
 
     def drain(self) -> trio.Event:
-        """Set when less than half of what may wait does."""
+        """Set when less than half of what may wait does, and when nothing is sent any more."""
         self._drained = self._drained or trio.Event()
         return self._drained
 
@@ -242,7 +245,7 @@ class Channel:
 
         Raises: WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError.
         """
-        self._decoder.max = self._options.message_bytes_max + HEAD_BYTES
+        self._decoder.max, self._decoder.maps = self._options.message_bytes_max + HEAD_BYTES, self._maps
         self._running = True
         failure: list[BaseException] = []
 
@@ -261,6 +264,7 @@ class Channel:
         finally:
             self._running = False
             self.closed.set()
+            self._set_drained()
         if failure:
             raise failure[0]
 
@@ -352,6 +356,10 @@ class Channel:
         self._said = trio.current_time()
         self._bytes -= size
         if self._drained is not None and self._bytes <= self._options.waiting_bytes_max // 2:
+            self._set_drained()
+
+    def _set_drained(self) -> None:
+        if self._drained is not None:
             self._drained.set()
             self._drained = None
 

@@ -1,4 +1,4 @@
-"""The data pipeline on Spark: rows in, observers over many machines, snapshots out. Needs `pip install "perco[spark]"`.
+"""The data pipeline on Spark: rows in, observers over many machines, snapshots out. Needs `pip install ".[spark]"`.
 
     import perco.spark
 

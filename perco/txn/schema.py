@@ -194,7 +194,8 @@ class Table(Generic[K]):
         """
         row = encoded(self.key, key, self, "key of ")
         if len(row) > ROW_BYTES_MAX:
-            raise TooLarge(f"key of table {self.name!r}", len(row), ROW_BYTES_MAX, "Use a digest of it as the key.")
+            what, remedy = f"key of table {self.name!r}", "Use a digest of it as the key."
+            raise TooLarge(what, len(row), ROW_BYTES_MAX, remedy, "bytes")
         return row
 
     def __repr__(self) -> str:

@@ -500,7 +500,8 @@ class Transaction(Snapshot):
         bound = self._usable(column)
         data = encoded(column.codec, value, column, "value of ")
         if len(data) > VALUE_BYTES_MAX:
-            raise TooLarge(f"value of {column!r}", len(data), VALUE_BYTES_MAX, "Keep it elsewhere, or in pieces.")
+            remedy = "Keep it elsewhere, or in pieces."
+            raise TooLarge(f"value of {column!r}", len(data), VALUE_BYTES_MAX, remedy, "bytes")
         self._note(bound, column.table.row(key), data)
 
     def delete(self, column: Column[K, Any], key: K) -> None:

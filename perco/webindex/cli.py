@@ -255,7 +255,7 @@ def _spark() -> Any:
     try:
         from perco.webindex import on_spark
     except ModuleNotFoundError as error:
-        needs = "pip install 'perco[spark]' (some 500 MB), and Java 17 or newer"
+        needs = "pip install '.[spark]' in perco's checkout (some 500 MB), and Java 17 or newer"
         raise perco.UsageError(f"there is no {error.name} here: --spark needs {needs}") from error
     return on_spark
 

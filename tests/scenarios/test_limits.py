@@ -35,7 +35,7 @@ async def test_keys_end_at_400_bytes(fill: bytes) -> None:
         async with db.transaction() as txn:
             txn.set(size, longest, 400)
             for use in (lambda: txn.set(size, over, 401), lambda: txn.delete(size, over)):
-                with pytest.raises(perco.TooLarge, match="401 is over the limit of 400") as caught:
+                with pytest.raises(perco.TooLarge, match="401 bytes is over the limit of 400 bytes") as caught:
                     use()
                 assert (caught.value.size, caught.value.limit) == (401, 400)
         async with db.snapshot() as snap:
@@ -62,7 +62,7 @@ async def test_values_end_at_8_mebibytes() -> None:
         largest = b"v" * VALUE_BYTES_MAX
         async with db.transaction() as txn:
             txn.set(raw, "k", largest)
-            with pytest.raises(perco.TooLarge, match="8388609 is over the limit of 8388608"):
+            with pytest.raises(perco.TooLarge, match="8388609 bytes is over the limit of 8388608 bytes"):
                 txn.set(raw, "k", largest + b"v")
         async with db.snapshot() as snap:
             assert await snap.get(raw, "k") == largest

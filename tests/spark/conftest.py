@@ -20,7 +20,7 @@ MISSING = [
     *(["pyspark"] if importlib.util.find_spec("pyspark") is None else []),
     *(["java"] if shutil.which("java") is None and not os.environ.get("JAVA_HOME") else []),
 ]
-SAID = f"NO SPARK: {' and '.join(MISSING)} cannot be found; Java 17 and pip install 'perco[spark]' are needed"
+SAID = f"NO SPARK: {' and '.join(MISSING)} cannot be found; Java 17 and pip install '.[spark]' are needed"
 
 if MISSING:
     collect_ignore_glob = ["test_*.py"]

@@ -125,7 +125,7 @@ async def test_without_its_extra_the_command_says_what_to_install() -> None:
             [sys.executable, "-c", program], capture_stderr=True, capture_stdout=True, check=False, cwd=ROOT
         )
         assert done.returncode == 2
-        assert done.stderr == b"The command perco needs an extra: pip install 'perco[cli]'\n"
+        assert done.stderr == b"The command perco needs an extra: pip install '.[cli]' in perco's checkout\n"
 
 
 async def test_another_missing_module_is_not_blamed_on_the_extra() -> None:

@@ -67,7 +67,7 @@ async def test_set_beside_an_owner_goes_through_it(store: Path) -> None:
         (("numbers", "x", "square", "1"), "the key 'x' is not a whole number"),
         (("docs", "a", "tags", "null"), "perco delete STORE TABLE KEY COLUMN"),
         (("blobs", "k", "blob", "null"), "perco delete STORE TABLE KEY COLUMN"),
-        (("docs", "k" * 401, "title", "x"), "over the limit of 400"),
+        (("docs", "k" * 401, "title", "x"), "over the limit of 400 bytes"),
     ],
 )
 async def test_what_cannot_be_written_is_said_in_a_line(store: Path, args: tuple[str, ...], complaint: str) -> None:

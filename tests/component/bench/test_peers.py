@@ -140,8 +140,8 @@ def test_without_a_server_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
 def test_what_is_said_is_said_as_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perco, "tune_gc", lambda: None)  # which is for a process of one's own
     run = harness.Run("peers", Namespace(quick=True, json=None, folder="."))
-    run.say("pip install 'perco[bench]'")
-    assert capsys.readouterr().out == "pip install 'perco[bench]'\n"
+    run.say("pip install '.[bench]'")
+    assert capsys.readouterr().out == "pip install '.[bench]'\n"
 
 
 def test_a_command_that_fails_is_told() -> None:
