@@ -113,7 +113,9 @@ def status(
 
     Shows the owning process, tables with their columns and tablets, how far back each can be read and which transaction
     or pin keeps old versions (as the vacuum last saw it; while a process has the store open, at most 30 s ago), locks,
-    and the changes that wait for each observer. --json shows all.
+    the changes that wait for each observer, and those of them that have failed and are retried. Of a store that is
+    open it says how many clients the owner has, and how many processes run observers. Under ready stands whether an
+    observer has been told of what was there before it. --json shows all.
 
     --tasks asks the owner and its clients for the tasks of their event loops: for each the line of code where it began,
     the line where it waits, and what for; tasks that look alike share a line.

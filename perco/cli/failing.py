@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
 import perco
+from perco.cli.looks import Look, look, retried
 from perco.cli.screen import FINE, FOUND, ago, complain, counted, show_fields, show_json, show_table
 from perco.cli.values import parse_key, shown
 from perco.errors import UsageError
@@ -23,12 +24,16 @@ async def show_list(store: str, observer: str | None, limit: int, *, json: bool)
     async with perco.open(store, readonly=True) as db:
         found = await db.failed(observer, limit=limit)
         count = await db.failed_count()
+        waiting = await look(db)
+        if observer is not None:
+            waiting = replace(waiting, failing={id: of for id, of in waiting.failing.items() if id == observer})
     now = time.time()
     if json:
-        show_json({"count": count, "changes": [_plain(change, now) for change in found]})
+        show_json({"count": count, "changes": [_plain(change, now) for change in found], "failing": _failing(waiting)})
         return FINE
     if not found:
-        print("no change has failed" if observer is None else f"no change of {observer} has failed")
+        print(f"the failed list {'is empty' if observer is None else f'has no change of {observer}'}")
+        _show_retried(waiting)
         return FINE
     rows = [
         (c.observer, f"{c.table}[{shown(c.key, _KEY_WIDTH)}]", c.attempts, ago(max(now - c.wall, 0.0)), _cut(c.error))
@@ -37,6 +42,7 @@ async def show_list(store: str, observer: str | None, limit: int, *, json: bool)
     show_table(("observer", "row", "attempts", "given up", "error"), rows, numbers=["attempts"], spare=["given up"])
     if len(found) < count and len(found) == limit:
         print(f"the first {limit} of {counted(count, 'failed change')}; --limit shows more")
+    _show_retried(waiting)
     return FINE
 
 
@@ -130,6 +136,15 @@ def _key(db: perco.Database, observer: str, key: str) -> Any:
         known = ", ".join(db.catalogue.observers) or "none"
         raise UsageError(f"there is no observer {observer!r}; the store has: {known}")
     return parse_key(db.schema.tables[entry.table].key, key)
+
+
+def _show_retried(found: Look) -> None:
+    if found.failing:
+        print(f"failing, and retried until they are given up: {retried(found)}")
+
+
+def _failing(found: Look) -> dict[str, dict[str, int]]:
+    return {id: {"changes": changes, "attempts": attempts} for id, (changes, attempts) in found.failing.items()}
 
 
 def _cut(text: str) -> str:

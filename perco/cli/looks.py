@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Final
+
+import trio
 
 import perco
+from perco.cli.screen import counted
+from perco.errors import StoreError
+from perco.serve.database import RemoteDatabase
+from perco.serve.opening import visiting
 from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, TRACE, TS_MAX, WRITE, ScanCell, ScanQuery, ScanRequest
 from perco.txn import catalogue as catalogues
 from perco.txn.catalogue import Catalogue
 from perco.txn.records import Cellref, column_of, observer_of, unpack_cause
 
 _CELLS = 1 << 12  # of a row, in a page
+_ASKED_S: Final = 3.0  # how long an owner is waited for whose loop may be held
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,9 @@ class Look:
     paused: frozenset[str] = frozenset()  # observers that nobody runs
     untold: tuple[str, ...] = ()  # observers that have not been told yet of all that was there before (N10)
     damaged: tuple[str, ...] = ()  # locks of observed cells, and notify cells, that cannot be read
+    failing: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # of what waits, by id: changes, most attempts (N6)
 
     @property
     def changes(self) -> int:
@@ -59,6 +71,7 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
     marks = tuple(tablet.entries(group) for tablet in tablets for group in (WRITE, TRACE, FAILED_LIST))
     names = {entry.number: id for id, entry in catalogue.observers.items()}
     counts: Counter[str] = Counter(dict.fromkeys(catalogue.observers, 0))
+    failing: dict[str, tuple[int, int]] = {}
     locks = 0
     damaged: dict[str, None] = {}
     for table in sorted(observed):
@@ -76,15 +89,39 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
                 locks += bool(lock.observers) and (until_ts is None or (lock.root or ts) <= until_ts)
         async for row, (column, _, value) in _cells(db, table, NOTIFY):
             try:
-                root = unpack_cause(value)[0]
+                root, _, _, attempts = unpack_cause(value)
             except perco.Corruption as error:
                 damaged[db.driver.at(Cellref(table, row, column), error).where] = None
                 continue
             if until_ts is None or root <= until_ts:
                 number = observer_of(column)
-                counts[names.get(number, f"#{number}")] += 1
-    untold = tuple(catalogue.unready())
-    return Look(catalogue.version, marks, dict(counts), locks, frozenset(catalogue.paused()), untold, tuple(damaged))
+                id = names.get(number, f"#{number}")
+                counts[id] += 1
+                if attempts:
+                    changes, most = failing.get(id, (0, 0))
+                    failing[id] = changes + 1, max(most, attempts)
+    untold, paused = tuple(catalogue.unready()), frozenset(catalogue.paused())
+    return Look(catalogue.version, marks, dict(counts), locks, paused, untold, tuple(damaged), failing)
+
+
+def retried(found: Look) -> str:
+    """What failed and is run again, in words; "" if nothing."""
+    return ", ".join(
+        f"{counted(changes, 'change')} for {id} ({counted(attempts, 'attempt')} so far)"
+        for id, (changes, attempts) in sorted(found.failing.items())
+    )
+
+
+async def connected(store: str, db: perco.Database) -> tuple[int, int] | None:
+    """How many other clients a store's owner has, and how many processes run observers; None: nobody tells."""
+    if not db.local.owner_alive:
+        return None
+    with trio.move_on_after(_ASKED_S), suppress(StoreError):
+        async with visiting(store) as asking:
+            folder = await asking.folder()
+        others = folder.clients - isinstance(db, RemoteDatabase)
+        return others, folder.workers
+    return None
 
 
 async def _cells(db: perco.Database, table: str, group: str) -> AsyncIterator[tuple[bytes, ScanCell]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import perco
 from perco.cli.history import age_of, history_of, kept, show_pins, watermark_line
-from perco.cli.looks import Look, look, observed_by, some
+from perco.cli.looks import Look, connected, look, observed_by, some
 from perco.cli.screen import FINE, ago, counted, show_fields, show_json, show_table, size
 from perco.cli.values import shown
 from perco.serve.database import RemoteDatabase
@@ -36,6 +36,8 @@ _GROUPS = "cells by group (write: commits; lock, shared: locks; notify: waiting 
 async def status(store: str, *, json: bool, groups: bool) -> int:
     async with perco.open(store, readonly=True) as db:
         found = await gather(db)
+        users = await connected(store, db)
+        found["clients"], found["workers"] = users or (None, None)
     if json:
         show_json(found)
     else:
@@ -112,6 +114,7 @@ async def gather(db: perco.Database) -> dict[str, Any]:
         ],
         "observers": _observers(db, waiting),
         "waiting": waiting.changes,
+        "failing": sum(changes for changes, _ in waiting.failing.values()),
         "failed": await db.failed_count(),
         "damaged": waiting.damaged,
         "locks": sum(
@@ -173,6 +176,8 @@ def _observers(db: perco.Database, waiting: Look) -> list[dict[str, Any]]:
             "ready": entry.ready,
             "paused": entry.paused,
             "waiting": waiting.waiting.get(id, 0),
+            "failing": waiting.failing.get(id, (0, 0))[0],
+            "attempts": waiting.failing.get(id, (0, 0))[1],
         }
         for id, entry in db.catalogue.observers.items()
     ]
@@ -188,12 +193,14 @@ def _render(found: dict[str, Any], *, groups: bool) -> None:
         [
             ("store", f"{found['store']} ({found['format']})"),
             ("owner", _owner_line(found["owner"])),
+            *([("used by", _users_line(found))] if found["clients"] is not None else []),
             ("durability", found["durability"]["meaning"]),
             ("catalogue", f"version {found['catalogue']}"),
             ("clock", noted),
             ("locks", str(found["locks"])),
             ("history", "readable from " + watermark_line(found["watermark"], alive=found["owner"]["alive"])),
             ("waiting", f"{found['waiting']} change{'' if found['waiting'] == 1 else 's'} for observers"),
+            *([("failing", _failing_line(found["observers"]))] if found["failing"] else []),
             *([("failed", f"{counted(found['failed'], 'change')}: perco failed list")] if found["failed"] else []),
             *([("damaged", f"{some(found['damaged'])}: run perco check")] if found["damaged"] else []),
         ]
@@ -211,6 +218,17 @@ def _render(found: dict[str, Any], *, groups: bool) -> None:
         print()
         lines = [(o["id"], f"{o['table']}.{o['column']}", o["waiting"], _state(o)) for o in found["observers"]]
         show_table(("observer", "observes", "waiting", "ready"), lines, numbers=["waiting"])
+
+
+def _users_line(found: dict[str, Any]) -> str:
+    clients, workers = counted(found["clients"], "client"), found["workers"]
+    return f"{clients} of its owner; {workers or 'no'} process{'' if workers == 1 else 'es'} with a worker"
+
+
+def _failing_line(observers: list[dict[str, Any]]) -> str:
+    return ", ".join(
+        f"{o['failing']} for {o['id']} (attempt {o['attempts']}), retried" for o in observers if o["failing"]
+    )
 
 
 def _state(observer: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 import perco
-from perco.cli.looks import Look, look, some
+from perco.cli.looks import Look, connected, look, retried, some
 from perco.cli.screen import FINE, FOUND, complain, show_json
 from perco.errors import UsageError
 from perco.txn.oracle import durable_bound
@@ -38,6 +38,7 @@ async def wait(store: str, timeout: float | None, until_ts: int | None, *, json:
         if last is None:
             last = await look(db, until_ts)
         waited_s = round(trio.current_time() - began, 3)
+        users = await connected(store, db) if reason == _TIME_IS_UP and last.changes else None
     if json:
         show_json(
             {"idle": idle, "waited_s": waited_s, "waiting": last.waiting, "locks": last.locks, "damaged": last.damaged}
@@ -46,7 +47,11 @@ async def wait(store: str, timeout: float | None, until_ts: int | None, *, json:
         print("idle" if until_ts is None else f"nothing is left of what was caused up to {until_ts}")
     if not idle:
         complain(f"not idle {reason}: {describe(last)}")
-        if reason == _TIME_IS_UP and last.changes:
+        if last.failing:
+            complain(f"failing: {retried(last)}; the log of their worker (perco.observer) says why")
+        if reason == _TIME_IS_UP and last.changes and users is not None and users[1]:
+            complain(f"a worker is there{', and retries them' if last.failing else ''}: allow more time")
+        elif reason == _TIME_IS_UP and last.changes:
             complain("observers run in a program that has a worker, or by perco worker MODULE:SCHEMA --store STORE")
     return FINE if idle else FOUND
 

@@ -33,7 +33,7 @@ from perco.txn.records import BARE, READ, Cellref
 from perco.txn.retention import Removed
 from perco.txn.vacuum import VacuumResult
 
-WIRE_VERSION: Final = 8
+WIRE_VERSION: Final = 9
 # What a server takes in one call, and a client asks for: a call for more ends its connection (R1).
 DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows
@@ -79,7 +79,7 @@ class Method(IntEnum):
     CLAIMS = 42  # the same of CLAIM
     SPLIT = 31  # (table, row; None: in the middle of its largest tablet) -> what it did (P4)
     NOW = 32  # -> (whether the store is idle, changes that wait, changes on the failed list), at this moment (N7)
-    FOLDER = 34  # -> the folder, its owner's process, and what is in each of its files
+    FOLDER = 34  # -> the folder, its owner's process, and what is in each of its files; how many use it
     COMPACT = 33  # (a table; None: all) -> what it did, for each tablet (P6)
     BYE = 23  # the client is done
 
@@ -253,18 +253,23 @@ class FileOf(NamedTuple):
 
 
 class FolderIs(NamedTuple):
-    """A store's folder, as its owner sees it. `mark`: see `perco.storage.folder.unsynced`."""
+    """A store's folder, as its owner sees it. `mark`: see `perco.storage.folder.unsynced`.
+
+    `clients`: how many are connected, besides the one that asks; `workers`: how many processes run observers.
+    """
 
     path: str
     process: int
     command: str
     mark: str
     files: list[FileOf]
+    clients: int = 0
+    workers: int = 0
 
 
 def read_folder(packed: Any) -> FolderIs:
-    path, process, command, mark, files = packed
-    return FolderIs(path, process, command, mark, [FileOf(*each) for each in files])
+    path, process, command, mark, files, clients, workers = packed
+    return FolderIs(path, process, command, mark, [FileOf(*each) for each in files], clients, workers)
 
 
 def read_servers(packed: Any) -> list[TabletsOf]:

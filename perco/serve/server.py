@@ -128,7 +128,7 @@ class Server(Door[Session]):
             Method.IDLE: self._later(self._idle),
             Method.UP_TO: self._later(self._up_to, _timestamp),
             Method.NOW: self._now,
-            Method.FOLDER: lambda session, peer, id, _: peer.reply(id, folder_of(db)),
+            Method.FOLDER: lambda session, peer, id, _: peer.reply(id, self._folder()),
             Method.VACUUM: self._later(self._vacuum),
             Method.BACKFILL: self._later(self._backfill),
             Method.LAST: lambda session, peer, id, _: peer.reply(id, db.oracle.last),
@@ -752,6 +752,11 @@ class Server(Door[Session]):
         for id in self._db.works():
             counts[id] = counts.get(id, 0) + 1
         return counts
+
+    def _folder(self) -> FolderIs:
+        clients = [session for session in self.sessions.all.values() if session.peer is not None]
+        workers = sum(bool(session.works) for session in clients) + (self._db._worker is not None)
+        return folder_of(self._db)._replace(clients=len(clients) - 1, workers=workers)
 
     def _held_up(self, held: Held) -> None:
         """The loop was held, so no client was answered. Called in the thread that watches it."""

@@ -16,6 +16,7 @@ from rich.console import Console
 
 import perco
 from perco.cli import failing as failing_commands, graph, observing
+from perco.serve.opening import visiting
 from tests.acceptance.cli.stores import ROOT, command, contents, docs, make, measure, run, schema, size
 
 
@@ -42,7 +43,7 @@ async def give_up(store: Path, *keys: str) -> None:
 async def test_the_failed_list_from_end_to_end(tmp_path: Path) -> None:  # N6
     store = tmp_path / "store"
     await make(store)
-    assert (await run("failed", "list", store)).out == "no change has failed\n"
+    assert (await run("failed", "list", store)).out == "the failed list is empty\n"
     await give_up(store, "a", "b", "x")
     listed = (await run("failed", "list", store)).out.splitlines()
     assert listed[0].split() == ["observer", "row", "attempts", "given", "up", "error"]
@@ -68,6 +69,47 @@ async def test_the_failed_list_from_end_to_end(tmp_path: Path) -> None:  # N6
         async with db.snapshot() as snap:
             assert await snap.get_many(size, ["a", "b", "x"]) == {"a": 3, "b": None, "x": 3}
     assert (await run("check", store)).code == 0
+
+
+async def test_a_change_that_is_retried_is_told_wherever_one_asks(tmp_path: Path) -> None:  # N6
+    store = tmp_path / "store"
+    await make(store)
+    made, second = perco.Schema(docs), trio.Event()
+
+    @made.observe(contents, id="measure")
+    async def fail(txn: perco.Transaction, change: perco.Change[str, bytes]) -> None:
+        if change.attempt == 1:
+            raise ZeroDivisionError
+        second.set()
+        await trio.sleep_forever()
+
+    async with perco.open(store, made) as db, db.worker():
+        async with db.transaction() as txn:
+            txn.set(contents, "a", b"bad")
+        await second.wait()
+        listed = (await run("failed", "list", store)).out
+        assert listed == (
+            "the failed list is empty\n"
+            "failing, and retried until they are given up: 1 change for measure (1 attempt so far)\n"
+        )
+        found = json.loads((await run("failed", "list", store, "--json")).out)
+        assert found == {"count": 0, "changes": [], "failing": {"measure": {"changes": 1, "attempts": 1}}}
+        told = (await run("status", store)).out
+        assert "\nfailing     1 for measure (attempt 1), retried\n" in told
+        assert "\nused by     0 clients of its owner; 1 process with a worker\n" in told
+        status = json.loads((await run("status", store, "--json")).out)
+        assert (status["failing"], status["clients"], status["workers"]) == (1, 0, 1)
+        assert (status["observers"][0]["failing"], status["observers"][0]["attempts"]) == (1, 1)
+        async with visiting(store), visiting(store):
+            assert json.loads((await run("status", store, "--json")).out)["clients"] == 2
+            assert json.loads((await run("status", f"unix:{store / 'socket'}", "--json")).out)["clients"] == 2
+        waited = await run("wait", store, "--timeout", 0)
+        assert waited.code == 1
+        assert "failing: 1 change for measure (1 attempt so far); the log of their worker" in waited.err
+        assert "a worker is there, and retries them: allow more time" in waited.err
+        assert "perco worker MODULE" not in waited.err
+    status = json.loads((await run("status", store, "--json")).out)
+    assert (status["failing"], status["clients"], status["workers"]) == (1, None, None)
 
 
 async def test_what_is_asked_wrongly_is_told(store: Path) -> None:
