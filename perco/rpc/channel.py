@@ -53,7 +53,7 @@ class WireOptions:
         frame all would go to and fro between two processes of which one always waits.
     heartbeat_s: how long a side is silent at most; silence_s: after that the other takes it for gone.
     calls_max: calls of one connection that a server works at; then it stops reading, until some are answered.
-    waiting_bytes_max: of replies that one connection has not taken yet; then its server stops reading, too.
+    waiting_bytes_max: of replies that one connection has not taken yet; then its server begins and reads nothing, too.
     connect_s: how long connecting and the greeting may take.
     patience_s: how long a call waits for a server that is away, before Unavailable.
     lease_s: how long a client that is not heard of keeps what it holds: its snapshots, locks and claims.
@@ -228,7 +228,8 @@ class Channel:
 
     def drain(self) -> trio.Event:
         """Set when less than half of what may wait does, and when nothing is sent any more."""
-        self._drained = self._drained or trio.Event()
+        if self._drained is None:
+            self._drained = trio.Event()
         return self._drained
 
     def close_soon(self) -> None:

@@ -4,8 +4,9 @@
 
 A frame carries all waiting messages, so messages that one side sends while the other is busy cost one read, not many.
 
-R1  A frame, and a message, has a size limit. A frame that is longer, is no msgpack, is nested too deeply, or is not an
-    array ends the connection before anything of it is acted on.
+R1  A frame, and a message, has a size limit. A frame that is longer, holds more elements than `ELEMENTS_MAX`, is no
+    msgpack, is nested too deeply, or is not an array ends the connection before anything of it is acted on. So does a
+    map where the other side sends none: an array of small ones takes eighty times its bytes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _HEAD: Final = struct.Struct(">IBH")
 HEAD_BYTES: Final = _HEAD.size
 MESSAGES_MAX: Final = (1 << 16) - 1  # in a frame
 GREETING_BYTES_MAX: Final = 1 << 16  # from somebody of whom nothing is known yet
+ELEMENTS_MAX: Final = 1 << 23  # of all arrays and maps in a frame; what a client sends has some four bytes in each
+_CHECKED_BYTES: Final = 1 << 14
 
 
 class WireError(Exception):
@@ -51,8 +54,9 @@ def frame(messages: list[bytes]) -> bytes:
 class FrameDecoder:
     """Feed it what was received; it yields the messages of each whole frame."""
 
-    def __init__(self, frame_bytes_max: int) -> None:
+    def __init__(self, frame_bytes_max: int, *, maps: bool = True) -> None:
         self.max = frame_bytes_max
+        self.maps = maps  # whether there may be any
         self._received = bytearray()
         self._wanted = -1  # of the frame that has begun
 
@@ -75,7 +79,7 @@ class FrameDecoder:
                 body = bytes(memoryview(received)[at : at + self._wanted])
                 at += self._wanted
                 self._wanted = -1
-                yield _messages(body)
+                yield _messages(body, self.maps)
         finally:
             del received[:at]
 
@@ -85,9 +89,16 @@ class FrameDecoder:
         return self._wanted >= 0 or bool(self._received)
 
 
-def _messages(body: bytes) -> list[Message]:
+def _messages(body: bytes, maps: bool) -> list[Message]:
     try:
-        found = msgpack.unpackb(body, use_list=False, strict_map_key=False)
+        if len(body) > _CHECKED_BYTES:
+            _must_be_whole(body)
+        if len(body) > ELEMENTS_MAX:  # else it cannot hold so many
+            found = _counted(body, maps)
+        elif maps:
+            found = msgpack.unpackb(body, use_list=False, strict_map_key=False)
+        else:
+            found = msgpack.unpackb(body, use_list=False, object_hook=_no_map, max_map_len=0)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"a frame that does not read: {type(error).__name__} {error}") from error
     if type(found) is not tuple:
@@ -96,3 +107,36 @@ def _messages(body: bytes) -> list[Message]:
         if type(message) is not tuple or not message:
             raise WireError(f"a message that is no array: {str(message)[:40]!r}")
     return list(found)
+
+
+def _must_be_whole(body: bytes) -> None:
+    """A walk that makes no objects. Before msgpack 1.2.4, unpacking made room for all that an array is said to hold: a
+    few thousand that begin inside each other, and end nowhere, would take gigabytes."""
+    walk = msgpack.Unpacker(max_buffer_size=len(body), read_size=len(body))
+    walk.feed(body)
+    walk.skip()
+
+
+def _no_map(_: object) -> None:
+    raise ValueError("a map")
+
+
+def _counted(body: bytes, maps: bool) -> Any:
+    left = ELEMENTS_MAX
+
+    def count(found: Any) -> Any:
+        nonlocal left
+        left -= len(found)
+        if left < 0:
+            raise ValueError(f"more than {ELEMENTS_MAX} elements")
+        return found
+
+    return msgpack.unpackb(
+        body,
+        use_list=False,
+        strict_map_key=False,
+        list_hook=count,
+        object_hook=count if maps else _no_map,
+        max_array_len=ELEMENTS_MAX,
+        max_map_len=ELEMENTS_MAX if maps else 0,
+    )

@@ -163,7 +163,7 @@ class Door(ABC, Generic[Who]):
         self._connections += 1
         try:
             async with stream:
-                await self._talk(Channel(stream, self._options, self._flusher.soon), token, at)
+                await self._talk(Channel(stream, self._options, self._flusher.soon, maps=False), token, at)
         except (OSError, WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             level = logging.WARNING if isinstance(error, WireError) else logging.INFO
             log.log(level, "a connection ended: %s", error or type(error).__name__)

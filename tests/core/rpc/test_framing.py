@@ -8,6 +8,7 @@ import msgpack
 import pytest
 from hypothesis import given, strategies as st
 
+from perco.rpc import framing
 from perco.rpc.framing import FrameDecoder, Message, WireError, frame, packed
 
 ATOMS = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.binary(max_size=40) | st.text(max_size=20)
@@ -99,3 +100,56 @@ def test_what_is_no_array_of_plain_things_is_told(body: bytes) -> None:  # R1
 def test_nothing_of_a_frame_that_breaks_is_delivered() -> None:  # R1
     with pytest.raises(WireError):
         list(FrameDecoder(MAX).feed(framed(b"\x92" + packed((1, 2)) + b"\xc1")))
+
+
+# ------------------------------------------------------------------ how much a frame may hold
+
+
+@pytest.mark.parametrize("maps", [True, False])
+@pytest.mark.parametrize(
+    "found",
+    [
+        ((0,) * 101,),
+        ((1, (0,) * 50), (2, (0,) * 50)),
+        (((),) * 101,),
+        tuple((number,) for number in range(51)),
+        (1, [[(0,) * 9] * 10] * 2),
+    ],
+    ids=["flat", "messages", "nothing", "messages of one", "nested"],
+)
+def test_a_frame_of_too_many_elements_is_told(found: object, maps: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # R1
+    monkeypatch.setattr(framing, "ELEMENTS_MAX", 100)
+    body = msgpack.packb((found, (1, b"x" * 100)))
+    with pytest.raises(WireError, match="100"):
+        list(FrameDecoder(MAX, maps=maps).feed(framed(body)))
+
+
+def test_a_frame_of_so_many_elements_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:  # R1
+    monkeypatch.setattr(framing, "ELEMENTS_MAX", 100)
+    messages = [(1, b"x" * 500), ((0,) * 95,)]
+    assert list(FrameDecoder(MAX, maps=False).feed(frame([packed(message) for message in messages]))) == [messages]
+
+
+def test_the_elements_of_maps_count(monkeypatch: pytest.MonkeyPatch) -> None:  # R1
+    monkeypatch.setattr(framing, "ELEMENTS_MAX", 100)
+    few, many = (({1: 2},) * 30, b"x" * 100), (({1: 2},) * 60, b"x" * 100)
+    assert list(FrameDecoder(MAX).feed(frame([packed(few)]))) == [[few]]
+    with pytest.raises(WireError, match="more than 100 elements"):
+        list(FrameDecoder(MAX).feed(frame([packed(many)])))
+
+
+@pytest.mark.parametrize("map", [{}, {0: 0}, {1: {}}])
+@pytest.mark.parametrize("size", [0, 200])
+def test_maps_are_told_where_none_are_sent(map: object, size: int, monkeypatch: pytest.MonkeyPatch) -> None:  # R1
+    monkeypatch.setattr(framing, "ELEMENTS_MAX", 100)
+    data = frame([packed((1, (map,), b"x" * size))])
+    with pytest.raises(WireError, match="map"):
+        list(FrameDecoder(MAX, maps=False).feed(data))
+    assert list(FrameDecoder(MAX).feed(data)) == [[(1, (map,), b"x" * size)]]
+
+
+def test_arrays_that_begin_and_do_not_end_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:  # R1
+    """Some releases of msgpack make room for all of them."""
+    monkeypatch.setattr(msgpack, "unpackb", None)
+    with pytest.raises(WireError, match="OutOfData"):
+        list(FrameDecoder(MAX).feed(framed(b"\xdc\xea\x60" * 500 + b"\x00" * 60_000)))
