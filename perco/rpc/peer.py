@@ -1,8 +1,9 @@
 """A server's side of one connection: calls come in frames, replies leave in frames.
 
 R3  Of each kind of message that a server pushes, only the newest waits for a client that does not read.
-    At most `calls_max` calls of a connection are under way, and at most `waiting_bytes_max` of replies wait for it:
-    beyond that the server reads nothing more from it. Other connections do not notice.
+    At most `calls_max` calls of a connection are under way. While more than `waiting_bytes_max` of replies wait for it,
+    the server begins none of its calls, finds no rows for those that it has begun (`room`), and reads nothing more from
+    it. Other connections do not notice.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Peer:
         self._backlog: deque[Message] = deque()  # received, and not begun
         self._working = False
         self._fewer: trio.Event | None = None
+        self._turn = trio.Lock()  # who waits for room
         self._pushes: dict[int, Any] = {}  # not yet sent
         channel.leaving = self._leaving
         self._answered: trio.Event | None = None
@@ -76,19 +78,28 @@ class Peer:
             for what, value in pushes.items():
                 self.channel.send_first((what, PUSH, value))
 
+    async def room(self) -> None:
+        """For a task that is about to make a long answer: it goes on once there is room for one, in its turn, and
+        awaits nothing before it has answered."""
+        if not self._turn.locked() and self.channel.waiting_bytes <= self._options.waiting_bytes_max:
+            return
+        async with self._turn:
+            if self.channel.waiting_bytes > self._options.waiting_bytes_max and not self.ended:
+                await self.channel.drain().wait()
+
     async def answered(self) -> None:
-        """Until no call is under way."""
-        while self.calls:
-            self._answered = self._answered or trio.Event()
+        """Until no call is under way, and none waits to be begun."""
+        while self.calls or (self._backlog and not self.ended):
+            if self._answered is None:
+                self._answered = trio.Event()
             await self._answered.wait()
 
     def _answer(self, id: int, status: int, value: Any) -> None:
         if not id:
             return
         self.calls -= 1
-        if not self.calls and self._answered is not None:
-            self._answered.set()
-            self._answered = None
+        if not self.calls:
+            self._look_again()
         if self.ended:
             return
         try:
@@ -107,16 +118,26 @@ class Peer:
             self._work()
         except WireError as error:
             log.warning("%s: %s", self.name, error)
-            self._backlog.clear()
-            self.ended = True
+            self._end()
             self.channel.close_soon()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._backlog.clear()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Whoever waits in `answered`."""
+        if self._answered is not None:
+            self._answered.set()
+            self._answered = None
 
     async def run(self) -> None:
         """Until the connection ends. Raises: as `Channel.run`."""
         try:
             await self.channel.run(self._received, self._pause)
         finally:
-            self.ended = True
+            self._end()
 
     def _received(self, messages: list[Message]) -> None:
         for message in messages:
@@ -126,13 +147,14 @@ class Peer:
         self._work()
 
     def _work(self) -> None:
-        """Begin what is waiting, as far as there may be more under way."""
+        """Begin what is waiting, as far as there may be more under way, and more may wait for the client."""
         if self._working:
             return  # called by an answer that was given at once
         self._working = True
-        backlog, handle, calls_max = self._backlog, self._handle, self._options.calls_max
+        backlog, handle, channel = self._backlog, self._handle, self.channel
+        calls_max, bytes_max = self._options.calls_max, self._options.waiting_bytes_max
         try:
-            while backlog and self.calls < calls_max:
+            while backlog and self.calls < calls_max and channel.waiting_bytes <= bytes_max:
                 id, method, arguments = backlog.popleft()
                 if id:
                     self.calls += 1
@@ -144,16 +166,21 @@ class Peer:
                     self.fail(id, error)
         finally:
             self._working = False
-        if self._fewer is not None and not backlog:
+        if not backlog and not self.calls:
+            self._look_again()
+        if self._fewer is not None and (not backlog or self.calls < calls_max):
             self._fewer.set()
             self._fewer = None
 
     def _pause(self) -> trio.Event | None:
-        if self._backlog:
-            self._fewer = self._fewer or trio.Event()
-            return self._fewer
+        if self._backlog and not self.ended:
+            self._work()  # the client may have taken answers since
         if self.channel.waiting_bytes > self._options.waiting_bytes_max:
             return self.channel.drain()
+        if self._backlog:
+            if self._fewer is None:
+                self._fewer = trio.Event()
+            return self._fewer
         return None
 
 

@@ -368,6 +368,7 @@ class Server(Door[Session]):
             try:
                 for entry in entries:
                     await self._db.driver.past(entry)
+                await peer.room()
                 go_on()
             except Exception as error:
                 peer.fail(id, error)
@@ -387,7 +388,8 @@ class Server(Door[Session]):
                             request.table, request.start, request.stop, columns, query.to_ts
                         ):
                             await db.driver.past(entry)
-                page = await db.local.store.scan(request)
+                await peer.room()
+                page = db.local.store.find_page(request)
                 peer.reply(id, (page.rows, page.next))
             except Exception as error:
                 peer.fail(id, error)

@@ -195,6 +195,10 @@ class LocalRowStore:
     async def scan(self, request: ScanRequest) -> ScanPage:
         """A page of rows, from one state of one tablet; a page ends at its tablet's end."""
         await trio.lowlevel.checkpoint()
+        return self.find_page(request)
+
+    def find_page(self, request: ScanRequest) -> ScanPage:
+        """The same, at once."""
         starts, tablets = self._of(request.table)
         if request.stop is not None and request.stop <= request.start:
             return ScanPage([], None)

@@ -407,10 +407,10 @@ class Run:
 
             return reads
 
-        scan, submit = store.scan, store.submit
+        find_page, submit = store.find_page, store.submit
 
-        async def scans(request: ScanRequest) -> ScanPage:
-            page = await scan(request)
+        def finds(request: ScanRequest) -> ScanPage:
+            page = find_page(request)
             self._touched(lambda watched: watched.scanned_by(request))
             return page
 
@@ -419,7 +419,7 @@ class Run:
             submit(mutations, call)
 
         store.read, store.read_first = looking(store.read), looking(store.read_first)  # type: ignore
-        store.scan, store.submit = scans, submits  # type: ignore[method-assign]
+        store.find_page, store.submit = finds, submits  # type: ignore[method-assign]
 
     def _note_floors(self) -> None:
         """Of each tablet, when its floor rises."""
