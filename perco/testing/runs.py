@@ -169,7 +169,7 @@ class Run(ABC):
         self.outcome = Outcome(plan.seed)
         self.kinds = frozenset(kind for kind in KINDS if rng.random() < OFTEN.get(kind, 0.5))
         if plan.random("signals").random() < SIGNALS_OFTEN:
-            self.kinds |= {"signals"}
+            self.kinds |= {"signals", "waits"}  # N7: until somebody has run for what is pending
         if plan.random("failing").random() < FAILING_OFTEN:
             self.kinds |= {"failing", "napping"}  # N6: one gives up while another's run takes its time
         if plan.random("mirrored").random() < MIRRORED_OFTEN:

@@ -505,7 +505,7 @@ class Clients:
                 txn.signal(world.touched, hub)
         self._raised[number] = OK
         self._noted.append((txn.commit_ts, number))
-        if "waits" in self.kinds and rng.random() < 0.5:
+        if "waits" in self.kinds and rng.random() < 0.8:
             with suppress(NotIdle):
                 await db.wait_for(txn.commit_ts, timeout=_WAIT_S)
                 await self._wait_seen(db, world, txn.commit_ts)
