@@ -1,12 +1,10 @@
-"""The simulation: clean on perco, the same twice, and deadly for what breaks the protocol."""
+"""The simulation: clean on perco, and the same twice."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections import Counter
-from functools import cache
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -21,20 +19,8 @@ from perco.testing.plan import Plan
 from perco.testing.served import DISK_FAULTS, ORDERED, SENT, WRITTEN
 from perco.testing.shrink import Shrinker, ShrinkOptions, fails, kind_of_problem, shrink
 from perco.testing.simulation import Outcome, SimulationOptions, run_plan, simulate
-from tests.testing import seeds
-from tests.testing.mutants import HARMLESS, MUTANTS, PROTECTED, SLOW
-from tests.testing.mutants_ahead import AHEAD
-from tests.testing.mutants_failing import FAILING
-from tests.testing.mutants_growing import GROWING
-from tests.testing.mutants_one_step import ONE_STEP, ONE_STEP_HARMLESS
-from tests.testing.mutants_serializable import LOCKS, SERIALIZABLE
-from tests.testing.mutants_served import SERVED
-from tests.testing.mutants_signals import SIGNALS, SIGNALS_HARMLESS, SIGNALS_SLOW
+from tests.testing.mutants import MUTANTS
 from tests.testing.seeds import SEEDS_MAX, died
-
-DOCS = Path(__file__).parents[2] / "docs" / "testing.md"
-
-ALL_HARMLESS = {**HARMLESS, **ONE_STEP_HARMLESS, **SIGNALS_HARMLESS}
 
 
 @pytest.mark.parametrize("seed", range(100, 400))
@@ -71,58 +57,6 @@ def test_what_makes_several_processes_hard_happens() -> None:  # R4, R5, R7, R8,
 
 def test_another_seed_is_another_run() -> None:
     assert simulate(1).digest != simulate(2).digest
-
-
-@cache
-def told_seeds() -> dict[str, int]:
-    """For each mutant the number of seeds to its death, as docs/testing.md tells it."""
-    rows = re.findall(r"^\| ([A-Z]\d+ .*?) \| (\d+) \|$", DOCS.read_text(), re.MULTILINE)
-    return {name: int(seeds) for name, seeds in rows}
-
-
-@pytest.mark.parametrize("name", seeds.ALL)
-def test_a_mutant_dies(name: str) -> None:
-    """The seed that is kept for it comes first, for haste. `pytest -rP` prints how it was found."""
-    found = seeds.search(name, (seeds.kept().get(name, 0), *range(SEEDS_MAX)))
-    if found is None:
-        pytest.fail(f"{name}: not found in {SEEDS_MAX} seeds")
-    seed, how, _ = found
-    broken = re.search("(Attribute|Name|Type|Value|Index)Error:|^error:", how)
-    assert not broken, f"the mutant itself is broken: {how}"
-    print(f"{name}: found by seed {seed}; {how[:200]}")
-
-
-def test_the_table_of_mutants_is_whole() -> None:
-    every = {
-        *MUTANTS,
-        *SLOW,
-        *ONE_STEP,
-        *SIGNALS,
-        *SIGNALS_SLOW,
-        *FAILING,
-        *GROWING,
-        *AHEAD,
-        *SERVED,
-        *SERIALIZABLE,
-        *LOCKS,
-    }
-    assert set(told_seeds()) == every
-    assert max(told_seeds().values()) <= SEEDS_MAX
-    assert set(seeds.kept()) <= set(seeds.ALL)
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("name", ALL_HARMLESS)
-def test_what_breaks_no_rule_raises_nothing(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ALL_HARMLESS[name](monkeypatch)
-    assert died(seed) == ""
-
-
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("name", PROTECTED)
-def test_what_another_rule_makes_good_raises_nothing(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    PROTECTED[name](monkeypatch)
-    assert died(seed) == ""
 
 
 def test_clients_wait_for_observers_and_find_what_they_waited_for() -> None:  # N7
