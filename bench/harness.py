@@ -90,7 +90,7 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """What became of the bars, in a line."""
+        """Summarize the bars in one line."""
         missed, void = self.missed, [what for what, floor in self.floors.items() if not floor["kept"]]
         said = f"bars: {len(self.bars) - len(missed)} of {len(self.bars)} kept"
         if missed:

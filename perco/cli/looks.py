@@ -105,7 +105,7 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
 
 
 def retried(found: Look) -> str:
-    """What failed and is run again, in words; "" if nothing."""
+    """Describe the failed changes that are being retried; "" if there are none."""
     return ", ".join(
         f"{counted(changes, 'change')} for {id} ({counted(attempts, 'attempt')} so far)"
         for id, (changes, attempts) in sorted(found.failing.items())

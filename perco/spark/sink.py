@@ -75,7 +75,7 @@ class Written(WriterCommitMessage):
 
 
 class _Tally:
-    """What a task has written and skipped, and some of the keys."""
+    """Counts of the rows that a task wrote and skipped, and some of their keys."""
 
     def __init__(self) -> None:
         self.rows = self.skipped = 0

@@ -220,7 +220,7 @@ class Run(ABC):
 
     @abstractmethod
     async def _verify(self, snap: Snapshot, world: World) -> None:
-        """What else must be true at rest."""
+        """Check the other conditions at rest."""
 
     @abstractmethod
     def _locks(self) -> int:

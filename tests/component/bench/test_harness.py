@@ -1,4 +1,4 @@
-"""What every benchmark says at its end."""
+"""The summary at the end of every benchmark."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Cells = dict[tuple[str, str, bytes, int, int], bytes]
 
 @pytest.fixture(autouse=True, params=["owner", "client"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who checks and repairs: it finds the same."""
+    """The owner and a client check and repair alike."""
     monkeypatch.setattr(Store, "where", request.param)
 
 

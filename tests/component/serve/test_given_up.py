@@ -1,4 +1,4 @@
-"""What a client gives up after a change of owner, while the server has held it again; time is virtual."""
+"""A client gives up timestamps after a change of owner, which the new owner holds; time is virtual."""
 
 from __future__ import annotations
 
