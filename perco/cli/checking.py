@@ -118,7 +118,7 @@ async def check_served(store: str, *, json: bool, accepting: bool, repairing: bo
             done = await _over_the_wire(db, folder, repairing=repairing)
         except (SessionEnded, Unavailable) as error:
             raise StoreError(
-                f"the check was cut short: {_reason(error)}. What it has not read may hold anything: run it again"
+                f"the check was cut short: {_reason(error)}. The rest of the store was not read: run the check again"
                 + (" (what it has repaired stays so)" if repairing else "")
             ) from error
         except TooLarge as error:

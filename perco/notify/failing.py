@@ -48,7 +48,7 @@ class AwaitsAsyncio(UsageError):
 
 
 def awaits_asyncio(client: Client, observer: Observer, error: Exception) -> AwaitsAsyncio | None:
-    """What to tell about a run that failed because it awaits asyncio on trio; None for any other failure."""
+    """The error to report for a run that failed because it awaits asyncio on trio; None for any other failure."""
     if isinstance(error, RuntimeError):
         wrong = str(error) == "no running event loop"
     else:

@@ -106,7 +106,7 @@ async def connect(address: Address, trust: ssl.SSLContext | None = None) -> trio
 
 
 def _plainly(error: OSError) -> OSError:
-    """What kept all attempts to connect from being made, as one error: that somebody refused, if anybody did."""
+    """The failures of all attempts to connect, as one error: a refusal, if there was one."""
     met = error.__cause__
     all = met.exceptions if isinstance(met, BaseExceptionGroup) else (met,)
     numbers = [each.errno for each in all if isinstance(each, OSError) and each.errno]

@@ -127,7 +127,7 @@ class Peer:
         self._look_again()
 
     def _look_again(self) -> None:
-        """Whoever waits in `answered`."""
+        """Wake the tasks that wait in `answered`."""
         if self._answered is not None:
             self._answered.set()
             self._answered = None

@@ -34,7 +34,7 @@ from perco.txn.retention import Removed
 from perco.txn.vacuum import VacuumResult
 
 WIRE_VERSION: Final = 9
-# What a server takes in one call, and a client asks for: a call for more ends its connection (R1).
+# Limits of one call. A client keeps to them; a server ends the connection on a call for more (R1).
 DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows
 _MAGIC: Final = "perco"
@@ -337,8 +337,8 @@ def read_holding(packed: Any) -> tuple[Sequence[int], Sequence[tuple[tuple[str, 
 
 
 def read_mutations(packed: Any) -> list[Mutation]:
-    """What a tablet takes into its queue. (Checks and timestamps it looks at later; a mutation whose do not read fails
-    alone, S4.) Raises: TypeError, ValueError."""
+    """Mutations for a tablet's queue. (The tablet looks at checks and timestamps later; a mutation whose checks or
+    timestamps do not read fails alone, S4.) Raises: TypeError, ValueError."""
     mutations = [Mutation(*each) for each in packed]
     for table, rows, floor_ts, _ in mutations:
         if type(table) is not str or type(rows) is not tuple or not rows:

@@ -113,6 +113,22 @@ class _Runnable(deque[trio.lowlevel.Task]):
             super().append(task)
 
 
+class _NoEvents:
+    """In place of trio's I/O manager, without a look at the kernel for each step of a task: it has no events."""
+
+    def __init__(self, manager: object) -> None:
+        self._manager = manager
+
+    def get_events(self, timeout: float) -> list[Any]:
+        return []
+
+    def process_events(self, events: list[Any]) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+
 class _Token:
     """In place of trio's token: nothing comes from other threads."""
 
@@ -147,13 +163,14 @@ class Processes:
             if task is not trio.lowlevel.current_task():
                 task.context.run(_current.set, self.world)
         self._tasks = runner.tasks
-        queue, token = runner.runq, runner.trio_token
+        queue, token, events = runner.runq, runner.trio_token, runner.io_manager
         self._queue = runner.runq = _Runnable(queue)
         runner.trio_token = _Token()  # type: ignore[assignment]
+        runner.io_manager = _NoEvents(events)  # type: ignore[assignment]
         try:
             yield
         finally:
-            runner.runq, runner.trio_token = deque(self._queue), token
+            runner.runq, runner.trio_token, runner.io_manager = deque(self._queue), token, events
 
     async def run(self, main: Callable[[], Awaitable[None]]) -> None:
         """Run the world; its processes have to be buried at its end."""

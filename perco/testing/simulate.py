@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import multiprocessing
 import os
+import platform
 import signal
 import sys
 import time
@@ -12,7 +15,13 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import trio
+
+import perco
 from perco.testing.embedded import CRASHES, FAULTS, STEPS, faults_of
 from perco.testing.network import FAULTS as WIRE_FAULTS, LOCAL_FAULTS
 from perco.testing.served import DISK_FAULTS, ORDERED, SENT, WRITTEN
@@ -23,6 +32,7 @@ _SEEDS = 200  # with fewer, many a pair of step and fault does not come up
 _SEEDS_WHOLE = 2000  # with so many, each has to
 _PART = 4  # seeds that a process takes at a time
 _PARTS_AHEAD = 8  # for each process
+_SAVED_EACH = 100  # seeds
 
 COMMAND = "python -m perco.testing.simulate --seed"
 
@@ -78,6 +88,75 @@ def table(fired: Counter[tuple[str, str]]) -> tuple[str, list[str]]:
     return "\n".join(lines), empty
 
 
+class StateError(Exception):
+    """A state file that does not belong to this run."""
+
+
+def _code() -> str:
+    """A digest of all that decides what a seed does."""
+    root = Path(perco.__file__).parent
+    whole = hashlib.sha256(f"{platform.python_version()} {trio.__version__}".encode())
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_bytes()
+        whole.update(f"{path.relative_to(root).as_posix()} {len(text)}\n".encode() + text)
+    return whole.hexdigest()
+
+
+@dataclass
+class _Sum:
+    """Of the runs that were made; kept in a file, so that a long series can be interrupted."""
+
+    first: int
+    seeds: int
+    code: str
+    done: int = 0
+    seconds: float = 0.0
+    sittings: int = 1
+    counts: Counter[str] = field(default_factory=Counter)  # by field of an outcome
+    fired: Counter[tuple[str, str]] = field(default_factory=Counter)
+    bad: list[int] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        self.done += 1
+        self.counts.update({name: getattr(outcome, name) for name in _COUNTED})
+        self.fired += outcome.fired
+        if outcome.problems:
+            self.bad.append(outcome.seed)
+
+    def told(self) -> str:
+        return ", ".join(f"{self.counts[name]} {what}" for name, what in _COUNTED.items())
+
+    def save(self, path: Path) -> None:
+        fired = [[*pair, count] for pair, count in sorted(self.fired.items())]
+        whole = json.dumps({**vars(self), "fired": fired}, indent=1)
+        new = path.with_name(path.name + ".new")
+        new.write_text(whole)
+        new.replace(path)
+
+    def go_on(self, path: Path) -> _Sum:
+        """From where the file says. Raises: StateError, if it is of other seeds or of other code; OSError."""
+        try:
+            before: dict[str, Any] = json.loads(path.read_text())
+            fired = Counter({(step, fault): count for step, fault, count in before.pop("fired")})
+            found = _Sum(counts=Counter(before.pop("counts")), fired=fired, **before)
+        except FileNotFoundError:
+            return self
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StateError(f"{path} is not a state of this command: {error!r}") from error
+        if (found.first, found.seeds) != (self.first, self.seeds):
+            raise StateError(
+                f"{path} is of {found.seeds} seeds from {found.first} on: give the same --seeds and --first, or "
+                "another file"
+            )
+        if found.code != self.code:
+            raise StateError(
+                f"{path} was written by another version of perco, Python or trio: its runs say nothing about this one. "
+                "Remove it, or give another file"
+            )
+        found.sittings += 1
+        return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 0 if nothing was wrong, else 1."""
     parser = argparse.ArgumentParser(
@@ -91,14 +170,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=None, help="at a time (default: as many as there are cores)")
     parser.add_argument("--shrink", action="store_true", help="with --seed: the short script of a run that fails")
     parser.add_argument("--seconds", type=float, default=120.0, help="for shrinking, at most (default: 120)")
+    parser.add_argument(
+        "--state", type=Path, metavar="FILE", help="save there what is done; the same command then goes on from it"
+    )
     given = parser.parse_args(arguments)
     seeds, first = _SEEDS if given.seeds is None else given.seeds, given.first or 0
     if seeds < 1 or (given.processes is not None and given.processes < 1):
         parser.error("--seeds and --processes are at least 1")
     if first < 0 or (given.seed is not None and given.seed < 0):
         parser.error("a seed is a number from 0 on")
-    if given.seed is not None and (given.seeds is not None or given.first is not None):
-        parser.error("--seed is one run: give either it, or --seeds and --first")
+    if given.seed is not None and (given.seeds, given.first, given.state) != (None, None, None):
+        parser.error("--seed is one run: give either it, or --seeds, --first and --state")
     if given.shrink:
         if given.seed is None:
             parser.error("--shrink takes the seed of a run that fails: --seed S --shrink")
@@ -114,7 +196,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\n{problem}")
         print(f"seed {given.seed} went wrong" if outcome.problems else "nothing went wrong")
         return 1 if outcome.problems else 0
-    return _many(range(first, first + seeds), given.processes)
+    whole = _Sum(first, seeds, _code())
+    try:
+        if given.state is not None:
+            whole = whole.go_on(given.state)
+            whole.save(given.state)  # fails now rather than after an hour
+    except (StateError, OSError) as error:
+        parser.error(str(error))
+    return _many(whole, given.processes, given.state)
 
 
 def _shrink(seed: int, seconds: float) -> int:
@@ -154,41 +243,41 @@ def _outcomes(pool: ProcessPoolExecutor, seeds: range, processes: int) -> Iterat
         yield from ahead.popleft().result()
 
 
-def _many(seeds: range, processes: int | None) -> int:
-    fired: Counter[tuple[str, str]] = Counter()
-    total = Outcome(0)
-    bad = 0
+def _many(whole: _Sum, processes: int | None, state: Path | None) -> int:
     processes = processes or os.cpu_count() or 1
-    began = time.perf_counter()
+    left = range(whole.first + whole.done, whole.first + whole.seeds)
+    for seed in whole.bad:  # of an earlier sitting
+        print(f"seed {seed} went wrong\n    again: {COMMAND} {seed}", flush=True)
+    before_s, began = whole.seconds, time.perf_counter()
     with ProcessPoolExecutor(processes, initializer=_ignore_interrupts) as pool:
-        for n, outcome in enumerate(_outcomes(pool, seeds, processes), 1):
-            fired += outcome.fired
-            for name in _COUNTED:
-                setattr(total, name, getattr(total, name) + getattr(outcome, name))
+        for outcome in _outcomes(pool, left, processes):
+            whole.add(outcome)
             if outcome.problems:
-                bad += 1
                 again = f"{COMMAND} {outcome.seed}"
                 text = outcome.problems[0]
                 print(f"seed {outcome.seed}: {text}\n    again: {again}\n    short: {again} --shrink", flush=True)
-            if n % _PART == 0 and sys.stderr.isatty():
-                print(f"\r{n} of {len(seeds)}", end="", file=sys.stderr, flush=True)
-    seconds = time.perf_counter() - began
+            if whole.done % _PART == 0 and sys.stderr.isatty():
+                print(f"\r{whole.done} of {whole.seeds}", end="", file=sys.stderr, flush=True)
+            whole.seconds = before_s + time.perf_counter() - began
+            if state is not None and (whole.done % _SAVED_EACH == 0 or whole.done == whole.seeds):
+                whole.save(state)
+    sittings = f" in {whole.sittings} sittings" if whole.sittings > 1 else ""
     print(
-        f"{len(seeds)} runs in {seconds:.0f} s ({3600 * len(seeds) / max(seconds, 1e-9):.0f} an hour): "
-        f"{_told(total)}, {fired.total()} faults"
+        f"{whole.seeds} runs in {whole.seconds:.0f} s{sittings} ({3600 * whole.seeds / max(whole.seconds, 1e-9):.0f} "
+        f"an hour): {whole.told()}, {whole.fired.total()} faults"
     )
-    text, empty = table(fired)
+    text, empty = table(whole.fired)
     print(text)
-    if empty and len(seeds) < _SEEDS:
+    if empty and whole.seeds < _SEEDS:
         print(f"{len(empty)} pairs untested (few seeds)")
     elif empty:
         print(f"never met: {', '.join(empty)}")
-    untested = bool(empty) and len(seeds) >= _SEEDS_WHOLE
-    if bad or not untested:
-        print(f"{bad} of {len(seeds)} runs went wrong" if bad else "nothing went wrong")
+    untested = bool(empty) and whole.seeds >= _SEEDS_WHOLE
+    if whole.bad or not untested:
+        print(f"{len(whole.bad)} of {whole.seeds} runs went wrong" if whole.bad else "nothing went wrong")
     else:
         print(f"no run went wrong, but {len(empty)} pairs of step and fault never met: the table has to be full")
-    return 1 if bad or untested else 0
+    return 1 if whole.bad or untested else 0
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import math
 from collections.abc import Iterator
 from typing import Final
 
 import trio
-import trio.testing
 from trio._core import _run as scheduler
 
 from perco.testing.embedded import Embedded
@@ -34,21 +34,29 @@ _LOOKS_MAX: Final = 1_000_000  # at the clock; a usual run takes a tenth of that
 _LOOKS_EACH: Final = 50_000  # between two collections of garbage
 
 
-def _turning(clock: trio.testing.MockClock, looks: int) -> None:
-    """The same for those who go round in circles without a call of the store, by how often the clock is looked at."""
-    left = looks
-    right = clock.current_time
+class _Clock(trio.abc.Clock):
+    """Jumps to the next deadline when no task can run: nothing comes from outside. A run that goes round in circles
+    without a call of the store is told by how often the clock is looked at."""
 
-    def current_time() -> float:
-        nonlocal left
-        left -= 1
-        if left % _LOOKS_EACH == 0:
+    def __init__(self, looks: int) -> None:
+        self._looks = self._left = looks
+        self._now = 0.0
+
+    def start_clock(self) -> None:
+        pass
+
+    def current_time(self) -> float:
+        self._left -= 1
+        if self._left % _LOOKS_EACH == 0:
             gc.collect()
-        if left < 0:
-            raise EndlessError(f"{looks} looks at the clock have not brought the run to its end")
-        return right()
+        if self._left < 0:
+            raise EndlessError(f"{self._looks} looks at the clock have not brought the run to its end")
+        return self._now
 
-    setattr(clock, "current_time", current_time)  # noqa: B010
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        if self.current_time() < deadline < math.inf:
+            self._now = deadline
+        return 0.0
 
 
 @contextlib.contextmanager
@@ -90,10 +98,8 @@ def run_plan(plan: Plan, options: SimulationOptions | None = None) -> Outcome:
     with _collected(), seeded(plan.seed + (plan.salt << 32)):
         options = options or SimulationOptions()
         simulation: Run = (Embedded if processes_of(plan, options) == 1 else Served)(plan, options)
-        clock = trio.testing.MockClock(autojump_threshold=0)
-        _turning(clock, _LOOKS_MAX)
         try:
-            return trio.run(simulation.run, clock=clock)
+            return trio.run(simulation.run, clock=_Clock(_LOOKS_MAX))
         except BaseException:
             if isinstance(simulation, Served):
                 simulation.kernel.discard()

@@ -293,7 +293,7 @@ class LocalStore:
         return {table for table, [cells] in zip(tables, found, strict=True) if cells}
 
     async def _note_made(self, tables: Sequence[str]) -> None:
-        """They are on the disk. What cannot be noted now, who opens the store next notes."""
+        """Note that their tablets are on the disk. If this fails, the next process to open the store notes it."""
         if self._folder is not None and tables and not self.readonly:
             rows = [(_made_row(table), (), ((DATA, 0, 1, b""),)) for table in tables]
             await self.store.apply([Mutation(SYSTEM_TABLE, rows, None, True)])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -116,6 +119,102 @@ def test_the_command_runs_many(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing went wrong" in out
     assert "pairs untested (few seeds)" in out
     assert "never met" not in out
+
+
+class Interrupted(Exception):
+    """A series of runs that was cut short."""
+
+
+def interrupted_after(runs: int, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    whole = command._outcomes
+
+    def some(*args: Any) -> Iterator[Outcome]:
+        for n, outcome in enumerate(whole(*args)):
+            if n == runs:
+                raise Interrupted
+            yield outcome
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "_outcomes", some)
+        with pytest.raises(Interrupted):
+            command.main(arguments)
+
+
+def results(out: str) -> list[str]:
+    """All that the command prints but how long it took."""
+    first, *rest = out.splitlines()
+    return [first.partition(" an hour): ")[2], *rest]
+
+
+def test_an_interrupted_series_goes_on_from_its_state(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(command, "_SAVED_EACH", 4)
+    arguments = ["--seeds", "12", "--first", "30", "--processes", "1"]
+    assert command.main(arguments) == 0
+    whole = capsys.readouterr().out
+    arguments += ["--state", str(tmp_path / "state")]
+    interrupted_after(9, monkeypatch, arguments)
+    ran: list[int] = []
+    outcomes = command._outcomes
+
+    def noting(*args: Any) -> Iterator[Outcome]:
+        for outcome in outcomes(*args):
+            ran.append(outcome.seed)
+            yield outcome
+
+    monkeypatch.setattr(command, "_outcomes", noting)
+    assert command.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "in 2 sittings" in out
+    assert results(out) == results(whole)
+    assert ran == [38, 39, 40, 41]  # the ninth run was not saved
+    assert command.main(arguments) == 0  # all is done
+    assert results(capsys.readouterr().out) == results(whole)
+    assert len(ran) == 4
+
+
+def test_a_series_that_goes_on_still_tells_what_went_wrong_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(command, "_SAVED_EACH", 1)
+    monkeypatch.setattr(command, "simulate", lambda seed: Outcome(seed, problems=["T1"] if seed == 1 else []))
+    arguments = ["--seeds", "4", "--processes", "1", "--state", str(tmp_path / "state")]
+    interrupted_after(3, monkeypatch, arguments)
+    capsys.readouterr()
+    assert command.main(arguments) == 1
+    out = capsys.readouterr().out
+    assert "--seed 1\n" in out
+    assert "1 of 4 runs went wrong" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda text: text.replace('"seeds": 4', '"seeds": 5'), "is of 5 seeds from 0 on: give the same"),
+        (lambda text: text.replace('"code": "', '"code": "0'), "another version of perco"),
+        (lambda text: text[:20], "is not a state of this command"),
+        (lambda text: "{}", "is not a state of this command"),
+    ],
+    ids=["seeds", "code", "cut", "other"],
+)
+def test_a_state_that_is_not_of_this_series_is_refused(
+    change: Callable[[str], str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(command, "simulate", Outcome)
+    state = tmp_path / "state"
+    arguments = ["--seeds", "4", "--processes", "1", "--state", str(state)]
+    assert command.main(arguments) == 0
+    text = change(state.read_text())
+    state.write_text(text)
+    with pytest.raises(SystemExit):
+        command.main(arguments)
+    assert told in " ".join(capsys.readouterr().err.split())
+    assert state.read_text() == text  # nothing is lost
 
 
 # ------------------------------------------------------------ shrinking
