@@ -23,10 +23,10 @@ test: .venv/.dev ## tests, ruff, mypy
 	$(BIN)/ruff format --check perco tests bench examples
 	$(BIN)/mypy
 	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark --ignore tests/test_spark.py --ignore tests/examples/test_spark_pipeline.py \
-	  --ignore tests/testing/test_mutants.py
+	  --ignore tests/testing/test_mutants.py --ignore tests/powerloss/test_mutants.py
 
-test-mutants: .venv/.dev ## each rule of the protocol broken, one at a time: the simulation has to find it
-	$(BIN)/pytest -q -n auto --dist worksteal tests/testing/test_mutants.py
+test-mutants: .venv/.dev ## each rule of the protocol broken, each sync left out, one at a time: it has to be found
+	$(BIN)/pytest -q -n auto --dist worksteal tests/testing/test_mutants.py tests/powerloss/test_mutants.py
 
 test-everywhere: .venv/.dev ## scenarios and observers over clients: of a folder, over TCP and TLS, with tablet servers
 	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets tests/scenarios tests/component/notify

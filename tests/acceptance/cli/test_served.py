@@ -161,5 +161,5 @@ async def test_a_check_whose_server_goes_away_says_that_it_was_cut_short(
         monkeypatch.setattr(opening, "Options", partial(perco.Options, wire=perco.WireOptions(patience_s=0.05)))
         with pytest.raises(StoreError, match=r"^the check was cut short: the server at .* was not reached") as caught:
             await check_served(f"unix:{store / 'socket'}", json=False, accepting=False, repairing=bool(more))
-    assert "run it again" in str(caught.value)
+    assert "run the check again" in str(caught.value)
     assert capsys.readouterr().out == ""
