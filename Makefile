@@ -4,7 +4,10 @@ BIN := .venv/bin
 # The tests start hundreds of processes: where this is set, each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-spark test test-mutants test-everywhere test-spark check format bench simulate sweep powerloss clean help
+# What breaks a running store again and again takes as long as all other tests.
+FAULTS := tests/sweep tests/integration/killed tests/powerloss
+
+.PHONY: demo demo-spark test test-faults test-mutants test-everywhere test-spark check format bench simulate sweep powerloss clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -23,10 +26,13 @@ test: .venv/.dev ## tests, ruff, mypy
 	$(BIN)/ruff format --check perco tests bench examples
 	$(BIN)/mypy
 	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark --ignore tests/test_spark.py --ignore tests/examples/test_spark_pipeline.py \
-	  --ignore tests/testing/test_mutants.py --ignore tests/powerloss/test_mutants.py
+	  --ignore tests/testing/test_mutants.py $(addprefix --ignore ,$(FAULTS))
 
-test-mutants: .venv/.dev ## each rule of the protocol broken, each sync left out, one at a time: it has to be found
-	$(BIN)/pytest -q -n auto --dist worksteal tests/testing/test_mutants.py tests/powerloss/test_mutants.py
+test-faults: .venv/.dev ## every fault at every step of the scenarios; killed at every batch; power fails at any moment
+	$(BIN)/pytest -q -n auto --dist worksteal $(FAULTS)
+
+test-mutants: .venv/.dev ## each rule of the protocol broken, one at a time: the simulation has to find it
+	$(BIN)/pytest -q -n auto --dist worksteal tests/testing/test_mutants.py
 
 test-everywhere: .venv/.dev ## scenarios and observers over clients: of a folder, over TCP and TLS, with tablet servers
 	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets tests/scenarios tests/component/notify
