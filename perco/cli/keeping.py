@@ -64,7 +64,8 @@ async def keep(
                 worst = code
                 stop()
                 return
-            complain(f"process {process.pid} of {what} ended with {code}; another one follows in {pause_s:g} s")
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            complain(f"process {process.pid} of {what} {how}; another one starts in {pause_s:g} s")
             with trio.move_on_after(pause_s):
                 await stopped.wait()
             pause_s = again_s if trio.current_time() - began > _LIVED_S else min(2 * pause_s, _AGAIN_MAX_S)

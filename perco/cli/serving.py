@@ -103,7 +103,7 @@ async def serve(
             os.write(int(told), b"1")
             os.close(int(told))
         await signals.wait()
-        print("ending: what was asked for is answered first", flush=True)
+        print("shutting down: requests in progress are answered first", flush=True)
     return FINE
 
 

@@ -81,8 +81,10 @@ class WireOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.heartbeat_s >= self.silence_s:
-            what = f"heartbeat_s is {self.heartbeat_s:g}; it must be less than silence_s ({self.silence_s:g})"
+        if not 0 < self.heartbeat_s < self.silence_s:
+            what = (
+                f"heartbeat_s is {self.heartbeat_s:g}; it must be above 0, and less than silence_s ({self.silence_s:g})"
+            )
             raise UsageError(f"WireOptions: {what}")
         if self.frame_bytes > self.message_bytes_max:
             raise UsageError(

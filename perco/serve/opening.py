@@ -63,7 +63,7 @@ class open(AsyncOnly):
             `db.schema.tables["docs"].columns["body"]` gives its columns.
         options: see `Options`.
         readonly: read the files while another process may own the folder.
-        accept_loss: open a store that refuses with NeedsCheck.
+        accept_loss: open a folder that refuses with NeedsCheck. Of no meaning for a client: the folder is open.
         token: that of a server on TCP; by default the environment's PERCO_TOKEN, or that of a server of the same user
             on this machine.
 
@@ -94,6 +94,8 @@ class open(AsyncOnly):
             raise UsageError(f"perco.open takes a perco.Schema of tables, not {type(schema).__name__}")
         if options is not None and not isinstance(options, Options):
             raise UsageError(f"options= takes perco.Options(...), not {type(options).__name__}")
+        if token is not None and not isinstance(token, str):
+            raise UsageError(f"token= takes the token of a server as text, not {type(token).__name__}")
         self._url, self._schema, self._options = url, schema, options or Options()
         self._readonly, self._accept_loss = readonly, accept_loss
         self._token = (os.environ.get("PERCO_TOKEN", "") if token is None else token).encode()

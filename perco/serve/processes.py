@@ -573,9 +573,11 @@ class TabletServers:
             nursery.start_soon(begin)
             try:
                 await link.once()
+                lost = "it closed the connection"
             except (*_BROKEN, PercoError) as error:
-                if not self.ending:
-                    log.warning("tablet server %d (process %d) is lost: %s", number, server.pid, error)
+                lost = str(error)
+            if not self.ending:
+                log.warning("tablet server %d (process %d) is lost: %s", number, server.pid, lost)
             nursery.cancel_scope.cancel()
 
     def _told(self, server: TabletProcess, what: int, value: Any) -> None:

@@ -133,7 +133,7 @@ class Folder:
                 str(path),
                 "it is a file"
                 if path.exists()
-                else "there is no such folder; a store is made by opening it for writing"
+                else "there is no such folder; a store is made by the program that opens it with its schema"
                 + ("; where one is served, write tcp://HOST:PORT" if _PORT.search(path.name) else ""),
             )
         _refuse_remote(path)
@@ -430,6 +430,8 @@ def _locked(path: Path) -> StoreLocked:
 def _unusable(path: Path, error: OSError) -> StoreFull | UnsuitableFolder:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(str(path), error.strerror or str(error))
+    if path.exists() and not path.is_dir():
+        return UnsuitableFolder(str(path), "it is a file, and a store is a folder")
     return UnsuitableFolder(
         str(path),
         f"{error.strerror or error}. perco needs a folder that it may write to; "

@@ -95,6 +95,8 @@ class Options:
 
     Attributes:
         durability: "power": an acknowledged write survives power loss; "process": only the death of the process (S2).
+            The process that opens the folder decides, as it does for lmdb, oracle, vacuum, backfill and split; a client
+            of it gets what was decided there (`perco serve --durability`).
         shared: let other processes of the same user open the folder too, through this one; and open one through its
             owner. False: the folder is this process's alone.
         wire: how clients and servers talk.

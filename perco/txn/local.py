@@ -499,8 +499,10 @@ def _made_row(table: str) -> bytes:
 
 def _path_of(text: str) -> Path:
     scheme, colon, _ = text.partition("://")
-    if colon and scheme.isalpha():
-        raise UsageError(f"{text!r}: perco opens a folder, memory:, unix:PATH or tcp://HOST:PORT, not {scheme}://")
+    if colon and scheme.isascii() and scheme.isalnum():
+        raise UsageError(
+            f"{text!r}: perco opens a folder, memory:, unix:PATH, tcp://HOST:PORT or tls://HOST:PORT, not {scheme}://"
+        )
     if not text:
         raise UsageError("the path of the store is empty")
     return Path(text).expanduser()

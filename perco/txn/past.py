@@ -97,6 +97,9 @@ class PinnedSnapshot(PastSnapshot):
     async def _too_old(self, cut: int, table: str) -> SnapshotTooOld:
         late_s = (self._client.oracle.wall_ms() - self.pin.expires_ms) / 1000
         name = self.pin.name
+        standing = await self._client.oracle.pins.find(name) if late_s < 0 else None
+        if standing is not None and standing.ts <= self.start_ts:  # this table's had gone before it was made
+            return await super()._too_old(cut, table)
         gone = f"the lease of pin {name!r} ran out {late_s:.0f} s ago" if late_s >= 0 else f"pin {name!r} was dropped"
         why = f"Its versions are gone: {gone}. Give pins a longer lease_s=, or renew them in time (pin.renew())."
         return SnapshotTooOld(self.start_ts, cut, table, why=why)

@@ -149,6 +149,8 @@ class Table(Generic[K]):
         self.columns: dict[str, Column[K, Any]] = Named(f"column of table {name!r} named")
         self.signals: dict[str, Signal[K]] = Named(f"signal of table {name!r} named")
         self.hidden: dict[str, Column[K, Any]] = {}  # perco's own: read and written by who knows them, else not seen
+        if isinstance(splits, str | bytes):
+            raise UsageError(f"table {name!r}: splits= takes a list of keys, such as [{splits!r}], not {splits!r}")
         self.splits = tuple(sorted({self.row(split) for split in splits} - {b""}))
         self.keep = _must_keep(f"table {name!r}", keep)
 

@@ -210,6 +210,8 @@ class Snapshot:
     async def get_many(self, column: Column[K, V], keys: Iterable[K], *, lock: bool = False) -> dict[K, V | None]:
         """The values of many cells of a column, by key, in the order asked; None where absent. `lock`: see `get`."""
         bound = self._usable(column)
+        if isinstance(keys, str | bytes):
+            raise UsageError(f"get_many takes a list of keys, such as [{keys!r}], not {keys!r}")
         wanted = {key: column.table.row(key) for key in keys}
         if lock:
             for row in wanted.values():

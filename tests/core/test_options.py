@@ -33,6 +33,11 @@ wrong: Any = "a"
         (lambda: perco.Options(wall=wrong), "wall is a function, not 'a'"),
         (lambda: perco.Options(on_event=wrong), "on_event is a function, not 'a'"),
         (lambda: BatchOptions(bytes_max=wrong), "BatchOptions: bytes_max is 'a'"),
+        (
+            lambda: perco.WireOptions(heartbeat_s=0.0),
+            "heartbeat_s is 0; it must be above 0, and less than silence_s (10)",
+        ),
+        (lambda: perco.WireOptions(heartbeat_s=10.0), "heartbeat_s is 10; it must be above 0, and less than silence_s"),
         (lambda: CheckOptions(looks=0), "CheckOptions: looks is 0"),
     ],
 )

@@ -138,7 +138,7 @@ async def test_collisions_end_with_exact_counts_and_one_version_of_each_cell(
             assert done.commits + done.collapsed == 200
         assert db.statistics().counters.conflicts, "they did collide"
         async with db.snapshot() as snap:
-            assert list((await snap.get_many(size, "adhpz")).values()) == [40] * 5
+            assert list((await snap.get_many(size, list("adhpz"))).values()) == [40] * 5
             assert await snap.get(counted, "total") == 200
         async with db.transaction() as txn:
             txn.set(counted, "end", 1)

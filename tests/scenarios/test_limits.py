@@ -92,7 +92,7 @@ async def test_cells_max_is_noticed_at_set() -> None:
                     use()
             txn.set(n, "a", 2)  # a cell that is in it already is no new one
         async with db.snapshot() as snap:
-            assert await snap.get_many(n, "abd") == {"a": 2, "b": 1, "d": None}
+            assert await snap.get_many(n, list("abd")) == {"a": 2, "b": 1, "d": None}
 
 
 async def test_bytes_max_is_noticed_at_set() -> None:
@@ -106,7 +106,7 @@ async def test_bytes_max_is_noticed_at_set() -> None:
             txn.delete(raw, "a")
             txn.set(raw, "c", b"x" * 50)
         async with db.snapshot() as snap:
-            assert await snap.get_many(raw, "abc") == {"a": None, "b": b"x" * 50, "c": b"x" * 50}
+            assert await snap.get_many(raw, list("abc")) == {"a": None, "b": b"x" * 50, "c": b"x" * 50}
 
 
 async def test_none_means_absent_and_cannot_be_set() -> None:
@@ -290,11 +290,36 @@ async def test_a_schema_is_needed_and_memory_is_not_for_reading() -> None:
             pass
 
 
-@pytest.mark.parametrize("url", ["tcp://host", "tcp://:1", "tcp://host:99999", "bigtable://p/i", "unix:", ""])
+@pytest.mark.parametrize(
+    "url", ["tcp://host", "tcp://:1", "tcp://host:99999", "bigtable://p/i", "s3://b/x", "unix:", ""]
+)
 async def test_urls_that_this_version_does_not_open(url: str) -> None:
     with pytest.raises(perco.UsageError):
         async with perco.open(url, SCHEMA):
             pass
+
+
+async def test_a_file_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(perco.UnsuitableFolder, match="it is a file, and a store is a folder"):
+        async with perco.open(tmp_path / "notes", SCHEMA):
+            pass
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_a_token_is_text() -> None:
+    token: Any = 5
+    with pytest.raises(perco.UsageError, match="takes the token of a server as text, not int"):
+        perco.open("tcp://127.0.0.1:1", SCHEMA, token=token)
+
+
+async def test_one_key_is_not_taken_for_a_list_of_keys() -> None:
+    with pytest.raises(perco.UsageError, match=r"splits= takes a list of keys, such as \['mno'\]"):
+        perco.Table("t", key=perco.TEXT, splits="mno")
+    async with perco.open("memory:", SCHEMA) as db, db.snapshot() as snap:
+        for column, key in ((n, "abc"), (size, b"abc")):
+            with pytest.raises(perco.UsageError, match=re.escape(f"takes a list of keys, such as [{key!r}]")):
+                await snap.get_many(column, key)  # type: ignore[misc]
 
 
 def test_durability_has_two_spellings() -> None:

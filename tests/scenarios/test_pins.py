@@ -332,6 +332,26 @@ async def test_pins_are_seen_from_beside_and_not_made_there(tmp_path: Path) -> N
             await db.drop_pin("export")
 
 
+async def test_a_pin_of_what_one_table_has_lost_already_does_not_say_that_it_was_dropped(wall: Wall) -> None:  # G5
+    brief, longer = perco.Table("brief", keep=perco.Keep(seconds=0)), perco.Table("longer")
+    here, there = brief.column("n", perco.INT64), longer.column("n", perco.INT64)
+    async with perco.open("memory:", perco.Schema(brief, longer), options=perco.Options(wall=wall)) as db:
+        for value in (1, 2):
+            async with db.transaction() as txn:
+                txn.set(here, b"a", value)
+                txn.set(there, b"a", value)
+            if value == 1:
+                first = txn.commit_ts
+        wall.now_s += 10
+        await db.vacuum()
+        async with db.pin("export", lease_s=60, ts=first) as pin:
+            assert await pin.get(there, b"a") == 1
+            with pytest.raises(perco.SnapshotTooOld, match="'brief'") as caught:
+                await pin.get(here, b"a")
+            assert "dropped" not in str(caught.value)
+            assert "lease" not in str(caught.value)
+
+
 async def test_a_pin_of_a_time_says_which_and_one_that_was_dropped_says_so(db: perco.Database, wall: Wall) -> None:
     await inside(db).oracle.note()
     await put(db, 1)

@@ -119,6 +119,9 @@ def test_killed_tablet_servers_are_replaced_and_clients_go_on(
     mover.kill()
     assert worker.ends() == members[0].ends() == TOTAL
     served.ends()
+    assert served.process.stderr is not None
+    told = served.process.stderr.read()
+    assert {int(pid) for pid in re.findall(r"tablet server \d+ \(process (\d+)\) is lost", told)} == killed
     trio.run(_clean, served.folder)
 
 
