@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -217,9 +218,11 @@ def _shrink(seed: int, seconds: float) -> int:
     return 1
 
 
-def _ignore_interrupts() -> None:
+def _begin() -> None:
     """Ctrl-C is for the parent, which then ends its children."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()
 
 
 def _end_interrupted(signum: int, frame: object) -> None:
@@ -248,7 +251,7 @@ def _many(whole: _Sum, processes: int | None, state: Path | None) -> int:
     for seed in whole.bad:  # of an earlier sitting
         print(f"seed {seed} went wrong\n    again: {COMMAND} {seed}", flush=True)
     before_s, began = whole.seconds, time.perf_counter()
-    with ProcessPoolExecutor(processes, initializer=_ignore_interrupts) as pool:
+    with ProcessPoolExecutor(processes, initializer=_begin) as pool:
         for outcome in _outcomes(pool, left, processes):
             whole.add(outcome)
             if outcome.problems:

@@ -66,11 +66,14 @@ def _collected() -> Iterator[None]:
     on = gc.isenabled()
     gc.disable()
     gc.collect()
-    gc.freeze()
+    freezes = not gc.get_freeze_count()  # a process that makes many runs does it once
+    if freezes:
+        gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
         if on:
             gc.enable()
 
