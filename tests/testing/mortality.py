@@ -78,12 +78,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name in names
         }
         for name, found in trials.items():
-            seeds = [trial.result()[0] for trial in found]
-            dead = [number or SEEDS_MAX + 1 for number in seeds]
-            survived += 0 in seeds
-            medians.append(statistics.median(dead))
-            told = "not found" if 0 in seeds else f"{statistics.median(dead):g}"
-            print(f"| {name} | {told} | {found[0].result()[1].splitlines()[0][:100] if seeds[0] else ''} |", flush=True)
+            results = [trial.result() for trial in found]
+            median = statistics.median(number or SEEDS_MAX + 1 for number, _ in results)
+            medians.append(median)
+            survived += median > SEEDS_MAX
+            told = f"{median:g}" if median <= SEEDS_MAX else "not found"
+            if missed := sum(not number for number, _ in results):
+                told += f"; not within {SEEDS_MAX} in {missed} of {len(results)} trials"
+            how = next((how.splitlines()[0][:100] for number, how in results if number), "")
+            print(f"| {name} | {told} | {how} |", flush=True)
     print(f"{len(names)} mutants, {survived} not found; the median of the medians is {statistics.median(medians):g}")
     return 1 if survived else 0
 

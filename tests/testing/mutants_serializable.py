@@ -102,10 +102,10 @@ def empty_range(patch: pytest.MonkeyPatch) -> None:
 @mutant(SERIALIZABLE, "T14 gaps between rows are not read again")
 def gaps(patch: pytest.MonkeyPatch) -> None:
     took = reads.Range.took
-    rows: dict[int, set[bytes]] = {}
+    rows: dict[int, tuple[reads.Range, set[bytes]]] = {}  # the range, too: or another one may get its id
 
     def noted(self: reads.Range, row: bytes, versions: Any) -> None:
-        rows.setdefault(id(self), set()).add(row)
+        rows.setdefault(id(self), (self, set()))[1].add(row)
         took(self, row, versions)
 
     again = reads.Range.again
@@ -113,11 +113,11 @@ def gaps(patch: pytest.MonkeyPatch) -> None:
 
     def only_these(self: reads.Range) -> reads.Range:
         now = again(self)
-        rows[id(now)] = rows.get(id(self), set())
+        rows[id(now)] = now, rows.get(id(self), (self, set()))[1]
         return now
 
     def added(self: reads.Range, row: bytes, versions: Any) -> None:
-        if row in rows.get(id(self), {row}):
+        if row in rows.get(id(self), (self, {row}))[1]:
             add(self, row, versions)
 
     patch.setattr(reads.Range, "took", noted)
