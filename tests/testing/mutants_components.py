@@ -1,7 +1,7 @@
 """Faults that no simulated run shows, each with the test of a component that has to find it.
 
 They change no result, only how soon it is there or how much is done in vain (N8); or they lie in what the simulation
-does not drive: a client's thread (R10), a reader beside the owner (P5).
+does not drive: a client's thread (R10), a reader beside the owner (P5). And one that few of its runs show (G2).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from perco.serve import sessions, wakes
 from perco.serve.pulse import Pulse
 from perco.storage import lmdb_engine
 from perco.storage.lmdb_engine import LmdbEngine
-from tests.testing.mutants import Mutant
+from tests.testing.mutants import MUTANTS, Mutant
 
 _SERVE: Final = "tests/component/serve"
 
@@ -149,3 +149,12 @@ def no_mark(patch: pytest.MonkeyPatch) -> None:
             patch.setattr(lmdb_engine, "_STOP", mark)
 
     patch.setattr(LmdbEngine, "remove_from", remove_from)
+
+
+# ------------------------------------------------------------ found by few runs
+
+
+_BY_TABLE: Final = "G2 locks are settled table by table, each before what is deleted of it"
+by("tests/scenarios/test_vacuum.py::test_locks_of_all_tables_are_settled_before_anything_of_one_goes", _BY_TABLE)(
+    MUTANTS[_BY_TABLE]
+)
