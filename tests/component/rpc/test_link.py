@@ -462,8 +462,9 @@ async def test_a_call_that_ends_every_connection_is_given_up(
         assert await link.call(ECHO, 1, again=True) == 1
 
 
-async def test_a_call_that_waits_for_long_outlives_connections_that_answer_others(
-    autojump_clock: trio.testing.MockClock,
+@pytest.mark.parametrize("last", [False, True], ids=["that answer others", "that last"])
+async def test_a_call_that_waits_for_long_outlives_connections(
+    last: bool, autojump_clock: trio.testing.MockClock
 ) -> None:  # R4
     service = Service()
     got: list[Any] = []
@@ -474,31 +475,13 @@ async def test_a_call_that_waits_for_long_outlives_connections_that_answer_other
     async with service.linked() as link, trio.open_nursery() as nursery:
         nursery.start_soon(ask, link)
         for number in range(20):
-            assert await link.call(ECHO, number, again=True) == number
+            if last:
+                await trio.sleep(OPTIONS.silence_s + 2)
+            else:
+                assert await link.call(ECHO, number, again=True) == number
             await service.break_it()
             await quiet()
         assert not got
-        await link.connected.wait()
-        await quiet()
-        peer, id, _ = service.held[-1]
-        peer.reply(id, "answered")
-    assert got == ["answered"]
-
-
-async def test_a_call_that_waits_for_long_outlives_connections_that_last(
-    autojump_clock: trio.testing.MockClock,
-) -> None:  # R4
-    service = Service()
-    got: list[Any] = []
-
-    async def ask(link: Link) -> None:
-        got.append(await link.call(HOLD, 1, again=True))
-
-    async with service.linked() as link, trio.open_nursery() as nursery:
-        nursery.start_soon(ask, link)
-        for _ in range(20):
-            await trio.sleep(OPTIONS.silence_s + 2)
-            await service.break_it()
         await link.connected.wait()
         await quiet()
         peer, id, _ = service.held[-1]

@@ -12,9 +12,8 @@ import trio.testing
 
 import perco
 from perco.serve.database import RemoteDatabase
-from perco.serve.messages import Method
 from tests.component.serve.kit import Place
-from tests.component.serve.test_hostile import SCHEMA, back, n, put, read, session_of
+from tests.component.serve.test_hostile import SCHEMA, back, n, put, read, session_of, stuck_commit
 
 
 @pytest.fixture
@@ -55,28 +54,14 @@ async def test_what_a_client_gives_up_beside_a_past_snapshot_is_let_go_of(place:
 async def test_nobody_waits_for_a_lock_that_a_client_gave_up_beside_a_past_snapshot(place: Place) -> None:  # L1 T7
     async with next_owner(place) as (db, former):
         past = await db.snapshot_at(ts=db.oracle.last)
-        txn = await db.begin()
-        txn.set(n, "a", 2)
-        txn.set(n, "z", 2)  # in another tablet: it is prewritten first (C7)
-        call = db.link.call
-
-        async def stuck(method: int, *args: Any, **more: bool) -> Any:
-            if method == Method.COMMIT:
-                await trio.sleep_forever()
-            return await call(method, *args, **more)
-
-        db.link.call = stuck  # type: ignore[method-assign, assignment]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(txn.commit)
-            await trio.testing.wait_all_tasks_blocked()
-            assert place.machine.locks() == 1
+        async with stuck_commit(place, db) as scope:
             await former.aclose()
             async with place.served(sweeper=False) as owner:
                 await back(db)
                 with trio.fail_after(60):
                     assert await owner.run(read, "z") is None
                 past.end()
-                nursery.cancel_scope.cancel()
+                scope.cancel()
                 await db.aclose()
 
 

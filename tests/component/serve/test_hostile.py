@@ -416,29 +416,35 @@ async def _nobody() -> trio.abc.Stream:
     raise ConnectionRefusedError("nobody serves")
 
 
+@asynccontextmanager
+async def stuck_commit(place: Place, db: RemoteDatabase) -> AsyncIterator[trio.CancelScope]:
+    """A transaction has left a lock, and waits for the answer to its COMMIT until it is cancelled."""
+    txn = await db.begin()
+    txn.set(n, "a", 2)
+    txn.set(n, "z", 2)  # in another tablet: it is prewritten first (C7)
+    call = db.link.call
+
+    async def stuck(method: int, *args: Any, **more: bool) -> Any:
+        if method == Method.COMMIT:
+            await trio.sleep_forever()
+        return await call(method, *args, **more)
+
+    db.link.call = stuck  # type: ignore[method-assign, assignment]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(txn.commit)
+        await trio.testing.wait_all_tasks_blocked()
+        assert place.machine.locks() == 1
+        yield nursery.cancel_scope
+    db.link.call = call  # type: ignore[method-assign]
+
+
 async def test_locks_that_could_not_be_let_go_of_are_swept(place: Place) -> None:  # T5 N7 R6
     async with place.served() as owner, place.client() as db:
-        txn = await db.begin()
-        txn.set(n, "a", 2)
-        txn.set(n, "z", 2)  # in another tablet: it is prewritten first (C7)
-        call = db.link.call
-
-        async def stuck(method: int, *args: Any, **more: bool) -> Any:
-            if method == Method.COMMIT:
-                await trio.sleep_forever()
-            return await call(method, *args, **more)
-
-        db.link.call = stuck  # type: ignore[method-assign, assignment]
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(txn.commit)
-            await trio.testing.wait_all_tasks_blocked()
-            assert place.machine.locks() == 1
-            async with away(place):
-                nursery.cancel_scope.cancel()
-                with trio.CancelScope(shield=True):
-                    await trio.sleep(3 * WIRE.patience_s)
-                db.background.check()
-        db.link.call = call  # type: ignore[method-assign]
+        async with stuck_commit(place, db) as scope, away(place):
+            scope.cancel()
+            with trio.CancelScope(shield=True):
+                await trio.sleep(3 * WIRE.patience_s)
+            db.background.check()
         await trio.sleep(5)
         assert place.machine.locks() == 0
         assert not owner.oracle.holds.open
