@@ -42,7 +42,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -308,11 +308,15 @@ class WriteUnknown(StoreError):
         super().__init__(f"{what}: nobody knows whether that was done ({reason}). {remedy}")
 
 
-class Unavailable(StoreError):
-    """It was not done within the time that the caller allowed.
+NOTHING_WRITTEN: Final = "Nothing was written; try again, or allow more time."
 
-    Attributes: `commit_ts`: 0, nothing was written; else the transaction had committed by then, and only what its
-    function did afterwards was cut short. `remedy`: what to do, if not just to try again.
+
+class Unavailable(StoreError):
+    """It was not done within the time that the caller allowed. A transaction that raises it has not committed, unless
+    it says so. Of another call the message says whether nothing was written, if that is known.
+
+    Attributes: `commit_ts`: if not 0, the transaction had committed by then, and only what its function did afterwards
+    was cut short. `remedy`: what to do, if not just to try again.
     """
 
     def __init__(self, what: str, commit_ts: int = 0, remedy: str = "") -> None:
@@ -320,7 +324,12 @@ class Unavailable(StoreError):
         if commit_ts:
             super().__init__(f"{what}. It had committed at {commit_ts}: do not run it again.")
         else:
-            super().__init__(f"{what}. {remedy or 'Nothing was written; try again, or allow more time.'}")
+            super().__init__(f"{what}. {remedy or 'Try again, or allow more time.'}")
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong, for the message of another error: what to do is for that to say."""
+    return error.what if isinstance(error, Unavailable) else str(error)
 
 
 class NotIdle(Unavailable):

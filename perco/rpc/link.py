@@ -25,7 +25,15 @@ from typing import Any, Final
 
 import trio
 
-from perco.errors import PercoError, SessionEnded, StoreError, TransactionClosed, Unavailable, WriteUnknown
+from perco.errors import (
+    NOTHING_WRITTEN,
+    PercoError,
+    SessionEnded,
+    StoreError,
+    TransactionClosed,
+    Unavailable,
+    WriteUnknown,
+)
 from perco.rpc.channel import Channel, Silent, WireOptions
 from perco.rpc.crossing import unpack_error
 from perco.rpc.framing import Message, WireError
@@ -157,7 +165,7 @@ class Link:
         call.writes = writes
         if self._channel is None:
             losses = self._losses
-            await self._wait_for_server()
+            await self._wait_for_server(writes)
             self._must_be_open()
             if held and losses != self._losses:
                 raise self._gone()
@@ -212,7 +220,7 @@ class Link:
             raise LostError(f"the connection to {self.name} broke")
         raise TransactionClosed("this store has been closed; use it inside `async with perco.open(...)` only")
 
-    async def _wait_for_server(self) -> None:
+    async def _wait_for_server(self, writes: bool) -> None:
         if self._refused is not None:
             self._refused = None
             self._asked.set()
@@ -222,21 +230,29 @@ class Link:
             await self.connected.wait()
             if self._refused is None:
                 return
-        raise self._refused or self._unavailable()
+        raise self._refused or self._unavailable(self._away(), nothing_written=writes)
 
     def _give_up(self) -> None:
         """R6: the server has been away for too long."""
         for call in list(self._calls.values()):
-            self._give_up_on(call, self._unavailable())
+            self._give_up_on(call, self._away())
 
-    def _give_up_on(self, call: _Call, why: Unavailable) -> None:
+    def _give_up_on(self, call: _Call, why: str) -> None:
         self._forget(call)
-        self._end(call, WriteUnknown(f"a call to {self.name}", why.what) if call.writes and call.sent else why)
+        if call.writes and call.sent:
+            self._end(call, WriteUnknown(f"a call to {self.name}", why))
+        else:
+            self._end(call, self._unavailable(why, nothing_written=call.writes))
 
-    def _unavailable(self) -> Unavailable:
+    def _away(self) -> str:
         away_s = trio.current_time() - self._away_since
-        what = f"the server at {self.name} was not reached for {away_s:.0f} s ({self._last})"
-        return Unavailable(what, remedy=self.remedy)
+        return f"the server at {self.name} was not reached for {away_s:.0f} s ({self._last})"
+
+    def _unavailable(self, what: str, *, nothing_written: bool) -> Unavailable:
+        """`nothing_written`: the call would have been the only write of what the caller wanted, and was not sent."""
+        if not nothing_written:
+            return Unavailable(what, remedy=self.remedy)
+        return Unavailable(what, remedy=f"Nothing was written. {self.remedy}" if self.remedy else NOTHING_WRITTEN)
 
     def _gone(self) -> SessionEnded:
         return SessionEnded(f"the server at {self.name} has ended this client's session")
@@ -371,7 +387,7 @@ class Link:
                 self._end(call, LostError(f"the connection to {self.name} broke"))
             elif call.ends >= _ENDS_MAX:
                 what = f"{call.ends} connections in a row to {self.name} ended while this call was out, unanswered"
-                self._give_up_on(call, Unavailable(what))
+                self._give_up_on(call, what)
 
     def _received(self, messages: list[Message]) -> None:
         calls, reschedule = self._calls, trio.lowlevel.reschedule

@@ -214,9 +214,7 @@ class open(AsyncOnly):
             *(str(address), connect, self._schema, self._options, wire, self._token),
             readonly=self._readonly,
             pulsing=pulsing,
-            remedy=""
-            if folder is None
-            else f"Nothing was written; start `{_serve(folder)}`, or open the folder in a process that stays.",
+            remedy="" if folder is None else f"Start `{_serve(folder)}`, or open the folder in a process that stays.",
         )
 
     async def _prepare(self, local: LocalStore, options: Options) -> Database:

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from perco.errors import AsyncOnly, CommitUnknown, PercoWarning, TransientError, Unavailable, UsageError
+from perco.errors import (
+    NOTHING_WRITTEN,
+    AsyncOnly,
+    CommitUnknown,
+    PercoWarning,
+    TransientError,
+    Unavailable,
+    UsageError,
+)
 from perco.options import check_options
 from perco.txn.reads import Isolation
 from perco.txn.transaction import Transaction
@@ -60,7 +68,7 @@ def late(retry: RetryOptions, met: list[TransientError], txn: Transaction | None
     commit_ts = txn.commit_ts if txn is not None else 0
     if met and not commit_ts:
         what += f", in {met[-1].attempts} attempts that met others (the last: {type(met[-1]).__name__})"
-    late = Unavailable(what, commit_ts)
+    late = Unavailable(what, commit_ts, NOTHING_WRITTEN)
     late.__cause__ = met[-1] if met else None
     return late
 

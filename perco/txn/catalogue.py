@@ -17,7 +17,15 @@ from typing import Any, Final
 
 import msgpack
 
-from perco.errors import Corruption, SchemaMismatch, TabletSplit, Unavailable, UsageError, WriteUnknown
+from perco.errors import (
+    Corruption,
+    SchemaMismatch,
+    SessionEnded,
+    TabletSplit,
+    Unavailable,
+    UsageError,
+    WriteUnknown,
+)
 from perco.storage import ABSENT, APPLIED, DATA, GROUPS_MAX, TS_MAX, Failed, Mutation, NoReply, RowStore, Verdict
 from perco.txn.codecs import codec_named
 from perco.txn.records import ack_of, column_of, signal_of
@@ -407,10 +415,18 @@ async def declare(store: RowStore, schema: Schema, found: Callable[[int], None] 
 
 
 async def change(store: RowStore, step: Callable[[Catalogue], Catalogue]) -> Catalogue:
-    """Replace the newest version by the next one, unless somebody else did: then again on theirs (N10)."""
+    """Replace the newest version by the next one, unless somebody else did: then again on theirs (N10).
+
+    Raises: WriteUnknown, if a reply was lost and nobody answered afterwards (T4).
+    """
     lost = ""
     for _ in range(_TRIES):
-        before = await load(store)  # T4: this also shows whether the write has arrived
+        try:
+            before = await load(store)  # T4: this also shows whether the write has arrived
+        except (Unavailable, SessionEnded) as error:
+            if lost:
+                raise WriteUnknown("a change of the catalogue", lost) from error
+            raise
         after = step(before)
         if after is before:
             return before

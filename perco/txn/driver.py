@@ -39,6 +39,7 @@ from perco.errors import (
     Unavailable,
     UsageError,
     WriteConflict,
+    reason_of,
 )
 from perco.options import check_options
 from perco.storage import (
@@ -177,7 +178,7 @@ class Driver:
                 self.orphaned.set()
                 if isinstance(error, CommitUnknown) or not isinstance(error, Exception):
                     raise
-                raise CommitUnknown(make_token(start_ts, commit.header.primary), str(error)) from error
+                raise CommitUnknown(make_token(start_ts, commit.header.primary), reason_of(error)) from error
             self.counters.aborts += 1
             if commit.state is State.ABORTED:
                 self._settled(start_ts, 0, observed=observed)
@@ -564,7 +565,7 @@ class Driver:
         if recovery.failure is not None:
             self.orphaned.set()  # full disk: the lock stays, dead, until there is space
             if commit.maybe_sent:
-                raise CommitUnknown(make_token(header.start_ts, header.primary), str(recovery.failure))
+                raise CommitUnknown(make_token(header.start_ts, header.primary), reason_of(recovery.failure))
         return False
 
     async def _release_later(self, commit: Commit, *, observed: bool) -> None:

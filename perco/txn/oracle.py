@@ -21,7 +21,7 @@ from typing import Final
 import msgpack
 import trio
 
-from perco.errors import Corruption, SnapshotTooOld, Unavailable, UsageError
+from perco.errors import NOTHING_WRITTEN, Corruption, SnapshotTooOld, Unavailable, UsageError
 from perco.options import check_options
 from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Failed, Mutation, NoReply, Refused, RowStore, Write
 from perco.txn.catalogue import SYSTEM_TABLE, raise_for as raise_for
@@ -135,7 +135,10 @@ class Oracle:
             self._unsure = bound
         if verdict is not APPLIED and not (self._unsure == bound == await durable_bound(self._store)):
             if isinstance(verdict, NoReply):  # no timestamp of the range was handed out, whether it is durable or not
-                raise Unavailable(f"there are no timestamps: the next range of them was sent, {verdict.reason}")
+                raise Unavailable(
+                    f"there are no timestamps: the next range of them was sent, {verdict.reason}",
+                    remedy=NOTHING_WRITTEN,
+                )
             raise_for(verdict, "the oracle's range")
         self._timestamps.extend(bound)
         self._unsure = 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 import perco
-from perco.storage import Mutation
+from perco.storage import Mutation, ReadRequest, RowCells
 from perco.testing.faults import Plan
 from perco.txn import catalogue as catalogues
 from perco.txn.backfill import BACKFILL_ROW
@@ -105,6 +105,57 @@ async def test_a_change_of_the_catalogue_of_which_nobody_hears_says_so() -> None
         with pytest.raises(perco.WriteUnknown, match="a change of the catalogue"):
             await catalogues.declare(store, perco.Schema(docs, other))
         assert store.fired[Fault.LOSE_REQUEST] > 1
+
+
+class Gone(FaultyRowStore):
+    """The first write of a row arrives, its reply does not, and from then on nobody answers."""
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        if self.fired[Fault.LOSE_REPLY]:
+            raise perco.Unavailable("the server was not reached")
+        return await super().read(requests)
+
+
+async def test_a_change_of_the_catalogue_whose_server_has_gone_says_that_it_may_be_made() -> None:  # N10
+    async with perco.open("memory:", perco.Schema(docs)) as db:
+        before = await catalogues.load(db.local.store)
+        other = perco.Table("others", key=perco.TEXT)
+        store = Gone(db.local.store, to(CATALOGUE_ROW, Fault.LOSE_REPLY))
+        with pytest.raises(perco.WriteUnknown, match="a change of the catalogue") as caught:
+            await catalogues.declare(store, perco.Schema(docs, other))
+        assert "othing was written" not in str(caught.value)
+        assert (await catalogues.load(db.local.store)).version == before.version + 1, "it was"
+
+
+async def test_a_replay_whose_server_has_gone_says_that_it_may_be_made() -> None:  # N6
+    schema = perco.Schema(docs)
+    bad = [True]
+
+    @schema.observe(n, id="double")
+    async def double(txn: perco.Transaction, change: perco.Change[int, int]) -> None:
+        if bad:
+            raise ValueError("not yet")
+        txn.set(twice, change.key, 2 * (change.value or 0))
+
+    async with perco.open("memory:", schema) as db:
+        await put(db, 1)
+        async with db.worker(options=perco.WorkerOptions(attempts=1)):
+            await db.wait_idle()
+        assert await db.failed_count() == 1
+        right = db.driver.store
+        left = [Fault.LOSE_REPLY]
+        store = db.driver.store = Gone(right, lambda mutation, number: left.pop() if left else None)
+        with pytest.raises(perco.WriteUnknown, match=r"n@double: .* nobody knows .* safe to do it again") as caught:
+            await db.replay_failed()
+        assert "othing was written" not in str(caught.value)
+        assert store.fired[Fault.LOSE_REPLY] == 1
+        db.driver.store = right
+        assert await db.failed_count() == 0, "it was"
+        bad.clear()
+        async with db.worker():
+            await db.wait_idle()
+        async with db.snapshot() as snap:
+            assert await snap.get(twice, 0) == 0
 
 
 async def test_a_range_of_timestamps_is_read_back_and_else_none_of_it_is_given() -> None:  # O1

@@ -192,7 +192,7 @@ async def _slow_turn() -> None:
 
 
 async def test_a_heartbeat_comes_before_one_is_taken_for_silent() -> None:  # R2
-    with pytest.raises(UsageError, match="heartbeat_s is 10; it must be less than silence_s"):
+    with pytest.raises(UsageError, match="heartbeat_s is 10; it must be above 0, and less than silence_s"):
         WireOptions(heartbeat_s=10, silence_s=10)
 
 

@@ -516,6 +516,34 @@ async def test_a_commit_whose_reply_is_lost_while_it_is_being_written(place: Pla
             assert await snap.get(n, "a") == 1
 
 
+async def test_a_commit_whose_server_has_gone_does_not_say_that_nothing_was_written(
+    place: Place, monkeypatch: Any
+) -> None:  # T4
+    async with place.served() as owner, place.client() as db:
+        txn = await db.begin()
+        txn.set(n, "a", 1)
+        told: list[str] = []
+
+        async def commits() -> None:
+            with pytest.raises(perco.CommitUnknown) as caught:
+                await txn.commit()
+            told.append(str(caught.value))
+
+        async with trio.open_nursery() as nursery, slow_disk(owner, monkeypatch) as written:
+            nursery.start_soon(commits)
+            await trio.testing.wait_all_tasks_blocked()
+            assert owner.driver.entered.cells
+            async with away(place):
+                written.set()
+                await trio.sleep(2 * WIRE.patience_s)
+                [said] = told
+        assert "may or may not have committed (the server at the place was not reached for 20 s" in said
+        assert "othing was written" not in said
+        assert "ry again" not in said
+        await back(db)
+        assert await db.run(read, "a") == 1
+
+
 @pytest.mark.parametrize("refused", [False, True])
 async def test_who_has_committed_and_falls_silent_holds_nobody_up(
     place: Place, monkeypatch: Any, refused: bool

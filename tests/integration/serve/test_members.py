@@ -111,7 +111,7 @@ def test_a_client_whose_owner_has_ended_fails_until_there_is_another(tmp_path: P
             members[0].kill()
             with pytest.raises(perco.Unavailable) as caught:
                 await total(db)
-            told = f"Nothing was written; start `perco serve {folder}`, or open the folder in a process that stays."
+            told = f"Start `perco serve {folder}`, or open the folder in a process that stays."
             assert str(caught.value).endswith(told)
             async with perco.open(
                 folder, SCHEMA, options=OPTIONS
