@@ -311,12 +311,13 @@ def _in_processes(run: Run, report: Report) -> Sequence[Drained]:
     )
     run.table(
         "drained by worker processes, seconds",
-        ("", "median (least - most)", "refused, of all claims", "met", "teleports", "twice"),
+        ("", "median (least - most)", "calls refused", "met", "teleports", "twice"),
         [
             (
                 "teleport" if teleport else "no teleport",
                 Cell(tuple(drained.seconds for drained in all)),
-                f"{_median(all, 'refused_share'):.1%}  (at most {max(one.refused_share for one in all):.1%})",
+                f"{_median(all, 'refused_share'):.1%} of {_median(all, 'asked'):.0f}  (at most "
+                f"{max(one.refused_share for one in all):.1%})",
                 *(f"{_median(all, what):.0f}" for what in ("met", "teleports", "twice")),
             )
             for teleport, all in found.items()

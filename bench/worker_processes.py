@@ -38,7 +38,7 @@ SCANNERS, CONCURRENCY = 4, 16  # of each process
 APART_S = 0.1  # between the moments at which two of them begin
 IDLE_S = 30.0  # by then every row is clean, or the benchmark fails
 REFUSED_MOST = 0.1
-SUMS = ("teleports", "met", "refused", "tours")  # of what scanners count
+SUMS = ("teleports", "met", "asked", "refused", "tours")  # of what scanners count
 
 _BATCH = 500  # rows that are made dirty in a transaction
 
@@ -67,6 +67,7 @@ class Drained:
     runs: int = 0
     teleports: int = 0
     met: int = 0
+    asked: int = 0
     refused: int = 0
     tours: int = 0
     begun: list[float] = field(default_factory=list)
@@ -74,8 +75,8 @@ class Drained:
 
     @property
     def refused_share(self) -> float:
-        """Of all claims."""
-        return self.refused / (len(self.claims) + self.refused)
+        """Of the calls that asked for rows."""
+        return self.refused / max(self.asked, 1)
 
     @property
     def twice(self) -> int:

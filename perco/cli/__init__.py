@@ -37,8 +37,8 @@ _HELP = """Inspect, change, check and serve perco stores; build a search index o
 
 A store is a folder, or the address of a served one: tcp://HOST:PORT, tls://HOST:PORT, unix:PATH. If another process
 has the folder open, commands that read look at its files, up to a second behind, and commands that write go through
-it. check reads the files of a folder, and of an address the cells alone; its --repair and --accept need a folder for
-themselves.
+it. check reads the files of a folder, and of an address the cells alone. Its --accept needs a folder for itself, and
+so does its --repair there.
 
 \b
 Keys and values are written as their column wants them:

@@ -286,8 +286,8 @@ class Database(Observers):
         may go back to `ts` or before.
         """
         self._observed_here()
-        await self._must_be_past(ts)
         async with self._deadline(timeout, f"not all that was committed up to {ts} has been observed"):
+            await self._must_be_past(ts)
             await trio.lowlevel.checkpoint()
             while not self.idle_now():
                 self.background.check()

@@ -47,13 +47,14 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class ScannerCounters:
-    """`tours`, `teleports`; `claims`: rows handed to runners; `met`: how often it met another scanner; `refused`: how
-    often other processes had all rows that it asked for."""
+    """`tours`, `teleports`; `claims`: rows handed to runners; `met`: how often it met another scanner; `asked`: calls
+    that asked a server for rows; `refused`: how many of them got none, because other processes had them."""
 
     tours: int = 0
     teleports: int = 0
     claims: int = 0
     met: int = 0
+    asked: int = 0
     refused: int = 0
 
 
@@ -309,6 +310,7 @@ class Scanner:
         while walk.taken:
             instead = await self._instead(walk, at)
             wanted = [*walk.taken, *instead]
+            self.counters.asked += 1
             states = await elsewhere.take(table, wanted, len(walk.taken), halts=worker.options.teleport)
             tried, walk.taken = walk.taken, []
             left = 0  # slots

@@ -358,8 +358,8 @@ class RemoteDatabase(Database):
 
     async def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
         """As `Database.wait_for`."""
-        await self._must_be_past(ts)
         async with self._deadline(timeout, f"not all that was committed up to {ts} has been observed"):
+            await self._must_be_past(ts)
             while True:
                 self.background.check()
                 done, _, workers = await self.link.call(Method.UP_TO, ts, again=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -183,8 +184,12 @@ class LmdbEngine:
     def __init__(self, path: Path, groups: Sequence[str], options: LmdbOptions, *, readonly: bool, lock: bool) -> None:
         self.path, self.options, self.readonly = path, options, readonly
         data = path / "data.mdb"
-        used = data.stat().st_size if data.exists() else 0
-        self._identity = _identity(data) if readonly and used else (0, 0)  # asked before it is opened: see `moved`
+        try:
+            there = data.stat()
+            used, identity = there.st_size, (there.st_dev, there.st_ino)
+        except FileNotFoundError:  # it is made, or its owner has just replaced it (P6)
+            used, identity = 0, (0, 0)
+        self._identity = identity if readonly and used else (0, 0)  # asked before it is opened: see `moved`
         try:
             self._env = lmdb.open(
                 str(path),
@@ -410,8 +415,8 @@ class LmdbEngine:
         return None
 
     def used_bytes(self) -> int:
-        """The bytes of the file that have ever been written; freed pages are reused."""
-        return int(self._env.info()["last_pgno"] + 1) * self._page
+        """The bytes of the file that have ever been written; freed pages are reused. (A damaged file says anything.)"""
+        return min(int(self._env.info()["last_pgno"] + 1) * self._page, sys.maxsize)
 
     def live_bytes(self) -> int:
         """The bytes that cells take: the pages of all groups. The rest of `used_bytes` is free, or LMDB's free list."""

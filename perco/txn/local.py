@@ -423,8 +423,8 @@ class LocalStore:
             if tablet.engine.moved(path):
                 every = [*PROTOCOL_GROUPS, *sorted(self._groups.get(tablet.table, ()))]
                 tablet.end_views()
-                old, tablet.engine = tablet.engine, self._engine_at(tablet.table, number, every, tablet.engine.options)
-                old.close()
+                tablet.engine.close()  # first: its files may have had the path that the new ones have
+                tablet.engine = self._engine_at(tablet.table, number, every, tablet.engine.options)
 
     async def raise_floor(self, ts: int) -> None:
         """T13, in every tablet of every table."""

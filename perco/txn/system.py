@@ -107,6 +107,10 @@ def groups_of(store: RowStore) -> list[Groups]:
 def strange_groups(found: Sequence[Groups], catalogue: Catalogue) -> Iterator[Finding]:
     """N10: groups that the catalogue, read after them, does not have."""
     for table, start, groups in found:
+        if table not in catalogue.tables and table != SYSTEM_TABLE:
+            what = f"there is a tablet from {start!r} on, but the catalogue has no such table"
+            yield Finding("error", "N10", table, what)
+            continue
         known = {*PROTOCOL_GROUPS, *(catalogue.groups(table) if table != SYSTEM_TABLE else ())}
         for group in sorted(set(groups) - known):
             what = f"the tablet from {start!r} on has a group {group!r}, which the catalogue does not have"

@@ -62,9 +62,9 @@ def test_what_processes_told_is_put_together_from_the_moment_when_the_first_bega
     assert found.seconds == 3.0
     assert found.begun == [0.0, 0.25]
     assert found.claims == [(0.5, 0, 7), (1.0, 1, 8), (1.5, 1, 9), (2.0, 0, 9)]
-    assert (found.runs, found.refused, found.teleports, found.met, found.tours) == (3, 3, 3, 3, 3)
+    assert (found.runs, found.asked, found.refused, found.teleports, found.met, found.tours) == (3,) * 6
     assert found.twice == 1, "row 9"
-    assert found.refused_share == 3 / 7, "four were given"
+    assert found.refused_share == 1.0
 
 
 @pytest.mark.parametrize("refused", [1, 3])
@@ -83,14 +83,14 @@ def test_the_share_that_was_refused_is_judged_where_they_teleport(
         def drain(self, rows: int, *, teleport: bool, seed: int) -> Drained:
             drained.append((teleport, seed))
             claims = [(0.1 * i, 0, i) for i in range(17)]
-            return Drained(1.0, 17, 17, 5 * teleport, 6, refused if teleport else 17, 1, [0.0], claims)
+            return Drained(1.0, 17, 17, 5 * teleport, 6, 20, refused if teleport else 10, 1, [0.0], claims)
 
     monkeypatch.setattr(worker_processes, "processes", lambda folder: Made())
     run: Any = SimpleNamespace(rounds=3, scratch=lambda: _In(tmp_path), say=lambda text: None, table=lambda *told: None)
     report = Report("scanners", "")
     _in_processes(run, report)
     assert sorted(drained) == [(teleport, seed) for teleport in (False, True) for seed in (1, 2, 3)]
-    assert report.figures["refused_share_processes"] == refused / (17 + refused)
+    assert report.figures["refused_share_processes"] == refused / 20
     assert report.figures["refused_share_processes_off"] == 0.5
     assert report.figures["teleports_processes"] == 5
     assert report.figures["teleports_processes_off"] == 0

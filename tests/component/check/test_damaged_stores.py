@@ -26,6 +26,7 @@ from perco.txn.records import (
     pack_record,
     pack_trace,
 )
+from perco.txn.system import groups_of, strange_groups
 from tests.component.check.stores import LONG, PARTS, Docs, Store, fill, opened
 
 Cells = dict[tuple[str, str, bytes, int, int], bytes]
@@ -845,6 +846,18 @@ async def test_an_ack_of_a_version_that_the_catalogue_does_not_have() -> None:  
         record = pack_record(ACK, start_ts, ack_head(2) + pack_cause(start_ts, 0))
         await store.plant(b"a", (WRITE, ack, await store.draw(), record))
         await found(store, "error", "N10", "is of version 2, which the catalogue does not have")
+
+
+async def test_tablets_of_a_table_that_the_catalogue_does_not_have() -> None:  # N10
+    """As where the catalogue was damaged while the store was open."""
+    async with opened() as store:
+        catalogue = store.db.catalogue
+        assert not list(strange_groups(groups_of(store.db.local.store), catalogue))
+        gone = replace(catalogue, tables={name: of for name, of in catalogue.tables.items() if name != "docs"})
+        tablets = [start for table, start, _ in groups_of(store.db.local.store) if table == "docs"]
+        for start, finding in zip(tablets, strange_groups(groups_of(store.db.local.store), gone), strict=True):
+            assert (finding.severity, finding.invariant, finding.where) == ("error", "N10", "docs")
+            assert finding.what == f"there is a tablet from {start!r} on, but the catalogue has no such table"
 
 
 async def test_an_old_version_of_the_catalogue_that_does_not_read() -> None:  # N10

@@ -544,6 +544,26 @@ async def test_a_commit_whose_server_has_gone_does_not_say_that_nothing_was_writ
         assert await db.run(read, "a") == 1
 
 
+@pytest.mark.parametrize("what", ["wait_for", "wait_idle", "pause"])
+async def test_a_deadline_holds_while_the_server_is_away(place: Place, what: str) -> None:  # R6
+    async with place.served(), place.client() as db, place.client() as other:
+        await db.run(put, "a", 1)
+        newest = await other.oracle.draw()
+        assert newest > db.oracle.last
+        async with away(place):
+            began = trio.current_time()
+            if what == "pause":
+                with trio.move_on_after(0.3) as scope:
+                    await db.pause("double")
+                assert scope.cancelled_caught
+            else:
+                with pytest.raises(perco.NotIdle, match="the server does not answer"):
+                    await (db.wait_for(newest, timeout=0.3) if what == "wait_for" else db.wait_idle(timeout=0.3))
+            assert trio.current_time() - began <= 0.3 + db._tells_s
+        await back(db)
+        assert await db.paused() == set()
+
+
 @pytest.mark.parametrize("refused", [False, True])
 async def test_who_has_committed_and_falls_silent_holds_nobody_up(
     place: Place, monkeypatch: Any, refused: bool

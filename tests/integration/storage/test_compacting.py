@@ -361,3 +361,14 @@ async def test_a_reader_without_an_owner_reads_what_counts(tmp_path: Path) -> No
     async with perco.open(tmp_path / "s", readonly=True) as db:
         assert tablet_of(db).engine.path.name == "docs-0.next"
         assert not (await check(db.driver.store, ts=await db.oracle.draw())).errors
+        # As an owner goes on, which then replaces them once more: the new files have the path that those had.
+        at = tmp_path / "s" / "tablets"
+        shutil.rmtree(at / "docs-0")
+        (at / "docs-0.next").rename(at / "docs-0")
+        before = tablet_of(db).engine
+        assert not (await check(db.driver.store, ts=await db.oracle.draw())).errors
+        assert tablet_of(db).engine is before
+        shutil.copytree(at / "docs-0", at / "docs-0.new")
+        (at / "docs-0.new").rename(at / "docs-0.next")
+        assert not (await check(db.driver.store, ts=await db.oracle.draw())).errors
+        assert tablet_of(db).engine is not before

@@ -118,7 +118,7 @@ def test_who_reads_beside_sees_whether_there_is_an_owner(tmp_path):
 
 
 def test_reading_what_is_not_there_says_how_a_store_is_made(tmp_path):
-    with pytest.raises(UnsuitableFolder, match="opening it for writing"):
+    with pytest.raises(UnsuitableFolder, match="made by the program that opens it with its schema"):
         Folder.beside(tmp_path / "none")
     assert not (tmp_path / "none").exists()
     with pytest.raises(FormatUnknown, match="no perco store: the folder is empty"):
