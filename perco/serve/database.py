@@ -210,6 +210,8 @@ class RemoteDatabase(Database):
         kept = kept and not self._too_much and not (new and holds.numbers)  # type: ignore[attr-defined]
         self._store.spread, self._ticket = info["spread"], info["ticket"]
         if not kept:
+            if self.link.connections:
+                self._say_that_it_ended()
             self._store.losses += 1
             # R5: whoever reads through the former driver reads nothing any more.
             self.driver.reads = LostRowStore()
@@ -228,6 +230,21 @@ class RemoteDatabase(Database):
             elsewhere.forget()
         self.driver.notified()  # N8: what was pushed meanwhile has not come
         return kept
+
+    def _say_that_it_ended(self) -> None:
+        """R7: an observer whose every run ends so would else be run again for ever, and nobody would know why."""
+        held = max(self.heartbeat.statistics().held, key=lambda held: held.seconds, default=None)
+        because = ""
+        if held is not None and held.seconds >= self._wire.silence_s:
+            because = (
+                f". The loop was held for {held.seconds:.1f} s ({held.where}): code that keeps the interpreter's lock "
+                "for so long has to run in a process of its own"
+            )
+        log.warning(
+            "the server at %s has ended this client's session: open transactions and snapshots fail, and observers' "
+            "runs begin again%s",
+            *(self.link.name, because),
+        )
 
     def _pushed(self, what: int, value: Any) -> None:
         if what in (NOTIFIED, RELEASED):

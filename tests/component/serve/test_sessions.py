@@ -10,6 +10,7 @@ import perco
 from perco.notify.rowlocks import CLAIMED, FREE, HELD
 from perco.serve.messages import RELEASED, Method
 from perco.storage import Failed, Mutation
+from perco.txn.loopwatch import Held
 from tests.component.serve.kit import WIRE, Place, vanish
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
@@ -154,6 +155,25 @@ async def test_what_a_session_that_has_ended_asks_for_is_not_done(place: Place) 
         with pytest.raises(perco.SessionEnded):
             await txn.get(n, "a")
         assert owner.local.store.tablets()[1].entries("data") == 0
+
+
+@pytest.mark.parametrize("held_s", [0.0, 1.0, 25.0])
+async def test_a_client_says_that_its_session_has_ended_and_what_held_its_loop(
+    place: Place, held_s: float, caplog: pytest.LogCaptureFixture
+) -> None:  # R7
+    async with place.served(), place.client() as db:
+        assert not caplog.messages
+        server = place.server
+        assert server is not None
+        if held_s:
+            db.heartbeat._held.append(Held(held_s, "app.py:7 count"))
+        [session] = server.sessions.all.values()
+        server.sessions.end(session)
+        await place.break_connections()
+        await db.run(put, "a", 1)
+    [told] = [said for said in caplog.messages if "session" in said]
+    assert told.startswith("the server at the place has ended this client's session: open transactions and snapshots")
+    assert ("The loop was held for 25.0 s (app.py:7 count)" in told) == (held_s > WIRE.silence_s)
 
 
 async def test_after_its_session_has_ended_a_client_goes_on_in_another(place: Place) -> None:  # R5
