@@ -209,9 +209,9 @@ class RemoteDatabase(Database):
         greeted = tuple(holds.open) if kept and not self._too_much else ()  # the server holds these
         kept = kept and not self._too_much and not (new and holds.numbers)  # type: ignore[attr-defined]
         self._store.spread, self._ticket = info["spread"], info["ticket"]
+        if (new or not kept) and self.link.connections:
+            self._say_that_it_ended()
         if not kept:
-            if self.link.connections:
-                self._say_that_it_ended()
             self._store.losses += 1
             # R5: whoever reads through the former driver reads nothing any more.
             self.driver.reads = LostRowStore()
@@ -232,18 +232,16 @@ class RemoteDatabase(Database):
         return kept
 
     def _say_that_it_ended(self) -> None:
-        """R7: an observer whose every run ends so would else be run again for ever, and nobody would know why."""
+        """R7: an observer whose every run ends so is run again for ever, and somebody has to know why."""
         held = max(self.heartbeat.statistics().held, key=lambda held: held.seconds, default=None)
-        because = ""
-        if held is not None and held.seconds >= self._wire.silence_s:
-            because = (
-                f". The loop was held for {held.seconds:.1f} s ({held.where}): code that keeps the interpreter's lock "
-                "for so long has to run in a process of its own"
-            )
+        if held is None or held.seconds < self._wire.silence_s:
+            log.info("the server at %s has begun a new session for this client", self.link.name)
+            return
         log.warning(
-            "the server at %s has ended this client's session: open transactions and snapshots fail, and observers' "
-            "runs begin again%s",
-            *(self.link.name, because),
+            "the server at %s has ended this client's session: open transactions fail, and observers' runs begin again. "
+            "The loop was held for %.1f s (%s): code that keeps the interpreter's lock for so long has to run in a "
+            "process of its own",
+            *(self.link.name, held.seconds, held.where),
         )
 
     def _pushed(self, what: int, value: Any) -> None:
