@@ -60,7 +60,7 @@ from perco.txn.background import Background
 from perco.txn.catalogue import Catalogue
 from perco.txn.client import Options
 from perco.txn.compactor import Compacted, what_to_compact
-from perco.txn.loopwatch import LoopWatch
+from perco.txn.loopwatch import Held, LoopWatch
 from perco.txn.schema import Schema, Table
 from perco.txn.splitter import Split, where_to_split
 from perco.txn.transaction import Snapshot
@@ -233,12 +233,15 @@ class RemoteDatabase(Database):
 
     def _say_that_it_ended(self) -> None:
         """R7: an observer whose every run ends so is run again for ever, and somebody has to know why."""
-        held = max(self.heartbeat.statistics().held, key=lambda held: held.seconds, default=None)
-        if held is None or held.seconds < self._wire.silence_s:
+        held = max(self.heartbeat.statistics().held, key=lambda held: held.seconds, default=Held(0.0, ""))
+        held = max(
+            held, Held(self.heartbeat.locked_s, "in C code, or the process stood still"), key=lambda h: h.seconds
+        )
+        if held.seconds < self._wire.silence_s:
             log.info("the server at %s has begun a new session for this client", self.link.name)
             return
         log.warning(
-            "the server at %s has ended this client's session: open transactions fail, and observers' runs begin again. "
+            "the server at %s has ended this client's session: open transactions fail, observers' runs begin again. "
             "The loop was held for %.1f s (%s): code that keeps the interpreter's lock for so long has to run in a "
             "process of its own",
             *(self.link.name, held.seconds, held.where),

@@ -73,6 +73,7 @@ class LoopWatch:
         self._asked = self._answered = 0.0
         self._seen: Counter[str] = Counter()  # a look may come just after the computation: the most frequent counts
         self._lag = self._lag_max = 0.0
+        self.locked_s = 0.0  # the longest time for which this thread did not get the interpreter's lock either
         self._held: deque[Held] = deque(maxlen=16)
         self.on_held: Callable[[Held], None] | None = None  # called in the thread, once the loop turns again
 
@@ -101,7 +102,10 @@ class LoopWatch:
                 held = self._look(time.monotonic())
                 self._meanwhile(time.monotonic(), held)
                 turns = self._answered >= self._asked
-                self._stop.wait(self.options.tick_s / (1 if turns else 4))
+                pause_s = self.options.tick_s / (1 if turns else 4)
+                until = time.monotonic() + pause_s
+                self._stop.wait(pause_s)
+                self.locked_s = max(self.locked_s, time.monotonic() - until)
         except trio.RunFinishedError:
             pass  # the loop has ended, and with it the store
         finally:
