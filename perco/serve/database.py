@@ -233,10 +233,8 @@ class RemoteDatabase(Database):
 
     def _say_that_it_ended(self) -> None:
         """R7: an observer whose every run ends so is run again for ever, and somebody has to know why."""
-        held = max(self.heartbeat.statistics().held, key=lambda held: held.seconds, default=Held(0.0, ""))
-        held = max(
-            held, Held(self.heartbeat.locked_s, "in C code, or the process stood still"), key=lambda h: h.seconds
-        )
+        locked = Held(self.heartbeat.locked_s, "in C code, or the process stood still")
+        held = max([*self.heartbeat.statistics().held, locked], key=lambda held: held.seconds)
         if held.seconds < self._wire.silence_s:
             log.info("the server at %s has begun a new session for this client", self.link.name)
             return

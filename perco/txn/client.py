@@ -8,6 +8,7 @@ T15 A snapshot at a past timestamp is checked against what was issued and what w
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -19,19 +20,22 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import trio
 
 from perco.errors import (
     AsyncOnly,
     CommitUnknown,
+    PercoError,
     ReadConflict,
     ReadOnly,
     SchemaMismatch,
     SnapshotTooOld,
     TransientError,
+    Unavailable,
     UsageError,
+    WriteUnknown,
     async_block,
     must_be_number,
 )
@@ -66,6 +70,10 @@ from perco.txn.vacuum import Vacuum, VacuumOptions, VacuumResult, VacuumStatisti
 P = ParamSpec("P")
 T = TypeVar("T")
 K = TypeVar("K")
+
+
+_GIVE_BACK_S: Final = 30.0  # for giving back a pin that was not to be taken over after all
+_GIVE_BACK_AGAIN_S: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -484,14 +492,34 @@ class Client:
                     f"pin {name!r} stands at timestamp {standing.ts}; drop it first (await db.drop_pin({name!r})), or "
                     "take it up as it is, without ts= or at="
                 )
-            pin = await self.oracle.pins.put(name, owner, standing.ts, lease_s, secrets.token_hex(8), standing.id)
-            return pin, None
+            id = secrets.token_hex(8)
+            try:
+                return await self.oracle.pins.put(name, owner, standing.ts, lease_s, id, standing.id), None
+            except BaseException:
+                self.background.spawn(lambda: self._give_back(standing, id))
+                raise
         snap = await self.snapshot_at(ts=ts, at=at)  # which holds its timestamp until the pin does
         try:
             pin = await self.oracle.pins.put(name, owner, snap.start_ts, lease_s, secrets.token_hex(8))
             return pin, snap.wall
         finally:
             snap.end()
+
+    async def _give_back(self, former: Pin, id: str) -> None:
+        """A pin was to be taken over under an id, and nobody knows whether it was: its former holder has it again, for
+        the rest of its lease. If that does not succeed soon, the new lease bounds it."""
+        pins = self.oracle.pins
+        with trio.move_on_after(_GIVE_BACK_S), contextlib.suppress(PercoError):
+            while True:
+                left_s = (former.expires_ms - self.oracle.wall_ms()) / 1000
+                try:
+                    if left_s <= 0:
+                        await pins.drop(former.name, id)
+                    else:
+                        await pins.put(former.name, former.owner, former.ts, left_s, former.id, id)
+                    return
+                except (Unavailable, WriteUnknown):
+                    await trio.sleep(_GIVE_BACK_AGAIN_S)
 
     async def pins(self) -> list[Pin]:
         """All pins of the store, by name; those whose lease has run out until the next vacuum forgets them."""

@@ -122,6 +122,40 @@ async def test_a_pin_whose_making_is_cancelled_on_its_way_does_not_stay(place: P
             pass
 
 
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_a_pin_whose_taking_over_is_cancelled_on_its_way_stays_with_its_holder(
+    place: Place, arrives: bool
+) -> None:  # T15
+    async with place.served() as owner, place.clients(2) as (one, other), trio.open_nursery() as nursery:
+        async with one.pin("export", lease_s=600, owner="one", keep=True) as pin:
+            made = pin.pin
+            held = Held(place, Method.PIN)
+            scope = trio.CancelScope()
+
+            async def take_over() -> None:
+                with scope:
+                    async with other.pin("export", lease_s=60_000, owner="other"):
+                        pytest.fail("it has been cancelled")
+
+            nursery.start_soon(take_over)
+            await held.came.wait()
+            server = place.server
+            assert server is not None
+            server._handlers[int(Method.PIN)] = held._handler  # what follows is not held
+            if arrives:
+                held.go.set()
+            scope.cancel()
+            await trio.sleep(1)
+            [standing] = await owner.pins()
+            assert (standing.owner, standing.id, standing.ts) == ("one", made.id, made.ts)
+            assert abs(standing.expires_ms - made.expires_ms) < 10_000, "and not of the lease that it was to have"
+            await pin.renew()
+            held.go.set()
+            await trio.testing.wait_all_tasks_blocked()
+        assert await one.drop_pin("export")
+        assert await owner.pins() == []
+
+
 async def test_a_pin_that_is_asked_for_twice_is_not_made_again_once_it_was_dropped(place: Place) -> None:  # R4 T15
     async with place.served() as owner, place.clients(2) as (one, other), trio.open_nursery() as nursery:
         lost, failed = Lost(place, Method.PIN), trio.Event()
