@@ -328,7 +328,7 @@ class Unavailable(StoreError):
 
 
 def reason_of(error: Exception) -> str:
-    """What went wrong, for the message of another error: what to do is for that to say."""
+    """The cause that an error names, without its remedy: for the message of another error, which has its own."""
     return error.what if isinstance(error, Unavailable) else str(error)
 
 

@@ -64,7 +64,11 @@ async def keep(
                 worst = code
                 stop()
                 return
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            how = (
+                f"was killed by signal {-code} ({signal.strsignal(-code)})"
+                if code < 0
+                else f"ended with exit code {code}"
+            )
             complain(f"process {process.pid} of {what} {how}; another one starts in {pause_s:g} s")
             with trio.move_on_after(pause_s):
                 await stopped.wait()

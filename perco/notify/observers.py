@@ -84,9 +84,9 @@ class Observers(Failures):
         self.usable(writing=True)
         if not isinstance(id, str):
             raise UsageError(f"an observer is named by its id, a str, not {id!r}")
-        await catalogues.load(self.driver.store)  # if nobody answers, it is here that the caller can give up
+        newest = await catalogues.load(self.driver.store)  # if nobody answers, the caller can give up here
         with trio.CancelScope(shield=True):  # what the store says by then, this process goes by
-            await self._adopt(await catalogues.change(self.driver.store, lambda c: c.with_paused(id, paused)))
+            await self._adopt(await catalogues.change(self.driver.store, lambda c: c.with_paused(id, paused), newest))
             self.forget_bounds()
             await self.oracle.announce(self.catalogue.binds)
             if self._worker is not None:

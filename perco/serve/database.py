@@ -209,8 +209,9 @@ class RemoteDatabase(Database):
         greeted = tuple(holds.open) if kept and not self._too_much else ()  # the server holds these
         kept = kept and not self._too_much and not (new and holds.numbers)  # type: ignore[attr-defined]
         self._store.spread, self._ticket = info["spread"], info["ticket"]
+        held = self.heartbeat.take_longest()  # since the last greeting
         if (new or not kept) and self.link.connections:
-            self._say_that_it_ended()
+            self._say_that_it_ended(held)
         if not kept:
             self._store.losses += 1
             # R5: whoever reads through the former driver reads nothing any more.
@@ -231,10 +232,8 @@ class RemoteDatabase(Database):
         self.driver.notified()  # N8: what was pushed meanwhile has not come
         return kept
 
-    def _say_that_it_ended(self) -> None:
+    def _say_that_it_ended(self, held: Held) -> None:
         """R7: an observer whose every run ends so is run again for ever, and somebody has to know why."""
-        locked = Held(self.heartbeat.locked_s, "in C code, or the process stood still")
-        held = max([*self.heartbeat.statistics().held, locked], key=lambda held: held.seconds)
         if held.seconds < self._wire.silence_s:
             log.info("the server at %s has begun a new session for this client", self.link.name)
             return

@@ -414,15 +414,16 @@ async def declare(store: RowStore, schema: Schema, found: Callable[[int], None] 
     return await change(store, bring_up)
 
 
-async def change(store: RowStore, step: Callable[[Catalogue], Catalogue]) -> Catalogue:
+async def change(store: RowStore, step: Callable[[Catalogue], Catalogue], newest: Catalogue | None = None) -> Catalogue:
     """Replace the newest version by the next one, unless somebody else did: then again on theirs (N10).
+    `newest`: as it was just loaded, if it was.
 
     Raises: WriteUnknown, if a reply was lost and nobody answered afterwards (T4).
     """
     lost = ""
     for _ in range(_TRIES):
         try:
-            before = await load(store)  # T4: this also shows whether the write has arrived
+            before, newest = newest or await load(store), None  # T4: this also shows whether the write has arrived
         except (Unavailable, SessionEnded) as error:
             if lost:
                 raise WriteUnknown("a change of the catalogue", lost) from error

@@ -72,7 +72,7 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 
-_GIVE_BACK_S: Final = 30.0  # for giving back a pin that was not to be taken over after all
+_GIVE_BACK_S: Final = 10.0  # for giving back a pin that was not to be taken over after all
 _GIVE_BACK_AGAIN_S: Final = 1.0
 
 

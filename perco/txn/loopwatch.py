@@ -73,7 +73,7 @@ class LoopWatch:
         self._asked = self._answered = 0.0
         self._seen: Counter[str] = Counter()  # a look may come just after the computation: the most frequent counts
         self._lag = self._lag_max = 0.0
-        self.locked_s = 0.0  # the longest time for which this thread did not get the interpreter's lock either
+        self._longest = Held(0.0, "")  # since it was asked for; also while this thread did not get the lock either
         self._held: deque[Held] = deque(maxlen=16)
         self.on_held: Callable[[Held], None] | None = None  # called in the thread, once the loop turns again
 
@@ -94,7 +94,16 @@ class LoopWatch:
     def statistics(self) -> LoopStatistics:
         return LoopStatistics(self._lag, self._lag_max, tuple(self._held))
 
+    def take_longest(self) -> Held:
+        """The longest time for which the loop was held since the last call."""
+        longest, self._longest = self._longest, Held(0.0, "")
+        return longest
+
     # ------------------------------------------------------------ the thread
+
+    def _longer(self, held: Held) -> None:
+        if held.seconds > self._longest.seconds:
+            self._longest = held
 
     def _run(self) -> None:
         try:
@@ -105,7 +114,7 @@ class LoopWatch:
                 pause_s = self.options.tick_s / (1 if turns else 4)
                 until = time.monotonic() + pause_s
                 self._stop.wait(pause_s)
-                self.locked_s = max(self.locked_s, time.monotonic() - until)
+                self._longer(Held(time.monotonic() - until, "in C code, or the process stood still"))
         except trio.RunFinishedError:
             pass  # the loop has ended, and with it the store
         finally:
@@ -136,6 +145,7 @@ class LoopWatch:
         """The loop has answered: record who held it."""
         if self._seen:
             self._held.append(Held(round(seconds, 3), self._most_seen()))
+            self._longer(self._held[-1])
             self._seen.clear()
             if self.on_held is not None:
                 self.on_held(self._held[-1])

@@ -167,7 +167,7 @@ async def test_a_client_says_that_its_session_has_ended_and_what_held_its_loop(
         server = place.server
         assert server is not None
         if held_s:
-            db.heartbeat._held.append(Held(held_s, "app.py:7 count"))
+            db.heartbeat._longer(Held(held_s, "app.py:7 count"))
         [session] = server.sessions.all.values()
         server.sessions.end(session)
         await place.break_connections()
