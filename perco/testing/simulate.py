@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,8 +53,12 @@ _COUNTED = {  # fields of an outcome, and what they are called
 }
 
 
-def _told(outcome: Outcome) -> str:
-    return ", ".join(f"{getattr(outcome, name)} {what}" for name, what in _COUNTED.items())
+def _counts(outcome: Outcome) -> dict[str, int]:
+    return {name: getattr(outcome, name) for name in _COUNTED}
+
+
+def _told(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{counts[name]} {what}" for name, what in _COUNTED.items())
 
 
 def _one(seed: int) -> Outcome:
@@ -118,13 +122,10 @@ class _Sum:
 
     def add(self, outcome: Outcome) -> None:
         self.done += 1
-        self.counts.update({name: getattr(outcome, name) for name in _COUNTED})
+        self.counts.update(_counts(outcome))
         self.fired += outcome.fired
         if outcome.problems:
             self.bad.append(outcome.seed)
-
-    def told(self) -> str:
-        return ", ".join(f"{self.counts[name]} {what}" for name, what in _COUNTED.items())
 
     def save(self, path: Path) -> None:
         fired = [[*pair, count] for pair, count in sorted(self.fired.items())]
@@ -188,8 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.seed is not None:
         outcome = _one(given.seed)
         print(
-            f"seed {outcome.seed}: {outcome.processes} processes, {_told(outcome)}, {outcome.fired.total()} faults, "
-            f"digest {outcome.digest[:16]}"
+            f"seed {outcome.seed}: {outcome.processes} processes, {_told(_counts(outcome))}, "
+            f"{outcome.fired.total()} faults, digest {outcome.digest[:16]}"
         )
         print(table(outcome.fired)[0])
         for problem in outcome.problems:
@@ -219,7 +220,7 @@ def _shrink(seed: int, seconds: float) -> int:
 
 
 def _begin() -> None:
-    """Ctrl-C is for the parent, which then ends its children."""
+    """Ignore Ctrl-C: the parent ends its children. Freeze what was imported: no run has to look at it again."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
@@ -266,7 +267,7 @@ def _many(whole: _Sum, processes: int | None, state: Path | None) -> int:
     sittings = f" in {whole.sittings} sittings" if whole.sittings > 1 else ""
     print(
         f"{whole.seeds} runs in {whole.seconds:.0f} s{sittings} ({3600 * whole.seeds / max(whole.seconds, 1e-9):.0f} "
-        f"an hour): {whole.told()}, {whole.fired.total()} faults"
+        f"an hour): {_told(whole.counts)}, {whole.fired.total()} faults"
     )
     text, empty = table(whole.fired)
     print(text)
