@@ -146,6 +146,19 @@ def _end_shielded(task: trio.lowlevel.Task) -> None:
         status = status._parent
 
 
+class _Unanswered:
+    """An `outcome.Outcome`, for a task of the dead."""
+
+    def unwrap(self) -> None:
+        raise EndlessError("its process is dead")
+
+
+def _waits_in_vain(task: trio.lowlevel.Task) -> bool:
+    """Whether a task has been cancelled and waits all the same: for the answer to what it has sent (T10)."""
+    waits = task._next_send_fn is None and task._abort_func is None
+    return waits and not any(nursery._parent_waiting_in_aexit for nursery in task.child_nurseries)
+
+
 class Processes:
     """All of a run. `world` is whoever runs it: what is in none of them."""
 
@@ -317,6 +330,9 @@ class Processes:
             for task in tasks:
                 _end_shielded(task)
             await trio.sleep(0.0)
+            for task in tasks:
+                if task in self._tasks and _waits_in_vain(task):
+                    trio.lowlevel.reschedule(task, _Unanswered())  # type: ignore[arg-type]
         left = [process for process in dead if not process.ended.is_set()]
         assert not left, f"not unwound: {left}, at {self._where(left)}"
 

@@ -1,0 +1,47 @@
+"""The processes of a simulation: the dead are unwound, whatever they wait for."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from perco.testing.processes import Process, Processes
+from perco.txn.background import Background
+
+
+def _never(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.FAILED
+
+
+async def _wait_for_an_answer() -> None:
+    """As for the verdict of a mutation that was sent (T10)."""
+    with trio.CancelScope(shield=True):
+        await trio.lowlevel.wait_task_rescheduled(_never)
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_the_dead_are_unwound_although_they_wait_for_an_answer(
+    background: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    kernel = Processes()
+    process = Process("p")
+    ended = []
+
+    async def main() -> None:
+        try:
+            if background:
+                Background().spawn(_wait_for_an_answer)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever if background else _wait_for_an_answer)
+        finally:
+            ended.append(process)
+
+    async def world() -> None:
+        kernel.start(process, main)
+        await trio.sleep(1.0)
+        kernel.kill(process)
+        await kernel.bury()
+
+    await kernel.run(world)
+    assert ended == [process]
