@@ -315,4 +315,6 @@ async def test_a_group_is_rolled_forward_although_one_cell_of_it_was(web: Web) -
             store.let_go()
             await settle(db)
             assert observed_locks(db) == [], "N7: idle"
-            assert sorted(change.key for change in seen) == ["a", "b", "c", "y", "z"]
+            once = [change.key for change in seen if change.value == "1" and change.key != "z"]
+            assert sorted(once) == ["a", "b", "c", "y"]
+            assert [change.value for change in seen if change.key == "z"] in (["2"], ["1", "2"])
