@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 import perco
-from perco.serve.messages import LOST, Order, pack_verdict
+from perco.serve.messages import LOST, MOVED, Method, Order, pack_verdict
 from perco.serve.processes import ServedTablet
 from perco.storage import APPLIED, LOCK, WRITE, Failed, Mutation, Verdict
 from perco.storage.call import Call
@@ -39,6 +39,25 @@ async def whole(db: perco.Database, owner: perco.Database, value: int) -> None:
         assert {row.key: row[n] async for row in snap.scan(docs)} == dict.fromkeys(KEYS, value)
         assert [row.key async for row in snap.scan(docs, reverse=True)] == list(KEYS)[::-1]
     assert not (await check(owner.driver.store, ts=await owner.oracle.draw())).findings
+
+
+async def test_a_tablet_that_moves_while_a_client_closes_is_no_failure() -> None:  # P3
+    place = Place(SCHEMA)
+    async with place.served():
+        async with place.client() as db:
+            call = db.link.call
+
+            async def push_first(method: int, *more: Any, **how: Any) -> Any:
+                if method == Method.BYE:
+                    for _ in range(8):  # some find the link open, some find it closed
+                        db._pushed(MOVED, None)
+                        await trio.lowlevel.checkpoint()
+                return await call(method, *more, **how)
+
+            db.link.call = push_first  # type: ignore[method-assign]
+        await db._store.catch_up()
+        await trio.testing.wait_all_tasks_blocked()
+        assert db.background.failure() is None
 
 
 @pytest.mark.parametrize("change", [write, add])
