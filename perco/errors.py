@@ -328,7 +328,7 @@ class Unavailable(StoreError):
 
 
 def reason_of(error: Exception) -> str:
-    """The cause that an error names, without its remedy: for the message of another error, which has its own."""
+    """The cause that an error names, without its remedy. The message that it goes into has a remedy of its own."""
     return error.what if isinstance(error, Unavailable) else str(error)
 
 

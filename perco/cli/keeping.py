@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Collection, Mapping, Sequence
@@ -46,17 +45,11 @@ async def keep(
         has_begun = False
         while not stopping:
             began = trio.current_time()
-            told, tells = os.pipe()
-            given = {**(environment or os.environ), **({ready: str(tells)} if ready else {})}
-            process = Command(command, environment=given, pass_fds=[tells] if ready else [])
-            os.close(tells)
+            process, told = _begin(command, environment or os.environ, ready)
             running.add(process)
             code = await process.wait()
             running.discard(process)
-            os.set_blocking(told, False)
-            with contextlib.suppress(BlockingIOError):
-                has_begun |= bool(os.read(told, 1))
-            os.close(told)
+            has_begun |= _has_begun(told)
             if stopping or code in done:
                 worst = max(worst, code if code in done else FINE)
                 return
@@ -64,12 +57,7 @@ async def keep(
                 worst = code
                 stop()
                 return
-            how = (
-                f"was killed by signal {-code} ({signal.strsignal(-code)})"
-                if code < 0
-                else f"ended with exit code {code}"
-            )
-            complain(f"process {process.pid} of {what} {how}; another one starts in {pause_s:g} s")
+            complain(f"process {process.pid} of {what} {_how_it_ended(code)}; another one starts in {pause_s:g} s")
             with trio.move_on_after(pause_s):
                 await stopped.wait()
             pause_s = again_s if trio.current_time() - began > _LIVED_S else min(2 * pause_s, _AGAIN_MAX_S)
@@ -100,3 +88,29 @@ async def keep(
                     nursery.start_soon(run, command)
             outer.cancel_scope.cancel()
     return worst
+
+
+def _begin(command: Sequence[str], environment: Mapping[str, str], ready: str) -> tuple[Command, int]:
+    """Start a command; returns it, and the end of a pipe, for `_has_begun`."""
+    told, tells = os.pipe()
+    given = {**environment, **({ready: str(tells)} if ready else {})}
+    process = Command(command, environment=given, pass_fds=[tells] if ready else [])
+    os.close(tells)
+    return process, told
+
+
+def _has_begun(told: int) -> bool:
+    """Whether a command that has ended had begun its work; closes the pipe."""
+    os.set_blocking(told, False)
+    try:
+        return bool(os.read(told, 1))
+    except BlockingIOError:  # a child of the command still has the other end, and nobody wrote to it
+        return False
+    finally:
+        os.close(told)
+
+
+def _how_it_ended(code: int) -> str:
+    if code < 0:
+        return f"was killed by signal {-code} ({signal.strsignal(-code)})"
+    return f"ended with exit code {code}"

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from perco.errors import Corruption, SessionEnded, TransientError, Unavailable, UsageError, WriteUnknown
+from perco.errors import Corruption, TransientError, Unavailable, UsageError
 from perco.naming import told_as
 from perco.notify.claim import claim_queries
 from perco.notify.failing import names_on
@@ -32,7 +32,7 @@ from perco.storage import (
     ScanQuery,
     ScanRequest,
 )
-from perco.txn.catalogue import ObserverEntry
+from perco.txn.catalogue import ObserverEntry, unknown_if_lost
 from perco.txn.client import Client, Options
 from perco.txn.failed import FailedCell, forget, put_back, unpack_failed
 from perco.txn.local import LocalStore
@@ -259,14 +259,13 @@ class Failures(Client):
         return done
 
     async def _leave(self, listed: Listed, mutation: Mutation) -> bool:
-        """Make what takes a change from the list. Returns False: somebody else has done so.
+        """Make the mutation that takes a change from the list. Returns False if somebody else has done so.
 
-        Raises: WriteUnknown, if a reply was lost and nobody answered afterwards (T4).
+        Raises: WriteUnknown, if a reply was lost and the store could not be reached afterwards (T4).
         """
         ack, ts, _ = listed
         where = self.catalogue.column_name(ack.table, ack.column)
-        lost = ""
-        try:
+        with unknown_if_lost(f"{where}: a change was to leave the failed list") as lost:
             for _ in range(_TRIES):
                 [verdict] = await self.driver.store.apply([mutation])
                 if verdict is APPLIED:
@@ -274,18 +273,14 @@ class Failures(Client):
                 if isinstance(verdict, Failed):
                     raise verdict.error
                 if isinstance(verdict, NoReply):
-                    lost = verdict.reason
+                    lost.reason = verdict.reason
                 queries = ((FAILED_LIST, ack.column, ts, ts, 1), (LOCK, ack.column, 0, TS_MAX, 1))
                 [[there, locks]] = await self.driver.store.read([(ack.table, ack.row, queries)])
                 if not there:
                     return isinstance(verdict, NoReply)  # it may have arrived after all
                 if locks:  # a run is about to commit, and may take it along; or it is dead
                     await self.driver.clear(ack, Blocked(*locks[0]))
-        except (Unavailable, SessionEnded) as error:
-            if not lost:
-                raise
-            raise WriteUnknown(f"{where}: a change was to leave the failed list", lost) from error
-        raise Unavailable(f"{where}: others kept changing its failed change")
+            raise Unavailable(f"{where}: others kept changing its failed change")
 
     async def _drop(self, listed: Listed) -> bool:
         for failed in range(_TRIES):

@@ -233,7 +233,7 @@ class RemoteDatabase(Database):
         return kept
 
     def _say_that_it_ended(self, held: Held) -> None:
-        """R7: an observer whose every run ends so is run again for ever, and somebody has to know why."""
+        """R7: if every run of an observer ends its session, it runs again for ever. The log has to say why."""
         if held.seconds < self._wire.silence_s:
             log.info("the server at %s has begun a new session for this client", self.link.name)
             return
@@ -245,6 +245,8 @@ class RemoteDatabase(Database):
         )
 
     def _pushed(self, what: int, value: Any) -> None:
+        if self.background.ended:
+            return  # it closes, or has failed: it starts nothing any more
         if what in (NOTIFIED, RELEASED):
             elsewhere = self._worker.elsewhere if self._worker is not None else None
             if isinstance(elsewhere, Elsewhere) and what == NOTIFIED:

@@ -25,7 +25,6 @@ from perco.errors import (
     SessionEnded,
     SnapshotTooOld,
     TabletSplit,
-    TransactionClosed,
     Unavailable,
     UsageError,
 )
@@ -54,7 +53,6 @@ from perco.txn.records import Cellref, Lock
 _REACHED_S: Final = 0.2  # how long a tablet server is waited for before it is asked where the tablet is by now
 _LOOK_S, _LOOK_MAX_S = 0.01, 0.25  # between two looks where tablets are
 _MAP_S: Final = 1.0  # how long a newer map is waited for, by who knows already what has become of what it sent
-_NO_MAP: Final = (LostError, Unavailable, SessionEnded, TransactionClosed)
 _UNDO_S, _UNDO_AGAIN_S = 5.0, 0.2  # to drop a pin that nobody has
 _AWAY: Final = "the connection to the server was away for too long: what was begun before it has ended"
 _READ, _SCAN, _APPLY = int(Method.READ), int(Method.SCAN), int(Method.APPLY)
@@ -106,9 +104,9 @@ class RemoteRowStore:
         self._version += 1
 
     async def catch_up(self) -> None:
-        """The map is out of date: wait briefly for a newer one, for another try. A client that closes needs none."""
+        """The map is out of date: wait briefly for a newer one, for another try."""
         self._stale = True
-        with trio.move_on_after(_MAP_S, shield=True), suppress(*_NO_MAP):  # T10
+        with trio.move_on_after(_MAP_S, shield=True), suppress(LostError, Unavailable, SessionEnded):  # T10
             async with self._refreshing:
                 if self._stale:
                     await self.refresh()

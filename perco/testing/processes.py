@@ -154,7 +154,7 @@ class _Unanswered:
 
 
 def _waits_in_vain(task: trio.lowlevel.Task) -> bool:
-    """Whether a task has been cancelled and waits all the same: for the answer to what it has sent (T10)."""
+    """Whether a cancelled task still waits: for an answer to a mutation that it has sent (T10)."""
     waits = task._next_send_fn is None and task._abort_func is None
     return waits and not any(nursery._parent_waiting_in_aexit for nursery in task.child_nurseries)
 

@@ -11,7 +11,8 @@ N10  A version is a cell of the system table at timestamp = version; the newest 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -414,36 +415,54 @@ async def declare(store: RowStore, schema: Schema, found: Callable[[int], None] 
     return await change(store, bring_up)
 
 
+@dataclass(slots=True)
+class Lost:
+    """Why the last reply to a write was lost; "": none was."""
+
+    reason: str = ""
+
+
+@contextmanager
+def unknown_if_lost(what: str) -> Iterator[Lost]:
+    """A block that writes, and tries again. It notes a lost reply. If the store cannot be reached after that, nobody
+    knows whether the write was made (T4).
+
+    Raises: WriteUnknown of `what`, in place of Unavailable and SessionEnded, once a reply was lost.
+    """
+    lost = Lost()
+    try:
+        yield lost
+    except (Unavailable, SessionEnded) as error:
+        if not lost.reason:
+            raise
+        raise WriteUnknown(what, lost.reason) from error
+
+
 async def change(store: RowStore, step: Callable[[Catalogue], Catalogue], newest: Catalogue | None = None) -> Catalogue:
     """Replace the newest version by the next one, unless somebody else did: then again on theirs (N10).
-    `newest`: as it was just loaded, if it was.
 
-    Raises: WriteUnknown, if a reply was lost and nobody answered afterwards (T4).
+    Args:
+        newest: the newest version, if the caller has just loaded it.
+
+    Raises: WriteUnknown, if a reply was lost and the store could not be reached afterwards (T4).
     """
-    lost = ""
-    for _ in range(_TRIES):
-        try:
+    with unknown_if_lost("a change of the catalogue") as lost:
+        for _ in range(_TRIES):
             before, newest = newest or await load(store), None  # T4: this also shows whether the write has arrived
-        except (Unavailable, SessionEnded) as error:
-            if lost:
-                raise WriteUnknown("a change of the catalogue", lost) from error
-            raise
-        after = step(before)
-        if after is before:
-            return before
-        assert after.version == before.version + 1
-        put = (DATA, 0, after.version, after.pack())
-        row = (CATALOGUE_ROW, ((ABSENT, DATA, 0, after.version, TS_MAX),), (put,))
-        [verdict] = await store.apply([Mutation(SYSTEM_TABLE, (row,))])
-        if verdict is APPLIED:
-            return after
-        if isinstance(verdict, Failed):
-            raise verdict.error
-        if isinstance(verdict, NoReply):
-            lost = verdict.reason
-    if lost:
-        raise WriteUnknown("a change of the catalogue", lost)
-    raise Unavailable("the catalogue kept changing while the schema was declared")
+            after = step(before)
+            if after is before:
+                return before
+            assert after.version == before.version + 1
+            put = (DATA, 0, after.version, after.pack())
+            row = (CATALOGUE_ROW, ((ABSENT, DATA, 0, after.version, TS_MAX),), (put,))
+            [verdict] = await store.apply([Mutation(SYSTEM_TABLE, (row,))])
+            if verdict is APPLIED:
+                return after
+            if isinstance(verdict, Failed):
+                raise verdict.error
+            if isinstance(verdict, NoReply):
+                lost.reason = verdict.reason
+        raise Unavailable("the catalogue kept changing while the schema was declared")
 
 
 class Bound:

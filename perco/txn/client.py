@@ -506,8 +506,8 @@ class Client:
             snap.end()
 
     async def _give_back(self, former: Pin, id: str) -> None:
-        """A pin was to be taken over under an id, and nobody knows whether it was: its former holder has it again, for
-        the rest of its lease. If that does not succeed soon, the new lease bounds it."""
+        """Return a pin to its former holder, for the rest of its lease. Nobody knows whether it was taken over under
+        the id. If this does not succeed soon, the pin stands until the new lease runs out."""
         pins = self.oracle.pins
         with trio.move_on_after(_GIVE_BACK_S), contextlib.suppress(PercoError):
             while True:

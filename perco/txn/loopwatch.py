@@ -73,7 +73,7 @@ class LoopWatch:
         self._asked = self._answered = 0.0
         self._seen: Counter[str] = Counter()  # a look may come just after the computation: the most frequent counts
         self._lag = self._lag_max = 0.0
-        self._longest = Held(0.0, "")  # since it was asked for; also while this thread did not get the lock either
+        self._longest = Held(0.0, "")  # since `take_longest`; counts the time when this thread had no turn either
         self._held: deque[Held] = deque(maxlen=16)
         self.on_held: Callable[[Held], None] | None = None  # called in the thread, once the loop turns again
 

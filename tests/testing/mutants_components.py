@@ -1,7 +1,7 @@
 """Faults that no simulated run shows, each with the test of a component that has to find it.
 
 They change no result, only how soon it is there or how much is done in vain (N8); or they lie in what the simulation
-does not drive: a client's thread (R10), a reader beside the owner (P5). And two that few of its runs show (G2, D7).
+does not drive: a client's thread (R10), a reader beside the owner (P5). Two others show up in few of its runs (G2, D7).
 """
 
 from __future__ import annotations
@@ -155,16 +155,11 @@ def no_mark(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ found by few runs
 
 
-for _of, _name, _test in (
-    (
-        MUTANTS,
-        "G2 locks are settled table by table, each before what is deleted of it",
-        "tests/scenarios/test_vacuum.py::test_locks_of_all_tables_are_settled_before_anything_of_one_goes",
-    ),
-    (
-        SERVED,
-        "D7 a read that waits when its session ends is sent",
-        "tests/component/batching/test_window.py::test_a_read_whose_session_ends_while_it_waits_is_not_sent",
-    ),
-):
-    by(_test, _name)(_of[_name])
+_BY_TABLE: Final = "G2 locks are settled table by table, each before what is deleted of it"
+by("tests/scenarios/test_vacuum.py::test_locks_of_all_tables_are_settled_before_anything_of_one_goes", _BY_TABLE)(
+    MUTANTS[_BY_TABLE]
+)
+_SENT: Final = "D7 a read that waits when its session ends is sent"
+by("tests/component/batching/test_window.py::test_a_read_whose_session_ends_while_it_waits_is_not_sent", _SENT)(
+    SERVED[_SENT]
+)

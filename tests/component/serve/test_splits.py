@@ -55,7 +55,6 @@ async def test_a_tablet_that_moves_while_a_client_closes_is_no_failure() -> None
                 return await call(method, *more, **how)
 
             db.link.call = push_first  # type: ignore[method-assign]
-        await db._store.catch_up()
         await trio.testing.wait_all_tasks_blocked()
         assert db.background.failure() is None
 
