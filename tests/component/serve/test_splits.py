@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 import perco
-from perco.serve.messages import LOST, MOVED, Method, Order, pack_verdict
+from perco.serve.messages import LOST, MOVED, Order, pack_verdict
 from perco.serve.processes import ServedTablet
 from perco.storage import APPLIED, LOCK, WRITE, Failed, Mutation, Verdict
 from perco.storage.call import Call
@@ -45,16 +45,17 @@ async def test_a_tablet_that_moves_while_a_client_closes_is_no_failure() -> None
     place = Place(SCHEMA)
     async with place.served():
         async with place.client() as db:
-            call = db.link.call
+            close = db._connections.aclose
 
-            async def push_first(method: int, *more: Any, **how: Any) -> Any:
-                if method == Method.BYE:
-                    for _ in range(8):  # some find the link open, some find it closed
-                        db._pushed(MOVED, None)
-                        await trio.lowlevel.checkpoint()
-                return await call(method, *more, **how)
+            async def told_meanwhile() -> None:
+                for _ in range(8):
+                    db._pushed(MOVED, None)
+                    await trio.lowlevel.checkpoint()
+                db._pushed(MOVED, None)
+                await close()
+                db._pushed(MOVED, None)  # as what was told just before, and is looked at now
 
-            db.link.call = push_first  # type: ignore[method-assign]
+            db._connections.aclose = told_meanwhile  # type: ignore[method-assign]
         await trio.testing.wait_all_tasks_blocked()
         assert db.background.failure() is None
 
