@@ -4,27 +4,63 @@
 
 It delays each direction of each connection by DELAY_S seconds, however much is on its way, so the delay does not limit
 throughput. It is a process of its own, so that neither side pays for it. It prints "delaying" when it listens, and ends
-when its standard input does.
+when its standard input does. Linux: it waits by a timer of the kernel, because epoll rounds what is left of a delay up
+to whole milliseconds.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import trio
 
 _CHUNK_BYTES = 1 << 18
 _CHUNKS_MAX = 1 << 14  # on their way in one direction
+_ROUND_TRIPS = 200  # of a measurement
 _ENDED = (trio.BrokenResourceError, trio.ClosedResourceError)
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+Sleep = Callable[[float], Awaitable[None]]  # until a time of trio's clock
 
 
-async def pump(source: trio.abc.ReceiveStream, sink: trio.abc.Stream, delay_s: float) -> None:
+class Alarm:
+    """A timer of the kernel, for one task."""
+
+    def __init__(self) -> None:
+        self._fd = _LIBC.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+
+    async def sleep_until(self, due: float) -> None:
+        """As `trio.sleep_until`, exact to some ten microseconds."""
+        left_ns = int((due - trio.current_time()) * 1e9)
+        if left_ns <= 0:
+            await trio.lowlevel.checkpoint()
+            return
+        setting = (ctypes.c_long * 4)(0, 0, *divmod(left_ns, 1_000_000_000))  # the period, and the time to the end
+        if _LIBC.timerfd_settime(self._fd, 0, ctypes.byref(setting), None):
+            raise OSError(ctypes.get_errno(), "timerfd_settime")
+        await trio.lowlevel.wait_readable(self._fd)
+        os.read(self._fd, 8)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+async def pump(
+    source: trio.abc.ReceiveStream, sink: trio.abc.Stream, delay_s: float, sleep_until: Sleep = trio.sleep_until
+) -> None:
     """Pass on each piece `delay_s` seconds after it came, and at last the end."""
     under_way, arriving = trio.open_memory_channel[tuple[float, bytes]](_CHUNKS_MAX)
 
@@ -37,7 +73,7 @@ async def pump(source: trio.abc.ReceiveStream, sink: trio.abc.Stream, delay_s: f
     async with trio.open_nursery() as nursery:
         nursery.start_soon(receive)
         async for due, data in arriving:
-            await trio.sleep_until(due)
+            await sleep_until(due)
             try:
                 await sink.send_all(data)
             except _ENDED:
@@ -46,16 +82,18 @@ async def pump(source: trio.abc.ReceiveStream, sink: trio.abc.Stream, delay_s: f
     await sink.aclose()
 
 
-async def between(one: trio.abc.Stream, other: trio.abc.Stream, delay_s: float) -> None:
-    """Connect two streams, until either ends."""
+async def between(
+    one: trio.abc.Stream, other: trio.abc.Stream, delay_s: float, sleeps: tuple[Sleep, Sleep] = (trio.sleep_until,) * 2
+) -> None:
+    """Connect two streams, until either ends. `sleeps`: of each direction."""
     async with one, other, trio.open_nursery() as nursery:
 
-        async def way(source: trio.abc.Stream, sink: trio.abc.Stream) -> None:
-            await pump(source, sink, delay_s)
+        async def way(source: trio.abc.Stream, sink: trio.abc.Stream, sleep_until: Sleep) -> None:
+            await pump(source, sink, delay_s, sleep_until)
             nursery.cancel_scope.cancel()
 
-        nursery.start_soon(way, one, other)
-        nursery.start_soon(way, other, one)
+        nursery.start_soon(way, one, other, sleeps[0])
+        nursery.start_soon(way, other, one, sleeps[1])
 
 
 async def _proxy(delay_s: float, pairs: Sequence[tuple[str, str]]) -> None:
@@ -65,7 +103,12 @@ async def _proxy(delay_s: float, pairs: Sequence[tuple[str, str]]) -> None:
         except OSError:
             await stream.aclose()  # like an absent server
             return
-        await between(stream, other, delay_s)
+        alarms = Alarm(), Alarm()
+        try:
+            await between(stream, other, delay_s, (alarms[0].sleep_until, alarms[1].sleep_until))
+        finally:
+            for alarm in alarms:
+                alarm.close()
 
     async with trio.open_nursery() as nursery:
         for target, listens in pairs:
@@ -107,6 +150,33 @@ def delayed(folder: Path, served: Path, delay_s: float, servers: int = 0) -> Ite
         for listens in pairs[1::2]:
             with suppress(FileNotFoundError):
                 os.unlink(listens)
+
+
+def measured_s(folder: Path, delay_s: float) -> float:
+    """The delay each way as it turns out, in seconds: the median of small messages, the proxy's own time included."""
+    served = folder / "echo"
+    served.mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{served}/socket")
+        listener.listen()
+
+        def echo() -> None:
+            with listener.accept()[0] as stream:
+                while data := stream.recv(_CHUNK_BYTES):
+                    stream.sendall(data)
+
+        threading.Thread(target=echo, daemon=True).start()
+        with delayed(folder, served, delay_s) as url, socket.socket(socket.AF_UNIX) as stream:
+            stream.connect(url.removeprefix("unix:"))
+            times = []
+            for _ in range(_ROUND_TRIPS):
+                began = time.perf_counter()
+                stream.sendall(b"?")
+                stream.recv(1)
+                times.append(time.perf_counter() - began)
+    os.unlink(f"{served}/socket")
+    served.rmdir()
+    return median(times) / 2
 
 
 if __name__ == "__main__":
