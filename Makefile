@@ -5,7 +5,8 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 # What breaks a running store again and again takes as long as all other tests.
-FAULTS := tests/sweep tests/integration/killed tests/powerloss
+FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration/serve/test_tablet_servers.py \
+  tests/acceptance/web/test_killed.py tests/acceptance/web/test_served.py
 
 .PHONY: demo demo-spark test test-faults test-mutants test-everywhere test-spark check format bench simulate sweep powerloss clean help
 

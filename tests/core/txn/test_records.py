@@ -12,6 +12,7 @@ from perco.errors import Corruption
 from perco.storage import TS_MAX
 from perco.txn.records import (
     ACK,
+    BARE,
     PUT,
     PUT_DATA,
     Cellref,
@@ -114,7 +115,7 @@ def test_any_bytes_are_a_cause_or_corruption(data: bytes) -> None:
 
 def well_formed(lock: Lock) -> bool:
     return (
-        PUT <= lock.kind <= ACK
+        PUT <= lock.kind <= BARE
         and isinstance(lock.primary.table, str)
         and isinstance(lock.primary.row, bytes)
         and isinstance(lock.primary.column, int)
