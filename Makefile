@@ -4,7 +4,7 @@ BIN := .venv/bin
 # The tests start hundreds of processes: where this is set, each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-# What breaks a running store again and again takes as long as all other tests.
+# Tests that kill processes, or break a running store, again and again: they take as long as all others.
 FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration/serve/test_tablet_servers.py \
   tests/acceptance/web/test_killed.py tests/acceptance/web/test_served.py
 
@@ -29,7 +29,7 @@ test: .venv/.dev ## tests, ruff, mypy
 	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark --ignore tests/test_spark.py --ignore tests/examples/test_spark_pipeline.py \
 	  --ignore tests/testing/test_mutants.py $(addprefix --ignore ,$(FAULTS))
 
-test-faults: .venv/.dev ## every fault at every step of the scenarios; killed at every batch; power fails at any moment
+test-faults: .venv/.dev ## every fault at every step of the scenarios; processes killed at any moment; power failures
 	$(BIN)/pytest -q -n auto --dist worksteal $(FAULTS)
 
 test-mutants: .venv/.dev ## each rule of the protocol broken, one at a time: the simulation has to find it

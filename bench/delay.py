@@ -4,8 +4,8 @@
 
 It delays each direction of each connection by DELAY_S seconds, however much is on its way, so the delay does not limit
 throughput. It is a process of its own, so that neither side pays for it. It prints "delaying" when it listens, and ends
-when its standard input does. Linux: it waits by a timer of the kernel, because epoll rounds what is left of a delay up
-to whole milliseconds.
+when its standard input does. It waits by a timer of the Linux kernel, because epoll rounds every wait up to whole
+milliseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -103,12 +103,8 @@ async def _proxy(delay_s: float, pairs: Sequence[tuple[str, str]]) -> None:
         except OSError:
             await stream.aclose()  # like an absent server
             return
-        alarms = Alarm(), Alarm()
-        try:
-            await between(stream, other, delay_s, (alarms[0].sleep_until, alarms[1].sleep_until))
-        finally:
-            for alarm in alarms:
-                alarm.close()
+        with closing(Alarm()) as there, closing(Alarm()) as back:
+            await between(stream, other, delay_s, (there.sleep_until, back.sleep_until))
 
     async with trio.open_nursery() as nursery:
         for target, listens in pairs:

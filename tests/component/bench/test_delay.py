@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import trio
 import trio.testing
 
-from bench.delay import between
+from bench.delay import Alarm, between
 
 DELAY_S = 0.02
 
@@ -31,3 +33,11 @@ async def test_each_direction_is_delayed_and_nothing_is_limited(autojump_clock: 
         await client.aclose()
         assert await server.receive_some(100) == b""
         assert trio.current_time() - began >= 3 * DELAY_S
+
+
+async def test_an_alarm_never_rings_early_and_waits_for_no_time_that_has_passed() -> None:
+    with closing(Alarm()) as alarm:
+        for delay_s in (0.0003, 0.0, -1.0, 0.0025):
+            due = trio.current_time() + delay_s
+            await alarm.sleep_until(due)
+            assert trio.current_time() >= due

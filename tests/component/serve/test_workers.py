@@ -219,7 +219,7 @@ async def test_who_is_woken_when_a_process_ends_and_does_not_answer_delays_it_on
             woken |= stuck.is_set() and NOTIFIED in unheard
             if woken:
                 break
-        assert woken, "who does not answer was never woken"
+        assert woken, "the client that does not answer was never woken"
 
 
 async def test_a_row_that_was_held_is_told_free_to_who_runs_other_observers_there() -> None:  # N8
