@@ -1,4 +1,4 @@
-"""Each run of the simulation collects what the one before it has left: not all the tests' objects with it."""
+"""Each run of the simulation collects the garbage of the run before it; frozen, the tests' own objects are left out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`python -m tests.testing.mortality`: how many seeds each mutant survives, as the table in docs/testing.md.
+"""`python -m tests.testing.mortality`: prints how many seeds each mutant survives, for the table in docs/testing.md.
 
-Those of T14 are seeds of `serializable_runs.py`, all others of the simulation.
+The seeds of T14's mutants are those of `serializable_runs.py`; all others are seeds of the simulation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.testing.mutants_served import SERVED
 from tests.testing.mutants_signals import SIGNALS, SIGNALS_SLOW
 from tests.testing.serializable_runs import Mode, seeds_to_anomaly
 
-SEEDS_MAX = 200  # within which a mutant has to die
+SEEDS_MAX = 200  # a mutant must die within this many
 ALL = {
     **MUTANTS,
     **SLOW,
@@ -45,7 +45,7 @@ ALL = {
 
 
 def death(name: str, first: int = 0, seconds: float = float("inf")) -> tuple[int, str]:
-    """(seeds until it is found, how); 0: it is not, within `SEEDS_MAX` or that time."""
+    """(seeds until it is found, how it is found); 0: it is not found within `SEEDS_MAX` seeds, or within that time."""
     began = time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
         ALL[name](patch)

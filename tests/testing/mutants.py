@@ -1,6 +1,6 @@
-"""Faults in the protocol itself, switched on one at a time: the simulation has to find each of them.
+"""Faults in the protocol itself, switched on one at a time: the simulation must find each of them.
 
-Each is a function of a `pytest.MonkeyPatch` that breaks one rule. `HARMLESS` are changes that break none.
+Each fault is a function that takes a `pytest.MonkeyPatch` and breaks one rule. The changes in `HARMLESS` break none.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from perco.txn import (
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Mutant] = {}
-SLOW: dict[str, Mutant] = {}  # which take too many seeds for the suite
-PROTECTED: dict[str, Mutant] = {}  # which another rule makes good: their docstrings say which
+SLOW: dict[str, Mutant] = {}  # these take too many seeds for the suite
+PROTECTED: dict[str, Mutant] = {}  # another rule covers for these: their docstrings say which
 HARMLESS: dict[str, Mutant] = {}
 
 
@@ -66,7 +66,7 @@ def harmless(name: str) -> Callable[[Mutant], Mutant]:
 def changed(
     patch: pytest.MonkeyPatch, function: str, change: Callable[[Mutation], Mutation], module: Any = mutations
 ) -> None:
-    """What a function of mutations.py gives is changed."""
+    """Change the result of a function of mutations.py."""
     right = getattr(module, function)
     patch.setattr(module, function, lambda *args, **kwargs: change(right(*args, **kwargs)))
 
@@ -95,7 +95,7 @@ def bound(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(oracle.Oracle, "_make_durable", make_durable)
 
 
-@mutant("O1 a restart goes on below the bound")
+@mutant("O1 timestamps continue below the bound after a restart")
 def restart(patch: pytest.MonkeyPatch) -> None:
     right = timestamps.Timestamps.__init__
 
@@ -155,7 +155,7 @@ def _pass_on(waited: Any) -> Any:
 # ------------------------------------------------------------ commit
 
 
-@mutant("T7 our own lock matches another's start_ts")
+@mutant("T7 a repeated prewrite takes any lock for its own")
 def any_lock_is_ours(patch: pytest.MonkeyPatch) -> None:
     right = mutations.prewrite
 
@@ -169,7 +169,7 @@ def any_lock_is_ours(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mutations, "prewrite", prewrite)
 
 
-@mutant("T7 who holds locks waits for others'")
+@mutant("T7 a transaction that holds locks waits for another's lock")
 def waits_while_holding(patch: pytest.MonkeyPatch) -> None:
     async def settle(self: driver.Driver, commit: commit.Commit, where: Any, other_ts: int, packed: bytes) -> None:
         await self.clear(where, snapshot.Blocked(other_ts, packed))
@@ -177,12 +177,12 @@ def waits_while_holding(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver.Driver, "_settle_foreign", settle)
 
 
-@mutant("T8 rolls forward without the check")
+@mutant("T8 a roll-forward does not check the lock")
 def forward_unchecked(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "roll_forward", without_checks)
 
 
-@mutant("T11 the writes of a failed attempt are made again")
+@mutant("T11 a retry reuses the writes of the failed attempt")
 def replayed(patch: pytest.MonkeyPatch) -> None:
     async def run(self: client.Client, retry: Any, _: bool, function: Any, args: Any, kwargs: Any) -> None:
         writes: dict[Any, Any] = {}
@@ -205,7 +205,7 @@ def replayed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(client.Client, "_run", run)
 
 
-@mutant("T12 the primary is chosen again after a lost reply")
+@mutant("T12 another primary is chosen after a lost reply")
 def chosen_again(patch: pytest.MonkeyPatch) -> None:
     right = commit.Commit.prewrites_told
 
@@ -220,7 +220,7 @@ def chosen_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit.Commit, "prewrites_told", told)
 
 
-@mutant("T3 the secondaries first")
+@mutant("T3 a secondary commits before the primary")
 def secondaries_first(patch: pytest.MonkeyPatch) -> None:
     right = commit.Commit.primary_commit
 
@@ -249,7 +249,7 @@ def lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit.Commit, "primary_told", told)
 
 
-@mutant("T4 no record is taken for an abort after old versions were collected")
+@mutant("T4 a missing record is taken for an abort although old versions were collected")
 def collected(patch: pytest.MonkeyPatch) -> None:
     right = driver.Driver.outcome
 
@@ -262,27 +262,27 @@ def collected(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver.Driver, "outcome", outcome)
 
 
-@mutant("T7 a newer record is no conflict")
+@mutant("T7 a prewrite ignores newer records")
 def record(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "prewrite", lambda mutation: without_checks(mutation, WRITE))
 
 
-@mutant("T7 a lock is no conflict")
+@mutant("T7 a prewrite ignores locks")
 def lock(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "prewrite", lambda mutation: without_checks(mutation, LOCK))
 
 
-@mutant("T7 a marker is no conflict")
+@mutant("T7 a prewrite ignores rollback markers")
 def marker(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "prewrite", lambda mutation: without_checks(mutation, ROLLBACK))
 
 
-@mutant("T8 commits without the check")
+@mutant("T8 a commit does not check the lock")
 def commit_unchecked(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "commit", without_checks)
 
 
-@mutant("T8 rolls back without the check")
+@mutant("T8 a rollback does not check the lock")
 def rollback_unchecked(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "roll_back_primary", without_checks)
     changed(patch, "roll_back_secondary", without_checks)
@@ -291,13 +291,13 @@ def rollback_unchecked(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ recovery
 
 
-@mutant("T5 no marker")
+@mutant("T5 a rollback leaves no marker")
 def no_marker(patch: pytest.MonkeyPatch) -> None:
     for name in ("put_marker", "roll_back_primary", "release"):
         changed(patch, name, lambda mutation: without_writes(mutation, ROLLBACK))
 
 
-@mutant("T5 the marker is put without its check")
+@mutant("T5 a marker is put without checking for a lock or record")
 def marker_unchecked(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "put_marker", without_checks)
 
@@ -315,7 +315,7 @@ def skip(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transaction, "look", _blind)
 
 
-@mutant("T9 a reader that has waited for a lock does not look again")
+@mutant("T9 a reader that encounters a lock does not wait for its transaction's fate")
 def stale(patch: pytest.MonkeyPatch) -> None:
     async def finish(self: driver.Driver, table: str, row: bytes, column: int, ts: int, seen: Any) -> Any:
         if type(seen) is snapshot.Blocked:
@@ -328,7 +328,7 @@ def stale(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver.Driver, "finish", finish)
 
 
-@mutant("T9 many cells are read without those that are locked")
+@mutant("T9 a read of many cells treats locked cells as missing")
 def a_part(patch: pytest.MonkeyPatch) -> None:
     right = transaction.Snapshot._finish
 
@@ -342,7 +342,7 @@ def a_part(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ observers
 
 
-@mutant("N1 a stranger's roll-forward leaves no notify cell")
+@mutant("N1 a roll-forward leaves no notify cell")
 def roll_forward(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "roll_forward", lambda mutation: without_writes(mutation, NOTIFY))
 
@@ -355,7 +355,7 @@ def no_secondary_notify(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@mutant("N2 a notify cell goes without a run")
+@mutant("N2 a notify cell is removed without a run")
 def without_a_run(patch: pytest.MonkeyPatch) -> None:
     right = claim.decide
 
@@ -366,7 +366,7 @@ def without_a_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worker, "decide", decide)
 
 
-@mutant("N3 the ack is compared by its commit_ts")
+@mutant("N3 an ack is compared by its commit_ts, not by its pointer")
 def ack_by_commit(patch: pytest.MonkeyPatch) -> None:
     right = claim.decide
 
@@ -390,7 +390,7 @@ def quiet_deletes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transaction, "_intent", intent)
 
 
-@mutant("N1 the owner's commit leaves no notify cell")
+@mutant("N1 a transaction's own commit leaves no notify cell")
 def no_notify(patch: pytest.MonkeyPatch) -> None:
     right = mutations.commit
     forward = mutations.roll_forward
@@ -407,7 +407,7 @@ def no_notify(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mutations, "roll_forward", roll_forward)
 
 
-@mutant("N1 the owner puts notify cells in phase two only")
+@mutant("N1 notify cells are put only in phase two, not with the records")
 def in_phase_two(patch: pytest.MonkeyPatch) -> None:
     notify = mutations._notify
     secondaries = commit.Commit.secondaries
@@ -437,7 +437,7 @@ def in_phase_two(patch: pytest.MonkeyPatch) -> None:
 
 
 def _also_removed(patch: pytest.MonkeyPatch, more: Callable[[int, int], range]) -> None:
-    """A run removes notify cells between two timestamps that follow from its start and its commit."""
+    """A run also removes the notify cells at the timestamps that `more` gives for its start and its commit."""
     right = mutations._notify
 
     def notify(column: int, start_ts: int, commit_ts: int, observers: Any, covers: Any, *rest: Any) -> Any:
@@ -449,23 +449,23 @@ def _also_removed(patch: pytest.MonkeyPatch, more: Callable[[int, int], range]) 
     patch.setattr(mutations, "_notify", notify)
 
 
-@mutant("N2 removes notify cells at a newer timestamp")
+@mutant("N2 a run removes notify cells newer than its start")
 def newer(patch: pytest.MonkeyPatch) -> None:
     _also_removed(patch, lambda start_ts, commit_ts: range(start_ts, commit_ts))
 
 
-@protected("N2 removes notify cells that it has not seen, up to its start")
+@protected("N2 a run removes notify cells that it has not seen, up to its start")
 def unseen(patch: pytest.MonkeyPatch) -> None:
-    """T9, and that a notify cell comes in one mutation with its record, in the same row (N1).
+    """Covered by T9, and by N1: a notify cell comes in one mutation with its record, in the same row.
 
-    What committed at or before a run's start was there with its notify cell when the run read the row, or its lock was,
-    or its entry: those the run waits for, and reads again. So it has seen every change whose notify cell it removes
-    unseen. Only where notify cells lie in other rows can one come later than the record.
+    When the run read the row, every change that committed at or before its start was there with its notify cell, or
+    its lock or its entry was: the run waits for those, and reads again. So it has seen every change whose notify cell
+    it removes unseen. A notify cell could come later than its record only if notify cells lay in other rows.
     """
     _also_removed(patch, lambda start_ts, commit_ts: range(max(start_ts - 100, 0), start_ts))
 
 
-@mutant("N2 removes notify cells before the commit")
+@mutant("N2 a run removes notify cells before it commits")
 def before_commit(patch: pytest.MonkeyPatch) -> None:
     right = mutations.prewrite
 
@@ -504,12 +504,12 @@ def ack_unread(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worker, "decide", lambda cells, *rest: right([cells[0], (), (), *cells[3:]], *rest))
 
 
-@mutant("N7 one look at the notify cells", slow=True)
+@mutant("N7 the idle check looks only for notify cells and pending signals", slow=True)
 def one_look(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(database.Database, "idle_now", lambda self: not self.pending_now())
 
 
-@mutant("N11 one notify cell for all observers of a column")
+@mutant("N11 only the first observer of a column gets a notify cell")
 def one_cell(patch: pytest.MonkeyPatch) -> None:
     right = mutations._notify
 
@@ -536,7 +536,7 @@ def over_the_living(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holds.Holds, "lowest", lowest)
 
 
-@mutant("G2 locks are not settled before anything is deleted")
+@mutant("G2 collection deletes without settling locks first")
 def unsettled(patch: pytest.MonkeyPatch) -> None:
     async def settle_none(self: vacuum.Vacuum) -> None:
         pass
@@ -544,7 +544,7 @@ def unsettled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(vacuum.Vacuum, "_settle_locks", settle_none)
 
 
-@mutant("G2 locks are settled table by table, each before what is deleted of it")
+@mutant("G2 collection settles locks and deletes versions one table at a time")
 def by_tablet(patch: pytest.MonkeyPatch) -> None:
     settle, collect = vacuum.Vacuum._settle_locks, vacuum.Vacuum._collect
 
@@ -561,7 +561,7 @@ def by_tablet(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(vacuum.Vacuum, "_collect", settled_and_collected)
 
 
-@mutant("G3 a delete marker goes while a notify cell stands")
+@mutant("G3 a delete marker is removed while its column has a notify cell")
 def marker_with_notify(patch: pytest.MonkeyPatch) -> None:
     right = retention.waste_of
 
@@ -571,7 +571,7 @@ def marker_with_notify(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(vacuum, "waste_of", waste_of)
 
 
-@mutant("G3 a delete marker goes before what it hides")
+@mutant("G3 a delete marker is removed, but not the versions that it hides")
 def marker_first(patch: pytest.MonkeyPatch) -> None:
     right = retention.waste_of
 
@@ -585,7 +585,7 @@ def marker_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(vacuum, "waste_of", waste_of)
 
 
-@mutant("G4 the newest ack goes too")
+@mutant("G4 the newest ack is removed too")
 def newest_ack(patch: pytest.MonkeyPatch) -> None:
     right = retention.waste_of
 
@@ -597,7 +597,7 @@ def newest_ack(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(vacuum, "waste_of", waste_of)
 
 
-@mutant("G5 a snapshot is read that is not kept any more")
+@mutant("G5 a snapshot that is no longer kept can still be read")
 def not_kept(patch: pytest.MonkeyPatch) -> None:
     async def kept(self: past.PastSnapshot, table: str, failure: Any = None) -> None:
         if failure is not None:
@@ -607,7 +607,7 @@ def not_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(holds.Holds, "oldest", lambda self: 0)
 
 
-@mutant("T13 the floor is not checked")
+@mutant("T13 the floor is never raised")
 def no_floor(patch: pytest.MonkeyPatch) -> None:
     async def raise_none(self: tablet.MemoryTablet, ts: int) -> None:
         pass
@@ -615,10 +615,10 @@ def no_floor(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tablet.MemoryTablet, "raise_floor", raise_none)
 
 
-# ------------------------------------------------------------ what breaks nothing
+# ------------------------------------------------------------ harmless changes
 
 
-@harmless("what is rolled forward is rolled forward twice")
+@harmless("locks are settled twice")
 def forward_twice(patch: pytest.MonkeyPatch) -> None:
     right = recovery.Recovery.clearing
     patch.setattr(recovery.Recovery, "clearing", lambda self: [one for made in right(self) for one in (made, made)])
@@ -639,7 +639,7 @@ def waits_above(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(faults.FaultyRowStore, "read", read)
 
 
-@harmless("the secondaries in another order")
+@harmless("secondaries commit in another order")
 def order(patch: pytest.MonkeyPatch) -> None:
     right = commit.Commit.secondaries
     patch.setattr(commit.Commit, "secondaries", lambda self: list(reversed(right(self))))
@@ -652,7 +652,7 @@ def order(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@harmless("markers on secondaries too")
+@harmless("a rollback puts markers on secondaries too")
 def markers(patch: pytest.MonkeyPatch) -> None:
     right = mutations.roll_back_secondary
 

@@ -1,4 +1,4 @@
-"""Faults in what is read ahead, switched on one at a time: the simulation has to find each of them (T9)."""
+"""Faults in reading ahead, switched on one at a time: the simulation must find each of them (T9)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mutant(name: str) -> Any:
     return lambda function: AHEAD.setdefault(name, function)
 
 
-@mutant("T9 what was read ahead is taken though a lock was in its way")
+@mutant("T9 a cell that was read ahead is used although it was locked")
 def past_its_lock(patch: pytest.MonkeyPatch) -> None:
     right = prefetch.Ahead.took
 
@@ -33,7 +33,7 @@ def past_its_lock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(prefetch.Ahead, "took", took)
 
 
-@mutant("T9 the newest data is taken for what the record points at")
+@mutant("T9 the newest data read ahead is used for a record that points elsewhere")
 def other_data(patch: pytest.MonkeyPatch) -> None:
     def with_data(seen: Any, raw: prefetch.Raw) -> Any:
         return Value(seen.commit_ts, raw.data[1]) if type(seen) is InData and raw.data is not None else seen

@@ -1,7 +1,7 @@
-"""Faults that no simulated run shows, each with the test of a component that has to find it.
+"""Faults that simulated runs do not show, each with the component test that must find it.
 
-They change no result, only how soon it is there or how much is done in vain (N8); or they lie in what the simulation
-does not drive: a client's thread (R10), a reader beside the owner (P5). Two others show up in few of its runs (G2, D7).
+They only delay a result or waste work (N8), or they lie in code that the simulation does not drive: a client's thread
+(R10), a reader beside the owner (P5). Two others show up in few of its runs (G2, D7).
 """
 
 from __future__ import annotations
@@ -41,10 +41,13 @@ def by(test: str, name: str) -> Any:
     return note
 
 
-# ------------------------------------------------------------ who looks for work, and where
+# ------------------------------------------------------------ wakes, claims and scanners
 
 
-@by(f"{_SERVE}/test_workers.py::test_a_change_wakes_one_process_and_is_asked_for_once", "N8 all are woken")
+@by(
+    f"{_SERVE}/test_workers.py::test_a_change_wakes_one_process_and_is_asked_for_once",
+    "N8 a change wakes all worker processes",
+)
 def all_woken(patch: pytest.MonkeyPatch) -> None:
     right = wakes.Wakes._wake
 
@@ -57,7 +60,7 @@ def all_woken(patch: pytest.MonkeyPatch) -> None:
 
 @by(
     f"{_SERVE}/test_workers.py::test_a_process_that_does_not_answer_delays_a_change_only_for_a_moment",
-    "N8 a process that is woken and does not answer is not replaced",
+    "N8 no other process is woken in place of one that does not answer",
 )
 def not_replaced(patch: pytest.MonkeyPatch) -> None:
     def overdue(self: Any, now: float) -> list[Any]:
@@ -72,7 +75,7 @@ def not_replaced(patch: pytest.MonkeyPatch) -> None:
 
 @by(
     f"{_SERVE}/test_workers.py::test_a_process_that_does_not_answer_delays_a_change_only_for_a_moment",
-    "N8 nobody is woken",
+    "N8 no worker process is woken",
 )
 def nobody_woken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions.Sessions, "wake", lambda self, sessions: None)
@@ -80,7 +83,7 @@ def nobody_woken(patch: pytest.MonkeyPatch) -> None:
 
 @by(
     f"{_SERVE}/test_workers.py::test_scanners_of_several_processes_teleport_away_from_each_other",
-    "N8 a scanner does not teleport from a row that another process has",
+    "N8 a scanner does not teleport from a row that another process has claimed",
 )
 def stays(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scanner, "_jumps", lambda self, walk: False)
@@ -88,7 +91,7 @@ def stays(patch: pytest.MonkeyPatch) -> None:
 
 @by(
     f"{_SERVE}/test_sessions.py::test_whoever_is_refused_a_row_for_other_observers_is_told_of_its_end_however_many_others_have",
-    "N8 a row counts as done that another is at",
+    "N8 a row that another process has claimed counts as done",
 )
 def done_already(patch: pytest.MonkeyPatch) -> None:
     right = sessions.Sessions.claim
@@ -105,7 +108,7 @@ def done_already(patch: pytest.MonkeyPatch) -> None:
 
 @by(
     f"{_SERVE}/test_pulses.py::test_a_client_whose_loop_is_held_keeps_its_session_and_its_connection",
-    "R10 a pulse is not taken for its client",
+    "R10 a pulse does not count as a sign of life of its client",
 )
 def unheard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions.Sessions, "beat", lambda self, session, now, stuck: None)
@@ -113,7 +116,7 @@ def unheard(patch: pytest.MonkeyPatch) -> None:
 
 @by(
     f"{_SERVE}/test_pulses.py::test_a_pulse_keeps_a_session_whose_connection_has_broken",
-    "R10 a pulse excuses the connection, and its session ends all the same",
+    "R10 a pulse excuses a silent connection, but does not keep the session",
 )
 def excused_only(patch: pytest.MonkeyPatch) -> None:
     right = sessions.Sessions.beat
@@ -137,7 +140,7 @@ def never_over(patch: pytest.MonkeyPatch) -> None:
 
 @by(
     "tests/component/storage/test_copying.py::test_who_reads_beside_finds_the_rows_or_the_mark",
-    "P5 rows that go leave no mark",
+    "P5 the removal of moved rows leaves no mark",
 )
 def no_mark(patch: pytest.MonkeyPatch) -> None:
     right, mark = LmdbEngine.remove_from, lmdb_engine._STOP
@@ -152,14 +155,14 @@ def no_mark(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LmdbEngine, "remove_from", remove_from)
 
 
-# ------------------------------------------------------------ found by few runs
+# ------------------------------------------------------------ faults that few runs show
 
 
-_BY_TABLE: Final = "G2 locks are settled table by table, each before what is deleted of it"
+_BY_TABLE: Final = "G2 collection settles locks and deletes versions one table at a time"
 by("tests/scenarios/test_vacuum.py::test_locks_of_all_tables_are_settled_before_anything_of_one_goes", _BY_TABLE)(
     MUTANTS[_BY_TABLE]
 )
-_SENT: Final = "D7 a read that waits when its session ends is sent"
+_SENT: Final = "D7 a waiting read is sent although its session has ended"
 by("tests/component/batching/test_window.py::test_a_read_whose_session_ends_while_it_waits_is_not_sent", _SENT)(
     SERVED[_SENT]
 )

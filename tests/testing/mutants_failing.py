@@ -1,4 +1,4 @@
-"""Faults in giving up, replaying and dropping, switched on one at a time: the simulation has to find each (N6)."""
+"""Faults in giving up, replaying and dropping, switched on one at a time: the simulation must find each (N6)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def mutant(name: str) -> Any:
 
 
 def _but(group: str, mutation: Mutation, *, put: bool) -> Mutation:
-    """Without what it puts into a group, or removes from it."""
+    """The mutation without what it puts into a group, or without what it removes from it."""
     rows = [
         (row, checks, [write for write in writes if write[0] != group or (write[3] is not None) != put])
         for row, checks, writes in mutation.rows
@@ -29,25 +29,25 @@ def _but(group: str, mutation: Mutation, *, put: bool) -> Mutation:
     return mutation._replace(rows=rows)
 
 
-@mutant("N6 what is given up goes on waiting")
+@mutant("N6 a change that is given up keeps its notify cells")
 def still_waiting(patch: pytest.MonkeyPatch) -> None:
     right = failing.give_up
     patch.setattr(failing, "give_up", lambda *args: _but(NOTIFY, right(*args), put=False))
 
 
-@mutant("N6 what is given up is not on the list")
+@mutant("N6 a change that is given up is not put on the failed list")
 def not_listed(patch: pytest.MonkeyPatch) -> None:
     right = failing.give_up
     patch.setattr(failing, "give_up", lambda *args: _but(FAILED_LIST, right(*args), put=True))
 
 
-@mutant("N6 what fails again stands on the list twice")
+@mutant("N6 a change that is given up leaves an earlier entry on the failed list")
 def twice(patch: pytest.MonkeyPatch) -> None:
     right = failing.give_up
     patch.setattr(failing, "give_up", lambda *args: _but(FAILED_LIST, right(*args), put=False))
 
 
-@mutant("N6 what is given up is not looked at again")
+@mutant("N6 a change is given up without checks")
 def unchecked(patch: pytest.MonkeyPatch) -> None:
     right = failing.give_up
 
@@ -58,12 +58,12 @@ def unchecked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(failing, "give_up", give_up)
 
 
-@mutant("N6 a run commits for what was given up meanwhile")
+@mutant("N6 a run commits for a change that was given up meanwhile")
 def ack_unchecked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mutations, "_as_seen", lambda ack, covers: (ABSENT, FAILED_LIST, ack, TS_MAX, TS_MAX))
 
 
-@mutant("N6 a run that commits leaves the failed change")
+@mutant("N6 a run that commits does not remove the failed change from the list")
 def not_dropped(patch: pytest.MonkeyPatch) -> None:
     right = mutations._notify
 
@@ -73,19 +73,19 @@ def not_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mutations, "_notify", notify)
 
 
-@mutant("N6 replayed, it stays on the list")
+@mutant("N6 a replayed change stays on the failed list")
 def replayed_and_listed(patch: pytest.MonkeyPatch) -> None:
     right = failures.put_back
     patch.setattr(failures, "put_back", lambda *args: without_writes(right(*args), FAILED_LIST))
 
 
-@mutant("N6 replayed, it does not wait")
+@mutant("N6 a replayed change gets no notify cell")
 def replayed_and_gone(patch: pytest.MonkeyPatch) -> None:
     right = failures.put_back
     patch.setattr(failures, "put_back", lambda *args: without_writes(right(*args), NOTIFY))
 
 
-@mutant("N3 a drop acknowledges what has changed since")
+@mutant("N3 a drop acknowledges newer changes too")
 def drops_too_much(patch: pytest.MonkeyPatch) -> None:
     async def try_to_drop(self: failures.Failures, listed: failures.Listed) -> bool:
         (table, row, ack), ts, cell = listed
@@ -116,7 +116,7 @@ def drops_no_ack(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(failures.Failures, "_drop", drop)
 
 
-@mutant("G3 a delete marker goes while a failed change stands")
+@mutant("G3 a delete marker is removed while its column has a failed change")
 def marker_gone(patch: pytest.MonkeyPatch) -> None:
     right_request, right_mutation = vacuum.Vacuum._request, retention.Waste._mutation
 

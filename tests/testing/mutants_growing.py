@@ -1,4 +1,4 @@
-"""Faults in how observers grow, switched on one at a time: the simulation has to find each of them (N2, N3, N10)."""
+"""Faults in new observers and new versions of them, one at a time: the simulation must find each (N2, N3, N10)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def mutant(name: str) -> Any:
     return lambda function: GROWING.setdefault(name, function)
 
 
-@mutant("N10 how far a backfill is, is noted before its notify cells are put")
+@mutant("N10 a backfill notes a page's progress before it puts the page's notify cells")
 def notes_early(patch: pytest.MonkeyPatch) -> None:
     right = backfill.Backfill._notify
 
@@ -32,12 +32,12 @@ def notes_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(backfill.Backfill, "_notify", notify)
 
 
-@mutant("N10 a backfill is done when nobody has answered")
+@mutant("N10 a backfill counts as done although a write got no reply")
 def takes_no_answer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(backfill, "raise_for", lambda verdict, what: None)
 
 
-@mutant("N10 how far a backfill was is believed of another registration")
+@mutant("N10 a backfill resumes from another registration's progress")
 def believes_others(patch: pytest.MonkeyPatch) -> None:
     async def noted(store: Any, entry: catalogue.ObserverEntry) -> backfill.Noted:
         right = backfill.unpack_noted
@@ -53,12 +53,12 @@ def counts_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(claim, "ack_version", lambda body: 1 << 32)
 
 
-@mutant("N3 a run does not say of which version it is")
+@mutant("N3 an ack does not say which version of the observer made it")
 def silent_acks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worker, "ack_head", lambda version: records.ack_head(1))
 
 
-@mutant("N10 the catalogue goes back")
+@mutant("N10 an observer's version goes back in the catalogue")
 def goes_back(patch: pytest.MonkeyPatch) -> None:
     right = catalogue.ObserverEntry.declared
 

@@ -1,4 +1,4 @@
-"""Faults in commits in one step, switched on one at a time: the simulation has to find each of them (C1-C7)."""
+"""Faults in one-step commits, switched on one at a time: the simulation must find each of them (C1-C7)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def harmless(name: str) -> Any:
     return lambda function: ONE_STEP_HARMLESS.setdefault(name, function)
 
 
-@mutant("C1 each row of the primary's part by itself")
+@mutant("C1 each cell of the primary's part is committed by itself")
 def apart(patch: pytest.MonkeyPatch) -> None:
     async def apply(self: driver.Driver, commit: commit.Commit, version: int) -> None:
         part = commit._parts[0]
@@ -39,7 +39,7 @@ def apart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver.Driver, "_in_one_step", apply)
 
 
-@mutant("C2 never entered")
+@mutant("C2 no cell is entered")
 def not_entered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(entered.Entered, "enter", lambda self, commit: None)
     patch.setattr(entered.Entered, "leave", lambda self, commit: None)
@@ -63,7 +63,7 @@ def primary_entered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(entered.Entered, "leave_behind", leave)
 
 
-@mutant("C3 leaves when the reply is lost")
+@mutant("C3 an entry leaves as soon as the reply is lost")
 def leaves_early(patch: pytest.MonkeyPatch) -> None:
     right = driver.Driver._ask_primary
 
@@ -84,7 +84,7 @@ def leaves_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(entered.Entered, "leave_behind", leave)
 
 
-@mutant("C4 get does not ask the memory")
+@mutant("C4 get ignores entered cells")
 def get_looks_past(patch: pytest.MonkeyPatch) -> None:
     async def past(self: driver.Driver, entry: entered.Entry) -> int:
         return 0
@@ -104,7 +104,7 @@ def get_looks_past(patch: pytest.MonkeyPatch) -> None:
 
 
 class _Rest:
-    """The rest of a coroutine that has been begun."""
+    """The rest of a coroutine that has been started."""
 
     def __init__(self, running: Any, awaited: Any) -> None:
         self._running, self._awaited = running, awaited
@@ -130,10 +130,10 @@ async def _rest(running: Any, awaited: Any) -> Any:
     return await _Rest(running, awaited)
 
 
-@mutant("C4 get_many does not ask the memory")
+@mutant("C4 get_many ignores entered cells")
 def get_many_looks_past(patch: pytest.MonkeyPatch) -> None:
     async def past_cells(self: driver.Driver, cells: Any, ts: int) -> None:
-        if not isinstance(cells, tuple):  # the worker's claim gives a tuple
+        if not isinstance(cells, tuple):  # the worker's claim passes a tuple
             return
         await right(self, cells, ts)
 
@@ -141,12 +141,12 @@ def get_many_looks_past(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver.Driver, "past_cells", past_cells)
 
 
-@mutant("C4 scan does not ask the memory")
+@mutant("C4 scan ignores entered cells")
 def scan_looks_past(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(entered.Entered, "within", lambda self, *where: [])
 
 
-@mutant("C4 a claim does not ask the memory")
+@mutant("C4 an observer's claim ignores entered cells")
 def claim_looks_past(patch: pytest.MonkeyPatch) -> None:
     async def past_cells(self: driver.Driver, cells: Any, ts: int) -> None:
         if isinstance(cells, tuple):
@@ -157,17 +157,17 @@ def claim_looks_past(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver.Driver, "past_cells", past_cells)
 
 
-@mutant("C5 a newer record is no conflict")
+@mutant("C5 a one-step commit ignores newer records")
 def record(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "one_step", lambda mutation: without_checks(mutation, WRITE))
 
 
-@mutant("C5 a lock is no conflict")
+@mutant("C5 a one-step commit ignores locks")
 def lock(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "one_step", lambda mutation: without_checks(mutation, LOCK))
 
 
-@mutant("C5 a marker is no conflict")
+@mutant("C5 a one-step commit ignores rollback markers")
 def marker(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "one_step", lambda mutation: without_checks(mutation, ROLLBACK))
 
@@ -185,7 +185,7 @@ def lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit.Commit, "primary_told", told)
 
 
-@mutant("C6 sent twice")
+@mutant("C6 a one-step commit is sent twice")
 def twice(patch: pytest.MonkeyPatch) -> None:
     right = commit.Commit.primary_told
 
@@ -198,7 +198,7 @@ def twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit.Commit, "primary_told", told)
 
 
-@mutant("C7 the last agent first")
+@mutant("C7 the primary's tablet commits before the other tablets are prewritten")
 def first_agent(patch: pytest.MonkeyPatch) -> None:
     right = driver.Driver._prewritten
 
@@ -220,12 +220,12 @@ def first_agent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver.Driver, "_prewritten", prewritten)
 
 
-@mutant("N1 a commit in one step leaves no notify cell")
+@mutant("N1 a one-step commit leaves no notify cell")
 def no_notify(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "one_step", lambda mutation: without_writes(mutation, NOTIFY))
 
 
-@mutant("N3 a commit in one step leaves no ack")
+@mutant("N3 a one-step commit leaves no ack")
 def no_ack(patch: pytest.MonkeyPatch) -> None:
     def without(mutation: Mutation) -> Mutation:
         rows = [
@@ -237,10 +237,10 @@ def no_ack(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "one_step", without)
 
 
-# ------------------------------------------------------------ what breaks nothing
+# ------------------------------------------------------------ harmless changes
 
 
-@harmless("all that is read waits for all that is under way")
+@harmless("every read waits for all one-step commits in flight")
 def all_wait(patch: pytest.MonkeyPatch) -> None:
     def among(self: entered.Entered, cells: Any, ts: int) -> list[entered.Entry]:
         return self.up_to(ts)
@@ -252,7 +252,7 @@ def all_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(entered.Entered, "within", within)
 
 
-@harmless("always in two phases")
+@harmless("every commit uses two phases")
 def two_phases(patch: pytest.MonkeyPatch) -> None:
     right = commit.Commit.__init__
 

@@ -1,6 +1,7 @@
-"""Faults in what keeps transactions serializable, switched on one at a time; see `mutants.py`.
+"""Faults in serializable transactions and read locks, switched on one at a time; see `mutants.py`.
 
-`SERIALIZABLE` are of the serializable mode, `LOCKS` of read locks: each has to be found by a workload of its own kind.
+`SERIALIZABLE` has the faults of the serializable mode, `LOCKS` those of read locks. A workload in the mode concerned
+must find each of them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def mutant(of: dict[str, Mutant], name: str) -> Callable[[Mutant], Mutant]:
 
 
 def without_checks_of_writes(mutation: Mutation, group: str) -> Mutation:
-    """Whoever locks a cell to write it does not look into a group."""
+    """A transaction that locks a cell to write it does not check a group."""
     rows = []
     for row, checks, writes in mutation.rows:
         written = {column for in_group, column, _, _ in writes if in_group in (LOCK, WRITE)}
@@ -37,7 +38,7 @@ def without_checks_of_writes(mutation: Mutation, group: str) -> Mutation:
 
 
 def without_checks_of_reads(mutation: Mutation, group: str) -> Mutation:
-    """Whoever locks a cell that was read does not look into a group."""
+    """A transaction that locks a cell that it has read does not check a group."""
     rows = []
     for row, checks, writes in mutation.rows:
         shared = {column for in_group, column, _, _ in writes if in_group in (SHARED, TRACE)}
@@ -46,7 +47,7 @@ def without_checks_of_reads(mutation: Mutation, group: str) -> Mutation:
 
 
 def checked(patch: pytest.MonkeyPatch, change: Callable[[Mutation], Mutation]) -> None:
-    """What checks before it locks, or writes without a lock, is changed."""
+    """Change both steps that check a cell: before they lock it, or before they write it without a lock."""
     for step in ("prewrite", "one_step"):
         changed(patch, step, change)
 
@@ -62,7 +63,7 @@ def nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver.Driver, "_validate", validate)
 
 
-@mutant(SERIALIZABLE, "T14 validated before the draw")
+@mutant(SERIALIZABLE, "T14 reads are validated before commit_ts is drawn")
 def before_the_draw(patch: pytest.MonkeyPatch) -> None:
     right = driver.Driver._validate
     until_decided = driver.Driver._until_decided
@@ -81,7 +82,7 @@ def before_the_draw(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(driver.Driver, "_until_decided", first)
 
 
-@mutant(SERIALIZABLE, "T14 a foreign lock is ignored")
+@mutant(SERIALIZABLE, "T14 validation ignores another transaction's lock")
 def foreign_lock(patch: pytest.MonkeyPatch) -> None:
     def version_at(ts: int, own: int, locks: Any, writes: Any, known: Any) -> int:
         return writes[0][0] if writes else 0
@@ -102,7 +103,7 @@ def empty_range(patch: pytest.MonkeyPatch) -> None:
 @mutant(SERIALIZABLE, "T14 gaps between rows are not read again")
 def gaps(patch: pytest.MonkeyPatch) -> None:
     took = reads.Range.took
-    rows: dict[int, tuple[reads.Range, set[bytes]]] = {}  # the range, too: or another one may get its id
+    rows: dict[int, tuple[reads.Range, set[bytes]]] = {}  # the range too: otherwise another one may get its id
 
     def noted(self: reads.Range, row: bytes, versions: Any) -> None:
         rows.setdefault(id(self), (self, set()))[1].add(row)
@@ -125,13 +126,13 @@ def gaps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reads.Range, "add", added)
 
 
-@mutant(SERIALIZABLE, "T14 a scan that reached its end covers only up to its last row")
+@mutant(SERIALIZABLE, "T14 a scan that reached its end is validated only up to its last row")
 def end(patch: pytest.MonkeyPatch) -> None:
     passed = reads.Range.passed
     patch.setattr(reads.Range, "passed", lambda self, row: None if row is None else passed(self, row))
 
 
-@mutant(SERIALIZABLE, "T14 a cell that was not there is not read again")
+@mutant(SERIALIZABLE, "T14 a cell that was absent is not read again")
 def absent(patch: pytest.MonkeyPatch) -> None:
     note = reads.Reads.note
 
@@ -150,7 +151,7 @@ def newer_record(patch: pytest.MonkeyPatch) -> None:
     checked(patch, lambda mutation: without_checks_of_reads(mutation, WRITE))
 
 
-@mutant(LOCKS, "T14 a shared lock is not refused by a lock")
+@mutant(LOCKS, "T14 a shared lock is not refused by a write lock")
 def held_by_a_writer(patch: pytest.MonkeyPatch) -> None:
     checked(patch, lambda mutation: without_checks_of_reads(mutation, LOCK))
 

@@ -1,4 +1,4 @@
-"""Faults in what a served store adds, switched on one at a time: `perco/serve`, `perco/rpc`, the real batcher."""
+"""Faults in the code of served stores, switched on one at a time: `perco/serve`, `perco/rpc`, the real batcher."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def served(name: str) -> Any:
 # ------------------------------------------------------------ timestamps
 
 
-@served("O2 who comes while a call is under way shares it")
+@served("O2 a caller that arrives while a draw is in flight gets a timestamp from it")
 def shared_call(patch: pytest.MonkeyPatch) -> None:
     async def ask(self: remote.RemoteOracle) -> None:
         try:
@@ -71,7 +71,7 @@ def shared_call(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(remote.RemoteOracle, "_ask", ask)
 
 
-@served("O2 the batcher gives two who wait one timestamp")
+@served("O2 the batcher gives two waiting callers the same timestamp")
 def same_for_two(patch: pytest.MonkeyPatch) -> None:
     right = remote.RemoteOracle._hand_out
 
@@ -81,15 +81,15 @@ def same_for_two(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(remote.RemoteOracle, "_hand_out", hand_out)
 
 
-@served("N10 nobody asks which catalogue a commit was made under")
+@served("N10 a client ignores the catalogue version that comes with a timestamp")
 def stale_catalogue(patch: pytest.MonkeyPatch) -> None:
     forgetful = property(lambda self: 0, lambda self, version: None)
     patch.setattr(remote.RemoteOracle, "catalogue_version", forgetful, raising=False)
 
 
-@served("O1 another owner begins while the former one serves")
+@served("O1 a new owner starts while the previous one still serves")
 def two_owners(patch: pytest.MonkeyPatch) -> None:
-    """What the kernel's lock on the folder is there for."""
+    """The kernel's lock on the folder prevents this."""
     right = simulated.Served._ended
 
     async def ended(self: Any, actor: Any) -> None:
@@ -102,7 +102,7 @@ def two_owners(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ batches
 
 
-@served("S1 who waits for a batch is told another's verdict")
+@served("S1 callers in a batch get each other's verdicts")
 def another_verdict(patch: pytest.MonkeyPatch) -> None:
     right = tablet.LmdbTablet._answer
     patch.setattr(
@@ -114,7 +114,7 @@ def another_verdict(patch: pytest.MonkeyPatch) -> None:
 
 @served("T2 a reader's view is older than its timestamp")
 def old_view(patch: pytest.MonkeyPatch) -> None:
-    """The view that reads share lives on when the batch has been answered."""
+    """The view that reads share stays open after the batch has been answered."""
     right = tablet.LmdbTablet._finish
 
     def finish(self: Any, *how: Any) -> None:
@@ -128,12 +128,12 @@ def old_view(patch: pytest.MonkeyPatch) -> None:
 
 
 class _WithSecondaries(Mutation):
-    """The primary's commit, and in one call with it the others, each with a verdict of its own."""
+    """The primary's commit, sent in one call with those of the secondaries; each mutation has its own verdict."""
 
     more: Any = ()
 
 
-@served("T3 primary and secondaries in one batch, which is no group")
+@served("T3 the primary and its secondaries commit in one batch that is not a group")
 def one_batch(patch: pytest.MonkeyPatch) -> None:
     right, apply = commit.Commit.primary_commit, remote.RemoteRowStore.apply
 
@@ -163,12 +163,12 @@ def scans_skip(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(remote.RemoteRowStore, "scan", scan)
 
 
-@served("C4 the server reads without a look at its memory")
+@served("C4 the server ignores entered cells when it reads for a client")
 def blind_server(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(server.Server, "_entered", lambda self, session, requests: [])
 
 
-@served("C4 the server scans without a look at its memory")
+@served("C4 the server ignores entered cells when it scans for a client")
 def blind_scans(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Entered, "within", lambda self, *where: [])
 
@@ -176,7 +176,7 @@ def blind_scans(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ the delay window
 
 
-@served("D2 a window never ends")
+@served("D2 a delay window never ends")
 def endless_window(patch: pytest.MonkeyPatch) -> None:
     right = batching.Gathering._begin
 
@@ -188,7 +188,7 @@ def endless_window(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batching.Gathering, "_begin", begin)
 
 
-@served("D6 who waits in a window is told another's answer")
+@served("D6 callers in a delay window get each other's answers")
 def another_answer(patch: pytest.MonkeyPatch) -> None:
     right = batching.Gathering.__init__
 
@@ -206,7 +206,7 @@ def another_answer(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ the wire
 
 
-@served("R2 who hears nothing waits for ever")
+@served("R2 a side that hears nothing waits for ever")
 def patient(patch: pytest.MonkeyPatch) -> None:
     async def watch(self: Any) -> None:
         while True:
@@ -216,7 +216,7 @@ def patient(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(channel.Channel, "_watch", watch)
 
 
-@served("R4 a commit in one step is sent again")
+@served("R4 a one-step commit is sent again when its connection breaks")
 def again(patch: pytest.MonkeyPatch) -> None:
     right = link.Link.call
 
@@ -228,7 +228,7 @@ def again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(link.Link, "call", call)
 
 
-@served("R4 a mutation is sent again")
+@served("R4 a mutation is sent again when its connection breaks")
 def mutation_again(patch: pytest.MonkeyPatch) -> None:
     right = link.Link.call
 
@@ -238,7 +238,7 @@ def mutation_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(link.Link, "call", call)
 
 
-@served("R5 who has lost its session reads on")
+@served("R5 a client that has lost its session goes on reading")
 def reads_on(patch: pytest.MonkeyPatch) -> None:
     right = database.read_welcome
 
@@ -249,12 +249,12 @@ def reads_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(database, "read_welcome", read_welcome)
 
 
-@served("R7 the session of a dead client never ends")
+@served("R7 a dead client's session never expires")
 def for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions.Sessions, "expire", lambda self, now: [])
 
 
-@served("R7 what a session reads at does not hold the watermark")
+@served("R7 a session's start timestamps do not hold back the watermark")
 def unheld(patch: pytest.MonkeyPatch) -> None:
     def begin(self: Any, session: Any, start_ts: int) -> None:
         session.open.add(start_ts)
@@ -263,7 +263,7 @@ def unheld(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions.Sessions, "begin", begin)
 
 
-@served("R8 another owner does not hold again what clients greet it with")
+@served("R8 a new owner does not hold the start timestamps that clients greet it with")
 def not_again(patch: pytest.MonkeyPatch) -> None:
     right = sessions.Sessions.greet
 
@@ -282,7 +282,7 @@ def not_again(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ tablet servers
 
 
-@served("F1 a tablet is given to another server while its former one lives, and nobody fences that off")
+@served("F1 a tablet gets a new server while the old one lives, and no epoch check fences the old one off")
 def two_servers(patch: pytest.MonkeyPatch) -> None:
     async def live(self: Any, number: int) -> None:
         stream, process = await self._begin(number)
@@ -295,7 +295,7 @@ def two_servers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lmdb_engine, "check_epoch", lambda ours, stored, path: None)
 
 
-@served("F2 a server answers for rows that it does not have")
+@served("F2 a server answers reads of rows that it does not have")
 def nothing_there(patch: pytest.MonkeyPatch) -> None:
     def read(self: Any, peer: Any, id: int, requests: Any) -> None:
         found = []
@@ -307,10 +307,11 @@ def nothing_there(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tablets.TabletServer, "_read", read)
 
 
-@served("F2 a server says that it has applied what is not here")
+@served("F2 a server reports a mutation of rows that it does not have as applied")
 def applied_nowhere(patch: pytest.MonkeyPatch) -> None:
-    """Not: what a dead server was sent is sent to another, or is taken for not made. The first is as if the network had
-    repeated it (T6); after the second the release of the primary finds its record (T4)."""
+    """Two similar faults have no visible effect. If a mutation that went to a dead server is sent to another one, that
+    is as if the network had repeated it (T6). If it is taken for not made, the release of the primary finds its record
+    (T4)."""
     right = tablets.TabletServer._apply
 
     def apply(self: Any, peer: Any, id: int, packed: Any) -> None:
@@ -322,7 +323,7 @@ def applied_nowhere(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tablets.TabletServer, "_apply", apply)
 
 
-@served("F3 the ticket of an ended session is still served")
+@served("F3 a tablet server still accepts the ticket of an ended session")
 def ended_ticket(patch: pytest.MonkeyPatch) -> None:
     right = tablets.TabletServer._told_sessions
     patch.setattr(tablets.TabletServer, "_told_sessions", lambda self, began, ended: right(self, began, ()))
@@ -331,7 +332,7 @@ def ended_ticket(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ splits
 
 
-@served("P1 writes to rows that are given away go on")
+@served("P1 writes to the rows that a tablet gives away do not wait for the cut")
 def uncut(patch: pytest.MonkeyPatch) -> None:
     async def cut(self: Any, row: bytes) -> None:
         copying = self._splitting
@@ -343,17 +344,17 @@ def uncut(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tablet.LmdbTablet, "cut", cut)
 
 
-@served("P2 what is written while it is copied is not noted")
+@served("P2 writes to a tablet that is being copied are not noted")
 def unnoted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(splitting.Copying, "note", lambda self, mutations, verdicts: None)
 
 
-@served("D7 a read that waits when its session ends is sent")
+@served("D7 a waiting read is sent although its session has ended")
 def sent_all_the_same(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batching.Batching, "end_reads", lambda self: None)
 
 
-@served("D8 what goes together does not wait for what it meets")
+@served("D8 a combined read ignores entered cells instead of answering None")
 def meets_nothing(patch: pytest.MonkeyPatch) -> None:
     right = server.Server._reads
 
@@ -367,7 +368,7 @@ def meets_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(server.Server, "_reads", reads)
 
 
-@served("R1 of a frame that comes in pieces the beginning is lost")
+@served("R1 the beginning of a frame that arrives in pieces is lost")
 def in_pieces(patch: pytest.MonkeyPatch) -> None:
     right = framing.FrameDecoder.feed
 
@@ -380,7 +381,7 @@ def in_pieces(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(framing.FrameDecoder, "feed", feed)
 
 
-@served("R3 calls beyond those that a server works at are forgotten")
+@served("R3 the server drops the calls that it cannot begin at once")
 def forgotten(patch: pytest.MonkeyPatch) -> None:
     right = peer.Peer._work
 
@@ -392,7 +393,7 @@ def forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(peer.Peer, "_work", work)
 
 
-@served("R6 a server that was away is not tried again")
+@served("R6 a client does not reconnect after its connection has broken")
 def one_try(patch: pytest.MonkeyPatch) -> None:
     right = link.Link._once
 
@@ -406,7 +407,7 @@ def one_try(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(link.Link, "_once", once)
 
 
-@served("F4 a tablet server goes on when its owner has died")
+@served("F4 a tablet server keeps running after its owner has died")
 def goes_on(patch: pytest.MonkeyPatch) -> None:
     right = tablets.TabletServer.obey
 
@@ -419,12 +420,12 @@ def goes_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tablets.TabletServer, "obey", obey)
 
 
-@served("N8 what a process has claimed it keeps")
+@served("N8 claims on rows are never released")
 def kept_claims(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions.Sessions, "unclaim", lambda self, session, where: None)
 
 
-@served("P3 rows that lie in two tablets are written to one")
+@served("P3 a mutation whose rows lie in two tablets is written to one of them")
 def to_one(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LocalRowStore, "_tablet_of", lambda self, mutation: self.tablet(mutation.table, mutation.rows[0][0]))
 

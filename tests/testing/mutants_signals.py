@@ -1,4 +1,4 @@
-"""Faults in signals, switched on one at a time: the simulation has to find each of them (N5)."""
+"""Faults in signals, switched on one at a time: the simulation must find each of them (N5)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perco.txn.records import BARE, SIGNAL, Cellref, Lock, observer_of
 from tests.testing.mutants import Mutant, changed, without_writes
 
 SIGNALS: dict[str, Mutant] = {}
-SIGNALS_SLOW: dict[str, Mutant] = {}  # which go round in circles until the simulation has had enough
+SIGNALS_SLOW: dict[str, Mutant] = {}  # under these, runs loop until the simulation gives up
 SIGNALS_HARMLESS: dict[str, Mutant] = {}
 
 
@@ -28,7 +28,7 @@ def harmless(name: str) -> Any:
 
 
 def _but(kind: int, function: str, patch: pytest.MonkeyPatch) -> None:
-    """What a function of mutations.py gives goes without the intents of a kind."""
+    """A function of mutations.py leaves out the intents of a kind."""
     right = getattr(mutations, function)
 
     def without(header: Any, part: Sequence[Intent], *more: Any, **how: Any) -> Mutation:
@@ -38,12 +38,12 @@ def _but(kind: int, function: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mutations, function, without)
 
 
-@mutant("N5 a signal is forgotten at the prewrite")
+@mutant("N5 a prewrite puts no pending entries")
 def not_pending(patch: pytest.MonkeyPatch) -> None:
     changed(patch, "prewrite", lambda mutation: without_writes(mutation, PENDING))
 
 
-@mutant("N5 a signal is final at once, at start_ts")
+@mutant("N5 a prewrite puts a signal's notify cells at once, at start_ts")
 def final_at_start(patch: pytest.MonkeyPatch) -> None:
     right = mutations.prewrite
 
@@ -58,12 +58,12 @@ def final_at_start(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mutations, "prewrite", prewrite)
 
 
-@mutant("N5 a commit in one step raises nothing")
+@mutant("N5 a one-step commit raises no signals")
 def one_step_silent(patch: pytest.MonkeyPatch) -> None:
     _but(SIGNAL, "one_step", patch)
 
 
-@mutant("N5 phase two forgets the signals")
+@mutant("N5 a signal that is made final gets no notify cells")
 def phase_two_forgets(patch: pytest.MonkeyPatch) -> None:
     _final_without(patch, lambda intent: bool(intent.observers))
 
@@ -77,7 +77,7 @@ def _final_without(patch: pytest.MonkeyPatch, left_out: Any) -> None:
     patch.setattr(mutations, "_final", final)
 
 
-@mutant("N5 a stranger's roll-forward loses the signal")
+@mutant("N5 a roll-forward loses the signal")
 def roll_forward_loses(patch: pytest.MonkeyPatch) -> None:
     right = mutations.roll_forward
 
@@ -88,7 +88,7 @@ def roll_forward_loses(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mutations, "roll_forward", roll_forward)
 
 
-@mutant("N5 the pending signal of a dead owner is made final")
+@mutant("N5 a dead client's pending signal is made final instead of rolled back")
 def dead_made_final(patch: pytest.MonkeyPatch) -> None:
     right = mutations.roll_back_secondary
 
@@ -118,7 +118,7 @@ def no_trace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(mutations, "_final", lambda intent, *more: [] if intent.kind == BARE else right(intent, *more))
 
 
-@mutant("N2 a run for a signal removes what is newer than its start")
+@mutant("N2 a run for a signal removes notify cells newer than its start")
 def removes_newer(patch: pytest.MonkeyPatch) -> None:
     async def commit(
         self: worker.Worker, txn: transaction.Transaction, table: str, row: bytes, ack: int, run: Any
@@ -135,7 +135,7 @@ def removes_newer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worker.Worker, "_commit", commit)
 
 
-@mutant("N5 what a run has seen goes before it has ended")
+@mutant("N5 a run for a signal removes its notify cells before it commits")
 def removes_before(patch: pytest.MonkeyPatch) -> None:
     right = worker.Worker._claim_signal
 
@@ -148,7 +148,7 @@ def removes_before(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worker.Worker, "_claim_signal", claim)
 
 
-@mutant("N5 what a run has seen stays", slow=True)
+@mutant("N5 a run for a signal leaves the notify cells that it saw", slow=True)
 def removes_nothing(patch: pytest.MonkeyPatch) -> None:
     async def tidy(self: worker.Worker, table: str, row: bytes, ack: int, covers: Any) -> None:
         return
@@ -157,9 +157,9 @@ def removes_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worker.Worker, "_tidy", tidy)
 
 
-@mutant("N7 pending signals do not count")
+@mutant("N7 the idle check ignores pending signals")
 def not_counted(patch: pytest.MonkeyPatch) -> None:
-    """Neither as observed, nor when one looks."""
+    """They do not count as observed commits, nor when the store looks for waiting work."""
     right, right_entries = driver.Driver.commit, database.Database._entries
 
     async def commit(self: driver.Driver, commit: commit.Commit, *, observed: bool, version: int) -> int:
@@ -175,10 +175,10 @@ def not_counted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(database, "_WAITING", (looked, pending._replace(to_ts=0), notified))
 
 
-# ------------------------------------------------------------ what breaks nothing
+# ------------------------------------------------------------ harmless changes
 
 
-@harmless("a pending removal is not waited for")
+@harmless("a run for a signal does not wait for another run's pending removal")
 def not_waited_for(patch: pytest.MonkeyPatch) -> None:
     right = claim.signal_queries
 

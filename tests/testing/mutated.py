@@ -1,4 +1,4 @@
-"""A plugin of pytest: with `-p tests.testing.mutated`, tests run under the fault that $PERCO_MUTANT names."""
+"""A pytest plugin: with `-p tests.testing.mutated`, tests run under the fault that $PERCO_MUTANT names."""
 
 from __future__ import annotations
 

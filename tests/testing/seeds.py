@@ -1,7 +1,7 @@
-"""`python -m tests.testing.seeds`: by which seed the simulation finds each mutant, so that `make test` need not search.
+"""`python -m tests.testing.seeds`: keeps a seed that finds each mutant, so that `make test-mutants` need not search.
 
-The seeds are kept in `seeds.json`. Where a seed has stopped finding its mutant, the test searches from 0; this command
-looks for another one. `--all` looks for all of them.
+The seeds are kept in `seeds.json`. If a seed no longer finds its mutant, the test searches from 0, and this command
+replaces the seed. `--all` looks for all seeds again.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from tests.testing.mutants_served import SERVED
 from tests.testing.mutants_signals import SIGNALS
 
 FILE: Final = Path(__file__).with_name("seeds.json")
-SEEDS_MAX: Final = 200  # within which a mutant has to die
+SEEDS_MAX: Final = 200  # a mutant must die within this many
 ALL: Final[dict[str, Mutant]] = {**MUTANTS, **ONE_STEP, **SIGNALS, **FAILING, **GROWING, **AHEAD, **SERVED}
 
-_CANDIDATES: Final = 4  # seeds that find a mutant, of which the one whose run is the shortest is kept
-_LOOKED_AT: Final = 12  # seeds that are tried, where one of them finds it
+_CANDIDATES: Final = 4  # seeds that find a mutant; the one with the shortest run is kept
+_LOOKED_AT: Final = 12  # first seeds among which more candidates are sought, once one is found
 
 
 class Found(NamedTuple):
     """Attributes:
-    seconds: of the processor, that the run took.
+    seconds: CPU time of the run.
     """
 
     seed: int
@@ -47,10 +47,10 @@ class Found(NamedTuple):
 
 
 def died(seed: int, *, served: bool = False) -> str:
-    """How a run went wrong; `served`: of a served store, whatever the seed would have."""
+    """How a run went wrong, or "". `served`: run a served store, whatever the seed would choose."""
     try:
         outcome = simulate(seed, SimulationOptions(processes=2 + seed % 2 if served else None))
-    except Exception as error:  # an assertion of the product, or of the simulation itself, has noticed
+    except Exception as error:  # an assertion of perco, or of the simulation itself, has failed
         return repr(error)
     return "".join(outcome.problems)
 
@@ -66,16 +66,16 @@ def keep(found: dict[str, int]) -> None:
 
 
 def search(name: str, seeds: Iterable[int]) -> Found | None:
-    """The first of some seeds by which a mutant is found.
+    """The first of these seeds that finds a mutant.
 
-    In a child process: a run that a mutant ends in the middle may leave tasks and files behind that the next run of the
-    same process would meet.
+    It searches in a child process: a run that a mutant breaks off may leave tasks and files behind, which could disturb
+    the next run in the same process.
     """
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
 
     def run() -> None:
-        sys.unraisablehook = lambda _: None  # what is left behind complains when it is collected
+        sys.unraisablehook = lambda _: None  # leftovers complain when they are collected
         with pytest.MonkeyPatch.context() as patch:
             ALL[name](patch)
             for seed in seeds:
@@ -98,7 +98,7 @@ def search(name: str, seeds: Iterable[int]) -> Found | None:
 
 
 def _to_keep(name: str, known: int | None) -> int | None:
-    """The known seed, if it still finds the mutant; None: there is none within `SEEDS_MAX`."""
+    """The known seed if it still finds the mutant, else another one; None: there is none within `SEEDS_MAX`."""
     if known is not None and search(name, [known]):
         return known
     candidates: list[Found] = []

@@ -1,8 +1,8 @@
-"""Lists that clients read in every way and append to, from one seed: a history that is serializable, or not (T14).
+"""Clients read lists in every way and append to them, from one seed: the history is serializable, or not (T14).
 
-In mode "mixed" only those read under locks who write what is read without: some append to the first lists and read the
-others, and lock nothing; the rest append to the others, and lock all that they read. Snapshots read the others only. So
-nobody who is overtaken by one transaction overtakes another, and the history must be serializable. Traces see to it.
+In mode "mixed" some transactions append to the first lists, read the others, and lock nothing. The rest append to the
+others, and lock all that they read. Snapshots read only the others. So no transaction has both an incoming and an
+outgoing anti-dependency, and the history must be serializable. Traces ensure that.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ lists = perco.Table("lists", key=perco.TEXT, splits=["k2", "k5"])
 values: perco.Column[str, Any] = lists.column("values", perco.MSGPACK)
 FAULTS = (Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.DELAY, Fault.REPEAT, Fault.ECHO, Fault.FAIL)
 CLIENTS, TRANSACTIONS, LIVES = 5, 16, 3
-FIRST = 3  # so many lists are written without locks in mode "mixed"
+FIRST = 3  # how many lists are written without locks in mode "mixed"
 
 
 class Hasty(Fates):
-    """Takes the living for dead now and then: safe, only slow (L2)."""
+    """Now and then takes a live transaction for dead: safe, only slow (L2)."""
 
     __slots__ = ("_rate", "_rng")
 
@@ -49,7 +49,7 @@ class Hasty(Fates):
 
 
 class Run:
-    """One run; `history` and `fired` when it has ended."""
+    """One run. Its counters are complete when it has ended."""
 
     def __init__(self, seed: int, mode: Mode, *, faults: bool) -> None:
         self.mode: Mode = mode
@@ -60,7 +60,7 @@ class Run:
         self.slow = rng.choice((0.0, 0.3))
         self.options = perco.Options(seed=1, commit=perco.CommitOptions(one_step=rng.random() < 0.5))
         self.lives = LIVES if faults else 1
-        self.died: Counter[str] = Counter()  # processes, by what they were about to send, or had just sent
+        self.died: Counter[str] = Counter()  # dead processes, by what they were about to send, or had just sent
         self.fired: Counter[Fault] = Counter()
         self.refused: Counter[str] = Counter()  # transactions by the error that ended them
         self.ways: Counter[str] = Counter()
@@ -89,7 +89,7 @@ class Run:
         return self.recorder.transactions
 
     async def work(self, *, dies: bool) -> list[Mutation]:
-        """A process, to its end or its death; what it sent that has not arrived."""
+        """Run a process to its end or its death; returns the mutations that it sent and that have not arrived."""
         dies_at, made = self.rng.randint(3, 60), self.rng.random() < 0.5
         async with self.machine.opened(self.options, sweeper=True) as db:
             store = use(db, FaultyRowStore(db.driver.store, self.plan, looking=self.wait))
@@ -98,7 +98,7 @@ class Run:
                 if dies and store.dead is None and len(store.log) >= dies_at:
                     store.dead = CrashedError()
                     self.died[kind_of(mutation)] += 1
-                    nursery.cancel_scope.cancel()  # the dead wait for nobody
+                    nursery.cancel_scope.cancel()  # a dead process waits for nothing
 
             async def before(mutation: Mutation) -> None:
                 await self.wait()
@@ -131,7 +131,7 @@ class Run:
                 await trio.sleep(rng.choice((0.0, 0.001)))
 
     async def transaction(self, db: perco.Database, store: FaultyRowStore, name: str, rng: random.Random) -> None:
-        """One try, recorded. What a process did that died before it could tell is unknown."""
+        """One attempt, recorded. Its outcome is unknown if the process died before it could report it."""
         ops, begin = Ops(), trio.current_time()
         outcome, token = "", ""
         try:
@@ -155,7 +155,7 @@ class Run:
                         outcome, token = txn.outcome, txn.token
         except (perco.TransientError, perco.StoreError, perco.CommitUnknown, CrashedError) as error:
             self.refused[type(error).__name__] += 1
-        except perco.PercoError:  # the background of a dead process has failed too
+        except perco.PercoError:  # background tasks of a dead process fail too
             if store.dead is None:
                 raise
         finally:
@@ -184,7 +184,7 @@ class Run:
                 await self.scan(snap, ops, rng, way, among)
 
     async def scan(self, snap: perco.Snapshot, ops: Ops, rng: random.Random, way: str, among: list[str]) -> None:
-        """What was taken of a range is read, rows that are not there as empty lists."""
+        """Records the part of a range that was scanned as read; absent rows are empty lists."""
         low, high = sorted(rng.sample(range(KEYS.index(among[0]), len(KEYS) + 1), 2))
         reverse = way != "scan" and rng.random() < 0.7
         limit = rng.randint(1, 2) if way == "limit" else None
@@ -193,14 +193,14 @@ class Run:
         found = {}
         async for row in snap.scan(lists, start=KEYS[low], stop=stop, reverse=reverse, limit=limit):
             found[row.key] = row[values]
-        if limit is not None and len(found) == limit:  # it did not look further
+        if limit is not None and len(found) == limit:  # the scan stopped there
             last = list(found)[-1]
             inside = [key for key in inside if (key >= last if reverse else key <= last)]
         for key in inside:
             ops.read(key, found.get(key) or [])
 
     async def append(self, txn: perco.Transaction, ops: Ops, rng: random.Random, among: list[str]) -> None:
-        """To one list, which is read for that and nothing else."""
+        """Appends to one list, which is read only for that; this read is not recorded."""
         key = rng.choice(among)
         seen = await txn.get(values, key) or []
         self.count += 1
@@ -211,7 +211,7 @@ class Run:
 
 
 def run(seed: int, mode: Mode, *, faults: bool = False) -> tuple[Report, Run]:
-    """The same seed is the same run."""
+    """The same seed gives the same run."""
     with seeded(seed):
         one = Run(seed, mode, faults=faults)
         history = trio.run(one.run, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -219,7 +219,7 @@ def run(seed: int, mode: Mode, *, faults: bool = False) -> tuple[Report, Run]:
 
 
 def seeds_to_anomaly(mode: Mode, seeds: range, *, faults: bool = False) -> int | None:
-    """How many seeds it takes until a run goes wrong: an anomaly, or an assertion of perco's; None: none does."""
+    """How many seeds it takes until a run goes wrong, by an anomaly or an assertion of perco; None: no run does."""
     for number, seed in enumerate(seeds, 1):
         try:
             if run(seed, mode, faults=faults)[0].ok:

@@ -1,4 +1,4 @@
-"""Each fault that no simulated run shows is found by the test of a component."""
+"""A component test finds each fault that simulated runs do not show."""
 
 from __future__ import annotations
 

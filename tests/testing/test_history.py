@@ -1,4 +1,4 @@
-"""Histories of perco itself, recorded, written down, read again, and decided."""
+"""Histories of perco itself: recorded, written to a file, read back, and judged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = [f"k{i}" for i in range(5)]
 
 
 async def list_append(db: perco.Database, recorder: Recorder, clients: int, each: int, seed: int) -> None:
-    """Clients that read and append at random; conflicts and retries are transactions of their own."""
+    """Clients that read and append at random; a transaction that conflicts is recorded as failed, and not retried."""
     count = 0
 
     async def client(name: str, rng: random.Random) -> None:
@@ -60,7 +60,7 @@ async def test_lists_in_memory_are_snapshot_isolation(seed: int, autojump_clock:
     assert report.anomalies == ()
     statuses = [one.status for one in recorder.transactions]
     assert statuses.count("ok") > 50
-    assert statuses.count("fail") > 5  # the clients did meet each other
+    assert statuses.count("fail") > 5  # the clients did conflict
     assert report.edges["rw"] > 20
 
 
@@ -74,7 +74,7 @@ async def test_lists_on_disk_are_snapshot_isolation_and_so_says_the_command(tmp_
     assert "snapshot isolation: yes" in capsys.readouterr().out
 
 
-# ------------------------------------------------------------ a store that is wrong is found out
+# ------------------------------------------------------------ a wrong store is detected
 
 
 async def test_without_the_check_for_newer_records_updates_are_lost(
@@ -104,7 +104,7 @@ async def test_without_the_check_for_newer_records_updates_are_lost(
 async def test_a_reader_that_skips_locks_is_found_out(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:  # T9
-    """Between prewrite and commit a reader with a later timestamp must not answer with the old value."""
+    """Between prewrite and commit a reader with a later timestamp must not return the old value."""
     skipped = 0
 
     def plain(locks, writes):

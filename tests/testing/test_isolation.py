@@ -1,4 +1,4 @@
-"""The checker of histories: each anomaly is named, and what is allowed raises nothing."""
+"""The checker of histories: each anomaly is named, and allowed histories raise nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perco.testing.history import FAIL, OK, UNKNOWN
 
 
 def txn(id: int, *ops, begin: float = 0.0, end: float = 100.0, status: str = OK) -> Transaction:
-    """By default all run at once, so that real time says nothing."""
+    """By default all transactions overlap, so that real time orders none of them."""
     return Transaction(id, f"c{id}", begin, end, status, ops)
 
 
@@ -208,7 +208,7 @@ def test_a_history_of_nothing_but_lost_updates_comes_to_its_end(make) -> None:
     assert sum(report.edges.values()) < 100 * len(history)
 
 
-# ------------------------------------------------------------ what cannot be decided
+# ------------------------------------------------------------ histories that cannot be decided
 
 
 @pytest.mark.parametrize(
@@ -224,11 +224,11 @@ def test_a_history_that_cannot_be_decided_is_refused(history, message: str) -> N
         check(history)
 
 
-# ------------------------------------------------------------ a store that is right, and one that is wrong
+# ------------------------------------------------------------ a correct store, and a wrong one
 
 
 def made_up(seed: int, transactions: int, keys: int, concurrency: int = 8) -> list[Transaction]:
-    """A history of a store that does it right: snapshots, and the first committer wins."""
+    """A history of a correct store: snapshots, and the first committer wins."""
     rng = random.Random(seed)
     versions: dict[int, list[tuple[int, int]]] = {key: [] for key in range(keys)}  # (commit moment, value)
     running: list[tuple[int, float, int, list]] = []
@@ -276,7 +276,7 @@ def test_a_right_store_raises_nothing(seed: int, keys: int) -> None:
 
 
 def with_read_skew(history: list[Transaction], rng: random.Random) -> tuple[list[Transaction], int]:
-    """The same, where one reader sees half of what another transaction wrote."""
+    """The same history with one more reader, which sees half of another transaction's writes; and its id."""
     both = [
         one
         for one in history
@@ -349,7 +349,7 @@ def explains(order, history: list[Transaction], final: dict[str, list[int]]) -> 
 
 @st.composite
 def small_histories(draw):
-    """Three transactions on two lists, each with what it might have read, and the lists as they end."""
+    """Three transactions on two lists, each with reads that it might have made; and the final lists."""
     shapes = draw(
         st.lists(st.lists(st.tuples(st.sampled_from("ra"), st.sampled_from("xy")), max_size=3), min_size=3, max_size=3)
     )

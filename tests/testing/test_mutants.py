@@ -1,4 +1,4 @@
-"""Each mutant dies, and what breaks no rule raises nothing: `make test-mutants`."""
+"""Each mutant dies, and changes that break no rule raise nothing: `make test-mutants`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ALL_HARMLESS = {**HARMLESS, **ONE_STEP_HARMLESS, **SIGNALS_HARMLESS}
 
 @cache
 def told_seeds() -> dict[str, int]:
-    """For each mutant the median number of seeds to its death, as docs/testing.md tells it."""
+    """For each mutant the median number of seeds to its death, as docs/testing.md states it."""
     rows = re.findall(r"^\| ([A-Z]\d+ .*?) \| (\d+)(?:; not within .*)? \|$", DOCS.read_text(), re.MULTILINE)
     return {name: int(seeds) for name, seeds in rows}
 
 
 @pytest.mark.parametrize("name", seeds.ALL)
 def test_a_mutant_dies(name: str) -> None:
-    """The seed that is kept for it comes first, for haste. `pytest -rP` prints how it was found."""
+    """The seed that is kept for it comes first, to save time. `pytest -rP` prints how it was found."""
     found = seeds.search(name, (seeds.kept().get(name, 0), *range(SEEDS_MAX)))
     if found is None:
         pytest.fail(f"{name}: not found in {SEEDS_MAX} seeds")

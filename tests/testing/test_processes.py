@@ -1,4 +1,4 @@
-"""The processes of a simulation: the dead are unwound, whatever they wait for."""
+"""The processes of a simulation: a killed process is unwound, whatever it waits for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _never(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
 
 
 async def _wait_for_an_answer() -> None:
-    """As for the verdict of a mutation that was sent (T10)."""
+    """Waits as for the verdict of a mutation that was sent (T10)."""
     with trio.CancelScope(shield=True):
         await trio.lowlevel.wait_task_rescheduled(_never)
 

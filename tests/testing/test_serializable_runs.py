@@ -1,4 +1,4 @@
-"""Random histories: of the default mode they show write skew, of the other two none; and each mutant dies (T14)."""
+"""Random histories: in the default mode they show write skew, in the other modes none. Each mutant dies (T14)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulation: clean on perco, and the same twice."""
+"""The simulation: it finds nothing wrong with perco, and the same seed gives the same run."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_what_can_be_sent_is_in_the_table_or_left_out_on_purpose() -> None:
 @pytest.mark.parametrize("module", [tablet, splitting])
 def test_the_disk_is_all_that_a_tablet_asks_of_its_environment(module: ModuleType) -> None:
     asked = set(re.findall(r"(?:self\.engine|_source|_copy|engine)\.([a-z]\w*)\(", inspect.getsource(module)))
-    not_simulated = {"grow", "middle"}  # the map is large enough; the other is of the tablet in memory
+    not_simulated = {"grow", "middle"}  # the map is large enough; the other belongs to the tablet in memory
     assert asked - not_simulated <= set(dir(MemoryEnvironment))
     assert len(asked) > 5
 
@@ -122,7 +122,7 @@ def test_the_command_runs_many(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def quick(seed: int) -> Outcome:
-    """In place of a run."""
+    """Stands in for a run."""
     return Outcome(seed, committed=seed, fired=Counter({("prewrite", FAULTS[seed % len(FAULTS)]): seed}))
 
 
@@ -146,7 +146,7 @@ def interrupted_after(runs: int, monkeypatch: pytest.MonkeyPatch, arguments: lis
 
 
 def results(out: str) -> list[str]:
-    """All that the command prints but how long it took."""
+    """All that the command prints, except how long it took."""
     first, *rest = out.splitlines()
     return [first.partition(" an hour): ")[2], *rest]
 
@@ -175,7 +175,7 @@ def test_an_interrupted_series_goes_on_from_its_state(
     assert "in 2 sittings" in out
     assert results(out) == results(whole)
     assert ran == [38, 39, 40, 41]  # the ninth run was not saved
-    assert command.main(arguments) == 0  # all is done
+    assert command.main(arguments) == 0  # nothing is left to do
     assert results(capsys.readouterr().out) == results(whole)
     assert len(ran) == 4
 
@@ -227,7 +227,7 @@ def test_a_state_that_is_not_of_this_series_is_refused(
 
 
 def test_a_failing_seed_shrinks_to_a_short_script_that_still_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    MUTANTS["T3 the secondaries first"](monkeypatch)
+    MUTANTS["T3 a secondary commits before the primary"](monkeypatch)
     seed = next(seed for seed in range(SEEDS_MAX) if died(seed))
     found = shrink(seed, ShrinkOptions(seconds=60.0))
     assert found is not None
@@ -256,7 +256,7 @@ def test_a_run_replayed_from_its_plan_does_the_same_transactions() -> None:
 
 
 def test_shrinking_leaves_out_what_does_not_matter() -> None:
-    """Of a made-up run that fails if two of its hundred choices are there, in whatever order."""
+    """A made-up run fails if two of its hundred choices are there, in any order."""
 
     def run(plan: Plan) -> str:
         for number in range(100):
