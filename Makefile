@@ -1,6 +1,7 @@
 # Everything needs only this checkout and python3 (3.11 or newer); what is installed goes into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTHONS ?= python3.12 python3.13
 # The tests start hundreds of processes: where this is set, each would compile all that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -8,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration/serve/test_tablet_servers.py \
   tests/acceptance/web/test_killed.py tests/acceptance/web/test_served.py
 
-.PHONY: demo demo-spark test test-faults test-mutants test-everywhere test-spark check format bench simulate sweep powerloss clean help
+.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-spark test-wheel test-pythons check format bench simulate sweep powerloss clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -40,6 +41,24 @@ test-everywhere: .venv/.dev ## scenarios and observers over clients: of a folder
 
 test-spark: .venv/.dev ## the tests of perco.spark and of its example (without Java they are left out, which is said)
 	$(BIN)/pytest -q -n 2 --dist loadfile tests/test_spark.py tests/spark tests/examples/test_spark_pipeline.py
+
+test-wheel: .venv/.python ## the built wheel, alone in an environment of its own: its command line, and the demo to its end
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	$(PYTHON) -m venv build/wheel/env
+	build/wheel/env/bin/pip install --quiet --disable-pip-version-check "$$(ls build/wheel/*.whl)[web]"
+	cd build/wheel && env/bin/perco --version && env/bin/perco demo
+
+test-pythons: ## the tests without Spark and processes on the other Pythons that this machine has (PYTHONS=...)
+	@for python in $(PYTHONS); do \
+	  if ! $$python -c '' 2>/dev/null; then echo "$$python is not here: left out"; continue; fi; \
+	  echo "== $$($$python --version)"; \
+	  { [ -x build/$$python/bin/pytest ] || { $$python -m venv build/$$python && build/$$python/bin/pip install --quiet \
+	    --disable-pip-version-check -e '.[dev]'; }; } && build/$$python/bin/pytest -q -n auto --dist worksteal \
+	    tests/core tests/component tests/scenarios tests/integration/storage tests/examples --ignore tests/examples/test_spark_pipeline.py || exit 1; \
+	done
+
+test-all: test test-faults test-mutants test-everywhere test-spark test-wheel test-pythons ## all of them: some half an hour
 
 check: test
 
