@@ -1,14 +1,14 @@
 """What conflicts cost: many transactions that want the same few cells.
 
-Each transaction adds one to some rows out of 10 000, the popular ones more often (Zipf: 0 is all alike, 1.2 gives every
-fifth draw to one row), with so many in flight. Whoever has lost a cell to another waits its turn there and tries again
-(`perco/txn/turns.py`); the same with random pauses alone is shown where it matters most. Nothing may be lost: the rows
-must add up to what was committed. Calls that have not ended with the round count for the percentiles with what they
-have waited by then.
+Each transaction adds one to some of 10 000 rows, with a fixed number of transactions in flight. Zipf's law chooses the
+rows: with 0 all are equally likely, with 1.2 every fifth draw is the same row. Transactions that conflict on a cell
+queue for it (`perco/txn/turns.py`); where that matters most, the same load also runs with random pauses alone. No
+update may be lost: the rows must add up to what was committed. Calls that are unfinished when the round ends count in
+the percentiles with the time that they have waited.
 
-And one hot cell that every change is counted in: *strong*, one observer adds one to it; *weak*, the observer is broken
-in two, as the paper does. The first writes a row of its own and raises a signal, which conflicts with nobody; the
-second runs on the signal, once for many, and counts the rows.
+Then one hot cell that counts every change. *Strong*: one observer adds one to it. *Weak*: the observer is split in two,
+as in the paper. The first writes a separate row for each change and raises a signal, which never conflicts. The second
+runs on the signal, once for many changes, and counts the rows.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from bench.against.load import Load, Measured, Zipf
 from bench.harness import Cell, Report, Run, interleaved
 
 ROWS = 10_000
-SECONDS = 1.0  # of a round; with more than a thousand in flight twice that, for many wait longer than one
+SECONDS = 1.0  # of a round; twice that with a thousand or more in flight, because many calls take longer
 SKEWS, COUNTS, IN_FLIGHT = (0.0, 0.6, 0.9, 1.2), (1, 2, 10), (1, 16, 128, 1024)
 CHANGES_STRONG, CHANGES_WEAK = 1000, 6000  # rates are compared
 OBSERVERS = 256  # runs of observers in flight
 WEAK_LEAST = 5.0
-ATTEMPTS = 1_000_000  # what is measured is how long it takes, not when one would give up
+ATTEMPTS = 1_000_000  # so no call gives up: the benchmark measures how long each takes
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """So many transactions in flight, each on so many rows, some more popular than others."""
+    """How many transactions are in flight, how many rows each changes, and how unevenly the rows are chosen."""
 
     skew: float
     rows: int
@@ -60,7 +60,7 @@ QUICK = (Scene(0.0, 1, 128), Scene(0.9, 2, 128), Scene(1.2, 1, 128), WORST, Scen
 
 
 def scenes() -> list[Scene]:
-    """All of them, and those without turns to compare with."""
+    """All scenes, and some without turns for comparison."""
     grid = [Scene(skew, rows, n) for rows in COUNTS for skew in SKEWS for n in IN_FLIGHT]
     return [*grid, *(Scene(1.2, rows, 1024, turns=False) for rows in COUNTS)]
 
@@ -73,7 +73,7 @@ schema = perco.Schema(table)
 
 
 def load(scene: Scene, folder: Path) -> Load:
-    """One round, on a store of its own."""
+    """One round, on a new store."""
     path = folder / f"contention-{random.getrandbits(32):x}"
     try:
         return trio.run(under, scene, path, scene.seconds)
@@ -82,7 +82,7 @@ def load(scene: Scene, folder: Path) -> Load:
 
 
 async def under(scene: Scene, path: Path | str, seconds: float) -> Load:
-    """So many callers for so long; all that they did is there in the end."""
+    """Run the callers for some seconds, then check that no update is lost."""
     zipf, found, committed = Zipf(ROWS, scene.skew), Load(), 0
     retry = perco.RetryOptions(attempts=ATTEMPTS)
     options = perco.Options(retry=retry if scene.turns else replace(retry, turn_s=0.0))
@@ -130,7 +130,7 @@ def must_add_up(total: int, committed: int, rows: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A schema whose observers count what points at a target in one cell."""
+    """A schema whose observers count, in one cell, the documents that point at a target."""
 
     schema: perco.Schema
     target_of: perco.Column[int, str]
@@ -152,7 +152,7 @@ def strong() -> Counted:
 
 
 def weak() -> Counted:
-    """The same in two: a row for each that points there, and a signal; behind it whoever counts the rows."""
+    """Two observers: one writes a row for each such document and raises a signal; the other then counts the rows."""
     docs, targets = perco.Table("docs", key=perco.INT64), perco.Table("targets", key=perco.TEXT)
     links = perco.Table("links", key=perco.Tuple(perco.TEXT, perco.INT64))
     target_of, total = docs.column("target", perco.TEXT), targets.column("total", perco.INT64)
@@ -174,7 +174,7 @@ def weak() -> Counted:
 
 
 def changes(make: Callable[[], Counted], many: int, folder: Path, concurrency: int = OBSERVERS) -> Load:
-    """So many changes wait, all for one target, until all of them are counted. A `call` is a change."""
+    """One round: `many` changes to one target wait, and all are counted. A `call` is a change."""
     path = folder / f"hot-{random.getrandbits(32):x}"
     try:
         return trio.run(counted, make(), many, path, concurrency)
@@ -183,7 +183,7 @@ def changes(make: Callable[[], Counted], many: int, folder: Path, concurrency: i
 
 
 async def counted(parts: Counted, many: int, path: Path | str, concurrency: int) -> Load:
-    """The same on a store that is not there."""
+    """The same, at the path of a new store."""
     found = Load()
     async with perco.open(path, parts.schema) as db:
         async with db.transaction() as txn:

@@ -2,10 +2,10 @@
 
     python -m bench.delay DELAY_S TARGET LISTENS [TARGET LISTENS ...]        sockets in the file system
 
-It delays each direction of each connection by DELAY_S seconds, however much is on its way, so the delay does not limit
-throughput. It is a process of its own, so that neither side pays for it. It prints "delaying" when it listens, and ends
-when its standard input does. It waits by a timer of the Linux kernel, because epoll rounds every wait up to whole
-milliseconds.
+It delays each direction of each connection by DELAY_S seconds, however many bytes are in transit, so the delay does not
+limit throughput. It runs in its own process, so that neither side pays for it. It prints "delaying" when it listens,
+and exits when its standard input is closed. It waits with a timer of the Linux kernel, because epoll rounds every wait
+up to whole milliseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from statistics import median
 import trio
 
 _CHUNK_BYTES = 1 << 18
-_CHUNKS_MAX = 1 << 14  # on their way in one direction
+_CHUNKS_MAX = 1 << 14  # in transit in one direction
 _ROUND_TRIPS = 200  # of a measurement
 _ENDED = (trio.BrokenResourceError, trio.ClosedResourceError)
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -43,12 +43,12 @@ class Alarm:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
     async def sleep_until(self, due: float) -> None:
-        """As `trio.sleep_until`, exact to some ten microseconds."""
+        """As `trio.sleep_until`, but exact to some tens of microseconds."""
         left_ns = int((due - trio.current_time()) * 1e9)
         if left_ns <= 0:
             await trio.lowlevel.checkpoint()
             return
-        setting = (ctypes.c_long * 4)(0, 0, *divmod(left_ns, 1_000_000_000))  # the period, and the time to the end
+        setting = (ctypes.c_long * 4)(0, 0, *divmod(left_ns, 1_000_000_000))  # the period, and the time until it fires
         if _LIBC.timerfd_settime(self._fd, 0, ctypes.byref(setting), None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
         await trio.lowlevel.wait_readable(self._fd)
@@ -61,7 +61,7 @@ class Alarm:
 async def pump(
     source: trio.abc.ReceiveStream, sink: trio.abc.Stream, delay_s: float, sleep_until: Sleep = trio.sleep_until
 ) -> None:
-    """Pass on each piece `delay_s` seconds after it came, and at last the end."""
+    """Pass on each chunk `delay_s` seconds after it arrived, and finally the end of the stream."""
     under_way, arriving = trio.open_memory_channel[tuple[float, bytes]](_CHUNKS_MAX)
 
     async def receive() -> None:
@@ -85,7 +85,7 @@ async def pump(
 async def between(
     one: trio.abc.Stream, other: trio.abc.Stream, delay_s: float, sleeps: tuple[Sleep, Sleep] = (trio.sleep_until,) * 2
 ) -> None:
-    """Connect two streams, until either ends. `sleeps`: of each direction."""
+    """Connect two streams, until either ends. `sleeps`: one for each direction."""
     async with one, other, trio.open_nursery() as nursery:
 
         async def way(source: trio.abc.Stream, sink: trio.abc.Stream, sleep_until: Sleep) -> None:
@@ -119,7 +119,7 @@ async def _proxy(delay_s: float, pairs: Sequence[tuple[str, str]]) -> None:
 
 @contextmanager
 def delayed(folder: Path, served: Path, delay_s: float, servers: int = 0) -> Iterator[str]:
-    """The address of a served store behind the delay; `servers`: tablet servers beside its owner."""
+    """The address of a served store behind the delay; `servers`: how many tablet servers it has."""
     if not delay_s:
         yield str(served)
         return
@@ -149,7 +149,7 @@ def delayed(folder: Path, served: Path, delay_s: float, servers: int = 0) -> Ite
 
 
 def measured_s(folder: Path, delay_s: float) -> float:
-    """The delay each way as it turns out, in seconds: the median of small messages, the proxy's own time included."""
+    """The measured delay each way, in seconds: the median of small messages, the proxy's own time included."""
     served = folder / "echo"
     served.mkdir()
     with socket.socket(socket.AF_UNIX) as listener:

@@ -1,16 +1,16 @@
-"""Events or threads: one served store, asked by tasks on an event loop, and by a thread per request.
+"""Events or threads: one served store, called by tasks on an event loop, or by a thread per request.
 
 The paper's clients had a thread per request, for the sake of plain code. Here the same work - one durable
-read-modify-write of a row: timestamp, read, commit - is done four ways, each by a client process of its own against a
-`perco serve` of its own kind, with 1 to 2 048 requests in flight, each way at its own best:
+read-modify-write of a row: timestamp, read, commit - is done four ways, each by its own client process, against one
+`perco serve`, with 1 to 2 048 requests in flight. Each way is judged at the number in flight that suits it best:
 
-    tasks                 the event loop, one connection, frames that carry whatever waits
-    tasks, no batching    the same, every call in a frame of its own: what the loop gives alone
+    tasks                 the event loop, one connection, frames that carry all waiting calls
+    tasks, no batching    the same, every call in a frame of its own: what the loop alone gives
     threads               a thread and a connection per request, no loop: the paper's way, and the baseline
-    threads, batching     `perco.sync`: a thread per request, one connection: what batching gives alone
+    threads, batching     `perco.sync`: a thread per request, one connection: what batching alone gives
 
-The server commits whatever has come in by any connection at once, for all four of them. PostgreSQL does the same work
-in four round trips, and in one statement; what needs it is left out where it is not.
+For all four, the server commits together whatever has arrived on any connection. PostgreSQL does the same work in four
+round trips, and in one statement; these parts are skipped if it is not installed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main(run: Run) -> None:
 def _postgres(
     run: Run, stack: ExitStack, folder: Path, sides: dict[tuple[str, int], Callable[[], Load]], facts: dict[str, Any]
 ) -> Callable[[int], float] | None:
-    """Adds PostgreSQL's sides, if it is there; what pgbench does with so many connections."""
+    """Add PostgreSQL's sides, if it is installed. Returns pgbench's rate as a function of the connections."""
     try:
         if find_spec("asyncpg") is None:
             raise NoPostgresError("install asyncpg: pip install '.[bench]'")
@@ -92,7 +92,7 @@ def rates(loads: list[Load]) -> Cell:
 
 
 def best(found: Found, side: str) -> tuple[int, Cell]:
-    """(how many in flight, rates) where a side is at its best."""
+    """(requests in flight, rates) where a side is at its best."""
     cells = [(n, rates(loads)) for (name, n), loads in found.items() if name == side]
     return max(cells, key=lambda cell: cell[1].median)
 

@@ -1,22 +1,22 @@
 """What clients notice when a served store's processes die: the paper's figure 10, with more ways to die.
 
-A bank over `perco serve --processes 6`, durable. Transfers arrive at fixed times, at 60 % of the rate that a closed
-loop of 128 callers reaches just before, whether or not earlier ones have been answered (an open loop: a stall does not
-reduce the load). After some seconds, in turn, and each with a closed loop of its own before it,
+A bank over `perco serve --processes 6`, durable. Transfers arrive at fixed times, whether or not earlier ones have been
+answered (an open loop: a stall does not reduce the load). Their rate is 60 % of what a closed loop of 128 callers
+reached just before. Four events happen in turn, each some seconds into such a load, after a closed loop of its own:
 
     two of six tablet servers are killed (kill -9),
-    the owner is (timestamps, sessions, the map of tablets; its tablet servers end with it),
+    the owner is killed (it has timestamps, sessions, the map of tablets; its tablet servers end with it),
     a tablet server is stopped for 20 s and continued (kill -STOP, -CONT),
-    the supervisor is killed: all end, nothing holds the folder, and `perco serve` is started again.
+    the supervisor is killed: all processes end, nothing holds the folder, and `perco serve` is started again.
 
-The bars are on: the longest time that any tablet gave no reply; the time until replies are back at 90 % of the
-arrivals; until latency is back to usual; until tablets are spread evenly again. Every transfer adds a row of its own:
-at the end each acknowledged one is there, once, and the total is unchanged; `check` finds nothing.
+The bars limit the longest time in which a tablet gave no reply, and the times until replies are back at 90 % of the
+arrivals, until the backlog is as small as before, and until the tablets are spread evenly again. Every transfer writes
+a row of its own: at the end each acknowledged one is there, once, and the total is unchanged; `check` finds nothing.
 
-If the cores lose a third of their speed half way, 60 % of what the machine could do becomes 90 %, and no backlog
-drains. So a child that has nothing to do with the store measures the speed of the cores throughout (`Pace`): if they
-were slower than in the closed loop, missed bars on the backlog are void, and the event is repeated, at most three
-times. The closed loops are compared, too, so that no event leaves a slower store behind.
+If the cores lose a third of their speed half way, a load of 60 % becomes one of 90 %, and no backlog drains. So a child
+process that has nothing to do with the store measures the speed of the cores throughout (`Pace`). If they were slower
+than in the closed loop, missed bars on the backlog are void, and the event is tried again, at most three times in all.
+The closed loops are compared too, to show that no event leaves a slower store behind.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from perco.txn.check import check
 
 SERVERS = 6
 TABLETS = 12
-ACCOUNTS = 2000  # of a tablet: so many that some thousand waiting callers do not all conflict
+ACCOUNTS = 2000  # of a tablet: enough that a few thousand waiting callers do not all conflict
 OPENING = 100
 LOAD = 0.6
 IN_FLIGHT = 128
@@ -53,15 +53,15 @@ BEFORE_S, AFTER_S = 8.0, 35.0
 STOPPED_S = 20.0
 BIN_S = 0.1
 USUAL_S = 0.05
-PACE = 0.85  # of that in the closed loop: else the cores are not those for which the rate was chosen
+PACE = 0.85  # of that in the closed loop: with slower cores, the rate that was chosen there is too high
 TRIES = 3
 BARS = {"gap": 3.0, "recovered": 5.0, "drained": 15.0, "even": 30.0}
 HANGS_ON_PACE = ("recovered", "drained")  # bars that slower cores can miss
-KEPT = 0.75  # of the first closed loop's rate, by the pace of the cores: an event leaves no slower store
+KEPT = 0.75  # of the first closed loop's rate, corrected by the pace of the cores: no event slows the store
 
 bank = perco.Table("bank", key=perco.TEXT, splits=[f"{i:02d}" for i in range(1, TABLETS)])
 balance = bank.column("balance", perco.INT64)
-made = bank.column("made", perco.INT64)  # how often the transfer of that number was
+made = bank.column("made", perco.INT64)  # how often the transfer with that number was made
 SCHEMA = perco.Schema(bank)
 OPTIONS = perco.Options(
     wire=perco.WireOptions(heartbeat_s=0.5, silence_s=3.0, patience_s=60.0),
@@ -94,7 +94,7 @@ async def _transfer(txn: perco.Transaction, id: int, one: tuple[int, int], other
 
 @dataclass
 class Replies:
-    """The transfers: when each arrived, when it was answered, and in which tablets it was."""
+    """The transfers: when each arrived, when it was answered, and which tablets it wrote to."""
 
     arrived: list[float] = field(default_factory=list)
     answered: list[tuple[float, tuple[int, int]]] = field(default_factory=list)
@@ -145,7 +145,7 @@ class Client:
         return len(replies.answered) / (trio.current_time() - began)
 
     async def open(self, rate: float, seconds: float) -> Replies:
-        """So many a second, at fixed times."""
+        """Transfers at fixed times, `rate` a second."""
         replies = Replies()
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -159,7 +159,7 @@ class Client:
 
 
 class Served:
-    """`perco serve`, with all that belongs to it."""
+    """`perco serve`, with all its processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -191,8 +191,8 @@ class Served:
 
 @dataclass(frozen=True)
 class Found:
-    """What clients noticed. Seconds after the event; inf: not within the time. `paces`: over time, the machine's, as a
-    share of that in the closed loop before."""
+    """What clients noticed, in seconds after the event; inf: not within the measured time. `paces`: the machine's pace
+    over time, as a share of that in the closed loop before."""
 
     name: str
     rate: float
@@ -205,17 +205,17 @@ class Found:
     even: float
     pace: float
     paces: list[tuple[float, float]]
-    work_s: float = 1.0  # of the child, in the closed loop
+    work_s: float = 1.0  # CPU time of the child's work, in the closed loop
     tries: int = 1
 
     @property
     def valid(self) -> bool:
-        """Whether the bars on the backlog say something about the store: they are kept, or its cores were as before."""
+        """Whether the bars on the backlog say something about the store: they are kept, or the cores were no slower."""
         return self.pace >= PACE or all(getattr(self, what) <= BARS[what] for what in HANGS_ON_PACE)
 
 
 async def _even(folder: Path) -> None:
-    """Until every server has as many tablets as any other."""
+    """Wait until the tablets are spread evenly over the servers."""
     while True:
         with trio.move_on_after(2.0):
             try:
@@ -274,7 +274,7 @@ def _judged(
     paces: list[tuple[float, float]],
 ) -> Found:
     end = began + BEFORE_S + AFTER_S
-    last = [event] * TABLETS  # a gap that began before the event is not its doing
+    last = [event] * TABLETS  # the part of a gap before the event does not count
     gap = 0.0
     for at, tablets in sorted(replies.answered):
         for tablet in tablets:
@@ -296,14 +296,14 @@ def _judged(
     drained = float("inf")
     for i, (at, _) in enumerate(waiting):
         if at > event + BIN_S and all(count <= usual for _, count in waiting[i : i + round(1 / BIN_S)]):
-            drained = at - event  # the beginning of the first second in which nobody waits for long
+            drained = at - event  # the beginning of the first second in which the backlog is as small as usual
             break
     pace = statistics.mean(pace for at, pace in paces if event <= at < event + BARS["drained"])
     return Found(name, rate, replies, began, event, gap, recovered, drained, even, pace, paces)
 
 
 def _waiting(replies: Replies, began: float, end: float) -> list[tuple[float, int]]:
-    """How many had arrived and not been answered, over time."""
+    """How many transfers had arrived and were unanswered, over time."""
     arrived, answered = sorted(replies.arrived), sorted(at for at, _ in replies.answered)
     out, i, j = [], 0, 0
     time = began
@@ -335,7 +335,7 @@ async def _stop_one(served: Served) -> None:
     os.kill(victim, signal.SIGSTOP)
 
     def go_on() -> None:
-        with contextlib.suppress(ProcessLookupError):  # it was given up
+        with contextlib.suppress(ProcessLookupError):  # the owner took it for dead and killed it
             os.kill(victim, signal.SIGCONT)
 
     threading.Timer(STOPPED_S, go_on).start()
@@ -344,7 +344,7 @@ async def _stop_one(served: Served) -> None:
 async def _kill_supervisor(served: Served) -> None:
     served.process.kill()
     await trio.to_thread.run_sync(served.process.wait)
-    served.start()  # whatever still held the folder would be refused to
+    served.start()  # it would be refused the folder if anything still held it
     await served.ready()
 
 
@@ -398,7 +398,7 @@ async def _all(run: Run, folder: Path) -> tuple[list[Found], dict[str, Any]]:
 
 
 def _tell_options(run: Run, report: Report) -> None:
-    """Print the client's options that differ from the defaults; the store is served with those of `perco serve`."""
+    """Print the client's options that differ from the defaults; the server has the defaults of `perco serve`."""
     told = []
     for of, ours, default in (
         ("WireOptions", OPTIONS.wire, perco.WireOptions()),
@@ -502,6 +502,6 @@ def _draw(run: Run, found: Sequence[Found]) -> None:
     axes[0][0].set_ylabel("replies a second\n(dashed: arrivals)")
     axes[1][0].set_ylabel("waiting")
     axes[2][0].set_ylabel("pace of\nthe cores")
-    axes[2][0].set_ylim(bottom=0)  # now that all have been drawn: they share it
+    axes[2][0].set_ylim(bottom=0)  # after all have been drawn, because they share it
     run.figure(figure, "failover")
     pyplot.close(figure)

@@ -1,8 +1,8 @@
 """What every benchmark shares: where it runs, rounds, tables, figures, the RESULT line.
 
-Two things compared run in the same call, alternating; a ratio is the median of those of the rounds, for machines drift
-within seconds; a cell's figure is the median of its rounds, with the least and
-the most. A baseline has a floor of its own, checked in the same run: if it misses it, ratios with it are void.
+Sides that are compared run in the same call, alternating, because the speed of a machine drifts within seconds. A ratio
+is the median of the rounds' ratios; a cell's figure is the median of its rounds, with the least and the most. A
+baseline has a floor, checked in the same run: if the baseline misses it, ratios with it are void.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Cell:
         return statistics.median(self.rounds)
 
     def of(self, other: Cell) -> float:
-        """The median of the rounds' ratios: what ran side by side is compared, whatever the machine did in between."""
+        """The median of the rounds' ratios: each compares what ran side by side, so drift does not count."""
         return statistics.median(mine / theirs for mine, theirs in zip(self.rounds, other.rounds, strict=True))
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class Report:
 
     @property
     def missed(self) -> list[str]:
-        """The bars that its figures do not keep."""
+        """The bars that its figures miss."""
         return [what for what, value, how, bar in self.bars if not _kept(value, how, bar)]
 
     @property
@@ -105,7 +105,7 @@ def _kept(value: float, how: str, bar: float) -> bool:
 
 
 class Run:
-    """One call of a benchmark: its arguments and where to put things."""
+    """One call of a benchmark: its arguments, and where its output goes."""
 
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         self.name = name
@@ -118,7 +118,7 @@ class Run:
         self.console = Console(highlight=False, width=110 if not sys.stdout.isatty() else None)
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False)  # [bench] is no colour
+        self.console.print(text, markup=False)  # [bench] is text, not markup
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -137,7 +137,7 @@ class Run:
         self.console.print()
 
     def machine(self, durability: str, peers: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-        """Prints and returns what the figures depend on; `peers`: versions of whom it is compared with."""
+        """Prints and returns what the figures depend on; `peers`: versions of what perco is compared with."""
         with self.scratch() as path:
             syncs = fsyncs_per_second(path)
         facts = {
@@ -156,7 +156,7 @@ class Run:
         return {**facts, "versions": versions}
 
     def finish(self, report: Report, facts: Mapping[str, Any]) -> None:
-        """The bars, a line that sums them up, then the RESULT line."""
+        """Print the bars, a line that sums them up, then the RESULT line."""
         for what, value, how, bar in report.bars:
             self.say(f"{'kept  ' if _kept(value, how, bar) else 'MISSED'}  {what}: {value:.3g} ({how} {bar:g})")
         for what, floor in report.floors.items():
@@ -194,7 +194,7 @@ def version_of(name: str) -> str:
 
 
 def fsyncs_per_second(folder: Path, seconds: float = 0.5) -> float:
-    """How often this disk can make 4 KiB durable."""
+    """How many times a second this disk can make 4 KiB durable."""
     path = folder / "sync"
     handle = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -210,11 +210,11 @@ def fsyncs_per_second(folder: Path, seconds: float = 0.5) -> float:
 
 
 class Pace:
-    """How fast this machine computes while something runs on it, for what can not be repeated side by side.
+    """How fast this machine computes during a benchmark whose sides cannot run side by side.
 
-    Cores that are shared with other guests lose half of their speed for seconds, and nothing shows it: it is no stolen
-    time. So a child does the same small work some times a second, and takes the processor's time for it, which does not
-    depend on who else of this machine wants to run.
+    Cores that are shared with other virtual machines lose half of their speed for seconds, and nothing shows it, not
+    even steal time. So a child process does the same small work some times a second and measures the CPU time that it
+    takes, which does not depend on what else runs on this machine.
     """
 
     _CHILD: Final = """
@@ -240,17 +240,17 @@ while True:
         self._noted.close()
 
     def samples(self, begin: float, end: float) -> list[tuple[float, float]]:
-        """When, by `time.monotonic`, and the seconds that the work took."""
+        """(when, by `time.monotonic`; CPU seconds that the work took), from `begin` to `end`."""
         if self._child.poll() is not None:
             raise RuntimeError("the process that takes the pace of the cores has died")
         handle = self._noted.fileno()
-        *lines, _ = os.pread(handle, os.fstat(handle).st_size, 0).split(b"\n")  # behind them it is still writing
+        *lines, _ = os.pread(handle, os.fstat(handle).st_size, 0).split(b"\n")  # the last may be half written
         pairs = [(float(at), float(took)) for at, took in (line.split() for line in lines)]
         return [(at, took) for at, took in pairs if begin <= at < end]
 
 
 def interleaved(rounds: int, sides: Mapping[K, Callable[[], T]]) -> dict[K, list[T]]:
-    """Run every side once a round, in turn (the order turns round each time); what they return, by name."""
+    """Run every side once a round, every other round in reverse order. Returns what they return, by name."""
     found: dict[K, list[T]] = {name: [] for name in sides}
     for i in range(rounds):
         for name in list(sides) if i % 2 == 0 else list(reversed(list(sides))):

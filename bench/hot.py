@@ -1,4 +1,4 @@
-"""Which rows are dirty where scanners are compared: in hot ranges, or anywhere, of a table of several tablets."""
+"""The dirty rows for the comparisons of scanners: in hot ranges, or anywhere, in a table of several tablets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUN_S, SLOW_RUN_S, ONE_SLOW_IN = 0.005, 0.050, 10  # an observer's own work
 
 
 def table() -> perco.Table[bytes]:
-    """Of documents, in so many tablets."""
+    """A table of documents, with `TABLETS` tablets."""
     return perco.Table("docs", splits=[key(i * KEYS // TABLETS) for i in range(1, TABLETS)])
 
 
@@ -29,7 +29,7 @@ def dirty(rows: int, rng: random.Random, *, hot: bool = True) -> list[int]:
 
 
 def slow(rows: list[int], rng: random.Random) -> set[int]:
-    """Those of which an observer takes longer."""
+    """The rows for which an observer takes longer."""
     return set(rng.sample(rows, len(rows) // ONE_SLOW_IN))
 
 

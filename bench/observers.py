@@ -1,14 +1,14 @@
 """How fast a chain of observers follows its writes, and how many runs it commits.
 
-Three observers: each reads the cell that was written and writes one cell of another row. Where that row lies in the
-same tablet, a run takes two write transactions of LMDB, the prewrite and the commit. Where it lies in another table,
-and so in another tablet with a writer of its own, it takes four in three steps: two prewrites at once, the commit of
-the ack, and behind it the commit of the cell that the next observer waits for. Latency is measured with tables apart,
-saturation both ways.
+Three observers: each reads the cell that was written and writes one cell of another row. If that row is in the same
+tablet, a run takes one write transaction of LMDB: it commits in one step. If the row is in another table, and so in
+another tablet with a writer of its own, a run takes three, one after another: the prewrite there, the commit of the
+ack, and the commit of the cell that the next observer waits for. Latency is measured with tables apart, saturation both
+ways.
 
-Latency: ten first writes a second, at random times whether or not the chain keeps up; from the first write's
-acknowledgement to the commit of the last observer. Saturation: more changes wait than the worker can take; commits
-per second, where changes that collapsed into one run count once.
+Latency is the time from the first write's acknowledgement to the last observer's commit, with ten first writes a
+second, at random times, whether or not the chain keeps up. Saturation is the rate of commits while more changes wait
+than the worker can run; changes that collapse into one run count once.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from bench.overhead import bare_puts
 VALUE = b"x" * 100
 CHAIN = 3
 PER_SECOND = 10.0
-OPEN_LOOP_S, QUICK_OPEN_LOOP_S = 60.0, 25.0  # the quick run has to end within a minute
+OPEN_LOOP_S, QUICK_OPEN_LOOP_S = 60.0, 25.0  # the quick run must end within a minute
 P50_MS_MOST, COMMITS_PER_S_LEAST = 10.0, 6000.0
 WARM_S = 0.5
 ROUND_S = 2.0
 BACKLOG = 15_000  # changes that wait when a round begins
-BACKLOG_MIN = 1000  # fewer, and the round ends: the worker would run dry
-ROWS = 1 << 17  # that the backlog is spread over: some are written twice before they are seen, and collapse
+BACKLOG_MIN = 1000  # with fewer, the round ends, before the worker runs dry
+ROWS = 1 << 17  # that the backlog is spread over; some are written again before their run, and collapse
 IN_FLIGHT = 512
 
 Txn = perco.Transaction
@@ -128,14 +128,14 @@ async def latencies(
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Of one round: observer commits per second, and changes beyond one that they took with them."""
+    """One round: observer commits per second, and how many more changes collapsed into them."""
 
     commits_per_s: float
     collapsed: int
 
 
 class Saturated:
-    """A store whose observers always have more to do than they can."""
+    """A store whose observers always have a backlog."""
 
     def __init__(self, db: perco.Database, parts: Chain, seed: int, backlog: int, in_flight: int) -> None:
         self._db, self._parts, self._rng = db, parts, random.Random(seed)
@@ -143,14 +143,14 @@ class Saturated:
         self._backlog, self._in_flight = backlog, in_flight
 
     async def fill(self) -> None:
-        """Write until so many changes wait."""
+        """Write until the backlog is full."""
         while (missing := self._backlog - self._db.pending_now()) > 0:
             async with self._db.transaction() as txn:
                 for _ in range(min(missing, 500)):
                     txn.set(self._parts.columns[0], self._rng.choice(self._rows), VALUE)
 
     async def round(self, warm_s: float, seconds: float, least: int) -> Rate:
-        """Commits per second while at least so many changes waited."""
+        """Commits per second while more than `least` changes wait."""
         await self.fill()
         async with self._db.worker(concurrency=self._in_flight) as worker:
             await self._busy(warm_s, least)
@@ -160,7 +160,7 @@ class Saturated:
         return Rate((after[0] - before[0]) / (ended - began), after[1] - before[1])
 
     async def _busy(self, seconds: float, least: int) -> None:
-        """So long, or until fewer changes wait."""
+        """Wait for some seconds, or until no more than `least` changes wait."""
         until = trio.current_time() + seconds
         while (left := until - trio.current_time()) > 0:
             if self._db.pending_now() <= least:

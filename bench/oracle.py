@@ -1,11 +1,11 @@
-"""How many timestamps a served oracle hands out: the paper's, on one machine, gave two million a second.
+"""How many timestamps a served oracle hands out: the paper's gave two million a second, on one machine.
 
-    requests       32 connections, one request out on each, for 1, 8 or 64 timestamps; a client without an event loop,
-                   so that what is measured is the server
-    delivered      tasks of one client process, each of which waits for a timestamp of its own: perco's client asks by
-                   one call at a time for as many as wait (the paper's section 2.3)
+    requests       32 connections, each with one request out, for 1, 8 or 64 timestamps; the client has no event loop,
+                   so that the server is what is measured
+    delivered      tasks of one client process, each of which waits for a timestamp of its own: perco's client sends
+                   one call at a time, for as many timestamps as tasks wait (the paper's section 2.3)
 
-Every timestamp that came is larger than those that its connection had before, and none comes twice; also across a
+Every timestamp must be larger than those that its connection had before, and none may come twice, also across a
 `kill -9` of the server.
 """
 
@@ -33,7 +33,7 @@ CONNECTIONS = 32
 BATCHES = (1, 8, 64)
 TASKS = 512
 SECONDS = 1.5
-KEPT_MAX = 1 << 20  # timestamps that are looked at for one that comes twice
+KEPT_MAX = 1 << 20  # timestamps that are searched for duplicates
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Asked:
 
 
 class Asker:
-    """One connection with a request out."""
+    """One connection, with one request out."""
 
     def __init__(self, path: Path, each: int) -> None:
         self.client = BlockingClient(str(path / "socket"))
@@ -57,7 +57,7 @@ class Asker:
         self.client.say(int(Method.DRAW), (0, self.each))
 
     def answered(self) -> list[int]:
-        """Raises: AssertionError, where timestamps do not grow."""
+        """The timestamps of the answer. Raises: AssertionError unless they grow."""
         drawn: list[int] = list(self.client.heard()[0])
         for ts in drawn:
             assert ts > self.last, f"{ts} after {self.last}"
@@ -68,7 +68,7 @@ class Asker:
 
 @contextmanager
 def askers(path: Path, each: int) -> Iterator[dict[int, Asker]]:
-    """By their sockets' numbers."""
+    """Askers, by the file descriptors of their sockets."""
     made = [Asker(path, each) for _ in range(CONNECTIONS)]
     try:
         yield {asker.client.fileno(): asker for asker in made}
@@ -103,7 +103,7 @@ def requests(served: Server, each: int) -> Asked:
 
 
 async def _delivered(path: Path) -> float:
-    """Timestamps per second of this process's time, each to a task of its own."""
+    """Timestamps per second of this process's CPU time, each to a task of its own."""
     count = 0
 
     async def task(oracle: object) -> None:
@@ -129,7 +129,7 @@ def delivered(served: Server) -> float:
 
 
 def across_a_kill(folder: Path) -> tuple[int, int]:
-    """(the largest that was drawn before, the smallest after)."""
+    """(the largest timestamp that was drawn before, the smallest after)."""
     with server(folder, durable=True) as served:
         before = requests(served, 8).drawn
         served.send_signal(signal.SIGKILL)

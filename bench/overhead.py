@@ -1,6 +1,6 @@
 """What transactions cost over the bare row store: the paper's figure 8, on LMDB.
 
-The paper ran Percolator against bare Bigtable, batching off: reads 0.94 of it, writes 0.23.
+The paper compared Percolator with bare Bigtable, batching off: reads reached 0.94 of its rate, writes 0.23.
 
 Here a *write* is a single-cell read-modify-write transaction, durable, with some number in flight. It commits in one
 step, like every transaction within one tablet; *two phases* is the same with the paper's protocol. It is compared with
@@ -8,8 +8,8 @@ bare LMDB in two ways, side by side. *Batching on*: waiting mutations commit tog
 per durable write transaction as are in flight, the best that LMDB can do. *Batching off*, as in the paper: each
 mutation is an LMDB write transaction of its own, and so is each of bare LMDB's puts.
 
-A *read* is `await txn.get`, compared with the awaited read of the row store under it, and that with bare LMDB's
-`begin; get`.
+A *read* is `await txn.get`. It is compared with the awaited read of the row store below it, and that read with bare
+LMDB's `begin; get`.
 
 The same write in memory, in child processes with and without `python -O`, shows the cost of assertions.
 """
@@ -50,7 +50,7 @@ schema = perco.Schema(table)
 
 
 def bare_puts(folder: Path, per_transaction: int) -> float:
-    """Values per second that bare LMDB makes durable, so many per write transaction, at random rows."""
+    """Values per second that bare LMDB makes durable, `per_transaction` in each write transaction, at random keys."""
     path = folder / f"bare-{random.getrandbits(32):x}"
     env = lmdb.open(str(path), map_size=1 << 33)
     done, began = 0, time.perf_counter()
@@ -130,9 +130,10 @@ async def _reads(path: Path, rounds: int) -> dict[str, Cell]:
 
 
 def in_memory(seconds: float) -> float:
-    """Transactions per second of the processor's time, one after the other, on a memory store: what is not disk.
+    """Transactions per second of CPU time, one after the other, on a memory store: the cost without the disk.
 
-    The best of many slices of that time: what others do to the caches meanwhile is more than what is measured.
+    It is the best of many slices of that time, because other processes disturb the caches by more than the difference
+    that is measured.
     """
     return trio.run(_in_memory, seconds)
 
@@ -157,13 +158,13 @@ async def _in_memory(seconds: float) -> float:
 
 
 def in_a_child(*flags: str) -> float:
-    """The same in a process of its own, under some of Python's flags."""
+    """The same in a process of its own, with these flags of Python."""
     program = f"from bench import overhead; import perco; perco.tune_gc(); print(overhead.in_memory({ASSERTED_S}))"
     return float(child(flags, program))
 
 
 def child(flags: Sequence[str], program: str) -> str:
-    """What a program prints in a process of its own. It has assertions unless the flags say otherwise."""
+    """What a program prints, run in a process of its own. Assertions are on unless the flags turn them off."""
     command = [sys.executable, *flags, "-c", program]
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONOPTIMIZE"}
     root = Path(__file__).parent.parent
@@ -259,7 +260,7 @@ def _tell(run: Run, report: Report, cells: dict[str, Cell], reads: dict[str, Cel
     report.ratio(
         "two_phases_vs_bare_lmdb_128", cells["perco 128, two phases"].of(cells["bare 128"]), valid=kept, at_least=0.20
     )
-    # As the paper's 0.23: nothing is batched on either side.
+    # Comparable with the paper's 0.23: nothing is batched on either side.
     one = cells["bare 1"]
     report.ratio("write_batching_off_vs_bare_lmdb_1", cells["perco 128, batching off"].of(one))
     report.ratio("two_phases_batching_off_vs_bare_lmdb_1", cells["perco 128, two phases, batching off"].of(one))

@@ -1,14 +1,14 @@
-"""The same work on those whom one would use instead: SQLite, ZODB, PostgreSQL, procrastinate.
+"""The same work on what could be used instead: SQLite, ZODB, PostgreSQL, procrastinate.
 
-Everything is durable: an answer comes after its fsync. Each peer is written as by somebody who wants it to win
-(`bench/against/`), does all of the work (no update is lost, no money appears), and has a floor of its own: what it does
-without our harness around it. If it misses its floor, the ratio is void.
+Everything is durable: an answer comes after its fsync. The code for each peer (`bench/against/`) is written to make
+that peer win. Each peer does all of the work (no update is lost, no money appears), and has a floor: a share of what it
+does without our harness around it. If it misses its floor, the ratio is void.
 
     one call            one durable read-modify-write of a row, 128 in flight: embedded against embedded
     transfers           two rows, popular ones more often: an embedded store against a server, for orientation
-    three steps         each reads what the one before has written: observers against procrastinate on PostgreSQL
+    three steps         each reads what the step before has written: observers against procrastinate on PostgreSQL
 
-What needs a PostgreSQL server, or a package that is not there, says so and is left out.
+Parts that need a PostgreSQL server, or a package that is not installed, say so and are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.against.postgres import NoPostgresError, Server, binaries, server
 from bench.harness import Cell, Report, Run, interleaved, percentile, version_of
 
 SECONDS = 1.0  # of a round
-QUICK_SECONDS = 0.7  # of one that is for orientation
+QUICK_SECONDS = 0.7  # of a round that is for orientation
 PER_SECOND = 20.0  # first writes, where latency is measured
 OPEN_LOOP_S, QUICK_OPEN_LOOP_S = 20.0, 2.5
 PERCO_CHAINS, PERCO_IN_FLIGHT = 3000, 256
@@ -61,7 +61,7 @@ def rates(loads: Sequence[Load]) -> Cell:
 
 
 def _row(name: str, loads: Sequence[Load], *more: object) -> list[object]:
-    """Name, rate, latencies, processor time."""
+    """Name, rate, latencies, CPU time."""
     p50, p99, cpu = (median(f(load) for load in loads) for f in (_p50, _p99, _cpu))
     return [name, rates(loads), f"{p50:.1f}", f"{p99:.1f}", f"{cpu:.0f}", *more]
 

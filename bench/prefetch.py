@@ -2,17 +2,17 @@
 
 One client process against one `perco serve`, durable; all waiting messages share a frame in every run, and the code is
 the same. The figure is the number of rows that the client asks the server for, to read some of their cells; scans are
-counted apart, because nothing is read ahead for them. Three ways, one after the other:
+counted separately, because nothing is read ahead for them. Three ways, one after the other:
 
     neither             every read of a cell is a read of its row
     cache               a transaction keeps the cells that it has read
     prefetch + cache    ... and a read also fetches the cells that past transactions read of the row later
 
-over three kinds of documents (the first two when 64 of them have been seen, the index from its first page on):
+over three kinds of documents (the first two after 64 of them, the web index from its first page on):
 
     the paper's document    50 reads over 6 rows of four tables, the same every time, and a write of each row
     of several kinds        the same rows, but which columns are read depends on the document: one in five is of another
-                            kind, and of the other columns each is passed over one time in ten
+                            kind, and the others skip each column, except the first, one time in ten
     the web index           everything that `perco.webindex` does to load and process a page, observers included
 
 The web index was written to read whole rows at once, so there is less to save. `wasted`: the share of all cells sent
@@ -66,7 +66,7 @@ Read = tuple[str, int, int]  # table, row, column
 
 @dataclass(slots=True)
 class Found:
-    """What one way took."""
+    """What one way cost."""
 
     documents: int = 0
     rows: int = 0  # that were read
@@ -82,7 +82,7 @@ class Found:
 
     @property
     def wasted(self) -> float:
-        """Of the cells sent."""
+        """The share of the cells sent that were read ahead and not used."""
         return self.counters.wasted / self.counters.sent if self.counters.sent else 0.0
 
     @property
@@ -91,7 +91,7 @@ class Found:
 
     @contextmanager
     def counting(self, db: perco.Database) -> Iterator[None]:
-        """What the client asks the server for, while the block lasts; what was counted before is forgotten."""
+        """Count what the client asks the server for while the block runs; earlier counts are dropped."""
         self.rows = self.pages = 0
         self.seconds, self.counters = 0.0, perco.PrefetchCounters()
         before = db.prefetch.statistics()
@@ -139,7 +139,7 @@ def reads_of(number: int, *, kinds: bool) -> list[Read]:
 
 
 async def process(txn: perco.Transaction, number: int, reads: Sequence[Read]) -> None:
-    """A document: what it is made of is read cell by cell, as code does that is made of small parts."""
+    """Process a document: read it cell by cell, as code made of small functions does."""
     totals: Counter[tuple[str, int]] = Counter()
     for name, row, column in reads:
         totals[name, row] += await txn.get(FIELDS[name][column], (number, row)) or 0
@@ -148,12 +148,12 @@ async def process(txn: perco.Transaction, number: int, reads: Sequence[Read]) ->
 
 
 async def process_kinds(txn: perco.Transaction, number: int, reads: Sequence[Read]) -> None:
-    """The same, remembered by itself."""
+    """The same under another name, because reads are remembered by function."""
     await process(txn, number, reads)
 
 
 async def documents(url: Path, prefetch: perco.PrefetchOptions, *, kinds: bool, count: int = DOCUMENTS) -> Found:
-    """So many documents, each once, some at a time."""
+    """Process `count` documents, each once, several at a time."""
     found = Found(count)
     function = process_kinds if kinds else process
 
@@ -176,7 +176,7 @@ async def documents(url: Path, prefetch: perco.PrefetchOptions, *, kinds: bool, 
 
 
 async def fill(url: Path, count: int = DOCUMENTS) -> None:
-    """All cells of all documents."""
+    """Write all cells of all documents."""
     async with perco.open(url, SCHEMA) as db:
         for number in range(count + WARM):
             async with db.transaction() as txn:
@@ -187,7 +187,7 @@ async def fill(url: Path, count: int = DOCUMENTS) -> None:
 
 
 async def web(url: Path, file: Path, prefetch: perco.PrefetchOptions, pages: int) -> Found:
-    """The web index, from its first page on, until all is searchable."""
+    """Build the web index, from its first page on, until all pages are searchable."""
     found = Found(pages)
     await webindex.build(
         url,

@@ -5,15 +5,15 @@ client process, against an owner with one tablet server, and with two, over the 
 many cores as there are processes the second server adds throughput; if all of them share two cores it cannot, so the
 figure is transactions per second of processor time, of all processes together, compared with PostgreSQL's.
 
-The model has three parameters: a transaction that is one of n in flight takes F + c k + a n. All n travel together, in
-frames that take F; each of the k tablets with something to write (as many of four as n rows lie in) costs a commit c;
-and each transaction costs the busiest process a. The model is fitted on one server to four loads, and predicts two
-others that are held out; both errors are printed. Then each of the six is held out in turn, and predicted from the
-other five. The drawing from 1 to 1 000 servers assumes a machine with cores to spare and a disk for each server with
-four tablets, enough clients, rows that are all alike, a network like this machine's sockets, and one owner, which
-spends on each transaction the time that was measured here: there the line bends.
+The model has three parameters: with n transactions in flight, one takes F + c k + a n. All n travel together, in frames
+that take F; each of the k tablets that are written to (k: how many of the four tablets n random rows lie in) costs a
+commit c; and each transaction costs the busiest process a. The model is fitted on one server to four loads, and
+predicts two others that are held out; both errors are printed. Then each of the six is held out in turn, and predicted
+from the other five. The plot from 1 to 1 000 servers assumes cores to spare, a disk and four tablets for each server,
+enough clients, rows that are chosen uniformly, a network like this machine's sockets, and one owner, which spends on
+each transaction the time that was measured here. The line bends where that owner has no time left.
 
-    python -m bench.scaling serve FOLDER SERVERS        an owner with so many tablet servers
+    python -m bench.scaling serve FOLDER SERVERS        an owner with SERVERS tablet servers
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SCHEMA = perco.Schema(table)
 
 @dataclass
 class Found:
-    """A round: of the client, and the processor time of the owner and of its servers."""
+    """A round: the client's load, and the CPU time of the owner and of its servers."""
 
     load: Load
     owner_s: float
@@ -96,14 +96,14 @@ class Served:
         return Found(load, _cpu_s(self.process.pid) - before[0], sum(map(_cpu_s, self.pids)) - before[1])
 
     def check(self) -> None:
-        """Raises: AssertionError, unless every call is in the rows."""
+        """Raises: AssertionError, unless the rows count every call."""
         total = trio.run(_total, self.folder)
         assert total == self.calls, f"{self.calls} calls were answered, and the rows say {total}"
 
 
 @contextmanager
 def served(folder: Path, servers: int) -> Iterator[Served]:
-    """With all rows in it."""
+    """A served store with all rows in it."""
     path = folder / f"servers-{servers}"
     command = [sys.executable, "-m", "bench.scaling", "serve", str(path), str(servers)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -162,14 +162,14 @@ def _cpu_s(pid: int) -> float:
 
 
 def busy(in_flight: float) -> float:
-    """In how many tablets so many rows lie, as a mean."""
+    """The mean number of tablets in which `in_flight` random rows lie."""
     return TABLETS * (1 - math.pow(1 - 1 / TABLETS, in_flight))
 
 
 @dataclass(frozen=True)
 class Model:
-    """Seconds: `cycle`, that what is in flight takes to go round; `commit`, for each tablet that has something to
-    write; `each`, that each transaction costs the busiest process."""
+    """Times in seconds. `cycle`: a round trip of all that is in flight; `commit`: for each tablet that is written to;
+    `each`: what each transaction costs the busiest process."""
 
     cycle: float
     commit: float
@@ -198,7 +198,7 @@ def fitted(points: dict[int, float]) -> Model:
 
 
 def predicted(model: Model, owner_s: float, server_s: float, servers: int) -> float:
-    """Transactions a second of so many servers, with `MANY` in flight for each, each process with a core of its own."""
+    """Transactions a second with `servers` servers, `MANY` in flight for each, and a core for each process."""
     each = max(owner_s * servers, server_s)
     return servers * Model(model.cycle, model.commit, each).per_s(MANY)
 
@@ -272,7 +272,7 @@ def _tell(run: Run, report: Report, found: dict[tuple[int, int], list[Found]], p
 
 
 def _elsewhere(rounds: list[Found]) -> tuple[list[float], list[float]]:
-    """Seconds of the owner and of the servers."""
+    """CPU seconds of the owner and of the servers, round by round."""
     return [one.owner_s for one in rounds], [one.servers_s for one in rounds]
 
 

@@ -1,17 +1,16 @@
 """Why scanners teleport: the paper's buses, in virtual time; and worker processes, in real time.
 
-In virtual time, the scanners and the worker are perco's own, over a memory store. Around the store stand tablet servers
-that are made up: each holds one tablet and answers one request (a page of a scan, a row read, a mutation) at a time;
-what comes meanwhile waits in its queue. So a scanner that is alone in its tablet is held up by its observers, and a
-clump of scanners by the tablet's server, as the paper says. Each scanner makes one run at a time, as a thread of the
-paper's.
+In virtual time, perco's own scanners and worker run over a memory store, behind simulated tablet servers. Each server
+holds one tablet and answers one request (a page of a scan, a row read, a mutation) at a time; further requests wait in
+its queue. So a scanner that is alone in its tablet is limited by its observers, and a clump of scanners by the tablet's
+server, as the paper says. Each scanner makes one run at a time, like a thread in the paper.
 
-A scanner without teleport passes a row by on which another one runs observers, and goes on to the next row. It may
-come to rows that another has finished since its page of the scan was read: claimed twice, and found clean.
+A scanner without teleport skips a row on which another one runs observers, and goes on to the next row. It may come to
+rows that another has finished since its page of the scan was read: these are claimed twice, and found clean.
 
 In real time, four worker processes are clients of a durable `perco serve` process (`bench/worker_processes.py`). There
-the server has the row locks: a scanner that comes to rows of another process claims them in vain, and is refused. It is
-judged how many of all claims are.
+the server has the row locks, and refuses a claim if other processes have all of its rows. The bar is on the share of
+claims that are refused.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ class Scene:
 class Drain:
     """What happened from the first dirty row to the last.
 
-    `twice`: claims of rows that had been claimed before; `runs`: of the observer; `gap`: the largest stretch of dirty
-    rows that no scanner came to for a second, as a share of all rows, mean over the drain; `claims`: (when, scanner,
+    `twice`: claims of rows that had been claimed before; `runs`: of the observer; `gap`: the longest stretch of dirty
+    rows that no scanner visited within a second, as a share of all rows, mean over the drain; `claims`: (when, scanner,
     key).
     """
 
@@ -83,7 +82,7 @@ class Drain:
 
 
 class TabletServers:
-    """A row store each of whose tablets answers one request at a time, once it has been opened to the public."""
+    """A row store whose tablets answer one request at a time each, once `request_s` has been set."""
 
     groups = True
 
@@ -123,7 +122,7 @@ class TabletServers:
 
 
 class Bus(Scanner):
-    """perco's scanner, that may be told where to begin, and whose claims are noted down."""
+    """perco's scanner, which can begin where all others begin (`together`), and notes its claims."""
 
     together = False
     note: Callable[[int, bytes], None]
@@ -140,7 +139,7 @@ class Bus(Scanner):
 
 
 class Buses(Database):
-    """A database whose worker has buses."""
+    """A database whose scanners are buses."""
 
     scene: Scene
     note: Callable[[int, bytes], None]
@@ -152,7 +151,7 @@ class Buses(Database):
 
 
 async def drain(scene: Scene, seed: int) -> Drain:
-    """From so many dirty rows to none."""
+    """Make the scene's rows dirty, and run scanners until all are clean."""
     rng = random.Random(seed)
     docs = hot.table()
     body, parsed = docs.column("body", perco.BYTES), docs.column("parsed", perco.BYTES)
@@ -223,7 +222,7 @@ def mean_gap(keys: Sequence[int], claims: Sequence[tuple[float, int, int]], ende
 
 @contextmanager
 def _scheduled(seed: int) -> Iterator[None]:
-    """trio draws the order in which tasks run; here from a seed, so that a figure can be had again."""
+    """trio runs tasks in random order; here the order comes from a seed, so that figures can be reproduced."""
     run: Any = trio._core._run
     before = run._ALLOW_DETERMINISTIC_SCHEDULING
     run._ALLOW_DETERMINISTIC_SCHEDULING = True
@@ -251,12 +250,12 @@ def scenes() -> list[Scene]:
     return [
         Scene(scanners=n, hot=hot, together=together, teleport=teleport)
         for n, hot, together, teleport in itertools.product((1, 8, 64), (False, True), (True, False), (False, True))
-        if n > 1 or (not together and teleport)  # one alone meets nobody
+        if n > 1 or (not together and teleport)  # one alone meets no other
     ]
 
 
 def lockless() -> list[Scene]:
-    """Without row locks nobody sees whom he meets. Together they would stay together to the last row: left out."""
+    """Without row locks no scanner notices another. If they began together, they would stay together: left out."""
     return [
         Scene(scanners=n, hot=hot, together=False, teleport=False, row_locks=False)
         for n, hot in itertools.product((8, 64), (False, True))
@@ -295,7 +294,7 @@ def main(run: Run) -> None:
 
 
 def _in_processes(run: Run, report: Report) -> Sequence[Drained]:
-    """Without teleport and with it, in turn. Returns the first drain of each."""
+    """Drain without teleport and with it, in turn. Returns the first drain of each."""
     seeds = {teleport: itertools.count(1) for teleport in (False, True)}  # the same rows for both
     with run.scratch() as folder, worker_processes.processes(folder) as processes:
         found = interleaved(
@@ -369,10 +368,10 @@ def _line(scene: Scene, drains: Sequence[Drain]) -> tuple[object, ...]:
 
 
 def _draw(run: Run, drained: Sequence[Drained]) -> None:
-    """Where each scanner was: they clump by themselves, unless they teleport. Beside it worker processes.
+    """Where each scanner was: they clump, unless they teleport. Below, the same for worker processes.
 
     Args:
-        drained: by processes, without teleport and with it.
+        drained: by worker processes, without teleport and with it.
     """
     import matplotlib
 
@@ -430,7 +429,7 @@ _TITLES = (
 
 
 def _label(axis: Any, ended: float, teleport: bool, borders: Sequence[float]) -> None:
-    """What it is, its end, and the borders of tablets or ranges."""
+    """Draw the title, the end of the drain, and the borders of tablets or ranges."""
     for border in borders:
         axis.axhline(border, color="#e5e7eb", linewidth=0.6, zorder=0)
     axis.axvline(ended, color="#475569", linewidth=1, linestyle="--")
@@ -448,7 +447,7 @@ def _label(axis: Any, ended: float, teleport: bool, borders: Sequence[float]) ->
 
 
 def stretches(claims: Sequence[tuple[float, int, int]], scanner: int) -> Iterator[tuple[list[float], list[float]]]:
-    """A scanner's times and positions (0 to 1), anew wherever it jumped."""
+    """A scanner's times and positions (0 to 1), divided where it jumped."""
     times: list[float] = []
     places: list[float] = []
     for when, who, key in claims:

@@ -1,12 +1,12 @@
 """Space: cells that are overwritten again and again, with a short history, compared with the newest versions alone.
 
-10^7 overwrites of 10^5 cells, ten seconds of history, the vacuum in the background. It prints the pages in use, the
-reusable pages and the file, compared with a fresh store of the same newest cells, and with the least that the present
-versions need: for each, the bytes that a version takes in the fresh store, whose pages are full. `due`: versions that
-were young enough to be kept at that moment; the vacuum has yet to remove the rest.
+10^7 overwrites of 10^5 cells, ten seconds of history, the vacuum in the background. It prints the size of the pages in
+use, of the reusable pages and of the file. It compares them with a fresh store of the same newest cells, and with the
+least that the present versions need: for each, the bytes that a version takes in the fresh store, whose pages are full.
+`due`: the versions that are young enough to be kept at that moment; the vacuum has yet to remove the rest.
 
-The store is measured right after the last write, with ten seconds of history; again when that history may go; and again
-after compacting.
+The store is measured right after the last write, with ten seconds of history; again when that history has been removed;
+and again after compacting.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ async def write(txn: perco.Transaction, keys: list[int], payload: bytes) -> None
 async def overwrite(
     db: perco.Database, overwrites: int, seed: int, run: Run
 ) -> tuple[list[tuple[float, int, int]], int]:
-    """Every key is as likely as any; returns (seconds, pages' bytes that were ever used, versions) over time, and how
-    many overwrites there were in the last `HISTORY_S`."""
+    """Overwrite random keys, all equally likely. Returns (seconds, bytes of all pages ever used, versions) over time,
+    and how many overwrites there were in the last `HISTORY_S`."""
     rng = random.Random(seed)
     left = overwrites // PER_TRANSACTION
     over_time: list[tuple[float, int, int]] = []
@@ -134,7 +134,7 @@ async def measure(folder: Path, overwrites: int, run: Run) -> tuple[dict[str, Sp
         run.say("MiB ever used, thousands of versions, over time: " + "; ".join(told))
         spaces = {"worn": Space(db, CELLS + young)}
         await trio.sleep(HISTORY_S + 2 * db.config.oracle.note_period_s)
-        async with db.transaction() as txn:  # a timestamp that is noted, and the history is older
+        async with db.transaction() as txn:  # draws a timestamp to be noted: the history is older
             txn.delete(value, CELLS)
         await db.oracle.note()
         await db.vacuum()

@@ -1,16 +1,17 @@
 """Loading through Spark against the same loader without it, and reading back against Parquet.
 
-One served store, durable. The loader is the web index's: it reads a page's cells, writes its contents, some 3 KB, and
-its rank, and notifies observers, which do not run; a transaction for each page, 64 in flight in each of two processes:
+One served store, durable. The loader is the web index's: it reads a page's cells, writes its contents (some 3 KB) and
+its rank, and notifies observers, which do not run. Each page has its own transaction; each of two processes has 64 in
+flight:
 
     without Spark                two processes that have their rows in memory
-    without Spark, ledger        ... and take each input once, as `perco.spark.load` always does: a mark beside the row
-    without Spark, ledger apart  ... in a table of its own, as where the rows' table is not known
-    Spark                        two executors, which read the rows from Parquet; all of `load` counts, the beginnings
-                                 of its jobs too, but for the ledger's removal, which stands in a line of its own
+    without Spark, ledger        ... and load each input once, as `perco.spark.load` always does: with a mark in the row
+    without Spark, ledger apart  ... with the marks in a table of their own, as if the rows' table were not known
+    Spark                        two executors, which read the rows from Parquet; all of `load` is timed, with the start
+                                 of its jobs, but without the ledger's removal, which has a line of its own
 
-Read back are all rows of the table, whole, and summed up: as `format("perco")`, one snapshot, two tasks at a time, and
-as Parquet files of the same rows.
+Reading back counts all rows and sums up the lengths of their contents: as `format("perco")`, with one snapshot, two
+tasks at a time, and as Parquet files of the same rows.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ PLAIN, LEDGER, ELSEWHERE, SPARK = "without Spark", "without Spark, ledger", "wit
 
 
 async def loader(txn: perco.Transaction, row: Any) -> None:
-    """A row."""
+    """Load a row."""
     await INDEX.load(txn, Page(url=row["url"], content_type="text/html", body=bytes(row["body"])))
 
 
 def made(rows: int, part: int = 0, parts: int = 1) -> list[dict[str, Any]]:
-    """A share of all rows."""
+    """Part `part` of `parts` of all rows."""
     web = SyntheticWeb(rows)
     pages = map(web.page, range(part, rows, parts))
     return [{"url": page.url, "body": page.body} for page in pages]
@@ -60,7 +61,7 @@ def made(rows: int, part: int = 0, parts: int = 1) -> list[dict[str, Any]]:
 
 
 async def alone(url: str, part: int, rows: int, ledger: bool, beside: bool) -> None:
-    """Loads its share when a line comes on stdin, then says how many seconds it took."""
+    """Load its share when a line comes on stdin; say when it is ready and when it is done."""
     from perco.spark import ledger as ledgers
     from perco.spark.keys import chosen, valued
     from perco.spark.partition import LoadOptions, PartitionResult, load_partition
@@ -158,7 +159,7 @@ def main(run: Run) -> None:
                     _fresh, run, folder, spark, lambda url, store: _spark(spark, store, parquet, rows, removal)
                 ),
             }
-            _fresh(run, folder, spark, lambda url, store: _spark(spark, store, parquet, rows, []))  # it is warm
+            _fresh(run, folder, spark, lambda url, store: _spark(spark, store, parquet, rows, []))  # to warm up
             found = {side: Cell(tuple(each)) for side, each in interleaved(run.rounds, sides).items()}
             read = _read(run, folder, spark, parquet, rows)
     finally:

@@ -1,8 +1,8 @@
 """Split: a tablet of 1 GiB is split in the middle while clients write to it and read it, durably.
 
-Writers add to rows at random (a read, a write, one row each); readers get a row at random every millisecond. Before,
-while the split goes on, and while what it left behind is removed: how many a second, and the longest that any of them
-took. The store is embedded: one process does it all. What is judged is how long a write waits.
+Writers add one to random rows (a read and a write of one row); each reader gets a random row every millisecond. It
+prints rates and longest times before the split, during it, while the moved rows are removed from the old tablet, and
+after. The store is embedded: one process does it all. The bars are on how long a write waits.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Timeline:
     seconds: list[float] = field(default_factory=list)
 
     def within(self, begin: float, end: float) -> list[float]:
-        """How long those took that ended in between."""
+        """The durations of the operations that ended between `begin` and `end`."""
         return [took for at, took in zip(self.ends, self.seconds, strict=True) if begin <= at < end]
 
     def longest(self, begin: float, end: float) -> float:
-        """Of those that were under way in between."""
+        """The longest duration of an operation that was under way between `begin` and `end`."""
         both = zip(self.ends, self.seconds, strict=True)
         return max((took for at, took in both if at >= begin and at - took < end), default=0.0)
 
@@ -134,7 +134,7 @@ def draw(lines: dict[str, Timeline], moments: dict[str, float], run: Run) -> Non
 
 
 def main(run: Run) -> None:
-    """Prints the table, draws, and prints the RESULT line."""
+    """Print the table and the RESULT line; draw."""
     facts = run.machine("power")
     report = Report("split", "power")
     with run.scratch() as folder:

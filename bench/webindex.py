@@ -1,12 +1,12 @@
 """What a page costs in the web index: pages per second and CPU per page, while the index grows.
 
-The web is made up, from a seed, linked and copied as the web is (`perco/webindex/synthetic.py`). Pages are
-made beforehand and loaded 50 at a time by 48 loaders, with all observers and the export into SQLite at work, until all
-is searchable; then the next. CPU is that of the whole process, with all its threads. Each size is a
-web of its own, so that its last page is linked to and copied as much as its first. A machine that others use as well
-is slower at times, in CPU too: each step runs beside a fixed piece of work, and is told at the speed of the fastest.
+The web is synthetic, made from a seed, with links and copies like the real one (`perco/webindex/synthetic.py`). A step
+loads 50 pages, made beforehand, with 48 loaders, and lasts until all 50 are searchable; all observers and the export
+into SQLite run. CPU time is that of the whole process, with all its threads. Each size is a web of its own, so that its
+last page is linked to and copied as much as its first. A shared machine is slower at times, in CPU time too. So a fixed
+piece of work is timed before and after each step, and the step is reported at the fastest speed that was measured.
 
-An index whose cost grows with its size would not be incremental: what is judged is that the cost of a page is flat.
+An index whose cost grows with its size would not be incremental: the bar is that the cost of a page stays flat.
 
 Last, what one more clustering key costs: the same pages, with a second table of clusters, by title.
 """
@@ -36,12 +36,12 @@ from perco.webindex.service import search_path
 from perco.webindex.synthetic import SyntheticWeb
 
 SIZES, QUICK_SIZES = (1_000, 10_000, 100_000), (1_000, 3_000)
-STEP = 50  # pages loaded at once: of a small web no larger share shall collapse than of a large one
-DRAWN_STEPS = 10  # drawn as one
+STEP = 50  # pages loaded at once: few, so that a small web does not collapse a larger share than a large one
+DRAWN_STEPS = 10  # drawn as one point
 KEY_PAGES, QUICK_KEY_PAGES = 1_000, 300
 LOADERS = 48
 SEED = 1
-YARD_S = 0.005  # of the yardstick: what two builds are compared at, that run one after the other
+YARD_S = 0.005  # CPU time of the yardstick: builds that run one after the other are compared at this speed
 FLAT_MOST = 1.3  # the largest web's CPU per page over the smallest's
 
 
@@ -83,16 +83,16 @@ class TwoKeys(WebIndex):
 
 @dataclass(slots=True)
 class Step:
-    """So many pages more, and what they took."""
+    """Some more pages, and what they cost."""
 
     pages: int
     wall_s: float
     cpu_s: float
     yard_s: float = 0.0
-    """CPU of the fixed piece of work, meanwhile."""
+    """CPU time of the yardstick, before and after: the mean."""
 
     def scaled(self, yard_s: float) -> Step:
-        """As on a machine that takes so long for the fixed piece of work."""
+        """The step as on a machine on which the yardstick takes `yard_s`."""
         return Step(self.pages, self.wall_s, self.cpu_s * yard_s / self.yard_s, yard_s)
 
 
@@ -116,7 +116,7 @@ def _sum(steps: Sequence[Step]) -> Step:
 
 @dataclass(slots=True)
 class Built:
-    """What the building of one web took."""
+    """What building one web cost."""
 
     steps: list[Step] = field(default_factory=list)
     observers: dict[str, perco.ObserverCounters] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Built:
 
     @property
     def cpu_ms(self) -> float:
-        """Of a page."""
+        """CPU time of a page."""
         return 1000 * sum(step.cpu_s for step in self.steps) / self.pages
 
     @property
@@ -138,7 +138,7 @@ class Built:
         return self.pages / sum(step.wall_s for step in self.steps)
 
     def last(self, pages: int) -> Step:
-        """The last so many pages, in whole steps."""
+        """The last `pages` pages, in whole steps."""
         some: list[Step] = []
         for step in reversed(self.steps):
             if sum(each.pages for each in some) >= pages:
@@ -164,8 +164,8 @@ async def build(
     around: Callable[[perco.Database], AbstractContextManager[object]] = nullcontext,
     ran: Callable[[str, Any, float], None] = lambda id, key, seconds: None,
 ) -> Built:
-    """Build the index of a web of so many pages; `told` is called after each step. `file`: the search index; `around`:
-    all of it happens within; `ran`: told of each run of an observer."""
+    """Build the index of a web of `pages` pages. `file`: the search index; `told`: called after each step; `around`: a
+    context manager around the whole build; `ran`: called after each run of an observer."""
     exporter, built = Exporter(), Built()
     index = make(exporter)
     web = iter(SyntheticWeb(pages, seed))
@@ -197,7 +197,7 @@ async def build(
 
 
 async def load(db: perco.Database, index: WebIndex, pages: Sequence[Page]) -> None:
-    """All of them, many side by side."""
+    """Load all pages, many at a time."""
     left: Iterator[Page] = iter(pages)
 
     async def loader() -> None:

@@ -1,13 +1,13 @@
-"""The gain of the delay window of the paper's section 2.5: a client waits a little before it asks.
+"""The gain of the delay window of the paper's section 2.5: a client delays its calls a little, to batch them.
 
-Reads, mutations and commits of one client wait for others to the same tablet (`BatchOptions.window_s`), and go with
+Reads, mutations and commits of one client wait for others to the same tablet (`BatchOptions.window_s`), and leave with
 them in one call. A *fixed* window holds each of them for its whole length, so every transaction takes longer by at
 least two windows, and blocks others for longer; an *adaptive* one holds them only while an earlier call to that tablet
-is out. A window saves calls. Durable; each transaction reads a row and writes it, with all rows alike (Zipf 0) or some
-popular (Zipf 1), with few and with many in flight, over
+is out. A window saves calls. Durable; each transaction reads a row and writes it. Rows are chosen uniformly (Zipf 0) or
+some are popular (Zipf 1), with few and with many transactions in flight, over
 
     embedded         the store is in the client's process; only a fixed window has an effect there
-    served           one `perco serve`, reached at once, and through a network that delays each direction (`delay.py`)
+    served           one `perco serve`, reached directly, and through a proxy that delays each direction (`delay.py`)
     tablet servers   `perco serve --processes 2`: every commit takes two phases
 
 Each row of the figure is one of these; each field shows the throughput as a multiple of that without a window.
@@ -34,7 +34,7 @@ ADAPTIVE = ("0.001a", "0.005a")
 WINDOWS = (NONE, *ADAPTIVE, *FIXED)
 EMBEDDED, SERVED, SPREAD = "embedded", "served", "tablet servers"
 SECONDS = 1.0
-ROUNDS = 3  # with these, some 650 loads of a second, and the start of a process for each, take 40 minutes
+ROUNDS = 3  # some 650 loads of a second in all; with the start of a process for each they take 40 minutes
 SERVERS = 2
 
 
@@ -56,25 +56,25 @@ QUICK = (JUDGED, JUDGED._replace(skew=1), JUDGED._replace(delay_ms=5))
 
 
 def scenes() -> list[Scene]:
-    """All but those of --quick alone."""
+    """All scenes of a run without --quick."""
     out = [Scene(EMBEDDED, 0, count, skew) for count in (8, 128, 512) for skew in (0, 1)]
     out += [Scene(SERVED, ms, count, skew) for ms in (0, 0.1, 5, 20) for count in (8, 128, 512) for skew in (0, 1)]
     return out + [Scene(SPREAD, ms, 128, skew) for ms in (0, 5) for skew in (0, 1)]
 
 
 def windows(scene: Scene, *, quick: bool = False) -> Sequence[str]:
-    """Those that are tried; an adaptive one does nothing in an embedded store."""
+    """The windows that are tried in a scene; an adaptive one does nothing in an embedded store."""
     if quick:
         tried: Sequence[str] = (NONE, ADAPTIVE[0], FIXED[0], LONGEST)
     else:
         tried = (NONE, *FIXED) if scene.store == EMBEDDED else WINDOWS
     if scene.skew and (quick or scene.delay_ms or scene.in_flight != JUDGED.in_flight):
-        return tried[:-1]  # with the longest, those that meet on a popular row take some ten seconds to end
+        return tried[:-1]  # with the longest, transactions that conflict on a popular row take some ten seconds
     return tried
 
 
 def title(window: str) -> str:
-    """For people."""
+    """A window's name in tables and figures."""
     if window == NONE:
         return "none"
     ms = 1000 * float(window.removesuffix("a"))
@@ -82,7 +82,7 @@ def title(window: str) -> str:
 
 
 def mean_ms(loads: Sequence[Load]) -> float:
-    """Of a transaction, from its beginning to the answer to its commit; the median of the rounds."""
+    """Mean time of a transaction, from its beginning to the answer to its commit; the median of the rounds."""
     return median(1000 * sum(load.times) / len(load.times) for load in loads)
 
 
@@ -145,7 +145,7 @@ def _tell(run: Run, report: Report, found: Found) -> None:
             }
             shown = title(window).removesuffix(" ms")
             where = scene.store, f"{scene.delay_ms:g}", scene.in_flight, f"{scene.skew:g}", shown
-            cpu = "" if scene.store == SPREAD else f"{figures['cpu_us']:.0f}"  # others' processes are not counted
+            cpu = "" if scene.store == SPREAD else f"{figures['cpu_us']:.0f}"  # the tablet servers' CPU is not counted
             times = f"{figures['mean_ms']:.1f}", f"{figures['p99_ms']:.0f}", f"{figures['retries']:.2f}"
             rows.append((*where, f"{figures['per_s']:.0f}", f"{ratio:.2f}", *times, cpu))
             key = f"{scene.key}_window_{title(window).replace(' ', '_')}"

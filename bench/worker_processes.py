@@ -1,12 +1,12 @@
 """Scanners of several worker processes on one served store, in real time.
 
-A `perco serve` process, durable, and worker processes, its clients. Rows are made dirty in hot ranges; then the workers
-begin, one after the other. Each notes when its scanners handed which row over to its observer.
+A durable `perco serve` process, and worker processes as its clients. Rows are made dirty in hot ranges; then the
+workers begin, one after the other. Each notes which row its scanners handed over to its observer, and when.
 
-A *refused* claim is a call that found all the rows that it asked for with other processes: work for nothing.
+A claim is *refused* if other processes have all the rows that it asks for: wasted work.
 
-One process serves all tablets, so scanners cost it no less if they are spread over tablets than if they clump: how long
-a drain takes is told, and not judged.
+One process serves all tablets, so scanners that are spread over tablets cost it no less than scanners that clump. The
+time of a drain is therefore reported, but has no bar.
 
     python -m bench.worker_processes FOLDER NUMBER      a worker process
 """
@@ -35,10 +35,10 @@ from perco.notify.database import WorkerHandle
 WORKERS = 4
 ROWS = 1500
 SCANNERS, CONCURRENCY = 4, 16  # of each process
-APART_S = 0.1  # between the moments at which two of them begin
+APART_S = 0.1  # between the starts of two worker processes
 IDLE_S = 30.0  # by then every row is clean, or the benchmark fails
 REFUSED_MOST = 0.1
-SUMS = ("teleports", "met", "asked", "refused", "tours")  # of what scanners count
+SUMS = ("teleports", "met", "asked", "refused", "tours")  # counters of scanners that are summed up
 
 _BATCH = 500  # rows that are made dirty in a transaction
 
@@ -49,7 +49,7 @@ SCHEMA = perco.Schema(docs)
 
 @SCHEMA.observe(body, id="parse")
 async def parse(txn: perco.Transaction, change: perco.Change[bytes, int]) -> None:
-    """Takes so many milliseconds as its row says."""
+    """Takes as many milliseconds as its row says."""
     assert change.value is not None
     await trio.sleep(change.value / 1000)
     txn.set(parsed, change.key, change.value)
@@ -57,7 +57,7 @@ async def parse(txn: perco.Transaction, change: perco.Change[bytes, int]) -> Non
 
 @dataclass(slots=True)
 class Drained:
-    """What worker processes did from their first one's beginning until no row was dirty.
+    """What the worker processes did from the start of the first one until no row was dirty.
 
     `claims`: (when, process, row) of each row that was handed over; `begun`: when each process began; both in seconds.
     """
@@ -107,8 +107,8 @@ class Notes:
 
 
 async def work(folder: Path, number: int) -> None:
-    """Told on standard input: when to begin, by `time.monotonic`, and whether to teleport; then to stop, as often as
-    wanted. Says when it has the store open, when it has begun, and what it did."""
+    """Standard input says when to begin, by `time.monotonic`, and whether to teleport, then when to stop; any number of
+    times. Prints when the store is open, when the worker has begun, and what it did."""
 
     async def told() -> str:
         return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
@@ -134,7 +134,7 @@ def _say(message: dict[str, Any]) -> None:
 
 
 class Processes:
-    """A server and worker processes, with which any number of drains are made."""
+    """A server and worker processes, for any number of drains."""
 
     def __init__(self, folder: Path, workers: list[subprocess.Popen[str]]) -> None:
         self._folder, self._workers = folder, workers
@@ -164,7 +164,7 @@ class Processes:
 
 
 def gathered(told: list[dict[str, Any]], begun: list[float], ended: float, rows: int) -> Drained:
-    """What the processes told, as one."""
+    """The reports of all processes, added up."""
     first = min(begun)
     out = Drained(seconds=ended - first, rows=rows, begun=[when - first for when in begun])
     for process, each in enumerate(told):
@@ -177,9 +177,9 @@ def gathered(told: list[dict[str, Any]], begun: list[float], ended: float, rows:
 
 @contextmanager
 def processes(folder: Path, workers: int = WORKERS) -> Iterator[Processes]:
-    """A server of a new store in a folder, and so many workers; they end with the block."""
+    """A server of a new store in a folder, and its worker processes; they end with the block."""
     path = folder / "store"
-    path.mkdir()  # else the server says that there was nothing
+    path.mkdir()  # else the server first prints that the store is new
     with ExitStack() as stack:
         server = stack.enter_context(_process("-m", "perco", "serve", str(path)))
         assert server.stdout is not None
@@ -210,7 +210,7 @@ def _tell(worker: subprocess.Popen[str], order: dict[str, Any]) -> None:
 
 
 async def _heard(worker: subprocess.Popen[str]) -> Any:
-    """The next that it says; while one waits for it, the loop turns."""
+    """The next message of a worker; the loop goes on meanwhile."""
     assert worker.stdout is not None
     return json.loads(await trio.to_thread.run_sync(worker.stdout.readline))
 

@@ -1,1 +1,1 @@
-"""perco's peers, each as somebody would write it who wants it to win."""
+"""perco's peers; the code for each is written to make that peer win."""

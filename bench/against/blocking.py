@@ -1,8 +1,9 @@
-"""A client of a served store without an event loop: a thread and a connection per request, as the paper had it.
+"""A client of a served store without an event loop: a thread and a connection per request, as in the paper.
 
-It speaks perco's wire and takes perco's steps - timestamp, read, commit in one step - each a `sendall` and `recv`s in
-the caller's own thread. No portal, no queue, no second thread: nothing that a thread-per-request program would not do.
-It knows one kind of transaction, a read-modify-write of a cell of a table with one tablet.
+It speaks perco's wire protocol and performs perco's steps: timestamp, read, commit in one step. Each step is a
+`sendall` and `recv`s in the caller's own thread. No portal, no queue, no second thread: nothing that a
+thread-per-request program would not do. It has one kind of transaction, a read-modify-write of a cell of a table with
+one tablet.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _FRAME_BYTES_MAX = 1 << 24
 
 
 class BlockingClient:
-    """One thread's. `close` it."""
+    """A client for one thread. `close` it."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -53,16 +54,16 @@ class BlockingClient:
         return self._heard.pop(0)
 
     def fileno(self) -> int:
-        """Of its socket."""
+        """The file descriptor of its socket."""
         return self._socket.fileno()
 
     def say(self, method: int, arguments: Any) -> None:
-        """Ask, and do not wait."""
+        """Send a call, and do not wait for its answer."""
         self._next += 1
         self._socket.sendall(frame([self._pack((self._next, method, arguments))]))
 
     def heard(self) -> Any:
-        """The answer to what was asked. Raises: what the server answers."""
+        """The answer to the last `say`. Raises: the error that the server answers with."""
         id, status, value = self._receive()
         while status == PUSH:
             id, status, value = self._receive()
@@ -72,7 +73,7 @@ class BlockingClient:
         return value
 
     def call(self, method: int, arguments: Any) -> Any:
-        """Ask and wait."""
+        """Send a call, and wait for its answer."""
         self.say(method, arguments)
         return self.heard()
 

@@ -2,11 +2,11 @@
 
 Each has the same rows before it begins, and in the end must have counted every call: no update is lost.
 
-The peers get what they are best at. SQLite: WAL, synchronous=FULL (an fsync per commit), an exclusive lock, so it asks
-for none, a cache that holds everything, a checkpoint seldom, a table without rowid, one writer on a thread of its own,
-behind which the loop goes on. *Batching*: the writer takes all calls that wait into one transaction, reads their rows
-at once and writes them at once. ZODB: an object per row, so a commit writes that object alone, and everything in its
-cache; one thread, for its commits take turns anyway.
+The peers are set up to be as fast as they can. SQLite: WAL; synchronous=FULL (an fsync per commit); an exclusive lock,
+so that it asks for none later; a cache that holds everything; rare checkpoints; a table without rowid; one writer, on a
+thread of its own, so that the loop goes on. *Batching*: the writer puts all waiting calls into one transaction, reads
+their rows at once and writes them at once. ZODB: an object per row, so that a commit writes that object alone;
+everything in its cache; one thread, because its commits run one after another anyway.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def count_in(value: bytes | None) -> int:
 
 
 class Counting(Protocol):
-    """What is compared."""
+    """A store that is compared."""
 
     async def modify(self, key: bytes, change: Change) -> None:
         """Returns when it is durable."""
 
     async def total(self) -> int:
-        """Of all rows."""
+        """The sum of the counters of all rows."""
 
 
 # ------------------------------------------------------------------ perco
@@ -159,7 +159,7 @@ _AT_A_TIME = 500  # parameters of one statement
 
 
 def open_sqlite(path: Path) -> sqlite3.Connection:
-    """With all rows in it."""
+    """A database with all rows in it."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=1024)
     for pragma in (
         "journal_mode=WAL",
@@ -329,7 +329,7 @@ _counted: dict[tuple[Path, str], int] = {}  # what the stores held when they wer
 
 
 def load(name: str, folder: Path, in_flight: int, seconds: float) -> Load:
-    """So many calls in flight, on one of the stores, made if it is not there."""
+    """Run a load on one of the stores, which is made if it does not exist."""
     return trio.run(_load, name, folder, in_flight, seconds)
 
 
@@ -348,7 +348,7 @@ async def _load(name: str, folder: Path, in_flight: int, seconds: float) -> Load
 
 
 def plain_loop(name: str, folder: Path, seconds: float) -> float:
-    """Commits per second of a peer that commits one by one, without event loop or queue: what it can do at most."""
+    """Commits per second of a peer that commits one by one, without event loop or queue: its upper limit."""
     connection: Any
     modify: Callable[[bytes, Change], None]
     if name == "ZODB":

@@ -1,4 +1,4 @@
-"""A closed loop of callers, and what came of it."""
+"""A closed loop of callers, and its results."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from bench.harness import percentile
 
 @dataclass(slots=True)
 class Load:
-    """What so many callers, each of whom calls again when it has its answer, did in some seconds.
+    """What a closed loop did in some seconds: each caller calls again when it has its answer.
 
     `cpu_s`: of this process, all threads, and of the server if there is one; `retries`: attempts beyond the first of
-    each call; `times`: seconds that each call took; `unfinished`: that the others had waited when the round ended.
+    each call; `times`: seconds that each call took; `unfinished`: seconds that the other calls had waited at the end.
     """
 
     seconds: float = 0.0
@@ -50,7 +50,7 @@ class Load:
 
 
 class Measured:
-    """`with Measured(load):` notes wall and processor time; `cpu`: of others that work for us, in seconds so far."""
+    """`with Measured(load):` notes wall and processor time; `cpu`: seconds so far of others that do the work."""
 
     def __init__(self, load: Load, cpu: Callable[[], float] = lambda: 0.0) -> None:
         self.load, self._cpu = load, cpu
@@ -68,13 +68,13 @@ class Measured:
 
 
 async def closed_loop(call: Callable[[random.Random], Awaitable[None]], in_flight: int, seconds: float) -> Load:
-    """On trio: `call` is one call, with a caller's own random numbers."""
+    """Run on trio. `call` makes one call, with its caller's random numbers."""
     load = Load()
 
     async def caller(number: int) -> None:
         rng = random.Random(number)
         now = time.perf_counter()
-        while True:  # once at the least
+        while True:  # at least once
             began = now
             await call(rng)
             now = time.perf_counter()
@@ -91,7 +91,7 @@ async def closed_loop(call: Callable[[random.Random], Awaitable[None]], in_fligh
 
 
 class Zipf:
-    """Ranks from 0 below `n`, the k-th with a probability of 1 / k ** skew; 0: all alike."""
+    """Ranks from 0 below `n`, the k-th with a probability in proportion to 1 / k ** skew; 0: all equally likely."""
 
     def __init__(self, n: int, skew: float) -> None:
         self._sums = list(itertools.accumulate(1 / (k + 1) ** skew for k in range(n)))
@@ -100,7 +100,7 @@ class Zipf:
         return bisect(self._sums, rng.random() * self._sums[-1])
 
     def distinct(self, rng: random.Random, count: int) -> list[int]:
-        """So many different ones."""
+        """`count` different ranks."""
         assert count <= len(self._sums)
         found: dict[int, None] = {}
         while len(found) < count:

@@ -1,9 +1,9 @@
-"""Three steps, each of which reads what the one before has written and writes a row: observers, and procrastinate.
+"""Three steps, each of which reads what the step before has written and writes a row: observers, and procrastinate.
 
-procrastinate is a task queue in PostgreSQL. A step of it writes its row and defers the next step in one transaction, as
-an observer's run is one; then the job is done, in another. Its worker listens for new jobs, so it need not poll; the
-steps' statements are prepared; connections stay open; jobs that are done are deleted. An observer runs at most once per
-change that it commits; a job that dies after its write runs again.
+procrastinate is a task queue in PostgreSQL. A step writes its row and defers the next step in one transaction, like the
+run of an observer; a second transaction finishes the job. Its worker listens for new jobs, so it need not poll; the
+steps' statements are prepared; connections stay open; finished jobs are deleted. At most one run of an observer commits
+per change; a job that dies after its write runs again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bench.against.transfers import run_asyncio
 from bench.observers import CHAIN, VALUE, chain, end_of, latencies, onward
 
 WARM = 20  # chains, before any is measured
-_LEFT_S = 60.0  # for what is under way to end
+_LEFT_S = 60.0  # for steps that are under way to end
 
 # ------------------------------------------------------------------ perco
 
@@ -39,7 +39,7 @@ def perco_latencies(folder: Path, seconds: float, per_second: float) -> list[flo
 
 
 def perco_drain(folder: Path, chains: int, concurrency: int) -> Load:
-    """First writes wait for the observers; until all have run. A `call` is a step."""
+    """Run the observers for a backlog of first writes, until all have run. A `call` is a step."""
     return trio.run(_perco_drain, folder / f"drain-{random.getrandbits(32):x}", chains, concurrency)
 
 
@@ -68,7 +68,7 @@ async def _perco_drain(path: Path, chains: int, concurrency: int) -> Load:
 
 @dataclass(slots=True)
 class _Steps:
-    """What the tasks use and tell."""
+    """What the tasks share: what they use, and what they report."""
 
     pool: Any = None
     ended: dict[str, float] = field(default_factory=dict)  # when the last step's transaction had committed, by its key
@@ -90,7 +90,7 @@ _FIRST = "INSERT INTO t0 VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value =
 
 
 def prepare(server: Server) -> None:
-    """Tables of the steps, and procrastinate's own."""
+    """Make the tables of the steps, and procrastinate's own."""
     server.psql(*(f"CREATE TABLE t{i} (key bytea PRIMARY KEY, value bytea NOT NULL)" for i in range(CHAIN + 1)))
     run_asyncio(_schema(server))
 
@@ -202,7 +202,7 @@ async def _procrastinate_latencies(server: Server, seconds: float, per_second: f
 
 
 def procrastinate_drain(server: Server, chains: int, concurrency: int, *, empty: bool = False) -> Load:
-    """As `perco_drain`; `empty`: as many jobs that do nothing."""
+    """As `perco_drain`; `empty`: the same number of jobs that do nothing."""
     return run_asyncio(_procrastinate_drain(server, chains, concurrency, empty))
 
 

@@ -1,7 +1,7 @@
-"""A PostgreSQL server of one's own: made, started and removed with the block.
+"""A private PostgreSQL server: made, started and removed with the block.
 
 It runs as an unprivileged user (PostgreSQL refuses root), listens on a Unix socket only, and syncs every commit. It is
-tuned as for a machine of its own: a cache that holds everything, checkpoints seldom, no replication.
+tuned as if it had the machine to itself: a cache that holds everything, rare checkpoints, no replication.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 class NoPostgresError(Exception):
-    """There is none, or it cannot be started here; the message says what to do."""
+    """PostgreSQL is not installed, or cannot be started here; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running one. `socket`: the folder of its socket, what clients give as the host."""
+    """A running server. `socket`: the folder of its socket, which clients give as the host."""
 
     bin: Path
     socket: Path
@@ -77,7 +77,7 @@ class Server:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def psql(self, *commands: str) -> None:
-        """Run commands; raises what psql says."""
+        """Run commands. Raises: NoPostgresError, with what psql says."""
         given = [part for command in commands for part in ("-c", command)]
         quietly = ["-X", "-q", "-v", "ON_ERROR_STOP=1"]
         _run([self.bin / "psql", *quietly, "-h", self.socket, "-U", "bench", "-d", "postgres", *given])
@@ -117,12 +117,12 @@ def _number(name: str) -> float:
 
 @contextmanager
 def server(folder: Path) -> Iterator[Server]:
-    """A server whose data lie in a new folder below `folder`. Raises: NoPostgresError."""
+    """A server whose data is in a new folder below `folder`. Raises: NoPostgresError."""
     bin, user = binaries(), _user()
     data = folder / "postgres"
     data.mkdir(mode=0o700)
-    folder.chmod(0o711)  # to be passed through
-    with tempfile.TemporaryDirectory(prefix="perco-pg-") as sockets:  # whose name has to be short
+    folder.chmod(0o711)  # so that the server's user can reach what is in it
+    with tempfile.TemporaryDirectory(prefix="perco-pg-") as sockets:  # a socket's path must be short
         for path in (data, Path(sockets)):
             os.chown(path, user.pw_uid, user.pw_gid)
         try:
@@ -135,7 +135,7 @@ def server(folder: Path) -> Iterator[Server]:
         try:
             yield _connectable(started, bin, Path(sockets), data / "log")
         finally:
-            started.send_signal(signal.SIGINT)  # fast: it ends connections, and waits for nobody
+            started.send_signal(signal.SIGINT)  # a fast shutdown: it ends connections, and waits for no client
             try:
                 started.wait(20)
             except subprocess.TimeoutExpired:
@@ -144,7 +144,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def _user() -> pwd.struct_passwd:
-    """Who it runs as: us, unless we are root."""
+    """The user it runs as: the present one, unless that is root."""
     if os.geteuid():
         return pwd.getpwuid(os.geteuid())
     for name in ("postgres", "nobody"):
@@ -178,7 +178,7 @@ def _ends_with_us(libc: ctypes.CDLL) -> None:
 
 
 def _as(user: pwd.struct_passwd | None) -> tuple[int | None, int | None, list[int] | None]:
-    """What a child is to become: user, group, further groups; None: what we are."""
+    """A child's user, group and further groups; None: those of this process."""
     return (None, None, None) if user is None or os.geteuid() else (user.pw_uid, user.pw_gid, [])
 
 
@@ -201,7 +201,7 @@ def _run(command: Sequence[object], user: pwd.struct_passwd | None = None) -> st
 
 
 def _connectable(started: subprocess.Popen[bytes], bin: Path, sockets: Path, log: Path) -> Server:
-    """Waits until it answers."""
+    """Wait until it answers."""
     version = _run([bin / "postgres", "--version"]).split()[2]
     found = Server(bin, sockets, started.pid, version)
     until = time.monotonic() + _START_S

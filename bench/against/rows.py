@@ -1,6 +1,6 @@
 """One durable read-modify-write of a row on PostgreSQL, at repeatable read: in four round trips, and in one statement.
 
-The same rows as `embedded`'s: a counter and a padding to 100 bytes. Statements are prepared, connections pooled, tables
+The same rows as `embedded`'s: a counter, padded to 100 bytes. Statements are prepared, connections are kept, tables
 leave room for updates in place. Retries are counted; none should be needed where one statement does it.
 """
 
@@ -32,7 +32,7 @@ COMMIT;
 
 
 def prepare(server: Server) -> None:
-    """Tables with all rows in them."""
+    """Make the tables, with all rows in them."""
     for name, kind, keys in (("rows", "bytea", "decode(md5(k::text), 'hex')"), ("pgbench_rows", "int", "k")):
         server.psql(
             f"CREATE TABLE {name} (key {kind} PRIMARY KEY, n bigint NOT NULL, padding bytea) WITH (fillfactor = 50)",
@@ -44,7 +44,7 @@ def prepare(server: Server) -> None:
 
 
 def load(server: Server, connections: int, seconds: float, *, trips: int) -> Load:
-    """A caller for each connection, who calls again when it has its answer."""
+    """A caller for each connection; it calls again when it has its answer."""
     return run_asyncio(_load(server, connections, seconds, trips))
 
 

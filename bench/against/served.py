@@ -44,10 +44,10 @@ from bench.against.load import Load, Measured, Zipf, closed_loop
 TASKS, TASKS_ALONE = "tasks", "tasks, no batching"
 THREADS, THREADS_BATCHING = "threads", "threads, batching"
 SIDES = (TASKS, TASKS_ALONE, THREADS, THREADS_BATCHING)
-_STACK_BYTES = 256 * 1024  # of a thread: what is not touched takes no memory
+_STACK_BYTES = 256 * 1024  # of a thread; untouched pages take no memory
 _WARM = 32
-_CONNECTIONS = 4096  # a server takes; a thread has one of its own
-_ATTEMPTS = 1_000_000  # what is measured is how long it takes, not when one would give up
+_CONNECTIONS = 4096  # that a server accepts: each thread has its own
+_ATTEMPTS = 1_000_000  # so no call gives up: the benchmark measures how long each takes
 
 
 # ------------------------------------------------------------------ the server
@@ -97,7 +97,7 @@ class Server:
         return float(_child(side, self.folder, count, "memory"))
 
     def check(self) -> None:
-        """Every call is counted. Raises: AssertionError."""
+        """Raises: AssertionError, unless the rows count every call."""
         total = trio.run(_total, self.folder)
         if total != self.calls:
             raise AssertionError(f"{self.calls} calls were answered, and the rows say {total}")
@@ -110,7 +110,7 @@ def load_of(side: str, url: str, in_flight: int, seconds: float, window: str = "
 
 @contextmanager
 def unserved(folder: Path) -> Iterator[Path]:
-    """A store with all rows in it, which nobody has open."""
+    """A store with all rows in it, which no process has open."""
     path = folder / f"own-{random.getrandbits(32):x}"
     trio.run(_fill, path)
     yield path
@@ -186,7 +186,7 @@ async def _tasks(url: str, in_flight: int, seconds: float, options: perco.Option
 
 
 def _in_threads(in_flight: int, seconds: float, caller: Callable[[], Callable[[bytes], int]]) -> Load:
-    """`caller`: what makes a call for one thread; a call returns how many attempts it took."""
+    """`caller` returns the function with which a thread makes its calls; that returns how many attempts it took."""
     load = Load()
     started, gate = threading.Barrier(in_flight + 1), threading.Event()
     lock = threading.Lock()
@@ -288,7 +288,7 @@ def resident() -> int:
 
 
 def waiting(side: str, url: str, count: int) -> float:
-    """Bytes a request that has read its row, and waits in the middle of its transaction."""
+    """Bytes for each request that has read its row and waits in the middle of its transaction."""
     if side in (TASKS, TASKS_ALONE):
         return trio.run(_waiting_tasks, url, count)
     if side == THREADS:

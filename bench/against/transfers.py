@@ -1,10 +1,11 @@
 """Transfers between two accounts, the popular ones more often: perco, and PostgreSQL at repeatable read with retries.
 
-PostgreSQL is a server and perco is not, so who is faster is for orientation. PostgreSQL gets as few connections as suit
-it, prepared statements, accounts with room for updates in their page, one order of rows so that nobody deadlocks, and
-uvloop if it is there. By asyncpg in four round trips (BEGIN, SELECT, UPDATE, COMMIT), which leaves the decision to the
-client as perco's transactions do; rows are locked as they are read, so that who has lost learns it early; and as a
-function, one round trip. pgbench with the same four statements is the floor.
+PostgreSQL is a server and perco is not, so the comparison is for orientation. PostgreSQL gets the small number of
+connections that suits it, prepared statements, accounts with room for updates in their page, one order of rows, so that
+there are no deadlocks, and uvloop if it is installed. asyncpg calls it in two ways. In four round trips (BEGIN,
+SELECT, UPDATE, COMMIT) the client decides, as in perco's transactions; rows are locked as they are read, so that the
+loser of a conflict learns of it early. As a function, it is one round trip. pgbench with the same four statements is
+the floor.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ACCOUNTS = 10_000
 FUNDS = 1000
 SKEW = 0.9
 IN_FLIGHT = 64
-CONNECTIONS = 8  # which these share: with 16 it is slower by a tenth, with 64 by half, for all who wait for a row retry
+CONNECTIONS = 8  # for all callers: with 16 it is slower by a tenth, with 64 by half: all that wait for a row retry
 
 table = perco.Table("accounts", key=perco.INT64)
 balance = table.column("balance", perco.INT64)
@@ -90,7 +91,7 @@ BEGIN
         UPDATE accounts SET balance = balance - amount WHERE id = source;
     END IF;
 END $$"""
-# pgbench draws no Zipf below 1.001; this is the continuous one of the same skew, rounded.
+# pgbench draws no Zipf with a skew below 1.001; this rounds the continuous distribution of the same skew.
 _LOW, _HIGH, _POWER = 0.5 ** (1 - SKEW), (ACCOUNTS + 0.5) ** (1 - SKEW), 1 / (1 - SKEW)
 _PGBENCH = f"""
 \\set u random(0, 999999)
@@ -109,7 +110,7 @@ COMMIT;
 
 
 def prepare(server: Server) -> None:
-    """Tables and the function."""
+    """Make the tables and the function."""
     for name in ("accounts", "pgbench_copy"):
         server.psql(
             f"CREATE TABLE {name} (id int PRIMARY KEY, balance bigint NOT NULL) WITH (fillfactor = 50)",
@@ -120,7 +121,7 @@ def prepare(server: Server) -> None:
 
 
 def run_asyncio(main: Coroutine[Any, Any, Load]) -> Load:
-    """On uvloop, if it is there."""
+    """Run on uvloop, if it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -71,15 +71,15 @@ def test_the_pace_is_that_of_a_child_which_ends_with_it() -> None:
     assert pace._child.returncode is not None
 
 
-def test_the_options_that_the_client_runs_with_are_named_in_what_it_prints_and_in_the_readme() -> None:
+def test_the_options_that_the_client_runs_with_are_named_in_what_it_prints_and_in_the_docs() -> None:
     report, said = Report("failover", "power"), []
     run: Any = SimpleNamespace(say=said.append)
     _tell_options(run, report)
     told = "".join(said)
     assert f"perco serve STORE --processes {SERVERS}" in told
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/benchmarks.md").read_text()
     for name, value in (("heartbeat_s", 0.5), ("silence_s", 3.0), ("patience_s", 60.0)):
         assert f"WireOptions({name}={value})" in told
         assert report.figures[f"option WireOptions.{name}"] == value
-        assert f"{name}={value:g}" in readme
+        assert f"{name}={value:g}" in page
     assert "RetryOptions(attempts=1000000)" in told
