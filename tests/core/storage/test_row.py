@@ -85,7 +85,7 @@ def test_a_mutation_that_breaks_off_has_written_nothing():  # S1
     engine = MemoryEngine()
     batch = MemoryBatch(engine)
     broken = Mutation(TABLE, [(b"a", [], [("data", 1, 5, b"x"), ("data", 1, -1, b"x")])])
-    with pytest.raises(Exception, match="int|format"):
+    with pytest.raises(Exception, match=r"int|format"):
         check_and_write(batch, broken, 0)
     assert not engine.entries("data")
 
