@@ -151,6 +151,10 @@ class open(AsyncOnly):
                 except OSError:
                     del locked  # it has just begun, or is ending
                 await trio.sleep(_AGAIN_S)
+        return await self._begin(local, options)
+
+    async def _begin(self, local: LocalStore, options: Options) -> Database:
+        """Prepare the database; if that fails, close what is open by then."""
         try:
             return await self._prepare(local, options)
         except BaseException:

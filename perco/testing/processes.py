@@ -23,6 +23,8 @@ import trio
 from trio._core import _run as scheduler
 from trio._core._run import CancelStatus
 
+from perco.storage.call import Call
+
 _ALL_S: Final = 1500.0  # virtual; a run ends itself long before
 _CLOSES_MAX: Final = 50  # a task that is closed may wait in its `finally`, again and again
 _UNWIND_S: Final = 20.0  # virtual: waiting for servers that are gone ends long before
@@ -157,6 +159,14 @@ def _waits_in_vain(task: trio.lowlevel.Task) -> bool:
     """Whether a cancelled task still waits: for an answer to a mutation that it has sent (T10)."""
     waits = task._next_send_fn is None and task._abort_func is None
     return waits and not any(nursery._parent_waiting_in_aexit for nursery in task.child_nurseries)
+
+
+def _forget_answers(task: trio.lowlevel.Task) -> None:
+    """The answer may come all the same, as the process is unwound: it would wake a task that goes on, or has ended."""
+    for frame, _ in task.iter_await_frames():
+        call = frame.f_locals.get("call")
+        if isinstance(call, Call):
+            call.task = None
 
 
 class Processes:
@@ -332,6 +342,7 @@ class Processes:
             await trio.sleep(0.0)
             for task in tasks:
                 if task in self._tasks and _waits_in_vain(task):
+                    _forget_answers(task)
                     trio.lowlevel.reschedule(task, _Unanswered())  # type: ignore[arg-type]
         left = [process for process in dead if not process.ended.is_set()]
         assert not left, f"not unwound: {left}, at {self._where(left)}"

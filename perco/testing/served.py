@@ -457,4 +457,4 @@ class _Opening(opening):
         self._local, self.tablet_servers = local, servers
 
     async def _open(self) -> Database:
-        return await self._prepare(self._local, self._options)
+        return await self._begin(self._local, self._options)

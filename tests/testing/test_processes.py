@@ -6,6 +6,8 @@ import pytest
 import trio
 import trio.testing
 
+from perco.storage import APPLIED
+from perco.storage.call import Call
 from perco.testing.processes import Process, Processes
 from perco.txn.background import Background
 
@@ -36,6 +38,44 @@ async def test_the_dead_are_unwound_although_they_wait_for_an_answer(
                 nursery.start_soon(trio.sleep_forever if background else _wait_for_an_answer)
         finally:
             ended.append(process)
+
+    async def world() -> None:
+        kernel.start(process, main)
+        await trio.sleep(1.0)
+        kernel.kill(process)
+        await kernel.bury()
+
+    await kernel.run(world)
+    assert ended == [process]
+
+
+async def test_an_answer_that_comes_while_the_dead_are_unwound_wakes_no_task(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """What one of the dead does at its end may answer another one, which has been woken already."""
+    kernel = Processes()
+    process = Process("p")
+    calls: list[Call] = []
+    ended = []
+
+    async def waits() -> None:
+        call = Call(trio.lowlevel.current_task(), 1)
+        call.taken = True  # it was sent: the task waits for the verdict, whatever its scope says
+        calls.append(call)
+        await trio.lowlevel.wait_task_rescheduled(call.abort)
+
+    async def answers_at_its_end() -> None:
+        try:
+            with trio.CancelScope(shield=True):
+                await trio.lowlevel.wait_task_rescheduled(_never)
+        finally:
+            calls[0].arrived(0, APPLIED, lambda mutations, call: None)
+            ended.append(process)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(waits)
+            nursery.start_soon(answers_at_its_end)
 
     async def world() -> None:
         kernel.start(process, main)
