@@ -24,8 +24,8 @@ demo-spark: ## the same pages by way of Spark, and by one process: are they equa
 	@$(BIN)/perco demo --spark
 
 test: .venv/.dev ## tests, ruff, mypy
-	$(BIN)/ruff check perco tests bench examples
-	$(BIN)/ruff format --check perco tests bench examples
+	$(BIN)/ruff check perco tests bench examples tools
+	$(BIN)/ruff format --check perco tests bench examples tools
 	$(BIN)/mypy
 	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark --ignore tests/test_spark.py --ignore tests/examples/test_spark_pipeline.py \
 	  --ignore tests/testing/test_mutants.py $(addprefix --ignore ,$(FAULTS))
@@ -63,8 +63,8 @@ test-all: test test-faults test-mutants test-everywhere test-spark test-wheel te
 check: test
 
 format: .venv/.dev ## let ruff rewrite the layout
-	$(BIN)/ruff check --fix perco tests bench examples
-	$(BIN)/ruff format perco tests bench examples
+	$(BIN)/ruff check --fix perco tests bench examples tools
+	$(BIN)/ruff format perco tests bench examples tools
 
 bench: .venv/.bench ## the benchmarks, quick form
 	for name in overhead observers scanners contention peers; do $(BIN)/python -m bench $$name --quick || exit 1; done

@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 def named(text: str, form: str, where: str) -> Any:
-    """The thing; the module is imported.
+    """The object; its module is imported.
 
     Args:
-        form: what to write, with an example.
-        where: modules are looked for.
+        form: for the error: what to write, with an example.
+        where: for the error: where modules are looked for.
 
     Raises: UsageError; what the module raises.
     """
@@ -34,14 +34,14 @@ def named(text: str, form: str, where: str) -> Any:
         return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and one that it imports is not
+            raise  # the module is there, but one that it imports is not
         raise UsageError(f"there is no module {error.name!r} {where}") from error
     except AttributeError as error:
         raise UsageError(f"{text}: {error}") from error
 
 
 def told_as(owner: str) -> Callable[[type[T]], type[T]]:
-    """Decorates a class that users know under another name, so that Python's warnings use that name ("coroutine
+    """Decorate a class that users know by another name, so that Python's warnings use that name ("coroutine
     'Database.vacuum' was never awaited").
     """
 

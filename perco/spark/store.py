@@ -1,4 +1,4 @@
-"""How executors reach a store, and a folder that is served for as long as a job lasts."""
+"""How executors reach a store, and how a folder is served while a job runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from perco.serve import tokens
 from perco.serve.opening import SOCKET, joining, open
 from perco.storage import owner
 
-WHERE: Final = "where Python looks; spark.addArtifacts sends one to the executors"  # modules are
+WHERE: Final = "where Python looks; spark.addArtifacts sends one to the executors"  # for errors: the place of modules
 _TOKEN_BYTES: Final = 24
 _VALID: Final = datetime.timedelta(days=30)
 _END_S: Final = 60.0
@@ -40,12 +40,12 @@ _END_S: Final = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Store:
-    """Where a served store is, and what it wants to hear. A plain value that travels in the closures of a job.
+    """The address of a served store, and its credentials. A plain value that travels in the closures of a job.
 
     Attributes:
         url: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT"; or a folder that a process of this machine has open.
-        token: what a server on TCP wants to hear. Not shown by `repr`.
-        ca: PEM certificates that a tls:// server's is checked against, or a file of them; "": the system's.
+        token: what a server on TCP asks for. Not shown by `repr`.
+        ca: PEM certificates that a tls:// server's certificate is checked against, or a file of them; "": the system's.
     """
 
     url: str
@@ -53,16 +53,16 @@ class Store:
     ca: str = field(default="", repr=False)
 
     def options(self) -> perco.Options:
-        return perco.Options(wire=perco.WireOptions(ca_file=self.ca))
+        return perco.Options(wire=perco.options.WireOptions(ca_file=self.ca))
 
     def joining(self) -> joining:
-        """For a program that takes the store's own schema."""
+        """Open the store with its own schema."""
         return joining(self.url, options=self.options(), token=self.token or None)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[perco.Database]:
-        """To read, under the store's own schema: of whoever serves it, or beside the next owner of a folder that nobody
-        has open."""
+        """Open the store to read, with its own schema: through the process that serves it, or, if no process has the
+        folder open, from its files."""
         async with AsyncExitStack() as stack:
             try:
                 db = await stack.enter_async_context(self.joining())
@@ -73,13 +73,13 @@ class Store:
             yield db
 
     def open(self, schema: perco.Schema) -> open:
-        """For a program that declares its schema."""
+        """Open the store with a program's schema."""
         return open(self.url, schema, options=self.options(), token=self.token or None)
 
 
 @asynccontextmanager
 async def in_task(store: Store, opening: AbstractAsyncContextManager[perco.Database]) -> AsyncIterator[perco.Database]:
-    """A store, opened in a task. Raises: Unavailable, with a remedy if this machine does not reach it; the errors of
+    """Open a store in a task. Raises: Unavailable, with a remedy, if this machine does not reach it; the errors of
     `opening`."""
     async with AsyncExitStack() as stack:
         try:
@@ -88,14 +88,14 @@ async def in_task(store: Store, opening: AbstractAsyncContextManager[perco.Datab
             raise Unavailable(
                 f"the executor on {socket.gethostname()} does not reach the store at {store.url}. If the driver serves "
                 "it, give an address of the driver's machine that executors can reach, with serve(host=...) or "
-                "spark.driver.host; else start its server at such an address. Open its port in the firewall "
+                "spark.driver.host; otherwise start its server at such an address. Open its port in the firewall "
                 f"({error.what})"
             ) from error
         yield db
 
 
 def reached(store: str | os.PathLike[str] | Store) -> Store | None:
-    """A store that is served already; None: a folder, which is not.
+    """The store, if it is served already; None: it is a folder, to be served.
 
     Raises: UsageError.
     """
@@ -119,18 +119,18 @@ def serve(
 ) -> Iterator[Store]:
     """Serve a folder to the executors of a session while the block lasts.
 
-    A process of its own serves it, which ends when the block does, or when this process dies, whatever the cause; then
-    the folder can be opened again. If the executors are on this machine (`local[n]`) it listens on a socket in the
-    folder, for this user alone; else over TLS at a port of this machine, with a certificate and a token made for this
-    block. An address or a `Store`, which is served already, is passed on unchanged.
+    A child process serves it, which ends when the block does, or when this process dies, whatever the cause; then the
+    folder can be opened again. If the executors are on this machine (`local[n]`) it listens on a socket in the folder,
+    for this user alone; else with TLS on a port of this machine, with a certificate and a token made for this block. An
+    address or a `Store`, which is served already, is passed on unchanged.
 
     Args:
         folder: made if there is none.
-        host: by which the executors reach this machine; by default as Spark's own driver does, `spark.driver.host`.
+        host: the address at which executors reach this machine; by default Spark's own, `spark.driver.host`.
         durability: as in `perco.Options`.
 
-    Raises: StoreLocked where another process has the folder open and the executors are elsewhere; UsageError, and what
-    `perco.open` raises.
+    Raises: StoreLocked if another process has the folder open and the executors are elsewhere; UsageError, and the
+    errors of `perco.open`.
     """
     store = reached(folder)
     if store is not None:
@@ -167,7 +167,7 @@ def serve(
 
 
 def _environment() -> dict[str, str]:
-    """So that the child finds what this process has found."""
+    """The child's environment, so that it finds the modules that this process finds."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
@@ -178,7 +178,7 @@ def _ordered(child: subprocess.Popen[bytes], order: dict[str, Any], path: Path) 
     child.stdin.flush()
     line = child.stdout.readline()
     if not line:
-        raise Unavailable(f"the process that was to serve {path} ended with {child.wait()}; it has said why on stderr")
+        raise Unavailable(f"the process started to serve {path} ended with {child.wait()}; its stderr says why")
     answer = json.loads(line)
     if "error" in answer:
         raise unpack_error(msgpack.unpackb(bytes.fromhex(answer["error"])))

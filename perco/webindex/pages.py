@@ -1,4 +1,4 @@
-"""What a crawl delivers for a URL, and what an index needs of it: title, text and links.
+"""Pages as a crawl delivers them, and what an index needs of them: title, text and links.
 
 Everything here is a pure function of its arguments, because the incremental index and the batch build that
 checks it must read a page in the same way.
@@ -6,7 +6,7 @@ checks it must read a page in the same way.
 Markup is read as a stream of tags, in one pass, and never built into a tree. A tree builder that follows the
 HTML standard takes quadratic time on deep nesting and quadratic memory on formatting elements left open
 (250 KB of `<p><font color=..>` make more than a gigabyte of nodes), so one hostile page would stop a worker.
-Title, text, links and base need no tree; the tests hold this reader against a real HTML parser.
+Title, text, links and base need no tree; the tests compare this reader with a real HTML parser.
 """
 
 import codecs
@@ -152,7 +152,7 @@ def canonical_url(url: str, base: str | None = None, bytes_max: int = URL_BYTES_
             url = urljoin(base, url)
         canonical = url if _is_plain(url) else _canonical(url)
     except ValueError:
-        # urllib and w3lib say so of bad ports, bad IPv6 and text that has no UTF-8 form.
+        # urllib and w3lib raise it for bad ports, bad IPv6 and text that has no UTF-8 form.
         return None
     if canonical is None or len(canonical) > bytes_max:
         return None
@@ -164,8 +164,8 @@ KEY_PART_BYTES_MAX = 180
 
 
 def key_part(url: str) -> str:
-    """What stands for a canonical URL in a key that has other parts: itself, or, if it is long, its beginning and a
-    digest. URLs are compared by this wherever the smallest counts."""
+    """A canonical URL as part of a row key: itself, or, if it is long, its beginning and a digest. Wherever the
+    smallest URL counts, URLs are compared by this."""
     if len(url) <= KEY_PART_BYTES_MAX:
         return url
     digest = hashlib.sha256(url.encode()).hexdigest()[:32]
@@ -209,7 +209,7 @@ _BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
 
 
 def kind(page: Page) -> Kind:
-    """Whether the body is markup, plain text or neither: what the headers say, or how it begins."""
+    """Whether the body is markup, plain text or neither, by what the headers say, or by how it begins."""
     named = (page.content_type or "").partition(";")[0].strip().lower()
     if named in _HTML_TYPES:
         return "html"
@@ -249,9 +249,9 @@ _ENCODINGS = frozenset(
     | {"gb18030", "gbk", "gb2312", "hz", "big5", "big5hkscs", "euc_jp", "shift_jis", "cp932", "iso2022_jp"}
     | {"euc_kr", "cp949", "tis-620"}
 )
-# A body with a mark at its beginning is told by that; Python wants one for these names.
+# A body with a byte order mark is decoded by that; Python's codecs of these names fail without one.
 _WITHOUT_MARK = {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}
-# What servers claim without having looked. Text that is valid UTF-8 is hardly ever one of these.
+# Encodings that servers claim without checking. Text that is valid UTF-8 is hardly ever in one of these.
 _CARELESS = frozenset({"cp1252", "iso8859-1", "iso8859-15", "ascii"})
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,39}")
 
@@ -282,7 +282,7 @@ def _candidates(page: Page, body: bytes, markup: bool) -> Iterator[str]:
 
 
 def _decode(page: Page, body: bytes, whole: bool, markup: bool) -> tuple[str, tuple[str, ...]]:
-    """The text of the body, and a note when that took a guess."""
+    """The text of the body, and a note if that took a guess."""
     encoding, mark = read_bom(body)
     if encoding is not None and mark is not None:
         return body[len(mark) :].decode(encoding, "replace"), ()
@@ -332,7 +332,7 @@ _INLINE = (
     *("ins", "kbd", "label", "mark", "nobr", "q", "s", "samp", "small", "span", "strike", "strong", "sub"),
     *("sup", "time", "tt", "u", "var", "wbr"),
 )
-# Text and the tags in it that say nothing, which is most of a page: taken in one step.
+# Text and tags in it that have no meaning here, which is most of a page: read in one step.
 _RUN = re.compile(
     rf"""(?: [^<]++
            | <(?!/?(?:{"|".join(_WITH_ATTRIBUTES + _RAW_ELEMENTS)})(?:[\s/>]|\Z)) /?[a-z]{_REST_OF_TAG}>
@@ -343,15 +343,15 @@ _TAG_NAME = re.compile(rf"</?([a-zA-Z][^\s/>]*+){_REST_OF_TAG}>", re.VERBOSE | r
 
 
 class _Gaps(dict[str, str]):
-    """What stands for a tag in the text, by its name. An inline tag is inside a word (<b>o</b>ne is one word),
-    any other ends it (one<td>two)."""
+    """What replaces a tag in the text, by its name: nothing for an inline tag (<b>o</b>ne is one word), a space
+    for any other (one<td>two)."""
 
     def __missing__(self, name: str) -> str:
         return self.get(name.lower(), " ")
 
 
 _GAPS = _Gaps.fromkeys(_INLINE, "")
-# The rest follows from what is missing; these are only looked up faster.
+# `__missing__` gives the same for these; they are only looked up faster.
 _GAPS.update(dict.fromkeys(("p", "br", "div", "table", "tr", "td", "ul", "li", "dl", "dt", "dd"), " "))
 
 
@@ -370,7 +370,7 @@ def _unescape(raw: str) -> str:
 
 
 def _attributes(raw: str) -> dict[str, str]:
-    """Attribute values by lower-case name; as in a browser the first of a name counts."""
+    """Attribute values by lower-case name; as in a browser, the first one of a name counts."""
     values: dict[str, str] = {}
     for found in _ATTRIBUTE.finditer(raw):
         value = found["double"] or found["single"] or found["bare"] or ""
@@ -379,7 +379,7 @@ def _attributes(raw: str) -> dict[str, str]:
 
 
 def _tidy(text: str, chars_max: int) -> str:
-    """Single spaces, and no NUL: what stores text often ends it there."""
+    """The text with single spaces and no NUL, because what stores text often cuts it at a NUL."""
     return " ".join(text.replace("\0", " ").split())[:chars_max].rstrip()
 
 
@@ -410,7 +410,7 @@ class _Reader:
         self._close_link()
 
     def _construct(self, found: re.Match[str]) -> int:
-        """Takes in one construct; returns where the next text begins."""
+        """Read one construct; returns where the next text begins."""
         if found["comment"] is not None:
             # From inside the opening: <!--> is a whole comment.
             return self._after("-->", found.start() + 2)
@@ -437,7 +437,7 @@ class _Reader:
         return len(self.markup) if at < 0 else at + len(closing)
 
     def _raw(self, name: str, start: int) -> int:
-        """The content of an element that holds no markup. Its end tag is left to be read."""
+        """Read the content of an element that holds no markup, up to its end tag."""
         found = _RAW_END[name].search(self.markup, start)
         end = len(self.markup) if found is None else found.start()
         if name == "title" and self.title is None:
@@ -480,7 +480,7 @@ class _Reader:
 
 
 def parse(page: Page, limits: ParseLimits = DEFAULT_LIMITS) -> Parsed:
-    """Title, text and links of a page. A redirect is one link without an anchor text; an error is nothing."""
+    """Title, text and links of a page. A redirect is one link without an anchor text; an error gives nothing."""
     if is_redirect(page):
         return _parse_redirect(page, limits)
     if not indexable(page):
@@ -510,7 +510,7 @@ def _parse_text(page: Page, decoded: str, limits: ParseLimits) -> Parsed:
 
 
 def _parse_html(page: Page, decoded: str, limits: ParseLimits) -> Parsed:
-    # All white space becomes single spaces in the end; this saves the costly way through the references.
+    # All white space becomes single spaces in the end; this avoids the slow decoding of references.
     reader = _Reader(decoded.replace("&nbsp;", " "), limits.hrefs_max)
     reader.read()
     text, notes = _bounded_text("".join(reader.pieces), limits)
@@ -525,7 +525,7 @@ def _parse_html(page: Page, decoded: str, limits: ParseLimits) -> Parsed:
 
 
 def rendered(text: str, embedded: Iterable[str], limits: ParseLimits = DEFAULT_LIMITS) -> str:
-    """The text of a page as one sees it: its own, then that of the pages it shows in frames, each without its own."""
+    """The text of a page as a reader sees it: its own, then that of the pages in its frames, without their frames."""
     return _tidy(" ".join((text, *embedded)), limits.text_chars_max)
 
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 import trio
 import trio.testing
 
-from perco.notify.database import Database
+from perco.database.database import Database
+from perco.database.inside import inside, local_owner
+from perco.database.options import Options
+from perco.schema.schema import Schema
 from perco.testing.machine import CrashedError as CrashedError, Machine as _Machine
-from perco.txn.client import Options
-from perco.txn.schema import Schema
 from tests.support import everywhere
 from tests.support.faults import FaultyRowStore, use
 from tests.support.rows import Rows
@@ -55,7 +56,7 @@ class Machine(_Machine):
             if prepare is not None:
                 prepare(db)
             yield db
-            assert not db.driver.damaged, db.driver.damaged
+            assert not inside(db).driver.damaged, inside(db).driver.damaged
 
     @asynccontextmanager
     async def crashing(
@@ -71,7 +72,7 @@ class Machine(_Machine):
             return await super().swept()
         async with self._place.opened(Options(), sweeping=True) as door:
             owner = door.owner
-            while not owner.sweeper.clean:
+            while not local_owner(owner).sweeper.clean:
                 await trio.testing.wait_all_tasks_blocked()
-            assert not owner.driver.damaged, owner.driver.damaged
-            return owner.sweeper.settled
+            assert not inside(owner).driver.damaged, inside(owner).driver.damaged
+            return local_owner(owner).sweeper.settled

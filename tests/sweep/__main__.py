@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from perco.testing import sweep
-from perco.testing.sweep import Report, Schedule
+from perco.testing.schedules import Schedule
+from perco.testing.sweep import Report
 from tests.sweep.scenarios import SCENARIOS
 
 _BY_NAME = {make().name: make for make in SCENARIOS}

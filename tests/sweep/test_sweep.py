@@ -13,16 +13,17 @@ from itertools import pairwise
 import pytest
 import trio
 
-from perco.notify import database
+from perco.clock import oracle
+from perco.clock.holds import Holder
+from perco.clock.pins import Pins
+from perco.database import local
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import LOCK, Mutation, RowStore
 from perco.storage.tablet import MemoryTablet
 from perco.testing import sweep
 from perco.testing.machine import Machine
-from perco.testing.sweep import PAUSES, Fault, Kind, Report, Scenario
-from perco.txn import oracle
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.holds import Holder
-from perco.txn.pins import Pins
+from perco.testing.schedules import PAUSES, Fault, Kind
+from perco.testing.sweep import Report, Scenario
 from tests.sweep.scenarios import (
     SCENARIOS,
     Delete,
@@ -303,17 +304,17 @@ def no_watermark(patch: pytest.MonkeyPatch) -> None:
 
 @forgets("T13 the floor is not raised again")
 def no_floor(patch: pytest.MonkeyPatch) -> None:
-    declare = database.Database.declare
+    declare = local.LocalOwner.declare
 
     async def stays(ts: int) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def without(self: database.Database) -> None:
+    async def without(self: local.LocalOwner) -> None:
         with pytest.MonkeyPatch.context() as meanwhile:
             meanwhile.setattr(self.local, "raise_floor", stays)
             await declare(self)
 
-    patch.setattr(database.Database, "declare", without)
+    patch.setattr(local.LocalOwner, "declare", without)
 
 
 @forgets("T15 pins are not read")

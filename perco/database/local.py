@@ -1,0 +1,160 @@
+"""The owner's side of a store that this process has open: what a store needs only once.
+
+N7  It knows whether the store is idle.
+O3  It notes the clock while timestamps are drawn.
+T13 The write floor that an earlier process published holds in every tablet before anything is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import trio
+
+from perco.clock.heartbeat import Heartbeat
+from perco.clock.loopwatch import LoopStatistics
+from perco.database.options import Options
+from perco.database.owner import Now
+from perco.errors import Corruption, StoreError
+from perco.history.vacuum import Vacuum, VacuumResult, VacuumStatistics
+from perco.notify.backfill import Backfill, BackfillProgress
+from perco.notify.idle import Idle
+from perco.notify.sweeper import Sweeper
+from perco.notify.waiting import Waiting
+from perco.notify.workers import Workers
+from perco.schema import catalogue as catalogues
+from perco.storage import Tablet
+from perco.tablets.compactor import Compacted, Compactor
+from perco.tablets.local import LocalStore
+from perco.tablets.splitter import Split, Splitter
+from perco.txn.engine import Engine
+from perco.txn.keeping import Keeper
+
+
+class LocalOwner:
+    """Loop thread only.
+
+    Attributes:
+        made_here: the store was empty when it was opened: there is no former owner.
+    """
+
+    sweeper: Sweeper
+    compacting: Compactor
+    idle: Idle
+    made_here: bool
+
+    local: LocalStore
+    heartbeat: Heartbeat
+    vacuuming: Vacuum
+    backfilling: Backfill
+    splitting: Splitter
+
+    is_here = True
+
+    def __init__(
+        self,
+        engine: Engine,
+        keeper: Keeper,
+        waiting: Waiting,
+        workers: Workers,
+        sweeper: Sweeper,
+        local: LocalStore,
+        options: Options,
+    ) -> None:
+        self._engine, self._keeper, self._waiting, self._options = engine, keeper, waiting, options
+        self.local, self.sweeper = local, sweeper
+        known, background = engine.known, engine.background
+        self.heartbeat = Heartbeat(options.heartbeat, local.store, options.wall, engine.lease_token)
+        self.vacuuming = Vacuum(local, engine.driver, options.vacuum, lambda: known.catalogue, options.on_event)
+        self.backfilling = Backfill(engine.driver, background, options.backfill, lambda: known.catalogue, keeper.change)
+        self.splitting = Splitter(local, background, options.split, lambda: known.catalogue, keeper.adopt)
+        self.compacting = Compactor(local, background, self.splitting)
+        self.idle = Idle(engine, waiting, local.store, sweeper, self.backfilling, workers.running_here)
+        self.made_here = False
+        keeper.on_renewed = self.backfilling.wake
+        engine.driver.quiet = self.idle.look_again
+        sweeper.swept = self.idle.look_again
+
+    # ------------------------------------------------------------ the beginning and the end
+
+    async def declare(self) -> None:
+        """Record the schema and make what it needs; the background task notifies new observers of existing data."""
+        found: list[int] = []
+        engine = self._engine
+        await self._keeper.adopt(await catalogues.declare(engine.driver.store, engine.known.schema, found.append))
+        self.made_here = self.made_here or not found[0]
+        await self.local.raise_floor(engine.oracle.holds.watermark)  # T13
+        await self._keeper.announce()
+        self.backfilling.wake()
+
+    def start(self) -> None:
+        """Start the background tasks."""
+        background, options = self._engine.background, self._options
+        background.start(self.sweeper.run, "sweeper")
+        background.start(self.note_time, "clock")
+        if options.vacuum.on:
+            background.start(self.vacuuming.in_background, "vacuum")
+        background.start(self.splitting.in_background, "splitter")
+        if self.local.store.queues:
+            background.start(self.watch_disk, "disk")
+        if self.local.threaded:
+            self.heartbeat.start()
+
+    async def aclose(self) -> None:
+        """Stop background tasks, write queued mutations, release the folder."""
+        with trio.CancelScope(shield=True):
+            await self.heartbeat.aclose()
+            await self._engine.background.aclose()
+            if not self.local.readonly:
+                await self.note_now()
+            await self.local.aclose()
+
+    async def note_time(self) -> None:
+        """Note the clock while timestamps are drawn (O3)."""
+        while True:
+            await trio.sleep(self._options.oracle.note_period_s)
+            await self.note_now()
+
+    async def note_now(self) -> None:
+        """Note the clock; skipped if the store cannot say what is visible by now."""
+        with contextlib.suppress(StoreError, Corruption):
+            await self._engine.oracle.note(self._engine.driver.visible)
+
+    async def watch_disk(self) -> None:
+        """Fail calls that have waited for a disk longer than `commit_timeout_s` (T10)."""
+        timeout_s = self._options.commit.commit_timeout_s
+        while True:
+            await trio.sleep(timeout_s / 4)
+            for tablet in self.local.store.tablets():
+                tablet.expire(timeout_s)
+
+    # ------------------------------------------------------------ what a database asks
+
+    async def vacuum(self, progress: Callable[[VacuumResult], None] | None) -> VacuumResult:
+        return await self.vacuuming.run(tell=progress)
+
+    async def backfill(self, progress: Callable[[BackfillProgress], None] | None) -> list[BackfillProgress]:
+        return await self.backfilling.run(tell=progress)
+
+    async def split(self, table: str, row: bytes | None) -> Split:
+        return await self.splitting.split(table, row)
+
+    async def compact(self, table: str | None) -> list[Compacted]:
+        return await self.compacting.compact(table)
+
+    async def now(self) -> Now:
+        await trio.lowlevel.checkpoint()
+        return Now(self.idle.now(), self.idle.pending(), self.idle.failed())
+
+    async def wait_idle(self) -> int:
+        return await self.idle.wait_idle()
+
+    async def wait_for(self, ts: int) -> None:
+        await self.idle.wait_for(ts)
+
+    def tablets(self) -> Sequence[Tablet]:
+        return self.local.store.tablets()
+
+    def statistics(self) -> tuple[LoopStatistics, VacuumStatistics]:
+        return self.heartbeat.statistics(), self.vacuuming.statistics()
