@@ -164,7 +164,7 @@ def in_a_child(*flags: str) -> float:
 
 
 def child(flags: Sequence[str], program: str) -> str:
-    """Run a program in a process of its own, and return what it prints. Assertions are on unless the flags turn them off."""
+    """Run a program in a process of its own; returns its output. Assertions are on unless the flags turn them off."""
     command = [sys.executable, *flags, "-c", program]
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONOPTIMIZE"}
     root = Path(__file__).parent.parent
