@@ -58,7 +58,7 @@ test-pythons: ## the tests without Spark and processes on the other Pythons that
 	    tests/core tests/component tests/scenarios tests/integration/storage tests/examples --ignore tests/examples/test_spark_pipeline.py || exit 1; \
 	done
 
-test-all: test test-faults test-mutants test-everywhere test-spark test-wheel test-pythons ## all of them: some half an hour
+test-all: test test-faults test-mutants test-everywhere test-spark test-wheel test-pythons ## all of them
 
 check: test
 

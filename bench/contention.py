@@ -1,4 +1,4 @@
-"""What conflicts cost: many transactions that want the same few cells.
+"""The cost of conflicts: many transactions that want the same few cells.
 
 Each transaction adds one to some of 10 000 rows, with a fixed number of transactions in flight. Zipf's law chooses the
 rows: with 0 all are equally likely, with 1.2 every fifth draw is the same row. Transactions that conflict on a cell

@@ -1,4 +1,4 @@
-"""What clients notice when a served store's processes die: the paper's figure 10, with more ways to die.
+"""The effect on clients when a served store's processes die: the paper's figure 10, with more ways to die.
 
 A bank over `perco serve --processes 6`, durable. Transfers arrive at fixed times, whether or not earlier ones have been
 answered (an open loop: a stall does not reduce the load). Their rate is 60 % of what a closed loop of 128 callers
@@ -193,7 +193,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Found:
-    """What clients noticed, in seconds after the event; inf: not within the measured time. `paces`: the machine's pace
+    """The effect on clients, in seconds after the event; inf: not within the measured time. `paces`: the machine's pace
     over time, as a share of that in the closed loop before."""
 
     name: str

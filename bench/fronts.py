@@ -1,4 +1,4 @@
-"""What a call costs through each front: `perco` on trio, `perco.aio` on asyncio, `perco.sync` from threads.
+"""The cost of a call through each front: `perco` on trio, `perco.aio` on asyncio, `perco.sync` from threads.
 
 A read is one `snap.get` of a short value. A transaction is `db.run` of a function that reads one cell and writes it;
 each caller has a cell of its own. Callers are tasks, or threads, as many as are in flight. The fronts run in turn, in

@@ -1,4 +1,4 @@
-"""What every benchmark shares: where it runs, rounds, tables, figures, the RESULT line.
+"""The parts that all benchmarks share: where it runs, rounds, tables, figures, the RESULT line.
 
 Sides that are compared run in the same call, alternating, because the speed of a machine drifts within seconds. A ratio
 is the median of the rounds' ratios; a cell's figure is the median of its rounds, with the least and the most. A
@@ -63,7 +63,7 @@ def _short(value: float) -> str:
 
 @dataclass(slots=True)
 class Report:
-    """What a benchmark found."""
+    """The findings of a benchmark."""
 
     name: str
     durability: str

@@ -39,7 +39,7 @@ KEPT_MAX = 1 << 20  # timestamps that are searched for duplicates
 
 @dataclass(slots=True)
 class Asked:
-    """What a round of requests got."""
+    """The result of a round of requests."""
 
     seconds: float
     cpu_s: float

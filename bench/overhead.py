@@ -1,4 +1,4 @@
-"""What transactions cost over the bare row store: the paper's figure 8, on LMDB.
+"""The cost of transactions over the bare row store: the paper's figure 8, on LMDB.
 
 The paper compared Percolator with bare Bigtable, batching off: reads reached 0.94 of its rate, writes 0.23.
 
@@ -165,7 +165,7 @@ def in_a_child(*flags: str) -> float:
 
 
 def child(flags: Sequence[str], program: str) -> str:
-    """What a program prints, run in a process of its own. Assertions are on unless the flags turn them off."""
+    """Run a program in a process of its own; returns its output. Assertions are on unless the flags turn them off."""
     command = [sys.executable, *flags, "-c", program]
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONOPTIMIZE"}
     root = Path(__file__).parent.parent

@@ -67,7 +67,7 @@ Read = tuple[str, int, int]  # table, row, column
 
 @dataclass(slots=True)
 class Found:
-    """What one way cost."""
+    """The cost of one way."""
 
     documents: int = 0
     rows: int = 0  # that were read

@@ -46,7 +46,7 @@ WINDOW_S = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """What is compared.
+    """One configuration to compare.
 
     Attributes:
         hot: dirty rows lie in three hot ranges, else anywhere.
@@ -64,7 +64,7 @@ class Scene:
 
 @dataclass(slots=True)
 class Drain:
-    """What happened from the first dirty row to the last.
+    """The events from the first dirty row to the last.
 
     `twice`: claims of rows that had been claimed before; `runs`: of the observer; `gap`: the longest stretch of dirty
     rows that no scanner visited within a second, as a share of all rows, mean over the drain; `claims`: (when, scanner,

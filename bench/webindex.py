@@ -1,4 +1,4 @@
-"""What a page costs in the web index: pages per second and CPU per page, while the index grows.
+"""The cost of a page in the web index: pages per second and CPU per page, while the index grows.
 
 The web is synthetic, made from a seed, with links and copies like the real one (`perco/webindex/synthetic.py`). A step
 loads 50 pages, made beforehand, with 48 loaders, and lasts until all 50 are searchable; all observers and the export
@@ -116,7 +116,7 @@ def _sum(steps: Sequence[Step]) -> Step:
 
 @dataclass(slots=True)
 class Built:
-    """What building one web cost."""
+    """The cost of building one web."""
 
     steps: list[Step] = field(default_factory=list)
     observers: dict[str, perco.ObserverCounters] = field(default_factory=dict)

@@ -57,7 +57,7 @@ async def parse(txn: perco.Transaction, change: perco.Change[bytes, int]) -> Non
 
 @dataclass(slots=True)
 class Drained:
-    """What the worker processes did from the start of the first one until no row was dirty.
+    """The work of the processes, from the start of the first one until no row was dirty.
 
     `claims`: (when, process, row) of each row that was handed over; `begun`: when each process began; both in seconds.
     """

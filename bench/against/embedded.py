@@ -41,7 +41,7 @@ Change = Callable[[bytes], bytes]
 
 
 def one_more(old: bytes) -> bytes:
-    """What every call does to its row."""
+    """The change that every call makes to its row."""
     return (int.from_bytes(old[:8], "big") + 1).to_bytes(8, "big") + old[8:]
 
 

@@ -16,7 +16,7 @@ from bench.harness import percentile
 
 @dataclass(slots=True)
 class Load:
-    """What a closed loop did in some seconds: each caller calls again when it has its answer.
+    """The result of a closed loop that ran for some seconds: each caller calls again when it has its answer.
 
     `cpu_s`: of this process, all threads, and of the server if there is one; `retries`: attempts beyond the first of
     each call; `times`: seconds that each call took; `unfinished`: seconds that the other calls had waited at the end.

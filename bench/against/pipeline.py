@@ -68,7 +68,7 @@ async def _perco_drain(path: Path, chains: int, concurrency: int) -> Load:
 
 @dataclass(slots=True)
 class _Steps:
-    """What the tasks share: what they use, and what they report."""
+    """State that the tasks share: their inputs, and their reports."""
 
     pool: Any = None
     ended: dict[str, float] = field(default_factory=dict)  # when the last step's transaction had committed, by its key

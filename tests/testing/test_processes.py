@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 import trio
 import trio.testing
@@ -22,11 +24,23 @@ async def _wait_for_an_answer() -> None:
         await trio.lowlevel.wait_task_rescheduled(_never)
 
 
+async def _buried(process: Process, main: Callable[[], Awaitable[None]]) -> None:
+    """A process that runs `main` is killed, and unwound."""
+    kernel = Processes()
+
+    async def world() -> None:
+        kernel.start(process, main)
+        await trio.sleep(1.0)
+        kernel.kill(process)
+        await kernel.bury()
+
+    await kernel.run(world)
+
+
 @pytest.mark.parametrize("background", [False, True])
 async def test_the_dead_are_unwound_although_they_wait_for_an_answer(
     background: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
-    kernel = Processes()
     process = Process("p")
     ended = []
 
@@ -39,21 +53,14 @@ async def test_the_dead_are_unwound_although_they_wait_for_an_answer(
         finally:
             ended.append(process)
 
-    async def world() -> None:
-        kernel.start(process, main)
-        await trio.sleep(1.0)
-        kernel.kill(process)
-        await kernel.bury()
-
-    await kernel.run(world)
+    await _buried(process, main)
     assert ended == [process]
 
 
 async def test_an_answer_that_comes_while_the_dead_are_unwound_wakes_no_task(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """What one of the dead does at its end may answer another one, which has been woken already."""
-    kernel = Processes()
+    """At its end, a task may answer another task of its process, which has been woken already."""
     process = Process("p")
     calls: list[Call] = []
     ended = []
@@ -77,11 +84,5 @@ async def test_an_answer_that_comes_while_the_dead_are_unwound_wakes_no_task(
             nursery.start_soon(waits)
             nursery.start_soon(answers_at_its_end)
 
-    async def world() -> None:
-        kernel.start(process, main)
-        await trio.sleep(1.0)
-        kernel.kill(process)
-        await kernel.bury()
-
-    await kernel.run(world)
+    await _buried(process, main)
     assert ended == [process]

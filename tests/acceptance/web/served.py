@@ -1,10 +1,10 @@
 """The web index over a served store, each part of it a process that can be killed.
 
-    python -m tests.acceptance.web.served ROLE STORE EVENTS [CHANGES]
+    python -m tests.acceptance.web.served ROLE STORE EVENTS START [CHANGES]
 
 ROLE is owner, worker, loader or searcher; the last two only ever ask whoever owns the store, lest they end as such.
-What happens is written to EVENTS, a line each: the role, and what it was. CHANGES, for the loader, is as in `child.py`;
-when all of it is in and observed, it says so and ends.
+What happens is written to EVENTS, a line each: START, the role, and what it was. CHANGES, for the loader, is as in
+`child.py`; when all of it is in and observed, it says so and ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPTIONS = perco.Options(durability="process", wire=WIRE)
 
 
 def say(what: str) -> None:
-    os.write(int(sys.argv[3]), f"{sys.argv[1]} {what}\n".encode())
+    os.write(int(sys.argv[3]), f"{sys.argv[4]} {sys.argv[1]} {what}\n".encode())
 
 
 async def own(store: Path) -> None:
@@ -107,6 +107,6 @@ async def look(store: Path) -> None:
 if __name__ == "__main__":
     role, where = sys.argv[1], Path(sys.argv[2])
     if role == "loader":
-        trio.run(load, where, msgpack.unpackb(Path(sys.argv[4]).read_bytes(), use_list=False))
+        trio.run(load, where, msgpack.unpackb(Path(sys.argv[5]).read_bytes(), use_list=False))
     else:
         trio.run({"owner": own, "worker": work, "searcher": look}[role], where)

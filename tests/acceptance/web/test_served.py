@@ -34,6 +34,8 @@ class Cast:
     def __init__(self, folder: Path) -> None:
         self.store, self.changes = folder / "store", folder / "changes"
         self.playing: list[subprocess.Popen[bytes]] = []
+        self._starts: list[int] = []
+        self._started = 0
         self.said: Counter[str] = Counter()
         self.killed: Counter[str] = Counter()
         self._read, self._write = os.pipe()
@@ -42,18 +44,21 @@ class Cast:
         self._complaints = (folder / "complaints").open("w+")
 
     def start(self, part: int) -> subprocess.Popen[bytes]:
-        """What plays a part, again if it has ended."""
-        more = (str(self.changes),) if ROLES[part] == "loader" else ()
+        """Start a process for the part, in place of an earlier one that has ended."""
+        self._started += 1
+        more = (str(self._started), str(self.changes)) if ROLES[part] == "loader" else (str(self._started),)
         command = [sys.executable, "-m", "tests.acceptance.web.served", ROLES[part], str(self.store), str(self._write)]
         process = subprocess.Popen([*command, *more], pass_fds=(self._write,), stderr=self._complaints)
         if part < len(self.playing):
             self.playing[part] = process
+            self._starts[part] = self._started
         else:
             self.playing.append(process)
+            self._starts.append(self._started)
         return process
 
-    def hear(self) -> str:
-        """The next that somebody says."""
+    def hear(self) -> tuple[int | None, str]:
+        """The next line, and the part whose process wrote it: None for a process that has been replaced since."""
         while not self._lines:
             if any(process.poll() for process in self.playing):
                 self._complaints.seek(0)
@@ -61,12 +66,14 @@ class Cast:
             if select.select([self._read], [], [], 0.5)[0]:
                 *lines, self._rest = (self._rest + os.read(self._read, 1 << 16)).split(b"\n")
                 self._lines = [line.decode() for line in reversed(lines)]
-        line = self._lines.pop()
+        start, line = self._lines.pop().split(" ", 1)
         self.said[line] += 1
-        return line
+        part = self._starts.index(int(start)) if int(start) in self._starts else None
+        return part, line
 
-    def until(self, line: str) -> None:
-        while self.hear() != line:
+    def until(self, part: int, what: str) -> None:
+        """Wait until the process that plays the part now says `what`; its predecessors may still be in the pipe."""
+        while self.hear() != (part, f"{ROLES[part]} {what}"):
             pass
 
     def kill(self, part: int) -> None:
@@ -98,7 +105,7 @@ def test_whoever_is_killed_it_ends_equal_to_a_batch_build(tmp_path: Path) -> Non
     try:
         more()
         cast.start(0)
-        cast.until("owner ready")
+        cast.until(0, "ready")
         for part in range(1, len(ROLES)):
             cast.start(part)
         while min(cast.killed[role] for role in ROLES) < KILLS_EACH:
@@ -106,27 +113,25 @@ def test_whoever_is_killed_it_ends_equal_to_a_batch_build(tmp_path: Path) -> Non
             part = rng.choice([part for part, role in enumerate(ROLES) if cast.killed[role] == least])
             left = rng.randrange(1, 60)
             while left:
-                if cast.hear() == "loader done" and ROLES[part] == "loader":
+                if cast.hear() == (part, "loader done"):
                     break
                 left -= 1
             if ROLES[part] == "loader" and cast.playing[part].poll() is not None:
                 more()
                 cast.start(part)
-                cast.until("loader loaded")
+                cast.until(part, "loaded")
             cast.kill(part)
             more()
             cast.start(part)
             if ROLES[part] in ("owner", "worker"):
-                cast.until(f"{ROLES[part]} ready")
+                cast.until(part, "ready")
         cast.kill(3)
         cast.killed["loader"] -= 1
         everything = [pack(page) for page in site.pages.values()]
         gone = [url for n in range(site.size) if (url := f"https://site.invalid/page-{n}") not in site.pages]
         cast.changes.write_bytes(msgpack.packb([*everything, *gone, *site.ranks.items()]))
         cast.start(3)
-        before = cast.said["loader done"]
-        while cast.said["loader done"] == before:
-            cast.hear()
+        cast.until(3, "done")
         assert all(cast.said[f"worker {id}"] for id in ("parse", "gather", "elect", "export"))
         assert cast.said["searcher searched"] > 10
     finally:
