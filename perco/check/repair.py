@@ -19,7 +19,7 @@ from perco.check.system import Groups
 from perco.errors import WriteUnknown
 from perco.notify.sweeper import sweep
 from perco.protocol.records import Cellref
-from perco.storage import APPLIED, Failed, LocalRowStore, NoReply, RowStore
+from perco.storage import APPLIED, Failed, NoReply, OwnerStore, RowStore
 from perco.txn.driver import Driver
 
 _ROUNDS_MAX = 16
@@ -39,7 +39,7 @@ class RepairResult:
 
 async def repair(
     driver: Driver,
-    store: LocalRowStore,
+    store: OwnerStore,
     *,
     ts: int = 0,
     options: CheckOptions | None = None,
@@ -100,7 +100,7 @@ async def _repaired(driver: Driver, finding: Finding) -> bool:
     return verdict is APPLIED
 
 
-async def _settle(driver: Driver, store: LocalRowStore, result: CheckResult) -> int:
+async def _settle(driver: Driver, store: OwnerStore, result: CheckResult) -> int:
     errors = [finding for finding in result.findings if finding.severity == "error"]
     cells = {finding.cell for finding in errors}
     transactions = {finding.start_ts for finding in errors}

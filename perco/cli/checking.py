@@ -222,14 +222,14 @@ async def _set_missing_aside(store: str, watch: Watch) -> None:
 
 def _watched(db: perco.Database, watch: Watch) -> None:
     """Make every tablet announce that it is about to be read."""
-    for tablet in inside(db).place.store.tablets():
+    for tablet in inside(db).place.store.tablets_here():
         if isinstance(tablet, LmdbTablet):
             for name in ("read", "scan", "submit", "entries", "groups"):
                 setattr(tablet, name, _telling(watch, tablet.engine.path, getattr(tablet, name)))
 
 
 def _damaged(db: perco.Database) -> list[DamagedTablet]:
-    return [tablet for tablet in inside(db).place.store.tablets() if isinstance(tablet, DamagedTablet)]
+    return [tablet for tablet in inside(db).place.store.tablets_here() if isinstance(tablet, DamagedTablet)]
 
 
 def _telling(watch: Watch, path: Path, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -323,7 +323,7 @@ def _total(db: perco.Database) -> int:
     """The number of cells to check."""
     return sum(
         tablet.entries(group)
-        for tablet in inside(db).place.store.tablets()
+        for tablet in inside(db).place.store.tablets_here()
         if tablet.table != SYSTEM_TABLE
         for group in (*PROTOCOL_GROUPS, *inside(db).catalogue.groups(tablet.table))
     )

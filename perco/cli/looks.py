@@ -68,7 +68,7 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
         await inside(db).place.adapt(catalogue)
         inside(db).known.catalogue = catalogue
     observed = {entry.table for entry in catalogue.observers.values()} & set(inside(db).place.store.tables())
-    tablets = [tablet for tablet in inside(db).place.store.tablets() if tablet.table in catalogue.tables]
+    tablets = [tablet for tablet in inside(db).place.store.tablets_here() if tablet.table in catalogue.tables]
     marks = tuple(tablet.entries(group) for tablet in tablets for group in (WRITE, TRACE, FAILED_LIST))
     names = {entry.number: id for id, entry in catalogue.observers.items()}
     counts: Counter[str] = Counter(dict.fromkeys(catalogue.observers, 0))

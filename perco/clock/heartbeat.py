@@ -16,7 +16,7 @@ import msgpack
 
 from perco.clock.loopwatch import HeartbeatOptions, Held, LoopWatch
 from perco.schema.catalogue import SYSTEM_TABLE
-from perco.storage import DATA, LocalRowStore, Mutation
+from perco.storage import DATA, Mutation
 
 LEASE_ROW: Final = b"lease"
 _TOLD: Final = 4  # times `held_s`: `perco status` does not mention a loop that was held for less
@@ -40,11 +40,13 @@ def read_lease(value: bytes) -> Lease:
 
 
 class Heartbeat(LoopWatch):
-    """The heartbeat of the process that has a folder open for writing."""
+    """Of the process that has a folder open for writing. `write`: writes from a thread, without the loop."""
 
-    def __init__(self, options: HeartbeatOptions, store: LocalRowStore, wall: Callable[[], float], token: str) -> None:
+    def __init__(
+        self, options: HeartbeatOptions, write: Callable[[Mutation], None], wall: Callable[[], float], token: str
+    ) -> None:
         super().__init__(options)
-        self._store, self._wall, self._token = store, wall, token
+        self._write, self._wall, self._token = write, wall, token
         self._refresh_at = 0.0
 
     def _meanwhile(self, now: float, held: Held | None) -> None:
@@ -53,10 +55,9 @@ class Heartbeat(LoopWatch):
             self._refresh(held)
 
     def _refresh(self, held: Held | None) -> None:
-        """Write the lease. The tablet's writer thread does that without the loop."""
+        """Write the lease, without the loop."""
         lease = Lease(os.getpid(), self._token, int(self._wall() * 1000))
         if held is not None and held.seconds >= _TOLD * self.options.held_s:
             lease = lease._replace(held_s=held.seconds, where=held.where)
         row = (LEASE_ROW, (), ((DATA, 0, 1, msgpack.packb(lease)),))
-        tablet = self._store.tablet(SYSTEM_TABLE, LEASE_ROW)
-        tablet.submit_from_thread([Mutation(SYSTEM_TABLE, (row,), None, True)], lambda _: None)
+        self._write(Mutation(SYSTEM_TABLE, (row,), None, True))

@@ -23,6 +23,7 @@ from perco.schema import catalogue as catalogues
 from perco.schema.known import Known
 from perco.schema.schema import Schema
 from perco.storage import Batching, RowStore
+from perco.tablets.backend import Backend
 from perco.tablets.local import LocalStore
 from perco.txn.background import Background
 from perco.txn.driver import Driver
@@ -32,25 +33,26 @@ from perco.txn.keeping import Keeper
 from perco.txn.prefetch import Predictor
 
 
-def make(local: LocalStore, schema: Schema, options: Options) -> Database:
+def make(backend: Backend, schema: Schema, options: Options) -> Database:
     """The owner's database. Nothing runs in it yet."""
     background = Background()
-    oracle = Oracle(local.store, options.oracle, options.wall)
+    oracle = Oracle(backend.store, options.oracle, options.wall)
     fates = Fates()
-    driver = Driver(_windowed(local, options, background), oracle, fates, options.commit, background, options.on_event)
-    return _around(local, Known(schema), oracle, fates, driver, background, options)
+    store = _windowed(backend, options, background)
+    driver = Driver(store, oracle, fates, options.commit, background, options.on_event)
+    return _around(backend, Known(schema), oracle, fates, driver, background, options)
 
 
-def _windowed(local: LocalStore, options: Options, background: Background) -> RowStore:
+def _windowed(backend: Backend, options: Options, background: Background) -> RowStore:
     """The store, as transactions see it: with a window, if the options have one (D3). An adaptive window has no use in
     the owner: its reads do not wait, and its mutations gather in queues anyway."""
     if options.batch.window_s and not options.batch.adaptive:
-        return Batching(local.store, options.batch, background.spawn)
-    return local.store
+        return Batching(backend.store, options.batch, background.spawn)
+    return backend.store
 
 
 def _around(
-    local: LocalStore,
+    backend: Backend,
     known: Known,
     oracle: Oracle,
     fates: Fates,
@@ -60,15 +62,15 @@ def _around(
 ) -> Database:
     rng = random.Random(options.seed)
     engine = Engine(
-        *(local, known, oracle, fates, driver, background, Predictor(options.prefetch, served=False)),
+        *(backend, known, oracle, fates, driver, background, Predictor(options.prefetch, served=False)),
         *(options.transaction, options.retry, rng, f"{rng.getrandbits(64):016x}", options.on_event),
     )
     driver.name = known.name_of
-    keeper = Keeper(engine, local.adapt, is_told=True)
+    keeper = Keeper(engine, backend.adapt, is_told=True)
     workers = Workers(engine)
-    sweeper = Sweeper(local.store, driver)
+    sweeper = Sweeper(backend.store, driver)
     waiting = Waiting(engine, keeper, workers.running_here, lambda: sweeper.stuck)
-    owner = LocalOwner(engine, keeper, waiting, workers, sweeper, local, options)
+    owner = LocalOwner(engine, keeper, waiting, workers, sweeper, backend, options)
     return Database(engine, keeper, workers, waiting, owner, options)
 
 

@@ -55,7 +55,7 @@ from perco.storage import (
     ScanRow,
     Verdict,
 )
-from perco.tablets.local import LocalStore
+from perco.tablets.backend import Backend
 from perco.txn.driver import Driver
 
 log: logging.Logger = logging.getLogger("perco.vacuum")
@@ -158,7 +158,7 @@ class Vacuum:
 
     def __init__(
         self,
-        local: LocalStore,
+        backend: Backend,
         driver: Driver,
         options: VacuumOptions,
         catalogue: Callable[[], Catalogue],
@@ -169,7 +169,7 @@ class Vacuum:
         self.runs = 0
         self.holder = Holder("retention", 0)
         self.failure: Exception | None = None  # of the last run in the background
-        self._local, self._driver, self._catalogue, self._event = local, driver, catalogue, event
+        self._backend, self._driver, self._catalogue, self._event = backend, driver, catalogue, event
         self._alone = trio.Lock()
         self._done: tuple[int, dict[str, int]] | None = None  # up to where everything has been removed
         self._told: bytes = b""
@@ -233,8 +233,8 @@ class Vacuum:
             if moved_only and self._done == (result.watermark, result.cuts):
                 return result
             self._done = None
-            await self._local.raise_floor(result.watermark)  # T13
-            self._local.clear_dead_readers()
+            await self._backend.store.raise_floor(result.watermark, wait=True)  # T13
+            self._backend.clear_dead_readers()
             self._step("floor")
             await self._settle_locks()
             self._step("locks")
@@ -268,18 +268,18 @@ class Vacuum:
 
     async def _tell_others(self) -> None:
         """Record what holds the watermark back, for processes that look at the store from outside."""
-        if not self._local.threaded:
+        if not self._backend.threaded:
             return
         told = msgpack.packb([*self.holder, min(self._oracle.holds.open, default=0)])
         if told != self._told:
             value = msgpack.packb([self._oracle.wall_ms(), told])
             row = (VACUUM_ROW, (), ((DATA, 0, 1, value),))
-            [verdict] = await self._local.store.apply([Mutation(SYSTEM_TABLE, (row,), None, True)])
+            [verdict] = await self._backend.store.apply([Mutation(SYSTEM_TABLE, (row,), None, True)])
             if verdict is APPLIED:  # else it is tried the next time
                 self._told = told
 
     def _tables(self) -> list[str]:
-        made = set(self._local.store.tables())
+        made = set(self._backend.store.tables())
         return [table for table in self._catalogue().tables if table in made]
 
     # ------------------------------------------------------------ locks
@@ -462,7 +462,9 @@ class Vacuum:
 
     async def _repack(self, table: str, removed: int) -> None:
         """Fill half empty pages again, once half as many cells have been removed as are left."""
-        tablets = [tablet for tablet in self._local.store.tablets() if tablet.table == table]
+        tablets = [tablet for tablet in self._backend.store.tablets_here() if tablet.table == table]
+        if not tablets:
+            return
         loose = self._loose[table] = self._loose.get(table, 0) + removed
         if loose < max(sum(tablet.entries(WRITE) for tablet in tablets) // 2, _LOOSE_MIN):
             return

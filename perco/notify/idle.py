@@ -5,6 +5,8 @@ N7  *Idle*: at one moment no notify cell, pending signal or lock of an observed 
     and no orphaned lock is left (`Sweeper.clean`), no notify cell can appear, so one look at all tablets proves it. A
     lock of an observed cell that cannot be read may be a notification: the store is not idle, and waiting ends with an
     error. Nor is it idle while a run is in flight here: another run may have removed its notify cells (N5).
+    A store that does not count its cells is searched for them (`Idle.look`); what was found there counts until the next
+    mutation is sent to it.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from perco.notify.sweeper import ANY_COLUMN, Sweeper
 from perco.notify.waiting import NOTHING_RUNS, Waiting
 from perco.notify.worker import Worker
 from perco.protocol.records import observed_column, signal_of
-from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, SHARED, LocalRowStore
+from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, SHARED, OwnerStore, ReadRequest
 from perco.txn.engine import Engine
 
+_COUNTED: Final = (LOCK, NOTIFY, PENDING)
 _LOOKS_APART_S: Final = 0.02
 _AGAIN_S: Final = 0.5  # between two checks that the workers of other processes are still there
 
@@ -42,7 +45,7 @@ class Idle:
         self,
         engine: Engine,
         waiting: Waiting,
-        store: LocalRowStore,
+        store: OwnerStore,
         sweeper: Sweeper,
         backfill: Backfill,
         worker: Callable[[], Worker | None],
@@ -50,6 +53,8 @@ class Idle:
         self._engine, self._waiting, self._store = engine, waiting, store
         self._sweeper, self._backfill, self._worker = sweeper, backfill, worker
         self._looked: trio.Event | None = None  # set when something has changed; None: no task waits
+        self._stuck_found = 0  # locks that cannot be settled, as of the last look
+        self._found: dict[str, int] = {}  # by group, the cells of observed tables as of the last look
         self.busy_elsewhere: Callable[[], bool] | None = None
         self.works_elsewhere: Callable[[], Collection[str] | None] | None = None
 
@@ -69,8 +74,31 @@ class Idle:
         return self.entries(PENDING) + self.entries(NOTIFY)  # in this order: pending signals become notify cells
 
     def entries(self, group: str) -> int:
+        """How many cells the group has in observed tables; if that is not known, how many the last look found."""
+        found = self._count(self._waiting.observed_tables(), group)
+        if found is None:
+            return self._found.get(group, 0)
+        self._found[group] = found
+        return found
+
+    def _count(self, tables: Collection[str], group: str) -> int | None:
+        counts = [self._store.count(table, group) for table in set(tables)]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    async def look(self) -> bool:
+        """Whether the store is idle. A store that does not count its cells is searched for them first."""
         tables = set(self._waiting.observed_tables())
-        return sum(tablet.entries(group) for tablet in self._store.tablets() if tablet.table in tables)
+        await self._store.look(tables, _COUNTED)
+        await self._store.look(self._store.tables(), (FAILED_LIST,))
+        if self._store.prompt is None:
+            found = await self._store.read(self._stuck_locks(tables))
+            self._stuck_found = sum(bool(cells) for [cells] in found)
+        return self.now()
+
+    def _known(self) -> bool:
+        """Whether the cells of observed tables are counted, or have not changed since the last look."""
+        tables = self._waiting.observed_tables()
+        return all(self._count(tables, group) is not None for group in _COUNTED)
 
     def works(self) -> list[str]:
         """Ids of the observers that run here."""
@@ -82,15 +110,18 @@ class Idle:
 
         Locks that cannot be settled stay, so they do not count; `_stuck` tells whether one may be a notification (N7).
         """
-        locks = self.entries(LOCK)
-        return locks > 0 and locks > self._stuck_locks()
+        locks, prompt = self.entries(LOCK), self._store.prompt
+        if not locks:
+            return False
+        if prompt is None:
+            return locks > self._stuck_found
+        found = prompt.find_first(self._stuck_locks(set(self._waiting.observed_tables())), sys.maxsize)
+        return locks > sum(bool(cells) for [cells] in found)
 
-    def _stuck_locks(self) -> int:
-        """How many locks of observed tables cannot be settled."""
-        tables = set(self._waiting.observed_tables())
+    def _stuck_locks(self, tables: Collection[str]) -> list[ReadRequest]:
+        """Reads of the locks of these tables that cannot be settled."""
         stuck = [(cell, ts) for cell, ts in self._sweeper.stuck if cell.table in tables and cell.column != ANY_COLUMN]
-        requests = [(cell.table, cell.row, ((LOCK, cell.column, ts, ts, 1),)) for cell, ts in stuck]
-        return sum(bool(cells) for [cells] in self._store.find_first(requests, sys.maxsize))
+        return [(cell.table, cell.row, ((LOCK, cell.column, ts, ts, 1),)) for cell, ts in stuck]
 
     def sweep_pending(self) -> None:
         """Let the sweeper settle pending entries: no reader encounters a signal, so no other task will (N5)."""
@@ -104,6 +135,7 @@ class Idle:
         return (
             self._settled()
             and not self._engine.fates.observed
+            and self._known()
             and not busy
             and not self.pending()
             and not self._stuck()
@@ -133,8 +165,7 @@ class Idle:
         the writers of all tablets are in this process: then all that a dead process wrote is visible by now."""
         if self._sweeper.clean or not self._sweeper.first or not self._engine.fates.alone:
             return self._sweeper.clean
-        groups = (LOCK, SHARED, PENDING)
-        return not any(tablet.entries(group) for tablet in self._store.tablets() for group in groups)
+        return all(self._count(self._store.tables(), group) == 0 for group in (LOCK, SHARED, PENDING))
 
     async def wait_idle(self) -> int:
         """Wait until the store is idle. Returns how many changes are on the failed list.
@@ -142,7 +173,7 @@ class Idle:
         Raises: UsageError, SchemaMismatch, Corruption if it never would be.
         """
         await trio.lowlevel.checkpoint()  # here: nothing may run between the last look and the return
-        while not self.now():
+        while not await self.look():
             self._engine.background.check()
             if self._looked is None:
                 self._looked = trio.Event()
@@ -150,8 +181,9 @@ class Idle:
             await self._check_readable()
             await self._check_served()
             # Workers of other processes may come and go without an event.
-            again_s = math.inf if self.works_elsewhere is None else _AGAIN_S
-            if self.now():
+            # What a store does not count may change without an event, too.
+            again_s = math.inf if self.works_elsewhere is None and self._store.prompt is not None else _AGAIN_S
+            if await self.look():
                 break
             self.sweep_pending()
             with trio.move_on_after(again_s):
@@ -162,7 +194,7 @@ class Idle:
     async def wait_for(self, ts: int) -> None:
         """Wait until no change waits whose root cause committed at or before `ts`. Raises: as `wait_idle`."""
         await trio.lowlevel.checkpoint()
-        while not self.now():
+        while not await self.look():
             self._engine.background.check()
             if await self._waiting.none_up_to(ts):
                 return
@@ -172,7 +204,7 @@ class Idle:
 
     async def none_up_to(self, ts: int) -> bool:
         """One look for `wait_for`."""
-        return self.now() or await self._waiting.none_up_to(ts)
+        return await self.look() or await self._waiting.none_up_to(ts)
 
     def unreadable(self) -> Corruption | None:
         """Why this store cannot become idle before its locks are repaired, if so (N7)."""
@@ -211,4 +243,4 @@ class Idle:
 
     def failed(self) -> int:
         """How many changes are on the failed list."""
-        return sum(tablet.entries(FAILED_LIST) for tablet in self._store.tablets())
+        return self._count(self._store.tables(), FAILED_LIST) or 0

@@ -18,7 +18,7 @@ import trio
 
 from perco.errors import Corruption, StoreError
 from perco.protocol.records import Cellref
-from perco.storage import LOCK, PENDING, SHARED, TS_MAX, LocalRowStore, ScanQuery, ScanRequest
+from perco.storage import LOCK, PENDING, SHARED, TS_MAX, OwnerStore, ScanQuery, ScanRequest
 from perco.txn.driver import Driver
 
 ANY_COLUMN: Final = -1  # of a stuck place: the locks there may be of any column
@@ -44,7 +44,7 @@ class Sweeper:
     clean: bool
     settled: int
 
-    def __init__(self, store: LocalRowStore, driver: Driver) -> None:
+    def __init__(self, store: OwnerStore, driver: Driver) -> None:
         self._store, self._driver = store, driver
         self.swept: Callable[[], None] = lambda: None  # called after each sweep
         self.clean = False  # N7: no orphaned lock is left anywhere, except those that are stuck
@@ -83,7 +83,7 @@ class Sweeper:
         self.stuck = {**stuck, **swept.stuck}
 
 
-async def sweep(store: LocalRowStore, driver: Driver, spared: Callable[[Cellref, int], bool]) -> Swept:
+async def sweep(store: OwnerStore, driver: Driver, spared: Callable[[Cellref, int], bool]) -> Swept:
     """Settle every dead lock that is not to be spared."""
     swept = Swept()
     for table in store.tables():

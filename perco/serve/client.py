@@ -108,9 +108,6 @@ class RemoteLocal:
             self.version = await self.link.call(Method.ADOPT, None, again=True)
             await self.store.refresh()
 
-    async def raise_floor(self, ts: int) -> None:
-        """The server does this (T13)."""
-
     def check(self) -> None:
         """Raises UsedAfterFork in a child of the process that opened this."""
         if self.forked:
@@ -240,6 +237,7 @@ class RemoteOwner:
         holds = self._oracle.holds
         greeted = tuple(holds.open) if kept and not self._too_much else ()  # the server holds these
         kept = kept and not self._too_much and not (new and holds.numbers)
+        self.store.groups, self.store.once = info["groups"], info["once"]
         self.store.spread, self._ticket = info["spread"], info["ticket"]
         held = self.heartbeat.take_longest()  # since the last greeting
         if (new or not kept) and self.link.connections:
@@ -349,7 +347,7 @@ class RemoteOwner:
         return Now(*await self.link.call(Method.NOW, None, again=True))
 
     def tablets(self) -> Sequence[Tablet]:
-        return self.store.tablets()
+        return self.store.tablets_here()
 
     def statistics(self) -> tuple[LoopStatistics, VacuumStatistics]:
         return self.heartbeat.statistics(), VacuumStatistics(0, Holder("retention", 0), 0, Removed(), None)

@@ -28,10 +28,10 @@ from perco.txn.entered import Entry, Where
 
 
 class OneStep:
-    """Loop thread only. `is_spread`: tablet servers have the rows, and their readers do not ask this memory (C4)."""
+    """Loop thread only. `refusal`: why no commit can be made in one step; "" if it can."""
 
-    def __init__(self, parts: Parts, rows: Rows, *, is_spread: bool) -> None:
-        self._parts, self._rows, self._is_spread = parts, rows, is_spread
+    def __init__(self, parts: Parts, rows: Rows, refusal: str) -> None:
+        self._parts, self._rows, self._refusal = parts, rows, refusal
 
     def commit(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
         self._in_one_step(session, peer, id, *read_commit(packed, self._parts.oracle.last))
@@ -92,8 +92,8 @@ class OneStep:
 
     def _ends_commits(self, session: Session, commits: Sequence[Commit]) -> SessionEnded | None:
         """The reason why this session cannot make these commits in one step; None: it can."""
-        if self._is_spread:
-            return SessionEnded("the store's rows are with tablet servers now")
+        if self._refusal:
+            return SessionEnded(self._refusal)
         if session.ended:  # R7: while it waited
             return SessionEnded("the server has ended this client's session")
         started = {commit.header.start_ts for commit in commits} - session.open

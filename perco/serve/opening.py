@@ -37,6 +37,7 @@ from perco.serve.processes import TabletServers
 from perco.serve.pulse import Pulse
 from perco.serve.server import Server
 from perco.storage.folder import shared_by_owner
+from perco.tablets.backend import Backend
 from perco.tablets.local import LocalStore
 
 SOCKET = "socket"
@@ -146,16 +147,16 @@ class open(AsyncOnly):
                 await trio.sleep(_AGAIN_S)
         return await self._begin(local, options)
 
-    async def _begin(self, local: LocalStore, options: Options) -> Database:
+    async def _begin(self, backend: Backend, options: Options) -> Database:
         """Prepare the database; if that fails, close what is open by then."""
         try:
-            return await self._prepare(local, options)
+            return await self._prepare(backend, options)
         except BaseException:
             with trio.CancelScope(shield=True):
                 if self._db is not None:
                     await close(self._db)
                 else:
-                    await local.aclose()
+                    await backend.aclose()
             raise
 
     def _servers(self) -> TabletServers:
@@ -214,24 +215,26 @@ class open(AsyncOnly):
             remedy="" if folder is None else f"Start `{_serve(folder)}`, or open the folder in a process that stays.",
         )
 
-    async def _prepare(self, local: LocalStore, options: Options) -> Database:
+    async def _prepare(self, backend: Backend, options: Options) -> Database:
         if self._readonly:
-            return await make_beside(local, self._schema, options)
+            assert backend.local is not None
+            return await make_beside(backend.local, self._schema, options)
         assert self._schema is not None
-        db = self._db = make(local, self._schema, options)
+        db = self._db = make(backend, self._schema, options)
         parts, owner = inside(db), local_owner(db)
         if self.tablet_servers is not None:
             parts.fates.not_alone()
             self.tablet_servers.background.on_failure.append(self._scope.cancel)
-            self.tablet_servers.start(local.lock_file())
+            assert backend.local is not None
+            self.tablet_servers.start(backend.local.lock_file())
         await parts.oracle.start()
         await owner.declare()
         # O3: note all that was ever committed: readers that opened the folder before it had an owner now have one.
         # Only once every tablet is open: LMDB shows readers the last batch of a dead writer when the next one begins.
         await owner.note_now()
         owner.start()
-        if options.shared and local.path is not None:
-            await self._share(db, local.path)
+        if options.shared and backend.path is not None:
+            await self._share(db, backend.path)
         return db
 
     async def _share(self, db: Database, path: Path) -> None:

@@ -51,9 +51,12 @@ class RemoteRowStore:
         patience_s: how long to look for a tablet that no server has.
     """
 
-    groups = True
+    groups: bool
+    once: bool
+
     chaining = None
     deferring = None
+    prompt = None
 
     def tablets_here(self) -> Sequence[Tablet]:
         return ()
@@ -71,6 +74,7 @@ class RemoteRowStore:
         self._refreshing = trio.Lock()
         self._moved = trio.Event()
         self._stale = False  # the map of tablets is known to be out of date
+        self.groups = self.once = True  # as the owner says in its greeting
         self.spread = False  # tablet servers have the rows: the owner says so in its greeting
         self.losses = 0  # how often the owner has ended the session (R5)
 
@@ -109,10 +113,6 @@ class RemoteRowStore:
 
     def tables(self) -> list[str]:
         return list(self._starts)
-
-    def tablets(self) -> list[Tablet]:
-        """The tablets of this process: none."""
-        return []
 
     def _of(self, table: str) -> list[bytes]:
         starts = self._starts.get(table)
@@ -355,8 +355,10 @@ class LostRowStore:
     """The row store from which transactions and snapshots of an ended session read (R5)."""
 
     groups = True
+    once = True
     chaining = None
     deferring = None
+    prompt = None
 
     def tablets_here(self) -> Sequence[Tablet]:
         return ()

@@ -7,6 +7,7 @@ D8  A part of a call that would have to wait is answered with None: its caller a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from perco.database.parts import Parts
@@ -18,7 +19,7 @@ from perco.serve.messages import (
     read_scan,
 )
 from perco.serve.sessions import Session, Sessions
-from perco.storage import NOTIFY, WRITE, LocalRowStore, Mutation, Verdict
+from perco.storage import NOTIFY, WRITE, Mutation, OwnerStore, RowCells, Verdict
 from perco.storage.call import Call
 from perco.txn.entered import Entry
 
@@ -30,8 +31,9 @@ class Rows:
         by: the session whose commit made the notify cells that are being announced.
     """
 
-    def __init__(self, parts: Parts, store: LocalRowStore, sessions: Sessions, options: WireOptions) -> None:
+    def __init__(self, parts: Parts, store: OwnerStore, sessions: Sessions, options: WireOptions) -> None:
         self._parts, self._store, self._sessions, self._options = parts, store, sessions, options
+        self._prompt = store.prompt
         self.by: Session | None = None
 
     def reads(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
@@ -39,22 +41,39 @@ class Rows:
         parts = self._parts
         meets = bool(parts.driver.entered.cells)
         free = [i for i, requests in enumerate(asked) if not (meets and self._entered(session, requests))]
-        found = self._store.find_first([request for i in free for request in asked[i]], self._options.part_bytes)
-        answers: list[Any] = [None] * len(asked)
-        at = 0
-        for i in free:
-            answers[i] = found[at : at + len(asked[i])]
-            at += len(asked[i])
-            if at > len(found):
-                answers[i] = None
-        peer.reply(id, answers)
+
+        def answer(found: list[RowCells]) -> None:
+            answers: list[Any] = [None] * len(asked)
+            at = 0
+            for i in free:
+                answers[i] = found[at : at + len(asked[i])]
+                at += len(asked[i])
+                if at > len(found):
+                    answers[i] = None
+            peer.reply(id, answers)
+
+        self._find(peer, id, [request for i in free for request in asked[i]], answer)
 
     def read(self, session: Session, peer: Peer, id: int, requests: Any) -> None:
         parts = self._parts
         if parts.driver.entered.cells and (entries := self._entered(session, requests)):
             self._after(entries, peer, id, lambda: self.read(session, peer, id, requests))
             return
-        peer.reply(id, self._store.find_first(requests, self._options.part_bytes))
+        self._find(peer, id, requests, lambda found: peer.reply(id, found))
+
+    def _find(self, peer: Peer, id: int, requests: Any, answer: Callable[[list[RowCells]], None]) -> None:
+        """Read, at once if the store can (C4)."""
+        if self._prompt is not None:
+            answer(self._prompt.find_first(requests, self._options.part_bytes))
+            return
+
+        async def run() -> None:
+            try:
+                answer(await self._store.read_first(requests, self._options.part_bytes))
+            except Exception as error:
+                peer.fail(id, error)
+
+        self._parts.background.spawn(run)
 
     def _entered(self, session: Session, requests: Any) -> list[Entry]:
         """C4: entries for the cells of a read, at or below its timestamp. Not those of the client's own commits whose
@@ -99,7 +118,8 @@ class Rows:
                         ):
                             await parts.driver.past(entry)
                 await peer.room()
-                page = self._store.find_page(request)
+                prompt = self._prompt
+                page = await self._store.scan(request) if prompt is None else prompt.find_page(request)
                 peer.reply(id, (page.rows, page.next))
             except Exception as error:
                 peer.fail(id, error)
@@ -130,12 +150,18 @@ class Rows:
             elif notifies is not None:
                 self._parts.driver.quiet()
 
-        store = self._store
+        if self._prompt is None:
+            session.applying += 1
+            self._parts.background.spawn(partial(self._apply, mutations, told))
+            return
         call = Call(None, len(mutations), told)
-        store.submit(mutations, call)
+        self._prompt.submit(mutations, call)
         session.applying += 1
         if not call.waiting:  # a store in memory answers at once
             told(call.verdicts)  # type: ignore[arg-type]
+
+    async def _apply(self, mutations: Sequence[Mutation], told: Callable[[Sequence[Verdict]], None]) -> None:
+        told(await self._store.apply(mutations))
 
 
 def _notifies(mutations: Sequence[Mutation]) -> bool | None:

@@ -94,15 +94,21 @@ class Server(Door[Session]):
             self.sessions.on_held = servers.session_held
             servers.told = on_news(driver.notified, driver.quiet)
             servers.on_moved = self._moved
-        self._owner.splitting.on_split.append(self._moved)
+        if self._owner.backend.local is not None:
+            self._owner.splitting.on_split.append(self._moved)
         self._pulses_of: dict[str, Channel] = {}  # by session (R10)
         self._waits: set[trio.CancelScope] = set()
         self._watching = False
         self.served = 0  # calls, in all
         self._told_tasks: ToldTasks | None = None  # while they are asked for
         self._asked_tasks = 0
-        rows = self.rows = Rows(parts, self._owner.local.store, self.sessions, options)
-        one_step = self.one_step = OneStep(parts, rows, is_spread=servers is not None)
+        rows = self.rows = Rows(parts, self._owner.store, self.sessions, options)
+        refusal = ""
+        if servers is not None:  # their readers do not ask this memory (C4)
+            refusal = "the store's rows are with tablet servers now"
+        elif not self._owner.store.once:
+            refusal = "the store may apply a mutation twice (C6)"
+        one_step = self.one_step = OneStep(parts, rows, refusal)
         handlers: dict[Method, Callable[[Session, Peer, int, Any], None]] = {
             Method.READ: rows.read,
             Method.SCAN: rows.scan,
@@ -129,7 +135,7 @@ class Server(Door[Session]):
             Method.LOOKED: self._untold(self._looked),
             Method.IDLE: self._later(self._idle),
             Method.UP_TO: self._later(self._up_to, must_be_timestamp),
-            Method.NOW: self._now,
+            Method.NOW: self._later(self._now),
             Method.FOLDER: lambda session, peer, id, _: peer.reply(id, self._folder()),
             Method.VACUUM: self._later(self._vacuum),
             Method.BACKFILL: self._later(self._backfill),
@@ -270,7 +276,8 @@ class Server(Door[Session]):
             "version": parts.oracle.catalogue_version,
             "wall_ms": parts.oracle.wall_ms(),
             "last": parts.oracle.last,
-            "groups": self._owner.local.store.groups,
+            "groups": self._owner.store.groups,
+            "once": self._owner.store.once,
             "lease_s": self._options.lease_s,
             "spread": self._servers is not None,
         }
@@ -371,7 +378,7 @@ class Server(Door[Session]):
     # ------------------------------------------------------------ the catalogue, the past
 
     def _tablets(self, session: Session, peer: Peer, id: int, _: Any) -> None:
-        store, servers = self._owner.local.store, self._servers
+        store, servers = self._owner.store, self._servers
         placed: dict[str, list[tuple[bytes, int]]] = {
             table: [(start, 0) for start in store.bounds(table)] for table in store.tables()
         }
@@ -384,14 +391,14 @@ class Server(Door[Session]):
     async def _servers_are(self, session: Session, _: Any) -> list[TabletsOf]:
         if self._servers is not None:
             return await self._servers.servers()
-        store = self._owner.local.store
+        here = {(tablet.table, tablet.start): tablet.statistics() for tablet in self._owner.store.tablets_here()}
         tablets = []
-        for table in store.tables():
+        for table in self._owner.store.tables():
             entry = self._parts.catalogue.tables.get(table)
             for number, start, stop in entry.tablets() if entry is not None else [(0, b"", None)]:
-                told = store.tablet(table, start).statistics()
-                numbers = told.batches, told.mutations, told.queued, told.used_bytes
-                tablets.append(TabletIs(table, number, start, stop, 0, *numbers))
+                if (told := here.get((table, start))) is not None:
+                    numbers = told.batches, told.mutations, told.queued, told.used_bytes
+                    tablets.append(TabletIs(table, number, start, stop, 0, *numbers))
         return [TabletsOf(0, os.getpid(), [], tablets)]
 
     def _moved(self) -> None:
@@ -404,7 +411,7 @@ class Server(Door[Session]):
         before = parts.catalogue.version
         await parts.keeper.renew()
         if parts.catalogue.version != before:  # T13: for new tables
-            await self._owner.local.raise_floor(parts.oracle.holds.watermark)
+            await self._owner.store.raise_floor(parts.oracle.holds.watermark, wait=False)
         await parts.oracle.announce(parts.catalogue.binds)
         return parts.catalogue.version
 
@@ -478,20 +485,21 @@ class Server(Door[Session]):
         read), as soon as it is idle, or after a while (N7)."""
         idle = self._owner.idle
         with self._waiting(_IDLE_S):
-            if not idle.now():
+            if not await idle.look():
                 idle.sweep_pending()  # once a call, and so once a second for each client that waits
-            while not idle.now():
+            while not await idle.look():
                 await idle.changed()
         stuck = idle.unreadable()
         return (
-            idle.now(),
+            await idle.look(),
             idle.failed(),
             self._workers(),
             None if stuck is None else pack_error(stuck),
         )
 
-    def _now(self, session: Session, peer: Peer, id: int, _: Any) -> None:
-        peer.reply(id, (self._owner.idle.now(), self._owner.idle.pending(), self._owner.idle.failed()))
+    async def _now(self, session: Session, _: Any) -> tuple[bool, int, int]:
+        idle = self._owner.idle
+        return await idle.look(), idle.pending(), idle.failed()
 
     async def _up_to(self, session: Session, ts: int) -> tuple[bool, int, dict[str, int] | None]:
         idle, done = self._owner.idle, False

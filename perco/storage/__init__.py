@@ -50,6 +50,8 @@ from perco.storage.rowstore import (
     Chaining as Chaining,
     Deferring as Deferring,
     LocalRowStore as LocalRowStore,
+    OwnerStore as OwnerStore,
+    Prompt as Prompt,
     RowStore as RowStore,
 )
 from perco.storage.tablet import (

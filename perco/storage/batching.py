@@ -312,6 +312,11 @@ class Batching:
         self._mutations = Gathering(options, spawn, self._apply_together, self._of_mutation, again=False)
 
     chaining = None
+    prompt = None
+
+    @property
+    def once(self) -> bool:
+        return self.inner.once
 
     @property
     def deferring(self) -> Deferring:

@@ -16,7 +16,7 @@ P3  A mutation whose rows do not lie in one tablet (any more) fails with TabletS
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 import trio
@@ -51,21 +51,34 @@ class Deferring(Protocol):
     ) -> Verdict | None: ...
 
 
+class Prompt(Protocol):
+    """A store that answers without an await, and takes mutations without a task that waits for them."""
+
+    def find_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]: ...
+    def find_page(self, request: ScanRequest) -> ScanPage: ...
+    def submit(self, mutations: Sequence[Mutation], call: Call) -> None: ...
+
+
 class RowStore(Protocol):
     """Atomic operations on single rows, and nothing more. Its attributes say what else a store offers.
 
     Attributes:
         groups: whether the rows of one mutation are all or nothing (S1). A store without groups is only ever given
             mutations of one row.
-        chaining, deferring: see `Chaining` and `Deferring`; None: the store does not offer it.
+        once: whether a mutation takes effect at most once. Without that there are no commits in one step (C6).
+        chaining, deferring, prompt: see `Chaining`, `Deferring`, `Prompt`; None: the store does not offer it.
     """
 
     groups: bool
 
     @property
+    def once(self) -> bool: ...
+    @property
     def chaining(self) -> Chaining | None: ...
     @property
     def deferring(self) -> Deferring | None: ...
+    @property
+    def prompt(self) -> Prompt | None: ...
     def tablets_here(self) -> Sequence[Tablet]:
         """The tablets that this process has open; none if other processes have them."""
         ...
@@ -84,6 +97,24 @@ class RowStore(Protocol):
 
     def bounds(self, table: str) -> list[bytes]:
         """The first row of each tablet of a table, in order."""
+        ...
+
+
+class OwnerStore(RowStore, Protocol):
+    """What the process that owns a store asks of it besides."""
+
+    def tables(self) -> list[str]: ...
+    async def raise_floor(self, ts: int, *, wait: bool) -> None:
+        """Refuse mutations that name a timestamp below `ts`, from now on (T13). With `wait` it returns when none that
+        was sent before can still take effect."""
+        ...
+
+    async def look(self, tables: Collection[str], groups: Sequence[str]) -> None:
+        """Find out how many cells there are, if the store does not count them."""
+        ...
+
+    def count(self, table: str, group: str) -> int | None:
+        """How many cells a group of a table has at this moment; None: that is not known without a look."""
         ...
 
 
@@ -123,10 +154,15 @@ class LocalRowStore:
     handover: Handover
 
     groups = True
+    once = True
     deferring = None
 
     @property
     def chaining(self) -> Chaining:
+        return self
+
+    @property
+    def prompt(self) -> Prompt:
         return self
 
     def tablets_here(self) -> Sequence[Tablet]:
@@ -168,9 +204,10 @@ class LocalRowStore:
         at = tablets.index(tablet) + 1
         return starts[at] if at < len(starts) else None
 
-    async def raise_floor(self, ts: int) -> None:
+    async def raise_floor(self, ts: int, *, wait: bool) -> None:
         """Make every tablet refuse mutations that name a timestamp below `ts` (T13). When this returns, no mutation
-        that was admitted before is still in flight. A table that is added later needs another call."""
+        that was admitted before is still in flight, whether that is waited for or not. A table that is added later
+        needs another call."""
         raised: set[Tablet] = set()
         while left := [tablet for tablet in self.tablets() if tablet not in raised]:  # they may be split meanwhile
             for tablet in left:
@@ -182,6 +219,13 @@ class LocalRowStore:
 
     def tables(self) -> list[str]:
         return list(self._tables)
+
+    async def look(self, tables: Collection[str], groups: Sequence[str]) -> None:
+        """See `OwnerStore.look`: tablets count their cells themselves."""
+
+    def count(self, table: str, group: str) -> int:
+        """See `OwnerStore.count`."""
+        return sum(tablet.entries(group) for tablet in self._tables[table][1]) if table in self._tables else 0
 
     def _of(self, table: str) -> tuple[list[bytes], list[Tablet]]:
         found = self._tables.get(table)

@@ -429,9 +429,19 @@ class LocalStore:
                 tablet.engine.close()  # first: the new files may have the path of the old ones
                 tablet.engine = self._engine_at(tablet.table, number, every, tablet.engine.options)
 
-    async def raise_floor(self, ts: int) -> None:
-        """Raise the write floor in every tablet of every table (T13)."""
-        await self.store.raise_floor(ts)
+    @property
+    def local(self) -> LocalStore:
+        return self
+
+    def write_from_thread(self, mutation: Mutation) -> None:
+        """Write without the loop, on the thread of the tablet's writer, and do not wait for it."""
+        tablet = self.store.tablet(mutation.table, mutation.rows[0][0])
+        tablet.submit_from_thread([mutation], lambda _: None)
+
+    def expire(self, after_s: float) -> None:
+        """Fail mutations that have waited for a disk for so long (T10)."""
+        for tablet in self.store.tablets():
+            tablet.expire(after_s)
 
     def clear_dead_readers(self) -> None:
         """Forget readers that were killed: they would keep the pages that they read from being reused forever."""

@@ -145,6 +145,11 @@ class FaultyRowStore:
 
     chaining = None
     deferring = None
+    prompt = None
+
+    @property
+    def once(self) -> bool:
+        return self._store.once
 
     def tablets_here(self) -> Sequence[Tablet]:
         return self._store.tablets_here()

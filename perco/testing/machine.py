@@ -14,8 +14,10 @@ from perco.database.inside import inside, local_owner
 from perco.database.making import make
 from perco.database.options import Options
 from perco.schema.schema import Schema
-from perco.storage import LOCK, PENDING, SHARED, BatchOptions, LmdbOptions, LocalRowStore
+from perco.storage import LOCK, PENDING, SHARED, BatchOptions, LmdbOptions, LocalRowStore, RowStore
+from perco.tablets.backend import Backend
 from perco.tablets.local import LocalStore
+from perco.testing.bare import LATE_S, BareStore
 from perco.testing.faults import FaultyRowStore, use
 
 
@@ -24,12 +26,17 @@ class CrashedError(Exception):
 
 
 class Machine:
-    """Holds the store; `opened` is a process that opens it, `crashing` one that dies."""
+    """Holds the store; `opened` is a process that opens it, `crashing` one that dies.
+
+    Args:
+        groups: whether the store has groups.
+        bare: it has no capability at all (`bare.py`).
+    """
 
     schema: Schema
 
-    def __init__(self, schema: Schema, *, groups: bool = True, one_step: bool = True) -> None:
-        self.schema, self._one_step = schema, one_step
+    def __init__(self, schema: Schema, *, groups: bool = True, one_step: bool = True, bare: bool = False) -> None:
+        self.schema, self._one_step, self._bare = schema, one_step, bare
         self._local = LocalStore(
             "memory:",
             durable=True,
@@ -57,15 +64,20 @@ class Machine:
         sweeper: bool = False,
         schema: Schema | None = None,
         prepare: Callable[[Database], None] = lambda db: None,
+        below: RowStore | None = None,
     ) -> AsyncIterator[Database]:
         """Open a database on the store, as after a restart. At the end, stop its tasks and keep the store.
 
-        `schema`: one to use in place of the machine's. `prepare` may change the database before it does anything.
+        Args:
+            schema: one to use in place of the machine's.
+            prepare: may change the database before it does anything.
+            below: what all calls of a bare store go through.
         """
         options = options or Options()
         if not self._one_step:
             options = replace(options, commit=replace(options.commit, one_step=False))
-        db = make(self._local, schema or self.schema, options)
+        backend: Backend = BareStore(self._local, below, late_s=LATE_S) if self._bare else self._local
+        db = make(backend, schema or self.schema, options)
         prepare(db)
         try:
             await inside(db).oracle.start()

@@ -189,7 +189,7 @@ class Transaction(Snapshot):
         first = parts[0][0]
         primary = Cellref(first.table, first.row, first.column)
         driver = self._driver
-        one_step = self._reads is None and driver.options.one_step and driver.fates.alone
+        one_step = self._reads is None and driver.options.one_step and driver.fates.alone and driver.store.once
         header = Header(self.start_ts, primary, self._root, self._depth, engine.lease_token, self._path)
         self._primary = primary
         self.outcome = "unknown"

@@ -173,7 +173,7 @@ async def test_a_floor_that_is_raised_meanwhile_is_raised_in_both(autojump_clock
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(MemoryTablet, "raise_floor", split_first)
-            await store.raise_floor(1_000)
+            await store.raise_floor(1_000, wait=True)
         assert len(store.bounds("docs")) == 3
         await db.split(docs, "c")
         assert {tablet.floor for tablet in store.tablets()} == {1_000}  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@
     folder    in a client of the owner, over the Unix socket in the folder
     tls       in a client of the owner, over TCP and TLS, with the store's token
     tablets   in a client of a store whose tablets are with two tablet servers
+    bare      in the process that owns a store without any capability: single rows only, and every call is awaited
 
 The owner of a deployment is real, and so are its server, sockets, certificates and sessions; it shares the process and
 the loop of the test, so time may be virtual. Tablet servers run in that loop too, over tablets in memory.
@@ -40,14 +41,15 @@ from perco.serve.placing import ProcessOptions
 from perco.serve.processes import TabletServers
 from perco.serve.server import Server
 from perco.tablets.local import LocalStore
+from perco.testing.bare import BareStore, SingleRows
 from perco.testing.faults import FaultyRowStore
 from tests.support.left_out import LEFT_OUT, LeftOut
 from tests.support.places import local_of
 from tests.support.spread import MemoryServers
 
-OWNER, FOLDER, TLS, TABLETS = "owner", "folder", "tls", "tablets"
-DEPLOYMENTS: Final = (OWNER, FOLDER, TLS, TABLETS)
-CLIENTS: Final = DEPLOYMENTS[1:]
+OWNER, FOLDER, TLS, TABLETS, BARE = "owner", "folder", "tls", "tablets", "bare"
+DEPLOYMENTS: Final = (OWNER, FOLDER, TLS, TABLETS, BARE)
+CLIENTS: Final = (FOLDER, TLS, TABLETS)
 
 _TOKEN: Final = b"a token that only the tests know"
 _SERVERS: Final = 2
@@ -62,7 +64,9 @@ def running_over(deployment: str) -> Any:
     global over
     before, plain = over, perco.open
     over = deployment
-    if deployment != OWNER:
+    if deployment == BARE:
+        perco.open = _Bare  # type: ignore[misc]
+    elif deployment != OWNER:
         perco.open = Opened  # type: ignore[misc, assignment]
     try:
         yield
@@ -176,6 +180,35 @@ class _Owner(opened):
     def _servers(self) -> TabletServers:
         assert self.processes is not None
         return MemoryServers(self.processes, self._options.wire)
+
+
+class _Bare(opened):
+    """As the owner of a store without any capability, whose rows are in what was asked for."""
+
+    async def _open(self) -> Database:
+        if self._readonly:
+            return await super()._open()
+        options = self._options
+        local = LocalStore(
+            self._url,
+            durable=options.durability == "power",
+            readonly=False,
+            accept_loss=self._accept_loss,
+            lmdb=options.lmdb,
+            batch=options.batch,
+        )
+        return await self._begin(bare(local), options)
+
+
+def bare(local: LocalStore, below: Any = None) -> BareStore:
+    """A bare store over the rows of `local`, with a look into them. `below`: a wrapper that everything goes through."""
+    if isinstance(below, FaultyRowStore):
+        below._store = SingleRows(local.store)
+    elif below is not None:
+        below._inner = SingleRows(local.store)
+    backend = BareStore(local, below)
+    backend.store.tablets = local.store.tablets  # type: ignore[attr-defined]
+    return backend
 
 
 class Opened:

@@ -23,8 +23,8 @@ class Machine(_Machine):
     """`opened` is a client of an owner that begins and ends with it, where the test runs over clients."""
 
     def __init__(self, schema: Schema, *, groups: bool = True, one_step: bool = True) -> None:
-        super().__init__(schema, groups=groups, one_step=one_step)
-        self._place = everywhere.place() if everywhere.over != everywhere.OWNER else None
+        super().__init__(schema, groups=groups, one_step=one_step, bare=everywhere.over == everywhere.BARE)
+        self._place = everywhere.place() if everywhere.over in everywhere.CLIENTS else None
         if self._place is not None:
             self._local = self._place.local
 

@@ -153,8 +153,15 @@ class _Beside:
     async def adapt(self, catalogue: Any) -> None:
         await self._local.adapt(catalogue)
 
-    async def raise_floor(self, ts: int) -> None:
-        await self._local.raise_floor(ts)
+    @property
+    def local(self) -> LocalStore | None:
+        return self._local.local
+
+    def write_from_thread(self, mutation: Any) -> None:
+        self._local.write_from_thread(mutation)
+
+    def expire(self, after_s: float) -> None:
+        self._local.expire(after_s)
 
 
 @asynccontextmanager
@@ -182,7 +189,7 @@ async def client(
     """
     assert not (one_step and beside), "C2: the memory of entered cells is one process's"
     options = replace(options, commit=replace(options.commit, one_step=one_step))
-    if everywhere.over != everywhere.OWNER:
+    if everywhere.over in everywhere.CLIENTS:
         place: everywhere.Place = local.place  # type: ignore[attr-defined]
         async with (
             place.opened(options, sweeping=sweeping) as door,
@@ -192,7 +199,10 @@ async def client(
                 await db.backfill()
             yield db
         return
-    db = make(_Beside(local, store), schema, options)  # type: ignore[arg-type]
+    beside_it: Any = _Beside(local, store)
+    if everywhere.over == everywhere.BARE:
+        beside_it = everywhere.bare(local, store)
+    db = make(beside_it, schema, options)
     if beside is not None:
         inside(db).engine.oracle = inside(db).driver.oracle = inside(beside).oracle
     else:
