@@ -56,6 +56,10 @@ class Machine:
         groups = (LOCK, SHARED, PENDING)
         return sum(tablet.entries(group) for tablet in self.store.tablets() for group in groups)
 
+    def _backend(self, below: RowStore | None) -> Backend:
+        """What a process that opens the store has of it."""
+        return BareStore(self._local, below, late_s=LATE_S) if self._bare else self._local
+
     @asynccontextmanager
     async def opened(
         self,
@@ -76,8 +80,7 @@ class Machine:
         options = options or Options()
         if not self._one_step:
             options = replace(options, commit=replace(options.commit, one_step=False))
-        backend: Backend = BareStore(self._local, below, late_s=LATE_S) if self._bare else self._local
-        db = make(backend, schema or self.schema, options)
+        db = make(self._backend(below), schema or self.schema, options)
         prepare(db)
         try:
             await inside(db).oracle.start()

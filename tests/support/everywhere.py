@@ -186,7 +186,7 @@ class _Bare(opened):
     """As the owner of a store without any capability, whose rows are in what was asked for."""
 
     async def _open(self) -> Database:
-        if self._readonly:
+        if self._readonly or addresses.is_address(os.fspath(self._url)):
             return await super()._open()
         options = self._options
         local = LocalStore(

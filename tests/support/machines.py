@@ -13,6 +13,8 @@ from perco.database.database import Database
 from perco.database.inside import inside, local_owner
 from perco.database.options import Options
 from perco.schema.schema import Schema
+from perco.storage import RowStore
+from perco.tablets.backend import Backend
 from perco.testing.machine import CrashedError as CrashedError, Machine as _Machine
 from tests.support import everywhere
 from tests.support.faults import FaultyRowStore, use
@@ -27,6 +29,9 @@ class Machine(_Machine):
         self._place = everywhere.place() if everywhere.over in everywhere.CLIENTS else None
         if self._place is not None:
             self._local = self._place.local
+
+    def _backend(self, below: RowStore | None) -> Backend:
+        return everywhere.bare(self._local, below) if self._bare else self._local
 
     @property
     def rows(self) -> Rows:
