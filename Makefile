@@ -36,8 +36,8 @@ test-faults: .venv/.dev ## every fault at every step of the scenarios; processes
 test-mutants: .venv/.dev ## each rule of the protocol broken, one at a time: the simulation has to find it
 	$(BIN)/pytest -q -n auto --dist worksteal tests/testing/test_mutants.py
 
-test-everywhere: .venv/.dev ## scenarios and observers over clients: of a folder, over TCP and TLS, with tablet servers
-	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets tests/scenarios tests/component/notify
+test-everywhere: .venv/.dev ## scenarios and observers over clients (folder, TLS, tablet servers), and over a store of single rows only
+	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets,bare tests/scenarios tests/component/notify
 
 test-spark: .venv/.dev ## the tests of perco.spark and of its example (without Java they are left out, which is said)
 	$(BIN)/pytest -q -n 2 --dist loadfile tests/test_spark.py tests/spark tests/examples/test_spark_pipeline.py

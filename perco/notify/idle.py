@@ -223,7 +223,7 @@ class Idle:
                 f"observers have not been notified of existing data: {', '.join(catalogue.unready())}. The background "
                 "backfill is turned off: call `await db.backfill()`."
             )
-        if self._engine.fates.observed or not self._settled():
+        if self._engine.fates.observed or not self._settled() or not self._known():
             return
         elsewhere = () if self.works_elsewhere is None else self.works_elsewhere()
         if elsewhere is None:

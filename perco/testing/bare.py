@@ -99,9 +99,13 @@ class BareStore:
         local: has the rows.
         below: the store that everything goes through; by default `SingleRows` of `local`.
         late_s: see `Bare`.
+
+    Attributes:
+        rows: a look at what is stored.
     """
 
     store: Bare
+    rows: LocalRowStore
     path: Path | None
     forked: bool
 
@@ -112,7 +116,7 @@ class BareStore:
     local = None
 
     def __init__(self, local: LocalStore, below: RowStore | None = None, *, late_s: float = 0.0) -> None:
-        self._local = local
+        self._local, self.rows = local, local.store
         self.path, self.forked = None, False
         self.store = Bare(SingleRows(local.store) if below is None else below, local.store.tables, late_s)
 

@@ -26,6 +26,7 @@ from perco.notify.backfill import BackfillOptions
 from perco.protocol.records import Cellref, Lock
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import LocalRowStore, Mutation, RowStore
+from perco.testing.bare import LATE_S, SingleRows
 from perco.testing.faults import Fault, FaultyRowStore, kind_of, start_ts_of, use
 from perco.testing.machine import CrashedError, Machine
 from perco.testing.plan import Plan
@@ -61,6 +62,7 @@ _RARE: Final = {
     "give up": 0.1,
     "replay": 0.1,
 }
+_BARE_OFTEN: Final = 0.5  # of the stores without groups, how many have no other capability either
 _RARELY_DIES: Final = {
     "catalogue": 0.05,
     "notify": 0.02,
@@ -149,7 +151,8 @@ class _Actor:
         self._sent = 0
         self._seen: Counter[str] = Counter()
         self._befalls: dict[int, str] = {}  # faults, by the identity of a mutation in flight
-        store = FaultyRowStore(run.machine.store, self._fault, before=self._before, after=self._after)
+        rows = SingleRows(run.machine.store) if run.bare else run.machine.store
+        store = FaultyRowStore(rows, self._fault, before=self._before, after=self._after)
         store.looking, store.shuffle, store.late = self.step, self._noise.shuffle, run.late
         self.store = store
 
@@ -207,6 +210,7 @@ class _Actor:
         what = self._befalls.get(id(mutation))
         if what is None or what == "CRASH_AFTER":
             return None
+        self._run.sent[id(mutation)] = trio.current_time()
         return Fault[self._befalls.pop(id(mutation))]
 
     async def _after(self, mutation: Mutation) -> None:
@@ -219,12 +223,15 @@ class Embedded(Run):
     """One run of an embedded store."""
 
     machine: Machine
+    bare: bool
 
     def __init__(self, plan: Plan, options: SimulationOptions) -> None:
         super().__init__(plan, options)
-        self.machine = Machine(self._world(late=False).schema, groups=self.groups)
+        self.bare = not self.groups and plan.random("bare").random() < _BARE_OFTEN
+        self.machine = Machine(self._world(late=False).schema, groups=self.groups, bare=self.bare)
         _bounded(self.machine.store, _CALLS_MAX)
         self.late: list[Mutation] = []  # messages that arrive at any time
+        self.sent: dict[int, float] = {}  # when, by their identity
 
     async def _processes(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -234,8 +241,8 @@ class Embedded(Run):
                 begins = self.plan.choose(f"life {name}", self._begins, trio.current_time())
                 await self._live("p0", name, late=begins == "late")
             nursery.cancel_scope.cancel()
-        for mutation in self.late:
-            await self.machine.store.apply([mutation])
+        while self.late:
+            await self._deliver(self.late.pop(0))
 
     @contextlib.asynccontextmanager
     async def _last(self, world: World, options: Options) -> AsyncIterator[tuple[Database, RowStore]]:
@@ -275,13 +282,20 @@ class Embedded(Run):
         fates = _Hasty(self.plan.noise(name, "hasty"), self._hasty)
 
         def prepare(db: Database) -> None:
-            use(db, actor.store)
             _tell_apart(inside(db).driver)
-            inside(db).engine.oracle = inside(db).driver.oracle = Oracle(actor.store, options.oracle, options.wall)
+            if not self.bare:  # else all goes through it from the beginning
+                use(db, actor.store)
+                inside(db).engine.oracle = inside(db).driver.oracle = Oracle(actor.store, options.oracle, options.wall)
             inside(db).engine.fates = inside(db).driver.fates = fates
 
         try:
-            opened = self.machine.opened(options, sweeper=not sweeps_at, schema=world.schema, prepare=prepare)
+            opened = self.machine.opened(
+                options,
+                sweeper=not sweeps_at,
+                schema=world.schema,
+                prepare=prepare,
+                below=actor.store if self.bare else None,
+            )
             async with opened as db:
                 if self.growth.has_gone_back(registered, inside(db).catalogue):
                     self._problem(f"N10: the catalogue went back: version {registered} had been registered")
@@ -297,6 +311,8 @@ class Embedded(Run):
                 raise
             self.growth.refused += 1  # a newer program came first
         self.outcome.mistaken += fates.broken
+        if self.bare:
+            return
         # What a process has queued for its own tablets, or its oracle, is lost with it (C6).
         ends = [m.table == SYSTEM_TABLE or kind_of(m) == "one step" for m in self.late]
         self.late[:] = [mutation for mutation, end in zip(self.late, ends, strict=True) if not end]
@@ -341,5 +357,11 @@ class Embedded(Run):
         while True:
             await trio.sleep(rng.choice((0.001, 0.01, 0.1)))
             if self.late:
-                self.outcome.late += 1
-                await self.machine.store.apply([self.late.pop(rng.randrange(len(self.late)))])
+                await self._deliver(self.late.pop(rng.randrange(len(self.late))))
+
+    async def _deliver(self, mutation: Mutation) -> None:
+        """Deliver a late message; one to a bare store is lost if it has been under way for too long."""
+        if self.bare and trio.current_time() >= self.sent[id(mutation)] + LATE_S:
+            return
+        self.outcome.late += 1
+        await self.machine.store.apply([mutation])

@@ -59,6 +59,7 @@ from perco.storage import (
 )
 from perco.storage.call import Call
 from perco.storage.tablet import Tablet
+from perco.testing.bare import LATE_S, SingleRows
 from perco.testing.faults import FaultyRowStore, kind_of, use
 from perco.testing.machine import CrashedError, Machine
 from perco.testing.schedules import END, LATE, ONE_STEP, Fault, Kind, Schedule, Step
@@ -72,13 +73,15 @@ _STEPS_MAX: Final = 1000  # in one run; a usual run makes a few dozen
 class Scenario:
     """A scenario to sweep. One object lives for one run; it may note in itself the replies that processes got.
 
-    Attributes: `name`; `groups`, whether the store has groups (S1); `one_step`, whether processes commit in one step
+    Attributes: `name`; `groups`, whether the store has groups (S1); `bare`, whether it has no capability at all
+    (`bare.py`); `one_step`, whether processes commit in one step
     where they can; `vacuums`, whether they remove old versions; `backwards`, whether mutations sent together arrive in
     reverse; `before`, the schema that `prepare` has, if it is of an older program.
     """
 
     name: ClassVar[str] = ""
     groups: ClassVar[bool] = True
+    bare: ClassVar[bool] = False
     one_step: ClassVar[bool] = False
     vacuums: ClassVar[bool] = False
     backwards: ClassVar[bool] = False
@@ -101,6 +104,12 @@ class Scenario:
     async def verify(self, db: Database) -> None:
         """Assert what must hold at the end, when no more faults occur."""
         raise NotImplementedError
+
+
+def bare(make: type[Scenario]) -> type[Scenario]:
+    """The scenario over a store without any capability."""
+    more = {"name": f"{make.name}, bare", "bare": True, "groups": False, "one_step": False}
+    return type(f"Bare{make.__name__}", (make,), more)
 
 
 async def observe(db: Database) -> None:
@@ -193,11 +202,16 @@ class _Store(FaultyRowStore):
     def __init__(self, store: RowStore, process: _Process) -> None:
         super().__init__(store, looking=process.awake)
         self._process = process
-        if process.run.scenario.backwards:
+        scenario = process.run.scenario
+        self.opening = scenario.bare  # what is sent by then is no step
+        self._swept_system = not scenario.bare or scenario.vacuums  # else the oracle meets no fault
+        if scenario.backwards:
             self.shuffle = list.reverse
 
     async def _apply(self, mutation: Mutation) -> Verdict:
         process = self._process
+        if self.opening or (mutation.table == SYSTEM_TABLE and not self._swept_system):
+            return await self._make(mutation)
         await process.awake()
         self._alive()
         fault = await process.run.step(process, mutation)
@@ -249,13 +263,19 @@ class _Process:
 
     async def live(self) -> None:
         run = self.run
+        if run.scenario.bare:
+            self._store = _Store(SingleRows(run.machine.store), self)
         try:
-            async with run.opened(self.number) as db:
+            async with run.opened(self.number, self._store) as db:
                 self.db = db
-                self._store = _Store(inside(db).driver.store, self)
-                use(db, self._store)
-                if run.scenario.vacuums:
-                    inside(db).oracle._store = inside(db).oracle.pins._store = self._store
+                if self._store is not None:
+                    self._store.opening = False
+                    inside(db).oracle._store = inside(db).oracle.pins._store = local_owner(db).store
+                else:
+                    self._store = _Store(inside(db).driver.store, self)
+                    use(db, self._store)
+                    if run.scenario.vacuums:
+                        inside(db).oracle._store = inside(db).oracle.pins._store = self._store
                 try:
                     with self._scope:
                         await _work(run.scenario, db, first=self.number == 0)
@@ -334,6 +354,7 @@ async def _work(scenario: Scenario, db: Database, *, first: bool) -> None:
 
 
 class _Late(NamedTuple):
+    sent: float
     arrives: int
     process: _Process
     mutation: Mutation
@@ -349,7 +370,7 @@ class Run:
     def __init__(self, scenario: Scenario, schedule: Schedule) -> None:
         self.scenario = scenario
         self.result = Result(schedule, scenario.one_step or scenario.vacuums)
-        self.machine = Machine(scenario.schema, groups=scenario.groups, one_step=scenario.one_step)
+        self.machine = Machine(scenario.schema, groups=scenario.groups, one_step=scenario.one_step, bare=scenario.bare)
         self._faults = {fault.step: fault for fault in schedule}
         self._late: list[_Late] = []
         self._handed_out: list[int] = []
@@ -460,13 +481,15 @@ class Run:
             assert result.clean, "\n".join(map(str, result.findings))
 
     @asynccontextmanager
-    async def opened(self, number: int) -> AsyncIterator[Database]:
-        """Open the store for a process. If another one stands still meanwhile, the two share an oracle."""
+    async def opened(self, number: int, below: RowStore | None = None) -> AsyncIterator[Database]:
+        """Open the store for a process. If another one stands still meanwhile, the two share an oracle. `below`: see
+        `Machine.opened`."""
         wall, backfill = lambda: _WALL + trio.current_time(), BackfillOptions(share=1.0, page_rows=2)
         if self.scenario.vacuums:
             for tablet in self.machine.store.tablets():
                 tablet.floor = 0  # its process has ended, and its memory is gone
-        async with self.machine.opened(Options(seed=number, wall=wall, backfill=backfill)) as db:
+        options = Options(seed=number, wall=wall, backfill=backfill)
+        async with self.machine.opened(options, below=below) as db:
             beside = self._standing[-1].db if self._standing else None
             if beside is not None:
                 inside(db).engine.oracle = inside(db).driver.oracle = inside(beside).oracle
@@ -486,7 +509,7 @@ class Run:
         if fault is not None:
             self.result.fired.append(fault)
             if fault.kind in LATE:
-                self._late.append(_Late(fault.arrives, process, mutation, number))
+                self._late.append(_Late(trio.current_time(), fault.arrives, process, mutation, number))
                 if fault.arrives == END:
                     self._watched[number] = Watched(mutation)
         return fault
@@ -501,6 +524,8 @@ class Run:
 
     def _is_own(self, mutation: Mutation) -> bool:
         """Whether it is queued for its process's own tablets, as with a vacuum those for the system table are."""
+        if self.scenario.bare:
+            return False
         return kind_of(mutation) == ONE_STEP or (self.scenario.vacuums and mutation.table == SYSTEM_TABLE)
 
     def _deliver(self, due: list[_Late], *, made: bool = True) -> None:
@@ -508,6 +533,8 @@ class Run:
         self._late = [late for late in self._late if late not in due]
         for late in due:
             self._watched.pop(late.step, None)
+        if self.scenario.bare:  # a message is not under way for ever
+            due = [late for late in due if trio.current_time() < late.sent + LATE_S]
         for late in due if made else ():
             call = Call(None, 1)
             self.machine.store.submit([late.mutation], call)

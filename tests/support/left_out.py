@@ -218,6 +218,27 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
         over=(BARE,),
     ),
+    LeftOut(
+        "looks at a store in a folder from outside, or sends it copies of mutations behind its owner's back",
+        {
+            "component/notify/test_signals.py": (
+                "test_a_pending_entry_that_nobody_settles_is_not_waited_for",
+                "test_what_only_signals_leaves_a_mark_for_who_looks_from_outside",
+                "test_who_looks_from_outside_sees_what_is_pending",
+            ),
+        },
+        over=(BARE,),
+    ),
+    LeftOut(
+        "expects steps, or an order of runs, that a store without mutations of several rows does not have",
+        {
+            "component/notify/test_crash.py": ("test_a_group_is_rolled_forward_although_one_cell_of_it_was",),
+            "component/notify/test_delayed.py": ("test_what_waits_is_run_in_the_order_of_priority[1]",),
+            "component/notify/test_registering.py": ("test_a_back_fill_that_dies_half_way_is_resumed[604]",),
+            "component/notify/test_twins.py": ("test_a_change_that_only_one_of_the_twins_saw_is_run_again",),
+        },
+        over=(BARE,),
+    ),
     LeftOut("splits a tablet, or looks at the floors of tablets", {_SPLITS: ()}, over=(BARE,)),
     LeftOut(
         "counts the mutations of a store whose mutations may be about several rows",

@@ -22,7 +22,7 @@ from perco.protocol.reads import Isolation
 from perco.storage import DATA, NOTIFY, PROTOCOL_GROUPS, ROLLBACK, TRACE, WRITE
 from perco.testing.sweep import Scenario, observe
 from perco.txn.transaction import Transaction
-from tests.support.places import local_of
+from tests.support.places import local_of, rows_of
 
 T = TypeVar("T")
 _DAY_S = 86400.0
@@ -116,7 +116,7 @@ async def without_waste(db: Database) -> dict[str, int]:
     assert not again.blocked, "G3: no observer waits"
     result = await check(local_of(db).store, ts=inside(db).oracle.last, options=CheckOptions(pause_s=0.0))
     assert (result.clean, result.waste) == (True, 0)
-    tablets = [tablet for tablet in local_of(db).store.tablets() if tablet.table in db.schema.tables]
+    tablets = [tablet for tablet in rows_of(db).tablets() if tablet.table in db.schema.tables]
     return {group: sum(tablet.entries(group) for tablet in tablets) for group in PROTOCOL_GROUPS}
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from typing import Any
 
 import pytest
+import trio
 
 import perco
 from perco.database.inside import inside, local_owner
 from perco.storage import WRITE
 from perco.tablets.local import LocalStore
 from tests.component.notify.kit import (
+    LONG_S,
     HoldingStore,
     StoppedError,
     StoppingStore,
@@ -191,8 +193,14 @@ async def test_a_loader_that_knows_no_observers_notifies_them(web: Web) -> None:
 # ---------------------------------------------------------------- the observer dies
 
 
-def ended(store: StoppingStore, db: perco.Database) -> Callable[[], bool]:
-    return lambda: store.stopped.is_set() or local_owner(db).idle.now()
+async def until_it_ends(store: StoppingStore, db: perco.Database) -> None:
+    """Until it has died, or nothing is left to do."""
+    with trio.fail_after(LONG_S):
+        while not store.stopped.is_set():
+            with contextlib.suppress(StoppedError):
+                if await local_owner(db).idle.look():
+                    return
+            await trio.sleep(0.05)
 
 
 async def dies_while_observing(web: Web, steps: int, *, backwards: bool, one_step: bool) -> bool:
@@ -204,7 +212,7 @@ async def dies_while_observing(web: Web, steps: int, *, backwards: bool, one_ste
         async with client(local_of(first), web.schema, store=store, one_step=one_step) as doomed:
             store.left = steps
             async with doomed.worker(concurrency=1, scanners=1):
-                await until(ended(store, doomed))
+                await until_it_ends(store, doomed)
             died = store.stopped.is_set()
             store.stop()
         await recover(local_of(first), web, "aiq")
@@ -242,7 +250,7 @@ async def test_one_client_after_the_other_dies(between: int, one_step: bool) -> 
                 await inside(doomed).oracle.draw()  # its range costs a step of its own
                 store.left = between + clients // 4  # so that some day one of them gets a whole run done
                 async with doomed.worker(concurrency=2, scanners=1):
-                    await until(ended(store, doomed))
+                    await until_it_ends(store, doomed)
                 died = store.stopped.is_set()
                 store.stop()
             clients += 1
