@@ -119,8 +119,7 @@ class Bare:
         now = trio.current_time()
         while self._sent and self._sent[0][0] <= now:
             self._sent.popleft()
-        if lowest < TS_MAX:
-            self._sent.append((now + self._late_s, lowest))
+        self._sent.append((now + self._late_s, lowest))
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
         """See `OwnerStore.raise_floor`."""
@@ -147,7 +146,7 @@ class Bare:
     def count(self, table: str, group: str) -> int | None:
         """See `OwnerStore.count`."""
         sends, cells = self._found.get((table, group), (-1, 0))
-        return cells if sends == self._sends[table] and not self._in_flight(table) else None
+        return cells if sends == self._sends[table] else None
 
     def _in_flight(self, table: str) -> bool:
         return any(by_table[table] for _, by_table in self._calls.values())

@@ -28,8 +28,6 @@ from perco.storage import (
 from perco.storage.bare import Bare
 from perco.tablets.local import LocalStore
 
-LATE_S = 0.5  # for how long a message may be under way after its call has ended
-
 
 class SingleRows:
     """Rows as a server has them that knows neither groups nor floors nor counts.
@@ -83,6 +81,8 @@ class SingleRows:
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
         """Each mutation by itself, one after the other. Cancelled before the first is sent, or not at all (T10)."""
         await trio.lowlevel.checkpoint_if_cancelled()
+        for mutation in mutations:  # an error here means that nothing was sent
+            self._rows.locate(mutation.table, mutation.rows[0][0])
         out: list[Verdict] = []
         with trio.CancelScope(shield=True):
             for mutation in mutations:

@@ -26,7 +26,7 @@ from perco.notify.backfill import BackfillOptions
 from perco.protocol.records import Cellref, Lock
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import LocalRowStore, Mutation, RowStore
-from perco.testing.bare import LATE_S, SingleRows
+from perco.testing.bare import SingleRows
 from perco.testing.faults import Fault, FaultyRowStore, kind_of, start_ts_of, use
 from perco.testing.machine import CrashedError, Machine
 from perco.testing.plan import Plan
@@ -62,6 +62,7 @@ _RARE: Final = {
     "give up": 0.1,
     "replay": 0.1,
 }
+LATE_S: Final = 0.5  # for how long a message to a bare store may be under way
 _BARE_OFTEN: Final = 0.5  # of the stores without groups, how many have no other capability either
 _RARELY_DIES: Final = {
     "catalogue": 0.05,
@@ -228,7 +229,7 @@ class Embedded(Run):
     def __init__(self, plan: Plan, options: SimulationOptions) -> None:
         super().__init__(plan, options)
         self.bare = not self.groups and plan.random("bare").random() < _BARE_OFTEN
-        self.machine = Machine(self._world(late=False).schema, groups=self.groups, bare=self.bare)
+        self.machine = Machine(self._world(late=False).schema, groups=self.groups, bare_s=LATE_S if self.bare else None)
         _bounded(self.machine.store, _CALLS_MAX)
         self.late: list[Mutation] = []  # messages that arrive at any time
         self.sent: dict[int, float] = {}  # when, by their identity

@@ -17,7 +17,7 @@ from perco.schema.schema import Schema
 from perco.storage import LOCK, PENDING, SHARED, BatchOptions, LmdbOptions, LocalRowStore, RowStore
 from perco.tablets.backend import Backend
 from perco.tablets.local import LocalStore
-from perco.testing.bare import LATE_S, BareStore
+from perco.testing.bare import BareStore
 from perco.testing.faults import FaultyRowStore, use
 
 
@@ -30,13 +30,15 @@ class Machine:
 
     Args:
         groups: whether the store has groups.
-        bare: it has no capability at all (`bare.py`).
+        bare_s: it has no capability at all (`bare.py`), and messages to it are under way for at most so many seconds.
     """
 
     schema: Schema
 
-    def __init__(self, schema: Schema, *, groups: bool = True, one_step: bool = True, bare: bool = False) -> None:
-        self.schema, self._one_step, self._bare = schema, one_step, bare
+    def __init__(
+        self, schema: Schema, *, groups: bool = True, one_step: bool = True, bare_s: float | None = None
+    ) -> None:
+        self.schema, self._one_step, self._bare_s = schema, one_step, bare_s
         self._local = LocalStore(
             "memory:",
             durable=True,
@@ -58,7 +60,7 @@ class Machine:
 
     def _backend(self, below: RowStore | None) -> Backend:
         """What a process that opens the store has of it."""
-        return BareStore(self._local, below, late_s=LATE_S) if self._bare else self._local
+        return self._local if self._bare_s is None else BareStore(self._local, below, late_s=self._bare_s)
 
     @asynccontextmanager
     async def opened(

@@ -59,13 +59,14 @@ from perco.storage import (
 )
 from perco.storage.call import Call
 from perco.storage.tablet import Tablet
-from perco.testing.bare import LATE_S, SingleRows
+from perco.testing.bare import SingleRows
 from perco.testing.faults import FaultyRowStore, kind_of, use
 from perco.testing.machine import CrashedError, Machine
 from perco.testing.schedules import END, LATE, ONE_STEP, Fault, Kind, Schedule, Step
 from perco.testing.simulation import seeded
 
 _WALL: Final = 1_700_000_000.0
+LATE_S: Final = 60.0  # for how long a message to a bare store may be under way
 _HOUR_S: Final = 3600.0  # of virtual time: what has not ended by then never ends
 _STEPS_MAX: Final = 1000  # in one run; a usual run makes a few dozen
 
@@ -370,7 +371,12 @@ class Run:
     def __init__(self, scenario: Scenario, schedule: Schedule) -> None:
         self.scenario = scenario
         self.result = Result(schedule, scenario.one_step or scenario.vacuums)
-        self.machine = Machine(scenario.schema, groups=scenario.groups, one_step=scenario.one_step, bare=scenario.bare)
+        self.machine = Machine(
+            scenario.schema,
+            groups=scenario.groups,
+            one_step=scenario.one_step,
+            bare_s=LATE_S if scenario.bare else None,
+        )
         self._faults = {fault.step: fault for fault in schedule}
         self._late: list[_Late] = []
         self._handed_out: list[int] = []

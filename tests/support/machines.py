@@ -25,13 +25,15 @@ class Machine(_Machine):
     """`opened` is a client of an owner that begins and ends with it, where the test runs over clients."""
 
     def __init__(self, schema: Schema, *, groups: bool = True, one_step: bool = True) -> None:
-        super().__init__(schema, groups=groups, one_step=one_step, bare=everywhere.over == everywhere.BARE)
+        super().__init__(
+            schema, groups=groups, one_step=one_step, bare_s=0.0 if everywhere.over == everywhere.BARE else None
+        )
         self._place = everywhere.place() if everywhere.over in everywhere.CLIENTS else None
         if self._place is not None:
             self._local = self._place.local
 
     def _backend(self, below: RowStore | None) -> Backend:
-        return everywhere.bare(self._local, below) if self._bare else self._local
+        return everywhere.bare(self._local, below) if self._bare_s is not None else self._local
 
     @property
     def rows(self) -> Rows:

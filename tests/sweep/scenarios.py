@@ -20,7 +20,7 @@ from perco.errors import CommitUnknown, SnapshotTooOld, Unavailable
 from perco.notify.worker import WorkerOptions
 from perco.protocol.reads import Isolation
 from perco.storage import DATA, NOTIFY, PROTOCOL_GROUPS, ROLLBACK, TRACE, WRITE
-from perco.testing.sweep import Scenario, observe
+from perco.testing.sweep import Scenario, bare, observe
 from perco.txn.transaction import Transaction
 from tests.support.places import local_of, rows_of
 
@@ -864,7 +864,7 @@ class GrowingInOneStep(Growing):
     one_step = True
 
 
-SCENARIOS: list[Callable[[], Scenario]] = [
+_OVER_TABLETS: list[type[Scenario]] = [
     OneCell,
     OneTablet,
     OneStep,
@@ -899,3 +899,8 @@ SCENARIOS: list[Callable[[], Scenario]] = [
     Growing,
     GrowingInOneStep,
 ]
+
+# What commits in one step over tablets commits in two phases over a store without any capability.
+_BARE = [bare(make) for make in _OVER_TABLETS if make.groups and not make.one_step]
+
+SCENARIOS: list[type[Scenario]] = [*_OVER_TABLETS, *_BARE]

@@ -20,6 +20,7 @@ from perco.clock.pins import Pins
 from perco.database import local
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import LOCK, Mutation, RowStore
+from perco.storage.bare import Bare
 from perco.storage.tablet import MemoryTablet
 from perco.testing import schedules, sweep
 from perco.testing.machine import Machine
@@ -285,6 +286,27 @@ def forgets(name: str) -> Callable[[Mutant], Mutant]:
     return note
 
 
+@forgets("T13 a store without floors waits for nothing that was sent")
+def hasty_floor(patch: pytest.MonkeyPatch) -> None:
+    right = Bare.raise_floor
+
+    async def raise_floor(self: Bare, ts: int, *, wait: bool) -> None:
+        await right(self, ts, wait=False)
+
+    patch.setattr(Bare, "raise_floor", raise_floor)
+
+
+@forgets("T13 a store without floors waits only for what it has sent itself")
+def no_former_owner(patch: pytest.MonkeyPatch) -> None:
+    right = Bare.__init__
+
+    def init(self: Bare, store: RowStore, tables: Callable[[], list[str]], late_s: float) -> None:
+        right(self, store, tables, late_s)
+        self._sent.clear()
+
+    patch.setattr(Bare, "__init__", init)
+
+
 @forgets("G2 the watermark is not durable")
 def no_watermark(patch: pytest.MonkeyPatch) -> None:
     published = oracle.published
@@ -307,12 +329,12 @@ def no_watermark(patch: pytest.MonkeyPatch) -> None:
 def no_floor(patch: pytest.MonkeyPatch) -> None:
     declare = local.LocalOwner.declare
 
-    async def stays(ts: int) -> None:
+    async def stays(ts: int, *, wait: bool) -> None:
         await trio.lowlevel.checkpoint()
 
     async def without(self: local.LocalOwner) -> None:
         with pytest.MonkeyPatch.context() as meanwhile:
-            meanwhile.setattr(self.local, "raise_floor", stays)
+            meanwhile.setattr(self.store, "raise_floor", stays)
             await declare(self)
 
     patch.setattr(local.LocalOwner, "declare", without)
@@ -347,6 +369,7 @@ def no_pins(patch: pytest.MonkeyPatch) -> None:
         ("G4 the newest ack is removed too", VacuumedObserver),
         ("G2 the watermark is not durable", Vacuumed),
         ("T13 the floor is never raised", Undone),
+        ("T13 a store without floors waits for nothing that was sent", sweep.bare(Undone)),
         ("T14 nothing is validated", Serializable),
         ("T14 a shared lock is not refused by a newer record", ReadLocked),
         ("T14 a writer ignores traces", ReadLocked),
@@ -359,9 +382,23 @@ def test_a_mutant_dies_of_one_fault(name: str, make: Callable[[], Scenario], mon
     assert dry.problem or any(result.problem for result in sweep.deeper(make, dry, moments=1))
 
 
-def test_a_mutant_dies_of_what_arrives_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:  # T13
-    FORGETFUL["T13 the floor is not raised again"](monkeypatch)
-    if sweep.run(Undone, schedules.parse("2:REPEAT:11,9:CRASH_AFTER:-1")).problem:
+@pytest.mark.parametrize(
+    ("name", "make", "found_last"),
+    [
+        ("T13 the floor is not raised again", Undone, "2:REPEAT:11,9:CRASH_AFTER:-1"),
+        (
+            "T13 a store without floors waits only for what it has sent itself",
+            sweep.bare(Undone),
+            "2:REPEAT:10,6:CRASH_AFTER:-1",
+        ),
+    ],
+)
+def test_a_mutant_dies_of_what_arrives_after_a_restart(
+    name: str, make: Callable[[], Scenario], found_last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # T13
+    assert not sweep.run(make, schedules.parse(found_last)).problem
+    FORGETFUL[name](monkeypatch)
+    if sweep.run(make, schedules.parse(found_last)).problem:
         return  # by what found it last, for haste
-    firsts = [first for first in sweep.firsts(Undone) if first[0].kind is Kind.REPEAT]
-    assert any(result.problem for first in firsts for result in sweep.pairs(Undone, first))
+    firsts = [first for first in sweep.firsts(make) if first[0].kind is Kind.REPEAT]
+    assert any(result.problem for first in firsts for result in sweep.pairs(make, first))
