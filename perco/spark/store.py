@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import ipaddress
 import json
 import os
 import secrets
@@ -17,10 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgpack
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+import trustme
 from pyspark.sql import SparkSession
 
 import perco
@@ -141,9 +137,10 @@ def serve(
     here = master.startswith("local") and not master.startswith("local-cluster")
     order: dict[str, Any] = {"path": str(path), "durability": durability, "listen": [], "pid": os.getpid()}
     order |= {"token": "", "certificate": "", "key": ""}
+    ca = ""
     if not here:
         host = host or str(spark.conf.get("spark.driver.host"))
-        order["certificate"], order["key"] = _certificate(host)
+        order["certificate"], order["key"], ca = _certificate(host)
         order["token"] = secrets.token_hex(_TOKEN_BYTES)
         order["listen"] = [str(Address(None, host, 0, tls=True))]
     child = subprocess.Popen(
@@ -155,7 +152,7 @@ def serve(
             if here or not order["listen"]:
                 yield Store(url=f"unix:{path / SOCKET}")
             else:
-                yield Store(url=at[0], token=order["token"], ca=order["certificate"])
+                yield Store(url=at[0], token=order["token"], ca=ca)
         finally:
             assert child.stdin is not None
             child.stdin.close()
@@ -188,28 +185,9 @@ def _ordered(child: subprocess.Popen[bytes], order: dict[str, Any], path: Path) 
     return at
 
 
-def _certificate(host: str) -> tuple[str, str]:
-    """(certificate, key) for this host, made for one job, as PEM."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "perco")])
-    try:
-        alternative: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        alternative = x509.DNSName(host)
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + _VALID)
-        .add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode()
+def _certificate(host: str) -> tuple[str, str, str]:
+    """(certificate, key, authority) for this host, made for one job, as PEM. The authority's key is forgotten."""
+    authority = trustme.CA()
+    issued = authority.issue_cert(host, not_after=datetime.datetime.now(datetime.UTC) + _VALID)
+    chain = "".join(each.bytes().decode() for each in issued.cert_chain_pems)
+    return chain, issued.private_key_pem.bytes().decode(), authority.cert_pem.bytes().decode()
