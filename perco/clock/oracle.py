@@ -68,7 +68,7 @@ class Oracle:
         self._unsure = 0  # the bound of an attempt whose reply was lost
         self.catalogue_version = 0  # O4: comes with every drawn timestamp
         self.holds = Holds()  # and the watermark
-        self.pins = Pins(store, self.holds, self.wall_ms)
+        self.pins = Pins(store, self.holds, self.wall_ms, lambda: self._timestamps.last)
         self.ranges = 0
         self.on_announced: list[Callable[[int], None]] = []
 

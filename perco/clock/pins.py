@@ -1,18 +1,20 @@
 """Pins: named, durable holds on the past, each with an owner and a lease.
 
-Each is a row of the system table, `pin/` and its name, with one cell. The owner has them all in memory (`Holds.pins`);
-other processes read them.
+Each is a row of the system table, `pin/` and its name; its newest cell counts. The owner has them all in memory
+(`Holds.pins`); other processes read them.
 
 T15 A pin is in memory from the step in which its timestamp was chosen, and durable before its maker is answered. While
     it is unknown whether a pin is durable, it holds as if it were: the next owner may find it. After its lease it
     holds nothing any more, and reads at it may fail (G5).
     A pin is identified by the id that its maker chose, not by its name alone. So a call that arrives twice has the
     effect of once: a pin is renewed and dropped under its id only, and one that was dropped is not made again.
+    Each write has a version above all before, and is refused by a newer one: a late copy changes nothing. A store that
+    may apply a write twice keeps a tombstone of a dropped pin, until no earlier write of the pin can still arrive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import msgpack
@@ -21,7 +23,19 @@ import trio
 from perco.clock.holds import Holds, Pin
 from perco.errors import Corruption, SnapshotTooOld, StoreError, UsageError, WriteUnknown
 from perco.schema.catalogue import SYSTEM_TABLE, raise_for
-from perco.storage import APPLIED, DATA, Mutation, NoReply, RowStore, ScanQuery, ScanRequest, Verdict, Write
+from perco.storage import (
+    ABSENT,
+    APPLIED,
+    DATA,
+    TS_MAX,
+    Mutation,
+    NoReply,
+    RowStore,
+    ScanQuery,
+    ScanRequest,
+    Verdict,
+    Write,
+)
 
 PINS_MAX: Final = 1000  # with a lease that has not run out
 _PREFIX: Final = b"pin/"
@@ -29,19 +43,30 @@ _AFTER: Final = b"pin0"
 _NAME_MAX: Final = 64
 _TEXT_MAX: Final = 200
 _DROPPED_MAX: Final = 1000
+_VERSIONS_MAX: Final = 1000  # of one pin; more than one only if replies were lost
 
 
 class Pins:
     """The pins of an opened store; in the owner only."""
 
-    def __init__(self, store: RowStore, holds: Holds, now_ms: Callable[[], int]) -> None:
-        self._store, self._holds, self._now_ms = store, holds, now_ms
+    def __init__(
+        self, store: RowStore, holds: Holds, now_ms: Callable[[], int], last: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`last`: returns the last timestamp that was issued."""
+        self._store, self._holds, self._now_ms, self._last = store, holds, now_ms, last
+        self._versions: dict[str, list[int]] = {}  # by name, those that may be in its row; the newest last
+        self._tombstones: dict[str, int] = {}  # by name, the last timestamp when the pin was dropped
         self._alone = trio.Lock()
         self._dropped: dict[str, None] = {}  # ids, the newest last; calls for older ones are not repeated any more
 
     async def load(self) -> None:
         """Load the pins that are there when the store is opened."""
-        self._holds.pins.update({pin.name: pin for pin in await pins_in(self._store)})
+        async for name, versions, found in _rows(self._store):
+            self._versions[name] = versions
+            if isinstance(found, Pin):
+                self._holds.pins[name] = found
+            else:
+                self._tombstones[name] = found
 
     def standing(self, name: str) -> Pin | None:
         """The pin of that name, if its lease has not run out."""
@@ -93,6 +118,7 @@ class Pins:
             both = pin._replace(ts=min(ts, before.ts), expires_ms=max(pin.expires_ms, before.expires_ms))
         self._holds.pins[name] = both
         holds = before
+        self._tombstones.pop(name, None)
         try:
             verdict = await self._write(name, msgpack.packb([pin.owner, pin.ts, pin.made_ms, pin.expires_ms, id]))
             holds = pin if verdict is APPLIED else both if isinstance(verdict, NoReply) else before
@@ -141,14 +167,43 @@ class Pins:
     async def _drop(self, name: str) -> bool:
         if name not in self._holds.pins:
             return False
-        _must_be_applied(name, await self._write(name, None))
+        last = self._last()
+        if self._store.once:
+            verdict = await self._write(name, None)
+        else:
+            verdict = await self._write(name, msgpack.packb(last))
+        _must_be_applied(name, verdict)
         self._holds.pins.pop(name, None)
+        if not self._store.once:
+            self._tombstones[name] = last
         return True
 
+    async def erase(self, watermark: int) -> int:
+        """Remove the tombstones of pins that were dropped below the floor, which has been raised to the watermark:
+        whatever was sent for these pins before cannot arrive any more (T13). Returns how many."""
+        erased = 0
+        for name in [name for name, last in self._tombstones.items() if last < watermark]:
+            async with self._alone:
+                if name in self._tombstones and await self._write(name, None) is APPLIED:
+                    del self._tombstones[name]
+                    erased += 1
+        return erased
+
     async def _write(self, name: str, value: bytes | None) -> Verdict:
-        write: Write = (DATA, 0, 1, value)
-        row = (_PREFIX + name.encode(), (), (write,))
-        [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, (row,), None, True)])
+        """Replace what is in a pin's row; None: by nothing."""
+        there = self._versions.get(name, [])
+        version = there[-1] + 1 if there else 1
+        writes: list[Write] = [(DATA, 0, old, None) for old in there]
+        if value is not None:
+            writes.append((DATA, 0, version, value))
+        row = (_PREFIX + name.encode(), ((ABSENT, DATA, 0, version, TS_MAX),), writes)
+        [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, (row,), self._last(), True)])
+        if verdict is APPLIED and value is None:
+            self._versions.pop(name, None)
+        elif verdict is APPLIED:
+            self._versions[name] = [version]
+        elif isinstance(verdict, NoReply):
+            self._versions[name] = [*there, version]
         return verdict
 
 
@@ -162,19 +217,27 @@ def _must_be_applied(name: str, verdict: Verdict) -> None:
 
 async def pins_in(store: RowStore) -> list[Pin]:
     """All pins of a store, by name, expired ones included."""
-    pins: list[Pin] = []
+    return [found async for _, _, found in _rows(store) if isinstance(found, Pin)]
+
+
+async def _rows(store: RowStore) -> AsyncIterator[tuple[str, list[int], Pin | int]]:
+    """Of each pin's row: the name, the versions in it, and the pin; or, of a tombstone, its timestamp."""
     start: bytes | None = _PREFIX
+    query = ScanQuery(DATA, (0,), 0, TS_MAX, _VERSIONS_MAX)
     while start is not None:
-        page = await store.scan(ScanRequest(SYSTEM_TABLE, start, _AFTER, (ScanQuery(DATA, (0,), 1, 1),)))
-        for row, [[(_, _, value)]] in page.rows:
+        page = await store.scan(ScanRequest(SYSTEM_TABLE, start, _AFTER, (query,)))
+        for row, [cells] in page.rows:
             try:
-                owner, ts, made_ms, expires_ms, *id = msgpack.unpackb(value)
-                name = row[len(_PREFIX) :].decode()
-                pins.append(Pin(name, str(owner), int(ts), int(made_ms), int(expires_ms), *map(str, id)))
+                name, value = row[len(_PREFIX) :].decode(), msgpack.unpackb(cells[0][2])
+                versions = [ts for _, ts, _ in reversed(cells)]
+                if isinstance(value, int):
+                    yield name, versions, value
+                else:
+                    owner, ts, made_ms, expires_ms, *id = value
+                    yield name, versions, Pin(name, str(owner), int(ts), int(made_ms), int(expires_ms), *map(str, id))
             except (ValueError, TypeError, msgpack.UnpackException) as error:
                 raise Corruption(f"pin {row!r}", f"cannot be decoded: {error}") from error
         start = page.next
-    return pins
 
 
 def must_be_name(name: str) -> None:

@@ -486,6 +486,7 @@ class Vacuum:
         self._result.table = SYSTEM_TABLE
         oldest = min(self._result.cuts.values(), default=self._result.watermark)
         await self._oracle.pins.drop_expired()
+        await self._oracle.pins.erase(self._result.watermark)
         notes = await self._collect_versions(CLOCK_ROW, oldest)
         system = await self._collect_versions(CATALOGUE_ROW, TS_MAX)
         system += await self._collect_versions(BOUND_ROW, TS_MAX)

@@ -5,15 +5,14 @@ N7  *Idle*: at one moment no notify cell, pending signal or lock of an observed 
     and no orphaned lock is left (`Sweeper.clean`), no notify cell can appear, so one look at all tablets proves it. A
     lock of an observed cell that cannot be read may be a notification: the store is not idle, and waiting ends with an
     error. Nor is it idle while a run is in flight here: another run may have removed its notify cells (N5).
-    A store that does not count its cells is searched for them (`Idle.look`); what was found there counts until the next
-    mutation is sent to it.
+    A store that does not count its cells is searched for them (`Idle.look`).
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import trio
@@ -27,7 +26,6 @@ from perco.protocol.records import observed_column, signal_of
 from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, SHARED, OwnerStore, ReadRequest
 from perco.txn.engine import Engine
 
-_COUNTED: Final = (LOCK, NOTIFY, PENDING)
 _LOOKS_APART_S: Final = 0.02
 _AGAIN_S: Final = 0.5  # between two checks that the workers of other processes are still there
 
@@ -53,8 +51,8 @@ class Idle:
         self._engine, self._waiting, self._store = engine, waiting, store
         self._sweeper, self._backfill, self._worker = sweeper, backfill, worker
         self._looked: trio.Event | None = None  # set when something has changed; None: no task waits
+        self._trusted = False  # the last look began when nothing was left to settle: what a former owner sent is over
         self._stuck_found = 0  # locks that cannot be settled, as of the last look
-        self._found: dict[str, int] = {}  # by group, the cells of observed tables as of the last look
         self.busy_elsewhere: Callable[[], bool] | None = None
         self.works_elsewhere: Callable[[], Collection[str] | None] | None = None
 
@@ -65,40 +63,44 @@ class Idle:
 
     async def changed(self) -> None:
         """Wait for a change that may have made the store idle."""
-        if self._looked is None:
-            self._looked = trio.Event()
-        await self._looked.wait()
+        await self.watch().wait()
 
     def pending(self) -> int:
         """How many notify cells and pending signals there are (N5)."""
         return self.entries(PENDING) + self.entries(NOTIFY)  # in this order: pending signals become notify cells
 
     def entries(self, group: str) -> int:
-        """How many cells the group has in observed tables; if that is not known, how many the last look found."""
-        found = self._count(self._waiting.observed_tables(), group)
-        if found is None:
-            return self._found.get(group, 0)
-        self._found[group] = found
-        return found
-
-    def _count(self, tables: Collection[str], group: str) -> int | None:
-        counts = [self._store.count(table, group) for table in set(tables)]
-        return None if None in counts else sum(count for count in counts if count is not None)
+        """How many cells the group has in observed tables; see `OwnerStore.count`."""
+        return sum(self._store.count(table, group) for table in set(self._waiting.observed_tables()))
 
     async def look(self) -> bool:
         """Whether the store is idle. A store that does not count its cells is searched for them first."""
-        tables = set(self._waiting.observed_tables())
-        await self._store.look(tables, _COUNTED)
-        await self._store.look(self._store.tables(), (FAILED_LIST,))
         if self._store.prompt is None:
-            found = await self._store.read(self._stuck_locks(tables))
-            self._stuck_found = sum(bool(cells) for [cells] in found)
+            tables = set(self._waiting.observed_tables())
+            settled = self._settled()
+            await self._store.look(self._store.tables(), (FAILED_LIST,))
+            await self._store.look(tables, self._wanted(), again=settled and not self._trusted)
+            self._trusted = settled and self._settled()
+            if stuck := self._stuck_locks(tables):
+                self._stuck_found = sum(bool(cells) for [cells] in await self._store.read(stuck))
+            else:
+                self._stuck_found = 0
         return self.now()
 
+    def _wanted(self) -> Sequence[str]:
+        """The groups of observed tables that must be known: locks only if clients write, too."""
+        return (PENDING, NOTIFY) if self.busy_elsewhere is None else (PENDING, NOTIFY, LOCK)
+
     def _known(self) -> bool:
-        """Whether the cells of observed tables are counted, or have not changed since the last look."""
+        """Whether what must be known is known at this moment."""
         tables = self._waiting.observed_tables()
-        return all(self._count(tables, group) is not None for group in _COUNTED)
+        return all(self._store.knows(table, group) for table in tables for group in self._wanted())
+
+    def watch(self) -> trio.Event:
+        """The event of the next change that may make the store idle. Taken before a look, so that none is missed."""
+        if self._looked is None:
+            self._looked = trio.Event()
+        return self._looked
 
     def works(self) -> list[str]:
         """Ids of the observers that run here."""
@@ -125,7 +127,11 @@ class Idle:
 
     def sweep_pending(self) -> None:
         """Let the sweeper settle pending entries: no reader encounters a signal, so no other task will (N5)."""
-        if self._settled() and not self._engine.fates.observed and self.entries(PENDING):
+        if not self._settled() or self._engine.fates.observed:
+            return
+        # A store that may apply a mutation twice may have got a late copy of a prewrite since the last sweep.
+        copied = not self._store.once and self.busy_elsewhere is not None and self.locked_observed()
+        if self.entries(PENDING) or copied:
             self._engine.driver.orphaned.set()
 
     def now(self) -> bool:
@@ -135,8 +141,8 @@ class Idle:
         return (
             self._settled()
             and not self._engine.fates.observed
-            and self._known()
             and not busy
+            and (self._store.prompt is not None or (self._trusted and self._known()))
             and not self.pending()
             and not self._stuck()
         )
@@ -165,7 +171,8 @@ class Idle:
         the writers of all tablets are in this process: then all that a dead process wrote is visible by now."""
         if self._sweeper.clean or not self._sweeper.first or not self._engine.fates.alone:
             return self._sweeper.clean
-        return all(self._count(self._store.tables(), group) == 0 for group in (LOCK, SHARED, PENDING))
+        there = [(table, group) for table in self._store.tables() for group in (LOCK, SHARED, PENDING)]
+        return all(self._store.knows(*where) and not self._store.count(*where) for where in there)
 
     async def wait_idle(self) -> int:
         """Wait until the store is idle. Returns how many changes are on the failed list.
@@ -175,9 +182,7 @@ class Idle:
         await trio.lowlevel.checkpoint()  # here: nothing may run between the last look and the return
         while not await self.look():
             self._engine.background.check()
-            if self._looked is None:
-                self._looked = trio.Event()
-            looked = self._looked  # before the look, so that no change is missed
+            looked = self.watch()
             await self._check_readable()
             await self._check_served()
             # Workers of other processes may come and go without an event.
@@ -223,7 +228,9 @@ class Idle:
                 f"observers have not been notified of existing data: {', '.join(catalogue.unready())}. The background "
                 "backfill is turned off: call `await db.backfill()`."
             )
-        if self._engine.fates.observed or not self._settled() or not self._known():
+        if self._engine.fates.observed or not self._settled():
+            return
+        if self._store.prompt is None and not self._known():
             return
         elsewhere = () if self.works_elsewhere is None else self.works_elsewhere()
         if elsewhere is None:
@@ -243,4 +250,4 @@ class Idle:
 
     def failed(self) -> int:
         """How many changes are on the failed list."""
-        return self._count(self._store.tables(), FAILED_LIST) or 0
+        return sum(self._store.count(table, FAILED_LIST) for table in self._store.tables())

@@ -34,7 +34,7 @@ from perco.storage import (
 )
 from perco.storage.fencing import NotHere
 
-WIRE_VERSION: Final = 9
+WIRE_VERSION: Final = 10
 # Limits of one call. A client keeps within them; a server ends the connection on a call that exceeds them (R1).
 DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows

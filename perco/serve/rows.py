@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from perco.database.parts import Parts
+from perco.errors import StoreError
 from perco.rpc.channel import WireOptions
 from perco.rpc.peer import Peer
 from perco.serve.messages import (
@@ -19,7 +20,7 @@ from perco.serve.messages import (
     read_scan,
 )
 from perco.serve.sessions import Session, Sessions
-from perco.storage import NOTIFY, WRITE, Mutation, OwnerStore, RowCells, Verdict
+from perco.storage import NOTIFY, WRITE, Failed, Mutation, OwnerStore, RowCells, Verdict
 from perco.storage.call import Call
 from perco.txn.entered import Entry
 
@@ -69,7 +70,9 @@ class Rows:
 
         async def run() -> None:
             try:
-                answer(await self._store.read_first(requests, self._options.part_bytes))
+                found = await self._store.read_first(requests, self._options.part_bytes)
+                await peer.room()
+                answer(found)
             except Exception as error:
                 peer.fail(id, error)
 
@@ -138,6 +141,8 @@ class Rows:
         self, session: Session, mutations: Sequence[Mutation], answer: Callable[[Sequence[Verdict]], None]
     ) -> None:
         """Queue mutations; `answer` gets the verdicts, on the loop."""
+        if not self._store.groups and any(len(mutation.rows) != 1 for mutation in mutations):
+            raise ValueError("a mutation of several rows, which this store does not have")
         notifies = _notifies(mutations)
 
         def told(verdicts: Sequence[Verdict]) -> None:
@@ -161,7 +166,11 @@ class Rows:
             told(call.verdicts)  # type: ignore[arg-type]
 
     async def _apply(self, mutations: Sequence[Mutation], told: Callable[[Sequence[Verdict]], None]) -> None:
-        told(await self._store.apply(mutations))
+        try:
+            verdicts: Sequence[Verdict] = await self._store.apply(mutations)
+        except StoreError as error:  # nothing was sent
+            verdicts = [Failed(error)] * len(mutations)
+        told(verdicts)
 
 
 def _notifies(mutations: Sequence[Mutation]) -> bool | None:

@@ -485,13 +485,16 @@ class Server(Door[Session]):
         read), as soon as it is idle, or after a while (N7)."""
         idle = self._owner.idle
         with self._waiting(_IDLE_S):
+            changed = idle.watch()
             if not await idle.look():
                 idle.sweep_pending()  # once a call, and so once a second for each client that waits
-            while not await idle.look():
-                await idle.changed()
+            while not idle.now():
+                await changed.wait()
+                changed = idle.watch()
+                await idle.look()
         stuck = idle.unreadable()
         return (
-            await idle.look(),
+            idle.now(),
             idle.failed(),
             self._workers(),
             None if stuck is None else pack_error(stuck),

@@ -297,7 +297,6 @@ class Batching:
     """
 
     inner: RowStore
-    groups: bool
 
     def __init__(
         self,
@@ -306,13 +305,17 @@ class Batching:
         spawn: Spawn,
         together: Callable[[list[Sequence[ReadRequest]]], Awaitable[Sequence[list[RowCells] | None]]] | None = None,
     ) -> None:
-        self.inner, self.groups = store, store.groups
+        self.inner = store
         self._losses = 0  # sessions that have ended
         self._reads = Gathering(options, spawn, together or self._read_together, self._of_read, again=True)
         self._mutations = Gathering(options, spawn, self._apply_together, self._of_mutation, again=False)
 
     chaining = None
     prompt = None
+
+    @property
+    def groups(self) -> bool:
+        return self.inner.groups
 
     @property
     def once(self) -> bool:

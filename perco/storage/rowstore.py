@@ -69,8 +69,8 @@ class RowStore(Protocol):
         chaining, deferring, prompt: see `Chaining`, `Deferring`, `Prompt`; None: the store does not offer it.
     """
 
-    groups: bool
-
+    @property
+    def groups(self) -> bool: ...
     @property
     def once(self) -> bool: ...
     @property
@@ -90,7 +90,11 @@ class RowStore(Protocol):
         ...
 
     async def scan(self, request: ScanRequest) -> ScanPage: ...
-    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]: ...
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        """The verdict of each mutation, in their order. It raises only if nothing was sent: UsageError, SessionEnded,
+        a cancellation; and for a bug."""
+        ...
+
     def locate(self, table: str, row: bytes) -> int:
         """The tablet that holds a row, as a number: rows with the same number may form a group."""
         ...
@@ -109,12 +113,16 @@ class OwnerStore(RowStore, Protocol):
         was sent before can still take effect."""
         ...
 
-    async def look(self, tables: Collection[str], groups: Sequence[str]) -> None:
-        """Find out how many cells there are, if the store does not count them."""
+    async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
+        """Find out how many cells there are, if the store does not count them; with `again` even if that is known."""
         ...
 
-    def count(self, table: str, group: str) -> int | None:
-        """How many cells a group of a table has at this moment; None: that is not known without a look."""
+    def count(self, table: str, group: str) -> int:
+        """How many cells a group of a table has, as far as is known."""
+        ...
+
+    def knows(self, table: str, group: str) -> bool:
+        """Whether `count` is right at this moment; else a look is needed."""
         ...
 
 
@@ -220,12 +228,16 @@ class LocalRowStore:
     def tables(self) -> list[str]:
         return list(self._tables)
 
-    async def look(self, tables: Collection[str], groups: Sequence[str]) -> None:
+    async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
         """See `OwnerStore.look`: tablets count their cells themselves."""
 
     def count(self, table: str, group: str) -> int:
         """See `OwnerStore.count`."""
         return sum(tablet.entries(group) for tablet in self._tables[table][1]) if table in self._tables else 0
+
+    def knows(self, table: str, group: str) -> bool:
+        """Always: tablets count their cells."""
+        return True
 
     def _of(self, table: str) -> tuple[list[bytes], list[Tablet]]:
         found = self._tables.get(table)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 
 import pytest
 import trio
 import trio.testing
 from trio.testing import MockClock as Clock
 
-from perco.storage import APPLIED, LocalRowStore as Rows, MemoryTablet, Mutation, Refused
+from perco.storage import APPLIED, LocalRowStore as Rows, MemoryTablet, Mutation, NoReply, Refused, Verdict
 from perco.storage.bare import Bare
 from perco.testing.bare import SingleRows
 from tests.component.storage.stores import TABLE, put, value_of
@@ -116,7 +117,7 @@ async def test_a_call_in_flight_is_waited_for_and_then_for_its_copies(autojump_c
 
 async def test_a_call_that_fails_or_is_cancelled_is_waited_for(autojump_clock: Clock, rows: Rows) -> None:  # T13, T4
     class Failing(SingleRows):
-        async def apply(self, mutations: object) -> list[object]:  # type: ignore[override]
+        async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
             await trio.sleep(1)
             raise OSError("no route")
 
@@ -151,13 +152,19 @@ async def test_what_is_remembered_of_calls_is_bounded_by_time(autojump_clock: Cl
 
 async def test_cells_are_counted_by_a_look_until_something_is_sent(autojump_clock: Clock, rows: Rows) -> None:  # N7
     store = bare(rows)
-    assert store.count(TABLE, "lock") is None
+    assert not store.knows(TABLE, "lock")
     await store.apply([of(None, row, "lock") for row in (b"a", b"b")])
     await store.look([TABLE], ["lock", "notify"])
-    assert (store.count(TABLE, "lock"), store.count(TABLE, "notify")) == (2, 0)
-    assert store.count(TABLE, "write") is None
+    assert [(store.knows(TABLE, group), store.count(TABLE, group)) for group in ("lock", "notify")] == [
+        (True, 2),
+        (True, 0),
+    ]
+    assert not store.knows(TABLE, "write")
     await store.apply([put(b"z")])
-    assert store.count(TABLE, "lock") is None, "any mutation of the table may have changed it"
+    assert store.knows(TABLE, "lock"), "nothing has written there"
+    await store.apply([of(None, b"c", "lock")])
+    assert not store.knows(TABLE, "lock")
+    assert store.count(TABLE, "lock") == 2, "as far as is known"
 
 
 async def test_a_look_that_is_known_is_not_repeated(autojump_clock: Clock, rows: Rows) -> None:  # N7
@@ -185,8 +192,9 @@ async def test_a_look_beside_a_mutation_does_not_count(autojump_clock: Clock, ro
             await trio.testing.wait_all_tasks_blocked()
             await store.apply([of(None, b"a", "lock")])
             await trio.sleep(2)
-        assert store.count(TABLE, "lock") is None
+        assert not store.knows(TABLE, "lock")
     await store.look([TABLE], ["lock"])
+    assert store.knows(TABLE, "lock")
     assert store.count(TABLE, "lock") == 1
 
 
@@ -194,11 +202,51 @@ async def test_while_a_mutation_is_in_flight_nothing_is_known(autojump_clock: Cl
     below = Slow(rows)
     store = bare(rows, below)
     await store.look([TABLE], ["lock"])
-    assert store.count(TABLE, "lock") == 0
+    assert store.knows(TABLE, "lock")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(store.apply, [of(None, b"a", "lock")])
         await trio.testing.wait_all_tasks_blocked()
-        assert store.count(TABLE, "lock") is None
+        assert not store.knows(TABLE, "lock")
+
+
+class Deaf(SingleRows):
+    """Loses the replies."""
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        await super().apply(mutations)
+        return [NoReply("lost")] * len(mutations)
+
+
+@pytest.mark.parametrize("how", ["no reply", "an error", "cancelled"])
+async def test_what_was_not_answered_may_still_change_it(autojump_clock: Clock, rows: Rows, how: str) -> None:  # N7
+    """So a look counts only after the mutation cannot arrive any more."""
+
+    class Failing(SingleRows):
+        async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+            if how == "cancelled":
+                await trio.sleep(100)
+            raise OSError("no route")
+
+    store = bare(rows, Deaf(rows) if how == "no reply" else Failing(rows))
+    with trio.move_on_after(1), contextlib.suppress(OSError):
+        await store.apply([of(None, b"a", "notify")])
+    began = trio.current_time()
+    while not store.knows(TABLE, "notify"):
+        await store.look([TABLE], ["lock", "notify"])
+        assert store.knows(TABLE, "lock")
+        await trio.sleep(0.1)
+    assert trio.current_time() - began >= LATE_S
+
+
+async def test_tasks_share_a_look(autojump_clock: Clock, rows: Rows) -> None:  # N7
+    below = Slow(rows)
+    store = bare(rows, below)
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(store.look, [TABLE], ["notify"])
+    assert below.calls == 1
+    await store.look([TABLE], ["notify"], again=True)
+    assert below.calls == 2
 
 
 async def test_a_large_table_is_counted_page_by_page(autojump_clock: Clock, rows: Rows) -> None:  # N7
