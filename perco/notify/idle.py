@@ -91,10 +91,12 @@ class Idle:
         """The groups of observed tables that must be known: locks only if clients write, too."""
         return (PENDING, NOTIFY) if self.busy_elsewhere is None else (PENDING, NOTIFY, LOCK)
 
-    def _known(self) -> bool:
+    def _sure(self) -> bool:
         """Whether what must be known is known at this moment."""
+        if self._store.prompt is not None:
+            return True
         tables = self._waiting.observed_tables()
-        return all(self._store.knows(table, group) for table in tables for group in self._wanted())
+        return self._trusted and all(self._store.knows(table, group) for table in tables for group in self._wanted())
 
     def watch(self) -> trio.Event:
         """The event of the next change that may make the store idle. Taken before a look, so that none is missed."""
@@ -142,7 +144,7 @@ class Idle:
             self._settled()
             and not self._engine.fates.observed
             and not busy
-            and (self._store.prompt is not None or (self._trusted and self._known()))
+            and self._sure()
             and not self.pending()
             and not self._stuck()
         )
@@ -228,9 +230,7 @@ class Idle:
                 f"observers have not been notified of existing data: {', '.join(catalogue.unready())}. The background "
                 "backfill is turned off: call `await db.backfill()`."
             )
-        if self._engine.fates.observed or not self._settled():
-            return
-        if self._store.prompt is None and not self._known():
+        if self._engine.fates.observed or not self._settled() or not self._sure():
             return
         elsewhere = () if self.works_elsewhere is None else self.works_elsewhere()
         if elsewhere is None:

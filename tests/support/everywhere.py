@@ -44,7 +44,7 @@ from perco.tablets.local import LocalStore
 from perco.testing.bare import BareStore, SingleRows
 from perco.testing.faults import FaultyRowStore
 from tests.support.left_out import LEFT_OUT, LeftOut
-from tests.support.places import local_of
+from tests.support.places import local_of, rows_of
 from tests.support.spread import MemoryServers
 
 OWNER, FOLDER, TLS, TABLETS, BARE = "owner", "folder", "tls", "tablets", "bare"
@@ -148,7 +148,7 @@ class Door:
         yield self
 
     def _looked_into(self, db: Database) -> Database:
-        local_of(db).store.tablets = local_of(self.owner).store.tablets
+        local_of(db).store.tablets = rows_of(self.owner).tablets
         db.owner = self.owner  # type: ignore[attr-defined]
         local_of(db).place = getattr(local_of(self.owner), "place", self)
         return db

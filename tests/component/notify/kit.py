@@ -201,7 +201,8 @@ async def client(
         return
     beside_it: Any = _Beside(local, store)
     if everywhere.over == everywhere.BARE:
-        beside_it = everywhere.bare(local, store)
+        shared = beside is not None and store is None  # one owner's clients, so its counts are theirs
+        beside_it = inside(beside).engine.place if shared else everywhere.bare(local, store)
     db = make(beside_it, schema, options)
     if beside is not None:
         inside(db).engine.oracle = inside(db).driver.oracle = inside(beside).oracle
