@@ -22,6 +22,7 @@ from perco.schema.schema import Schema
 from perco.storage import LOCK, NOTIFY, TS_MAX, LocalRowStore, Mutation, RowCells, ScanPage, ScanQuery, ScanRequest
 from perco.storage.cells import ReadRequest, Verdict
 from perco.tablets.local import LocalStore
+from perco.testing.bare import SingleRows
 from tests.support import everywhere
 from tests.support.places import local_of
 
@@ -201,8 +202,11 @@ async def client(
         return
     beside_it: Any = _Beside(local, store)
     if everywhere.over == everywhere.BARE:
-        shared = beside is not None and store is None  # one owner's clients, so its counts are theirs
-        beside_it = inside(beside).engine.place if shared else everywhere.bare(local, store)
+        beside_it = everywhere.bare(local, store)
+        if beside is not None and store is None:
+            its: Any = inside(beside).engine.place
+            if type(its.store._store) is SingleRows:  # clients of one owner share its counts
+                beside_it = its
     db = make(beside_it, schema, options)
     if beside is not None:
         inside(db).engine.oracle = inside(db).driver.oracle = inside(beside).oracle
