@@ -147,7 +147,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "runs over a store without mutations of several rows, which is never served",
+        "runs over a store without groups, which these deployments do not serve",
         {
             _READ_LOCKS: (
                 "test_a_failed_transaction_takes_its_read_locks_away[False]",
