@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration/serve/test_tablet_servers.py \
   tests/acceptance/web/test_killed.py tests/acceptance/web/test_served.py
 
-.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-spark test-wheel test-pythons check format bench simulate sweep powerloss clean help
+.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -58,7 +58,13 @@ test-pythons: ## the tests without Spark and processes on the other Pythons that
 	    tests/core tests/component tests/scenarios tests/integration/storage tests/examples --ignore tests/examples/test_spark_pipeline.py || exit 1; \
 	done
 
-test-all: test test-faults test-mutants test-everywhere test-spark test-wheel test-pythons ## all of them
+# pyright is a program for Node, which its own extra brings along.
+test-types: .venv/.dev ## the public API is typed to the last parameter
+	$(BIN)/pip install --quiet --disable-pip-version-check 'pyright[nodejs]>=1.1.390,<2'
+	for package in perco perco.aio perco.sync perco.spark perco.testing; do \
+	  $(BIN)/pyright --verifytypes $$package --ignoreexternal || exit 1; done
+
+test-all: test test-faults test-mutants test-everywhere test-spark test-types test-wheel test-pythons ## all of them
 
 check: test
 
