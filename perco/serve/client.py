@@ -462,7 +462,7 @@ async def open_served(
     pulsing: Callable[[Pulse], LoopWatch] | None = None,
     remedy: str = "",
 ) -> Database:
-    """Open a database over a server. Raises: as `RemoteOwner.begin_link`.
+    """Open a database over a server. Raises: as `RemoteOwner.begin_link`; SessionEnded, if the owner ends meanwhile.
 
     Args:
         connect: makes a stream to the tablet server with a number and a port; 0 and 0: to the owner.

@@ -25,7 +25,7 @@ from perco.database.database import Database
 from perco.database.inside import close, inside, local_owner
 from perco.database.making import make, make_beside, offline as offline
 from perco.database.options import Options
-from perco.errors import Corruption, PercoWarning, StoreError, StoreLocked, Unavailable, UsageError
+from perco.errors import Corruption, PercoWarning, SessionEnded, StoreError, StoreLocked, Unavailable, UsageError
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.schema.schema import Schema
@@ -118,6 +118,8 @@ class open(AsyncOnly):
                 return await self._connect(address)
             except OSError as error:
                 raise _unreached(address, error) from error
+            except SessionEnded as error:
+                raise Unavailable(f"the owner of the store at {address} ended while the store was opened") from error
         options = self._options
         if self.processes is not None:
             self.tablet_servers = self._servers()
@@ -142,7 +144,7 @@ class open(AsyncOnly):
                     raise
                 try:
                     return await self._connect(Address(path / SOCKET), path)
-                except OSError:
+                except (OSError, SessionEnded):
                     del locked  # the owner is starting, or ending
                 await trio.sleep(_AGAIN_S)
         return await self._begin(local, options)
@@ -182,12 +184,14 @@ class open(AsyncOnly):
                 return await self._connect(address)
             except OSError as error:
                 raise _unreached(address, error) from error
+            except SessionEnded as error:
+                raise Unavailable(f"the owner of the store at {address} ended while the store was opened") from error
         path = _absolute(text)
         if not path.is_dir():
             raise UsageError(f"there is no store at {text}")
         try:
             return await self._connect(Address(path / SOCKET), path)
-        except OSError as error:
+        except (OSError, SessionEnded) as error:
             raise Unavailable(
                 f"no process has {text} open, or the process that has it does not share it",
                 remedy=f"Start `{_serve(text)}` first.",

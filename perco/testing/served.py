@@ -9,6 +9,7 @@ the disk, and are counted by these.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from perco.clock.oracle import OracleOptions
 from perco.database.database import Database
 from perco.database.inside import close, inside
 from perco.database.options import Options
-from perco.errors import SchemaMismatch, StoreError
+from perco.errors import SchemaMismatch, SessionEnded, StoreError
 from perco.history.vacuum import VacuumOptions
 from perco.notify.backfill import BackfillOptions
 from perco.rpc.channel import WireOptions
@@ -60,17 +61,19 @@ _CELLS_MAX: Final = 1 << 20
 _TIME_MAX_S: Final = 600.0
 WIRE: Final = WireOptions(heartbeat_s=0.3, silence_s=1.0, lease_s=1.0, connect_s=0.5, patience_s=4.0)
 _OFTEN: Final = {
-    *("READ", "SCAN", "APPLY", "COMMIT", "DRAW", "DONE", "CLAIM", "UNCLAIM", "LOOKED", "NOTIFIED", "RELEASED", "QUIET"),
+    *("READ", "SCAN", "APPLY", "COMMIT", "DRAW", "DONE", "CLAIM", "UNCLAIM", "LOOKED", "NOTIFIED", "QUIET"),
     *("READ answer", "SCAN answer", "APPLY answer", "COMMIT answer", "DRAW answer", "CLAIM answer"),
     *("READS", "COMMITS", "CLAIMS", "READS answer", "COMMITS answer", "CLAIMS answer"),
 }
+_SELDOM: Final = {"APPLY marker", "APPLY give up", "APPLY replay"}
 # The least rate of faults for messages that are sent rarely: the rarer they are, the higher.
 _RARELY: Final = 0.06
 _RATES: Final = {
     **{"HELLO": 0.01, "WELCOME": 0.01, "HOLDING": 0.01, "WORKS": 0.02, "VACUUM": 0.01, "ALIVE": 0.02},
     **{"SPLIT": 0.02, "MIDDLE": 0.02, "COPY": 0.02, "CUT": 0.02, "LET_GO": 0.02, "REMOVE": 0.02, "SERVERS": 0.02},
-    **{"OPEN": 0.01, "FLOOR": 0.003, "SESSIONS": 0.01, "GROUPS": 0.01, "LISTEN": 0.02, "MOVED": 0.01},
+    **{"OPEN": 0.01, "FLOOR": 0.003, "SESSIONS": 0.01, "LISTEN": 0.02, "MOVED": 0.01},
 }
+_CLOSES_OFTEN: Final = 0.2
 _ORPHANS_S: Final = 2.0  # messages in flight to them take up to 0.7 s
 _SETTLES: Final = 20
 _STOPS_S: Final = (0.2, 0.6, 1.5, 3.0)
@@ -82,7 +85,8 @@ _CALLS: Final = (
     *("SERVERS", "NOW", "SPLIT", "BYE"),
 )
 _APPLIED: Final = (
-    *("prewrite", "commit", "marker", "rollback", "one step", "notify", "tidy", "give up", "replay", "catalogue"),
+    # A client asks the owner to commit in one step: that is COMMIT.
+    *("prewrite", "commit", "marker", "rollback", "notify", "tidy", "give up", "replay", "catalogue"),
 )
 _ORDERS: Final = (
     *("OPEN", "CLOSE", "GROUPS", "FLOOR", "LISTEN", "STATISTICS", "STOP"),
@@ -227,7 +231,9 @@ class Served(Run):
         detail, kind = self._detail(step, arguments)
         name = sender.number(f"{sender.name}: {detail}")
         self.digest.update(name.encode())
-        rate = self._wire_rate if step in _OFTEN else max(self._wire_rate, _RATES.get(step.partition(" ")[0], _RARELY))
+        rate = self._wire_rate
+        if step not in _OFTEN or kind in _SELDOM:
+            rate = max(rate, _RATES.get(step.partition(" ")[0], _RARELY))
         rng = sender.chances
 
         def chance() -> str:
@@ -339,9 +345,15 @@ class Served(Run):
                     if servers is not None:
                         await servers.listen(ADDRESS, None, "", "")
                     stop = self.network.listen(OWNER, lambda stream: server.connection(stream, None, ADDRESS))
-                    await self._all_over.wait()
-                    await self._settled(server, db)
+                    with trio.move_on_after(self._closes_after_s(actor)):
+                        await self._all_over.wait()
+                        await self._settled(server, db)
                     stop()
+
+    def _closes_after_s(self, owner: _Actor) -> float:
+        """How long an owner lives before it closes the store, as for a deployment: most never do."""
+        rng = self.plan.random(owner.name, "closes")
+        return rng.uniform(0.5, 5.0) if rng.random() < _CLOSES_OFTEN else math.inf
 
     async def _settled(self, server: Server, db: Database) -> None:
         """R7: check that nothing is kept for ever for clients that are gone, in whatever way."""
@@ -407,8 +419,8 @@ class Served(Run):
                 raise
             self.growth.refused += 1
             return
-        except StoreError:
-            return  # no owner serves
+        except (StoreError, SessionEnded):
+            return  # no owner serves, or it has just ended
         try:
             if self.growth.has_gone_back(registered, inside(db).catalogue):
                 self._problem(f"N10: the catalogue went back: version {registered} had been registered")

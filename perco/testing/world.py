@@ -108,7 +108,7 @@ class World:
         # and notes which changes its committed runs were for.
         self.grown = grown
         self.copied = derived.column("copied", TEXT) if grown else None
-        self.counted = derived.column("counted", MSGPACK) if grown else None
+        self.counted = derived.column("counted", MSGPACK, group="counted") if grown else None
         journal = Table("journal", key=INT64, keep=keep)
         self.entry = journal.column("entry", TEXT)
         slips, hubs = Table("slips", key=INT64, keep=keep), Table("hubs", key=TEXT, splits=["h1"], keep=keep)
