@@ -348,7 +348,7 @@ class Run(ABC):
             await trio.sleep(actor.rng.choice(pauses_s))
             try:
                 self.outcome.removed += (await db.vacuum()).removed.cells
-            except StoreError:
+            except (StoreError, TransientError):
                 pass
             except PercoError:  # the background of a dead process has failed too
                 if not actor.dead:
