@@ -162,7 +162,8 @@ def _waits_in_vain(task: trio.lowlevel.Task) -> bool:
 
 
 def _forget_answers(task: trio.lowlevel.Task) -> None:
-    """The answer may come all the same, as the process is unwound: it would wake a task that goes on, or has ended."""
+    """Detach a task from its calls. While the process is unwound, another task may still answer them, and would wake
+    a task that already runs, or has ended."""
     for frame, _ in task.iter_await_frames():
         call = frame.f_locals.get("call")
         if isinstance(call, Call):

@@ -25,7 +25,7 @@ async def _wait_for_an_answer() -> None:
 
 
 async def _buried(process: Process, main: Callable[[], Awaitable[None]]) -> None:
-    """A process that runs `main` is killed, and unwound."""
+    """Kill a process that runs `main`, and unwind it."""
     kernel = Processes()
 
     async def world() -> None:

@@ -2,9 +2,9 @@
 
     python -m tests.acceptance.web.served ROLE STORE EVENTS START [CHANGES]
 
-ROLE is owner, worker, loader or searcher; the last two only ever ask whoever owns the store, lest they end as such.
-What happens is written to EVENTS, a line each: START, the role, and what it was. CHANGES, for the loader, is as in
-`child.py`; when all of it is in and observed, it says so and ends.
+ROLE is owner, worker, loader or searcher. A loader and a searcher are always clients: they never become the owner.
+The process writes a line to EVENTS for each event: START (the number of the process), its role, and the event.
+CHANGES, for the loader, is as in `child.py`. When the observers have run for all changes, the loader says so and ends.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Cast:
     def __init__(self, folder: Path) -> None:
         self.store, self.changes = folder / "store", folder / "changes"
         self.playing: list[subprocess.Popen[bytes]] = []
-        self._starts: list[int] = []
+        self._part_of: dict[int, int] = {}  # by number, of the processes that play now
         self._started = 0
         self.said: Counter[str] = Counter()
         self.killed: Counter[str] = Counter()
@@ -43,19 +43,14 @@ class Cast:
         self._rest = b""
         self._complaints = (folder / "complaints").open("w+")
 
-    def start(self, part: int) -> subprocess.Popen[bytes]:
+    def start(self, part: int) -> None:
         """Start a process for the part, in place of an earlier one that has ended."""
         self._started += 1
-        more = (str(self._started), str(self.changes)) if ROLES[part] == "loader" else (str(self._started),)
-        command = [sys.executable, "-m", "tests.acceptance.web.served", ROLES[part], str(self.store), str(self._write)]
-        process = subprocess.Popen([*command, *more], pass_fds=(self._write,), stderr=self._complaints)
-        if part < len(self.playing):
-            self.playing[part] = process
-            self._starts[part] = self._started
-        else:
-            self.playing.append(process)
-            self._starts.append(self._started)
-        return process
+        self._part_of = {number: of for number, of in self._part_of.items() if of != part} | {self._started: part}
+        more = (str(self.changes),) if ROLES[part] == "loader" else ()
+        given = (ROLES[part], str(self.store), str(self._write), str(self._started), *more)
+        command = [sys.executable, "-m", "tests.acceptance.web.served", *given]
+        self.playing[part : part + 1] = [subprocess.Popen(command, pass_fds=(self._write,), stderr=self._complaints)]
 
     def hear(self) -> tuple[int | None, str]:
         """The next line, and the part whose process wrote it: None for a process that has been replaced since."""
@@ -66,13 +61,12 @@ class Cast:
             if select.select([self._read], [], [], 0.5)[0]:
                 *lines, self._rest = (self._rest + os.read(self._read, 1 << 16)).split(b"\n")
                 self._lines = [line.decode() for line in reversed(lines)]
-        start, line = self._lines.pop().split(" ", 1)
+        number, line = self._lines.pop().split(" ", 1)
         self.said[line] += 1
-        part = self._starts.index(int(start)) if int(start) in self._starts else None
-        return part, line
+        return self._part_of.get(int(number)), line
 
     def until(self, part: int, what: str) -> None:
-        """Wait until the process that plays the part now says `what`; its predecessors may still be in the pipe."""
+        """Wait until the process that plays the part now says `what`; the pipe may still hold lines of earlier ones."""
         while self.hear() != (part, f"{ROLES[part]} {what}"):
             pass
 
