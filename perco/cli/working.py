@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import signal
 import sys
 import traceback
@@ -82,7 +83,7 @@ def _schema(what: str) -> perco.Schema:
 
 def _from_there(trace: TracebackType | None) -> TracebackType | None:
     """A traceback without the frames that lead to the imported module."""
-    ways = {__file__, naming.__file__, importlib.__file__}
+    ways = {__file__, naming.__file__, pkgutil.__file__, importlib.__file__}
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if file not in ways and not file.startswith("<frozen importlib"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
-from typing import Final
+from typing import Final, cast
 
 import trio
 
@@ -26,6 +26,7 @@ from perco.storage import (
     Failed,
     Mutation,
     NoReply,
+    OwnerStore,
     ReadRequest,
     RowCells,
     RowStore,
@@ -153,6 +154,10 @@ class FaultyRowStore:
 
     def tablets_here(self) -> Sequence[Tablet]:
         return self._store.tablets_here()
+
+    async def raise_floor(self, ts: int, *, wait: bool) -> None:
+        self._alive()
+        await cast(OwnerStore, self._store).raise_floor(ts, wait=wait)
 
     def locate(self, table: str, row: bytes) -> int:
         return self._store.locate(table, row)

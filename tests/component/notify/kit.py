@@ -313,9 +313,6 @@ class HoldingStore:
     groups = True
     chaining = deferring = None
 
-    def tablets_here(self) -> list[Any]:
-        return []
-
     def __init__(self, inner: LocalRowStore, holds: Callable[[Mutation], bool], *, replies: bool = False) -> None:
         self._inner, self._holds, self._replies = inner, holds, replies
         self._gate = trio.Event()
