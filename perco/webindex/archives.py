@@ -11,9 +11,8 @@ from typing import Any, BinaryIO
 from warcio.archiveiterator import ArchiveIterator
 from warcio.exceptions import ArchiveLoadFailed
 
-from perco.webindex.crawled import DEFAULT_LIMITS, CrawlLimits, Found, Skipped, bounded
+from perco.webindex.crawled import DEFAULT_LIMITS, SHOWN_CHARS, CrawlLimits, Found, Skipped, bounded
 from perco.webindex.pages import Page, canonical_url
-from perco.webindex.pydocs import SHOWN_CHARS
 
 
 class _Damaged(Exception):

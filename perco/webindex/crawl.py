@@ -2,9 +2,8 @@
 
     python -m perco.webindex.crawl [--mine PACKAGE] [--html DIR] [--warc FILE ...] [--limit N] [--out FILE]
 
-It is a process because its default source, the documentation of the running Python, must import every
-module of the standard library: what a module prints, changes, starts or breaks stays here, and the index
-that reads the stream sees only bytes. Saved pages and web archives come through the same stream.
+It is a process so that reading and parsing its sources takes no time from the index, which sees only bytes: the
+documentation of the running Python, saved pages, and web archives come through one stream.
 
 The stream is a sequence of msgpack maps: a page as `pages.pack` writes it, `{"skipped": name, "why":
 reason}`, `{"noted": name, "why": reason}` for a page that was delivered in part, and at the very end `{"done":
@@ -13,26 +12,20 @@ same bytes in every run: no addresses of objects, no paths of this machine, noth
 """
 
 import argparse
-import importlib
 import importlib.util
 import os
 import signal
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NoReturn, TextIO, TypeVar
 from urllib.parse import quote
 
 from perco.webindex.archives import archived_pages
 from perco.webindex.crawled import DEFAULT_LIMITS, HTML_URL, CrawlLimits, Found, Skipped, bounded, write_crawl
 from perco.webindex.pages import Page, canonical_url
-from perco.webindex.pydocs import NOT_IMPORTED, documentation, standard_library
+from perco.webindex.pydocs import LEFT_OUT, documentation, standard_library
 from perco.webindex.synthetic import SyntheticWeb
-
-_T = TypeVar("_T")
-
 
 # --------------------------------------------------------------------------------------------- saved pages
 
@@ -72,36 +65,6 @@ def _read_file(path: Path, bytes_max: int) -> bytes:
 
 # --------------------------------------------------------------------------------------------- the process
 
-_QUIET = "PERCO_CRAWL_QUIET"
-# Documentation shows defaults, and a default may be the value of a variable: secrets must not get that far.
-_KEPT_VARIABLES = frozenset(
-    {"PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV"}
-    | {"PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"}
-)
-_SET_VARIABLES = {
-    _QUIET: "1",
-    # The order of sets is part of what documentation shows.
-    "PYTHONHASHSEED": "0",
-    "PYTHONWARNINGS": "ignore",
-    "LC_ALL": "C.UTF-8",
-    "TZ": "UTC",
-    # Otherwise setuptools replaces the library's distutils with its own.
-    "SETUPTOOLS_USE_DISTUTILS": "stdlib",
-}
-
-
-def _restart_quietly() -> NoReturn:
-    """Run the same command again, in an environment that is the same for every user, without a display."""
-    kept = {name: value for name, value in os.environ.items() if name in _KEPT_VARIABLES}
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], kept | _SET_VARIABLES)
-
-
-def _forget_environment() -> None:
-    """Drop the variables that were kept for Python's start. HOME stays, so that it is recognised in texts."""
-    home = os.path.expanduser("~")
-    os.environ.clear()
-    os.environ.update(_SET_VARIABLES | {"HOME": home, "PATH": os.defpath})
-
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -115,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PACKAGE",
         action="append",
         default=[],
-        help="crawl the documentation of an installed package instead (it will be imported); may be repeated",
+        help="crawl the documentation of an installed package instead, from its source; may be repeated",
     )
     parser.add_argument("--stdlib", action="store_true", help="crawl the standard library as well as the sources named")
     parser.add_argument("--html", metavar="DIR", type=Path, help="crawl the .html and .htm files in a folder and below")
@@ -141,13 +104,6 @@ def _parser() -> argparse.ArgumentParser:
         default=DEFAULT_LIMITS.body_bytes_max,
         help="leave out what a page has beyond this many bytes (default: %(default)s)",
     )
-    parser.add_argument(
-        "--module-seconds",
-        metavar="S",
-        type=_seconds,
-        default=DEFAULT_LIMITS.module_seconds,
-        help="give up on a module that takes longer than this to import (default: %(default)g)",
-    )
     return parser
 
 
@@ -157,21 +113,11 @@ def _natural(text: str) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.001 <= seconds <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds between 0.001 and 86400")
-    return seconds
-
-
 def _problem(args: argparse.Namespace) -> str | None:
     """The error in the sources, to be printed before anything is written; None: there is none."""
     for package in args.mine:
         top = package.partition(".")[0]
-        if not top.isidentifier() or (top not in NOT_IMPORTED and importlib.util.find_spec(top) is None):
+        if not top.isidentifier() or (top not in LEFT_OUT and importlib.util.find_spec(top) is None):
             return f"--mine expects the name of an installed package; there is none named {package!r}"
     for archive in args.warc:
         if not archive.is_file():
@@ -184,13 +130,13 @@ def _problem(args: argparse.Namespace) -> str | None:
     return None
 
 
-def _sources(args: argparse.Namespace, nowhere: TextIO) -> Iterator[Found]:
-    limits = CrawlLimits(body_bytes_max=args.body_max, module_seconds=args.module_seconds)
+def _sources(args: argparse.Namespace) -> Iterator[Found]:
+    limits = CrawlLimits(body_bytes_max=args.body_max)
     others = args.mine or args.warc or args.html is not None or args.synthetic is not None
     modules = list(args.mine)
     if args.stdlib or not others:
         modules += standard_library()
-    yield from documentation(modules, nowhere, limits)
+    yield from documentation(modules)
     if args.html is not None:
         yield from saved_pages(args.html, limits)
     for archive in args.warc:
@@ -212,16 +158,6 @@ def _search_path_without_here() -> None:
     sys.path[:] = others if len(others) == len(sys.path) else [*others, here]
 
 
-def _take_output(name: str) -> BinaryIO:
-    """Open the output, and take the standard streams away from the modules that will be imported."""
-    number = os.dup(1) if name == "-" else os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
-    os.close(nothing)
-    return os.fdopen(number, "wb")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the crawl of this command line; for a process that does nothing else."""
     _search_path_without_here()
@@ -233,17 +169,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.out == "-" and sys.stdout.isatty():
         print("the stream is not for a terminal: send it through a pipe, or name a file with --out", file=sys.stderr)
         return 2
-    args.warc = [archive.resolve() for archive in args.warc]
-    args.html = None if args.html is None else args.html.resolve()
     try:
-        out = _take_output(args.out)
+        out = sys.stdout.buffer if args.out == "-" else open(args.out, "wb")
     except OSError as error:
         parser.error(f"--out: {error}")
-    # A module that raises KeyboardInterrupt is skipped; Ctrl-C stops the crawl.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        _crawl(args, out)
+        with out:
+            write_crawl(_sources(args), out, args.limit)
     except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python complains when it flushes at its end
         return 1
     except OSError as error:
         print(f"{parser.prog}: the crawl could not be written: {error}", file=sys.stderr)
@@ -251,22 +185,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _crawl(args: argparse.Namespace, out: BinaryIO) -> None:
-    """Crawl in an empty folder of its own, because some modules leave files where they are imported."""
-    _forget_environment()
-    here = os.getcwd()
-    with out, tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
-        os.chdir(folder)
-        try:
-            write_crawl(_sources(args, nowhere), out, args.limit)
-        finally:
-            os.chdir(here)
-
-
 if __name__ == "__main__":
-    if _QUIET not in os.environ:
-        _restart_quietly()
-    status: int = main()
-    sys.stderr.flush()
-    # Without waiting for threads and exit handlers of imported modules.
-    os._exit(status)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(main())

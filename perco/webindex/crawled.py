@@ -14,17 +14,15 @@ DOCS_URL = "https://docs.python.invalid/"
 
 HTML_URL = "https://pages.invalid/"
 
+SHOWN_CHARS = 200  # of a value or an address
+
 
 @dataclass(frozen=True, slots=True)
 class CrawlLimits:
-    """What the crawler allows one page and one module."""
+    """What the crawler allows one page."""
 
     body_bytes_max: int = 4 * 1024 * 1024
     """The rest of a longer body is left out, and that is noted."""
-    module_seconds: float = 10.0
-    """For the import of one module, and again for the making of each of its pages."""
-    patience: float = 3.0
-    """After this many times `module_seconds` a module that cannot be interrupted ends the crawl."""
     chunk_bytes: int = 64 * 1024
     """How much is read at a time from files that may hold anything."""
 

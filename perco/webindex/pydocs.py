@@ -1,367 +1,329 @@
-"""Pages of documentation, from the modules of this Python."""
+"""Pages of documentation, from the source of Python modules (griffe reads it; nothing of it runs).
 
-import faulthandler
+Only compiled modules of Python itself are imported, because they have no source.
+"""
+
 import html
-import importlib
-import importlib.util
-import inspect
-import os
-import pkgutil
-import pydoc
+import logging
 import re
-import signal
 import sys
-import sysconfig
-import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, TextIO, TypeVar
+from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder
+from pathlib import Path
+from pkgutil import iter_modules
+from tokenize import open as open_source
 from urllib.parse import quote
 
-from perco.webindex.crawled import DEFAULT_LIMITS, DOCS_URL, CrawlLimits, Found, Skipped
+import griffe
+
+from perco.webindex.crawled import DOCS_URL, SHOWN_CHARS, Found, Skipped
 from perco.webindex.pages import Page, canonical_url
 
-_T = TypeVar("_T")
+LEFT_OUT = frozenset({"__main__", "conftest", "demo", "demos", "idle_test", "idlelib", "test", "tests", "turtledemo"})
+_LEFT_OUT_WHY = "left out: it holds tests or demos, or is a program"
+_WORD = re.compile(r"https?://[^\s<>\"'`)\]]+|[A-Za-z_]\w*")
+_ADDRESS = re.compile(r"\s+at\s+0x[0-9A-Fa-f]+")  # in the text of a compiled module's default values
+_FOLLOWED_MAX = 50  # imports from module to module, until a class or function is found
 
-
-# Importing these opens a browser or prints a poem, or they have nothing but tests and demos.
-NOT_IMPORTED = frozenset({"__main__", "antigravity", "idlelib", "test", "this", "turtledemo"})
-
-
-_NOT_IMPORTED_PARTS = frozenset({"__main__", "conftest", "demo", "demos", "idle_test", "test", "tests"})
-
-
-_NOT_IMPORTED_WHY = "not imported: it holds tests or demos, or opens a window"
-
-
-_STDERR = 2
-
-
-_SHOWN_VALUES = (bool, int, float, complex, str, bytes, type(None))
-
-
-SHOWN_CHARS = 200
-
-
-_ADDRESS = re.compile(r"\s+at\s+0x[0-9A-Fa-f]+")
-
-
-class _TooSlow(BaseException):
-    """Raised by the timer. No `except Exception` of a module may stop it."""
-
-
-def _too_slow(signum: int, frame: object) -> NoReturn:
-    raise _TooSlow
-
-
-@contextmanager
-def _docstrings_only() -> Iterator[None]:
-    """Keep pydoc from reading the comments above objects without a docstring: that parses every source file over
-    and over, and takes two thirds of the time of a crawl."""
-    getcomments = inspect.getcomments
-    inspect.getcomments = lambda object: None
-    try:
-        yield
-    finally:
-        inspect.getcomments = getcomments
-
-
-def _link(target: str, text: str) -> str:
-    return f'<a href="/{target}">{text}</a>'
-
-
-def _text_of(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-class _Html(pydoc.HTMLDoc):
-    """pydoc's HTML with links to the pages of this crawl, and only with values that are the same everywhere.
-
-    pydoc prints the current value of a name, even if it is the environment with its secrets.
-    """
-
-    def __init__(self, scrub: Callable[[str], str]) -> None:
-        self._scrub = scrub
-
-    def classlink(self, object: Any, modname: str) -> str:
-        name, module = object.__name__, sys.modules.get(object.__module__)
-        shown = pydoc.classname(object, modname)
-        if module is None or name.startswith("_") or getattr(module, name, None) is not object:
-            return shown
-        return _link(f"{module.__name__}.{name}", shown)
-
-    def modulelink(self, object: Any) -> str:
-        return _link(object.__name__, object.__name__)
-
-    def namelink(self, name: str, *dicts: Any) -> str:
-        for targets in dicts:
-            target = targets.get(name)
-            if target is not None and not target.startswith("#"):
-                return _link(target, name)
-        return name
-
-    def escape(self, text: str) -> str:
-        return html.escape(text, quote=False)
-
-    def preformat(self, text: str) -> str:
-        # pydoc makes every space a &nbsp;, which is most of its bytes.
-        return self.escape(text.expandtabs()).replace("\n", "<br>\n")
-
-    def docother(self, object: Any, name: str | None = None, mod: str | None = None, *ignored: Any) -> str:
-        value = self.escape(self._shown(object))
-        return f"<strong>{name}</strong> = {value}" if name else value
-
-    def _shown(self, value: object) -> str:
-        if type(value) not in _SHOWN_VALUES:
-            return f"<{type(value).__name__} object>"
-        # Scrubbed before it is shortened: half a path would not be recognised.
-        return pydoc.cram(self._scrub(repr(value)), SHOWN_CHARS)
-
-
-def _own_paths() -> list[tuple[str, str]]:
-    """Folders of this machine that turn up in documentation, and what replaces them."""
-    named = dict.fromkeys(sys.path, "site-packages") | {
-        sysconfig.get_path("stdlib"): "lib/python",
-        sysconfig.get_path("platstdlib"): "lib/python",
-        sysconfig.get_path("purelib"): "site-packages",
-        sysconfig.get_path("platlib"): "site-packages",
-        os.path.dirname(sys.executable): "bin",
-        sys.prefix: "prefix",
-        sys.base_prefix: "prefix",
-        sys.exec_prefix: "prefix",
-        os.path.expanduser("~"): "~",
-        os.getcwd(): "tmp",
-    }
-    both = {where: instead for path, instead in named.items() for where in (path, os.path.realpath(path))}
-    # "/usr" is the prefix of many Pythons, but in a text about /usr/bin/env it is no secret of the machine.
-    telling = [(path, instead) for path, instead in both.items() if path.count("/") > 1 or instead == "~"]
-    return sorted((pair for pair in telling if len(pair[0]) > 2), key=lambda pair: -len(pair[0]))
-
-
-class _Scrubber:
-    """Removes from a text what differs from run to run and from machine to machine."""
-
-    def __init__(self, paths: Sequence[tuple[str, str]]) -> None:
-        self._instead = dict(paths)
-        alternatives = "|".join(re.escape(path) for path, _ in paths)
-        self._paths = re.compile(rf"(?:{alternatives})(?![\w.-])")
-
-    def __call__(self, text: str) -> str:
-        text = _ADDRESS.sub("", text)
-        return self._paths.sub(lambda found: self._instead[found[0]], text)
+_Member = griffe.Class | griffe.Function
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
-    module: types.ModuleType
-    members: tuple[tuple[str, Any], ...]
-    below: tuple[str, ...]
-    problems: tuple[Skipped, ...]
+class _Module:
+    """A module as it was read. `below`: the names of the modules in a package. `why`: the reason why it cannot be
+    read; "" if it can."""
+
+    tree: griffe.Module
+    below: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()  # the folders of a package
+    why: str = ""
+
+
+class _Modules:
+    """The modules that pages are about, and those that they import from: each is read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, _Module] = {}
+        self._trees = griffe.ModulesCollection()
+
+    def get(self, name: str) -> _Module:
+        if name not in self._read:
+            try:
+                with warnings.catch_warnings():  # of escapes in the source, for one
+                    warnings.simplefilter("ignore")
+                    self._read[name] = self._module(name)
+            except Exception as error:  # whatever a source does to its readers, the crawl goes on
+                self._read[name] = _unread(name, _reason(error))
+        return self._read[name]
+
+    def _module(self, name: str) -> _Module:
+        spec = self._find(name)
+        if spec is None:
+            return _unread(name, "there is no module of this name")
+        inside = tuple(spec.submodule_search_locations or ())
+        below = tuple(sorted({found.name for found in iter_modules(inside)}))
+        if spec.origin is None:  # a package without a source of its own
+            return _Module(griffe.Module(name), below, inside)
+        if spec.origin.endswith(".py"):
+            path = Path(spec.origin)
+            with open_source(spec.origin) as source:
+                tree = griffe.visit(name, filepath=path, code=source.read(), modules_collection=self._trees)
+            return _Module(tree, below, inside)
+        if name in sys.stdlib_module_names:
+            return _Module(griffe.inspect(name))
+        return _unread(name, "it is compiled: it has no source to read")
+
+    def _find(self, name: str) -> ModuleSpec | None:
+        package, _, last = name.rpartition(".")
+        if not last.isidentifier():
+            return None
+        if package:
+            found = self.get(package)
+            return PathFinder.find_spec(name, found.inside) if found.inside else None
+        return PathFinder.find_spec(name) or BuiltinImporter.find_spec(name)
+
+    def exports(self, module: griffe.Module, followed: int = 0) -> list[str] | None:
+        """What `__all__` names, also where it adds up those of other modules; None: there is no `__all__`."""
+        if module.exports is None:
+            return None
+        names = []
+        for export in module.exports:
+            if isinstance(export, str):
+                names.append(export)
+            elif followed < _FOLLOWED_MAX:
+                other = self.get(export.canonical_path.rpartition(".")[0])
+                names += self.exports(other.tree, followed + 1) or ()
+        return list(dict.fromkeys(names))
+
+    def member(self, module: griffe.Module, name: str, followed: int = 0) -> griffe.Object | None:
+        """What a name of a module stands for, in whichever module that is defined; None: it is not known."""
+        if followed == _FOLLOWED_MAX:
+            return None
+        found = module.members.get(name)
+        if isinstance(found, griffe.Alias):
+            return self._at(found.target_path, followed + 1)
+        if found is not None:
+            return found
+        for key, starred in reversed(module.members.items()):
+            if key.endswith("/*") and isinstance(starred, griffe.Alias):
+                other = self.get(starred.target_path).tree
+                exported = self.exports(other)
+                if name in exported if exported is not None else not name.startswith("_"):
+                    there = self.member(other, name, followed + 1)
+                    if there is not None:
+                        return there
+        return None
+
+    def _at(self, path: str, followed: int) -> griffe.Object | None:
+        """What is at the path of an import, as far as it is in a module."""
+        package, _, name = path.rpartition(".")
+        if not package or not (module := self.get(package)).tree.members:
+            return None
+        return self.member(module.tree, name, followed)
+
+
+def _unread(name: str, why: str) -> _Module:
+    return _Module(griffe.Module(name), why=why)
 
 
 class _Documentation:
-    """Pages for modules and for their public classes and functions."""
+    """Pages for modules, and for their public classes and functions."""
 
-    def __init__(self, limits: CrawlLimits, nowhere: TextIO) -> None:
-        self._limits = limits
-        self._nowhere = nowhere
-        self._scrub = _Scrubber(_own_paths())
-        self._html = _Html(self._scrub)
-        self._names: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
-        self._cwd = os.getcwd()
+    def __init__(self) -> None:
+        self._modules = _Modules()
+        self._members_of: dict[str, dict[str, _Member]] = {}
 
     def tree(self, name: str) -> Iterator[Found]:
         """The module, its members, and what is below it."""
-        loaded = self._guarded(name, lambda: self._load(name))
-        if isinstance(loaded, Skipped):
-            yield loaded
+        module = self._modules.get(name)
+        if module.why:
+            yield Skipped(name, module.why)
             return
-        yield from loaded.problems
-        yield self._page(name, lambda: self._module(name, loaded))
-        for member, value in loaded.members:
-            yield self._page(f"{name}.{member}", partial(self._member, value))
-        for child in loaded.below:
-            if child in _NOT_IMPORTED_PARTS:
-                yield Skipped(f"{name}.{child}", _NOT_IMPORTED_WHY)
+        members = self._members(name)
+        yield _page(name, partial(self._module, name, module, members))
+        for member, value in members.items():
+            yield _page(f"{name}.{member}", partial(self._member, value))
+        yield from self._missing(name, module)
+        for child in module.below:
+            if child in LEFT_OUT:
+                yield Skipped(f"{name}.{child}", _LEFT_OUT_WHY)
             else:
                 yield from self.tree(f"{name}.{child}")
 
-    def _guarded(self, name: str, work: Callable[[], _T]) -> _T | Skipped:
-        """The result of the work, or why it failed or took too long.
+    def _members(self, name: str) -> dict[str, _Member]:
+        """The public classes and functions of a module: what `__all__` names, or else what it defines itself."""
+        if name not in self._members_of:
+            module = self._modules.get(name)
+            exported = self._modules.exports(module.tree)
+            names = _public(module.tree.members) if exported is None else exported
+            found: dict[str, _Member] = {}
+            # A module below it has a page of its own, even if a function has the same name (unittest.main).
+            for each in sorted(set(names).difference(module.below)):
+                if exported is None and module.tree.members[each].is_alias:
+                    continue
+                value = self._modules.member(module.tree, each)
+                if isinstance(value, _Member):
+                    found[each] = value
+            self._members_of[name] = found
+        return self._members_of[name]
 
-        Nothing that the documented code does is a reason to stop: it may print, hang or raise SystemExit.
-        """
-        try:
-            self._start_timer()
-            try:
-                with redirect_stdout(self._nowhere), redirect_stderr(self._nowhere), warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    return work()
-            except _TooSlow:
-                raise
-            except BaseException as error:
-                # While the timer runs: code of the module makes the text of an exception, too.
-                return Skipped(name, self._scrub(_reason(error)))
-            finally:
-                self._stop_timer()
-        except _TooSlow:
-            # The timer may have fired between the end of the work and the stop.
-            self._stop_timer()
-            return Skipped(name, f"took longer than {self._limits.module_seconds:g} s")
-        finally:
-            os.chdir(self._cwd)
+    def _missing(self, name: str, module: _Module) -> Iterator[Found]:
+        for each in self._modules.exports(module.tree) or ():
+            if (
+                each not in module.below
+                and each not in module.tree.members
+                and self._modules.member(module.tree, each) is None
+            ):
+                yield Skipped(f"{name}.{each}", "__all__ names it, but the source does not define it")
 
-    def _start_timer(self) -> None:
-        seconds = self._limits.module_seconds
-        # Every time again: a module may have set its own handler.
-        signal.signal(signal.SIGALRM, _too_slow)
-        # It then fires again and again, for a module that catches it.
-        signal.setitimer(signal.ITIMER_REAL, seconds, min(seconds, 1.0))
-        # A module that goes on catching it, or never returns from C, ends the process: the reader sees a crawl
-        # that died, and the traceback on the standard error says where.
-        faulthandler.dump_traceback_later(seconds * self._limits.patience, exit=True, file=_STDERR)
+    # ------------------------------------------------------------ pages
 
-    def _stop_timer(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        faulthandler.cancel_dump_traceback_later()
-
-    def _load(self, name: str) -> _Loaded:
-        module = importlib.import_module(name)
-        members, problems = _members(module)
-        return _Loaded(module, members, _below(module), problems)
-
-    def _page(self, name: str, make: Callable[[], str]) -> Found:
-        made = self._guarded(name, make)
-        if isinstance(made, Skipped):
-            return made
-        url = canonical_url(DOCS_URL + quote(name))
-        if url is None:
-            return Skipped(name, "its URL would be too long")
-        return Page(url, 200, "text/html", "utf-8", made.encode("utf-8", "replace"))
-
-    def _document(self, title: str, extras: str, content: str) -> str:
-        heading = self._html.heading(f'<strong class="title">{title}</strong>', extras)
-        plain_title = re.sub(r"<[^>]*>", "", title)
-        return self._scrub(
-            f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{plain_title}</title></head>'
-            f"<body>{heading}{content}</body></html>\n"
-        )
-
-    def _module(self, name: str, loaded: _Loaded) -> str:
-        page = self._html
-        functions, classes = self._targets(name, loaded.members)
-        content = [self._prose(loaded.module, functions, classes)]
-        if loaded.below:
-            below = [_link(f"{name}.{child}", child) for child in loaded.below]
-            content.append(page.bigsection("Package Contents", "pkg-content", "<br>\n".join(below)))
-        for heading, kind, wanted in (("Classes", "index", inspect.isclass), ("Functions", "functions", _is_function)):
-            listed = [self._listed(name, member, value) for member, value in loaded.members if wanted(value)]
-            if listed:
-                content.append(page.bigsection(heading, kind, "\n".join(listed)))
-        data = [page.docother(value, member) for member, value in _data(loaded.module)]
-        if data:
-            content.append(page.bigsection("Data", "data", "<br>\n".join(data)))
+    def _module(self, name: str, module: _Module, members: dict[str, _Member]) -> str:
         *parents, last = name.split(".")
         trail = [_link(".".join(parents[: depth + 1]), part) for depth, part in enumerate(parents)]
-        return self._document(".".join([*trail, last]), "module", "".join(content))
+        parts = [self._prose(module.tree, name)]
+        parts += _section("Modules", [_link(f"{name}.{child}", child) for child in module.below])
+        for heading, kind in ("Classes", griffe.Class), ("Functions", griffe.Function):
+            listed = [
+                f"{_link(f'{name}.{member}', member)} {_escape(_docstring(value).partition(chr(10))[0])}"
+                for member, value in members.items()
+                if isinstance(value, kind)
+            ]
+            parts += _section(heading, listed)
+        parts += _section("Data", list(_data(module.tree, self._modules.exports(module.tree))))
+        return _document(".".join([*trail, last]), name, "".join(parts))
 
-    def _prose(self, thing: Any, functions: dict[str, str], classes: dict[str, str]) -> str:
-        page = self._html
-        return f"<p>{page.markup(pydoc.getdoc(thing), page.preformat, functions, classes)}</p>\n"
+    def _member(self, value: _Member) -> str:
+        """The page of a class or function. It depends on the object alone, not on the name it was found by: what
+        several modules export is the same page at several places."""
+        home = value.module.path
+        signature = self._class(value) if isinstance(value, griffe.Class) else _escape(_signature(value))
+        parts = [f"<p>{signature}</p>\n", self._prose(value, home)]
+        if isinstance(value, griffe.Class):
+            parts += self._inside(value, home)
+        return _document(_escape(value.path), value.path, _link(home, home) + "".join(parts))
 
-    def _listed(self, name: str, member: str, value: Any) -> str:
-        synopsis = pydoc.getdoc(value).partition("\n")[0]
-        return f"<dt>{_link(f'{name}.{member}', member)}</dt><dd>{self._html.escape(synopsis)}</dd>"
+    def _class(self, value: griffe.Class) -> str:
+        bases = [self._base(base) for base in value.bases]
+        return f"class {value.name}" + (f"({', '.join(bases)})" if bases else "")
 
-    def _member(self, value: Any) -> str:
-        """The page of a class or function. It depends on the object alone, not on the name it was found by:
-        what several modules export is the same page at several places."""
-        home = _text_of(getattr(value, "__module__", None))
-        name = f"{home}.{value.__qualname__}" if home else value.__qualname__
-        functions, classes = self._targets_of(home)
-        write = self._html.docclass if inspect.isclass(value) else self._html.docroutine
-        content = write(value, value.__name__, home, functions, classes)
-        return self._document(self._html.escape(name), _link(home, home) if home else "", content)
+    def _base(self, base: str | griffe.Expr) -> str:
+        """A base class, with a link to its page."""
+        path = base if isinstance(base, str) else base.canonical_path
+        module, _, name = path.rpartition(".")
+        found = self._members(module or "builtins").get(name)
+        return _escape(str(base)) if found is None else _link(found.path, _escape(str(base)))
 
-    def _targets_of(self, home: str) -> tuple[dict[str, str], dict[str, str]]:
-        if home not in self._names:
-            module = sys.modules.get(home)
-            members = () if module is None else _members(module)[0]
-            self._names[home] = self._targets(home, members)
-        return self._names[home]
+    def _inside(self, value: griffe.Class, home: str) -> Iterator[str]:
+        for name, member in value.members.items():
+            if isinstance(member, griffe.Alias) or (name.startswith("_") and not _told_of(name, member)):
+                continue
+            if isinstance(member, griffe.Function):
+                head = _escape(_signature(member))
+            elif isinstance(member, griffe.Attribute):
+                head = _escape(name) + _value(member)
+            else:
+                head = f"class {_escape(name)}"
+            yield f"<dl><dt>{head}</dt><dd>{self._markup(_docstring(member), home)}</dd></dl>\n"
 
-    def _targets(self, name: str, members: Iterable[tuple[str, Any]]) -> tuple[dict[str, str], dict[str, str]]:
-        """The link targets of functions and of classes whose names a text of this module mentions."""
-        functions: dict[str, str] = {}
-        classes: dict[str, str] = {}
-        for member, value in members:
-            (classes if inspect.isclass(value) else functions)[member] = f"{name}.{member}"
-        return functions, classes
+    def _prose(self, thing: griffe.Object, home: str) -> str:
+        return f"<p>{self._markup(_docstring(thing), home)}</p>\n"
 
-
-def _reason(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}".removesuffix(": ")
-    except Exception:
-        # An exception that cannot even be printed.
-        return type(error).__name__
-
-
-def _is_function(value: object) -> bool:
-    return not inspect.isclass(value)
-
-
-def _below(module: types.ModuleType) -> tuple[str, ...]:
-    """The names of the modules in a package."""
-    path = vars(module).get("__path__")
-    return () if path is None else tuple(sorted({found.name for found in pkgutil.iter_modules(path)}))
-
-
-def _members(module: types.ModuleType) -> tuple[tuple[tuple[str, Any], ...], tuple[Skipped, ...]]:
-    """The public classes and functions of a module, by pydoc's rules: what `__all__` names, or else what the
-    module itself defines."""
-    exported = vars(module).get("__all__")
-    names = {str(name) for name in (vars(module) if exported is None else exported)}
-    members, problems = [], []
-    # A submodule has a page of its own, even if a function has the same name (unittest.main).
-    for name in sorted(names.difference(_below(module))):
-        if not name.isidentifier() or not pydoc.visiblename(name, exported, module):
-            continue
-        try:
-            value = getattr(module, name)
-        except Exception as error:
-            problems.append(Skipped(f"{module.__name__}.{name}", _reason(error)))
-            continue
-        if not inspect.isclass(value) and not inspect.isroutine(value):
-            continue
-        own = inspect.isbuiltin(value) or getattr(value, "__module__", None) == module.__name__
-        if exported is not None or own:
-            members.append((name, value))
-    return tuple(members), tuple(problems)
+    def _markup(self, text: str, home: str) -> str:
+        """A docstring as HTML, with links to what it names of its module, and to the web."""
+        known = self._members(home)
+        parts, end = [], 0
+        for found in _WORD.finditer(text):
+            word = found[0]
+            if word in known:
+                link = _link(f"{home}.{word}", word)
+            elif ":" in word:
+                address = word.rstrip(".,;:")
+                link = f'<a href="{html.escape(address)}">{_escape(address)}</a>{word[len(address) :]}'
+            else:
+                continue
+            parts += [_escape(text[end : found.start()]), link]
+            end = found.end()
+        return "".join([*parts, _escape(text[end:])]).replace("\n", "<br>\n")
 
 
-def _data(module: types.ModuleType) -> list[tuple[str, Any]]:
-    exported = vars(module).get("__all__")
-    return sorted(
-        (name, value)
-        for name, value in vars(module).items()
-        if not name.startswith("__") and pydoc.isdata(value) and pydoc.visiblename(name, exported, module)
+def _public(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith("_") and name.isidentifier()]
+
+
+def _told_of(name: str, member: griffe.Object) -> bool:
+    """Whether a name with an underscore is a special method of which the docstring says something."""
+    return name.startswith("__") and name.endswith("__") and name.strip("_") != "doc" and member.docstring is not None
+
+
+def _docstring(thing: griffe.Object) -> str:
+    return _ADDRESS.sub("", thing.docstring.value) if thing.docstring is not None else ""
+
+
+def _signature(function: griffe.Function) -> str:
+    return _ADDRESS.sub("", function.signature())
+
+
+def _value(attribute: griffe.Attribute) -> str:
+    """The source text of a value. That of a compiled module would be the value on this machine: it is not shown."""
+    if attribute.value is None or attribute.filepath is None or attribute.lineno is None:
+        return ""
+    text = str(attribute.value)
+    return f" = {_escape(text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 3] + '...')}"
+
+
+def _data(module: griffe.Module, exported: list[str] | None) -> Iterator[str]:
+    for name in sorted(_public(module.members) if exported is None else exported):
+        value = module.members.get(name)
+        if isinstance(value, griffe.Attribute):
+            yield f"<strong>{_escape(name)}</strong>{_value(value)}"
+
+
+def _escape(text: str) -> str:
+    return html.escape(text, quote=False)
+
+
+def _link(target: str, text: str) -> str:
+    return f'<a href="/{quote(target)}">{text}</a>'
+
+
+def _section(heading: str, lines: list[str]) -> list[str]:
+    return [f"<h2>{heading}</h2>\n" + "<br>\n".join(lines) + "\n"] if lines else []
+
+
+def _document(heading: str, title: str, content: str) -> str:
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{_escape(title)}</title></head>\n'
+        f"<body><h1>{heading}</h1>\n{content}</body></html>\n"
     )
 
 
-def documentation(names: Iterable[str], nowhere: TextIO, limits: CrawlLimits = DEFAULT_LIMITS) -> Iterator[Found]:
-    """Pages for the modules of these names and for all below them. It imports them: for a process that does
-    nothing else. What they print goes to `nowhere`."""
-    pages = _Documentation(limits, nowhere)
-    with _docstrings_only():
-        for name in names:
-            if name in NOT_IMPORTED:
-                yield Skipped(name, _NOT_IMPORTED_WHY)
-            else:
-                yield from pages.tree(name)
+def _page(name: str, make: Callable[[], str]) -> Found:
+    url = canonical_url(DOCS_URL + quote(name))
+    if url is None:
+        return Skipped(name, "its URL would be too long")
+    try:
+        return Page(url, 200, "text/html", "utf-8", make().encode("utf-8", "replace"))
+    except Exception as error:
+        return Skipped(name, _reason(error))
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def documentation(names: Iterable[str]) -> Iterator[Found]:
+    """Pages for the modules of these names and for all below them."""
+    logging.getLogger("griffe").setLevel(logging.CRITICAL)  # what it cannot make out gives no page
+    pages = _Documentation()
+    for name in names:
+        if name in LEFT_OUT:
+            yield Skipped(name, _LEFT_OUT_WHY)
+        else:
+            yield from pages.tree(name)
 
 
 def standard_library() -> list[str]:
