@@ -1,7 +1,8 @@
 """How errors cross the wire: one table, total over `perco.errors`.
 
 An error goes as (name of its class, its parts), and is made again on the other side: the same class, fields and
-sentence. An unknown error, of a newer server, arrives as a StoreError that says so.
+sentence. An unknown error, of a newer server, arrives as a StoreError that says so. One error is another on the other
+side: a TransactionClosed, whose store this process has closed, is a SessionEnded to the process that it serves.
 """
 
 from __future__ import annotations
@@ -83,7 +84,6 @@ _SAID: Final = (
     errors.TransientError,
     errors.StoreError,
     errors.UsageError,
-    errors.TransactionClosed,
     errors.ReadOnly,
     errors.SchemaMismatch,
     errors.BackgroundFailure,
@@ -101,6 +101,8 @@ ERRORS: Final = frozenset(_BY_NAME)
 
 def pack_error(error: PercoError) -> tuple[Any, ...]:
     """The parts that go over the wire."""
+    if isinstance(error, errors.TransactionClosed):
+        error = errors.SessionEnded("the process that serves this store has closed it")
     for kind in type(error).__mro__:
         if kind in _TABLE:
             return kind.__name__, _TABLE[kind][0](error)

@@ -25,6 +25,7 @@ from perco.errors import (
     Corruption,
     PercoWarning,
     SchemaMismatch,
+    SessionEnded,
     StoreError,
     StoreLocked,
     Unavailable,
@@ -124,6 +125,8 @@ class open(AsyncOnly):
                 return await self._connect(address)
             except OSError as error:
                 raise _unreached(address, error) from error
+            except SessionEnded as error:
+                raise Unavailable(f"the owner of the store at {address} ended while the store was opened") from error
         options = self._options
         if self.processes is not None:
             self.tablet_servers = self._servers()
@@ -148,7 +151,7 @@ class open(AsyncOnly):
                     raise
                 try:
                     return await self._connect(Address(path / SOCKET), path)
-                except OSError:
+                except (OSError, SessionEnded):
                     del locked  # it has just begun, or is ending
                 await trio.sleep(_AGAIN_S)
         return await self._begin(local, options)
@@ -188,12 +191,14 @@ class open(AsyncOnly):
                 return await self._connect(address)
             except OSError as error:
                 raise _unreached(address, error) from error
+            except SessionEnded as error:
+                raise Unavailable(f"the owner of the store at {address} ended while the store was opened") from error
         path = _absolute(text)
         if not path.is_dir():
             raise UsageError(f"there is no store at {text}")
         try:
             return await self._connect(Address(path / SOCKET), path)
-        except OSError as error:
+        except (OSError, SessionEnded) as error:
             raise Unavailable(
                 f"no process has {text} open, or it is open to one process alone",
                 remedy=f"Start `{_serve(text)}` first.",

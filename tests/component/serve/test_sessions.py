@@ -68,6 +68,18 @@ async def test_what_a_client_reads_at_is_held_by_the_server(place: Place) -> Non
         assert owner.fates.live() == 0
 
 
+async def test_to_a_client_an_owner_that_closes_its_store_ends_the_session(place: Place) -> None:  # R5
+    async with place.served() as owner, place.client() as db:
+        await db.run(put, "a", 1)
+        snap = await db.snapshot_at()
+        await owner.local.aclose()  # its server is about to end, and still answers
+        with pytest.raises(perco.errors.SessionEnded, match="has closed it"):
+            await snap.get(n, "b")
+        with pytest.raises(perco.errors.SessionEnded, match="has closed it"):
+            await db.options(attempts=2).run(put, "a", 2)
+        snap.end()
+
+
 async def test_a_client_that_is_cancelled_while_it_draws_holds_nothing(place: Place) -> None:  # G1
     async with place.served() as owner, place.client() as db:
         for _ in range(20):
