@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import trio
 import trio.testing
@@ -460,6 +462,19 @@ async def test_an_observer_that_a_client_declares_is_known_to_all_at_once(place:
             async with third.worker(), one.worker():
                 await two.wait_idle(timeout=60)
         assert seen == ["a"]
+
+
+async def test_an_owner_closes_although_a_woken_process_does_not_answer(place: Place) -> None:  # N8
+    async with place.served() as owner, place.client() as db:
+        server = place.server
+        assert server is not None
+        async with db.worker():
+            await owner.wait_idle(timeout=60)
+            await vanish(db)
+            await owner.run(put, "a", 1)
+            assert server.sessions.wakes.deadline < math.inf, "it was woken"
+            assert owner.background.crowd == 0, "closing would wait for it"
+            assert await owner.is_idle() is False
 
 
 async def test_an_owner_that_ends_keeps_nobody_waiting(place: Place) -> None:
