@@ -12,6 +12,7 @@ import perco
 from perco.notify.rowlocks import CLAIMED, FREE, HELD
 from perco.serve.messages import RELEASED, Method
 from perco.storage import Failed, Mutation
+from perco.txn.background import Background
 from perco.txn.loopwatch import Held
 from tests.component.serve.kit import WIRE, Place, vanish
 
@@ -33,6 +34,10 @@ def place() -> Place:
 
 async def put(txn: perco.Transaction, key: str, value: int) -> None:
     txn.set(n, key, value)
+
+
+async def read_twice(txn: perco.Transaction, key: str) -> int | None:
+    return await txn.get(twice, key)
 
 
 async def add(txn: perco.Transaction, key: str) -> int:
@@ -462,6 +467,34 @@ async def test_an_observer_that_a_client_declares_is_known_to_all_at_once(place:
             async with third.worker(), one.worker():
                 await two.wait_idle(timeout=60)
         assert seen == ["a"]
+
+
+async def test_a_worker_may_begin_while_its_session_ends(place: Place) -> None:  # R5
+    async with place.served() as owner, place.client() as db:
+        server = place.server
+        assert server is not None
+        for session in list(server.sessions.all.values()):
+            server.sessions.end(session)
+        async with db.worker():
+            await place.break_connections()
+            assert await db.run(read_twice, "a") is None  # in the next session
+            await owner.run(put, "a", 1)
+            await owner.wait_idle(timeout=60)
+            assert await db.run(read_twice, "a") == 2
+
+
+async def test_what_is_started_while_a_store_closes_does_not_keep_it_open() -> None:
+    background = Background()
+    started = []
+
+    async def short() -> None:
+        await trio.sleep(1)
+        background.start(trio.sleep_forever, "long")
+        started.append(True)
+
+    background.spawn(short)
+    await background.aclose()
+    assert started
 
 
 async def test_an_owner_closes_although_a_woken_process_does_not_answer(place: Place) -> None:  # N8
