@@ -429,7 +429,7 @@ class Server(Door[Session]):
         """Watch processes that were woken: they may not answer."""
         if not self._watching and self.sessions.wakes.deadline < math.inf:
             self._watching = True
-            self._parts.background.spawn(self._watch)
+            self._parts.background.start(self._watch, "watch")  # not short: nobody may answer while the store closes
 
     async def _watch(self) -> None:
         """While woken processes have not answered: wake others instead of those that take too long."""

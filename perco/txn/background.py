@@ -62,6 +62,8 @@ class Background:
         """Start a task that runs until the store closes; returns a function that ends it earlier."""
         scope = trio.CancelScope()
         self._scope.append(scope)
+        if self._closed:  # short work that the end waits for may start it
+            scope.cancel()
         self._long += 1
         trio.lowlevel.spawn_system_task(self._run_long, scope, loop, name=f"perco-{name}")
         return scope.cancel
