@@ -26,7 +26,7 @@ from typing import Any
 
 import trio
 
-from perco.errors import ReadOnly, SchemaMismatch, SessionEnded, UsedAfterFork, WriteUnknown
+from perco.errors import ReadOnly, SchemaMismatch, UsedAfterFork, WriteUnknown
 from perco.naming import told_as
 from perco.notify.database import Database
 from perco.rpc.channel import WireOptions
@@ -354,8 +354,7 @@ class RemoteDatabase(Database):
     async def _worker_begins(self) -> None:
         assert self._worker is not None
         self._worker.elsewhere = Elsewhere(self.link, self._together)
-        with suppress(SessionEnded):  # the next session is told of it when it begins
-            await self.link.call(Method.WORKS, self._observers(), again=True)
+        await self.link.call(Method.WORKS, self._observers(), again=True)
 
     async def _worker_ended(self) -> None:
         self.link.tell(Method.WORKS, ((), ()))
