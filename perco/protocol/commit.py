@@ -276,6 +276,7 @@ class Commit:
             self.state = State.COMMITTED
         else:
             self._standing[0] = 0
+            self.ruled_out()
             self.state = State.RELEASE
 
     # ------------------------------------------------------------ RELEASE, COMMITTED
@@ -304,6 +305,10 @@ class Commit:
 
     def released(self) -> None:
         self.state = State.ABORTED
+
+    def ruled_out(self) -> None:
+        """Note that the primary is rolled back: a request to commit that may still arrive does nothing (T4, T5)."""
+        self.maybe_sent = False
 
     def committed_after_all(self, fate: int) -> None:
         """State RELEASE: a request to commit that seemed lost had arrived (T4)."""

@@ -8,6 +8,7 @@ R4  A call is answered once, by the connection that it was sent on. When that br
     without any answer, is not sent again: it may be what ends them. A call that cannot be sent (it is too large, or
     holds what the wire does not carry) fails alone.
 R5  ... if the server still holds the session's versions (R7). Else calls that need them (`held=True`) get SessionEnded.
+    A client that is answered so ends the connection. It sends the other calls that may be repeated in its next session.
 R6  One task tries a server that is away, or has no room for another connection, at growing, random intervals. Calls
     that wait longer than `patience_s` get Unavailable. A server that refuses for good (a wrong token, another version)
     is tried again only at the next call.
@@ -387,6 +388,7 @@ class Link:
 
     def _received(self, messages: list[Message]) -> None:
         calls = self._calls
+        ended: SessionEnded | None = None
         try:
             for id, status, value in messages:
                 if status == PUSH:
@@ -400,6 +402,15 @@ class Link:
                     call.value = value
                 else:
                     call.error = unpack_error(value)
+                    if isinstance(call.error, SessionEnded) and call.again and not call.here:
+                        ended = call.error
+                        if not call.held:
+                            call.error = None
+                            calls[id] = call  # R5
+                            continue
                 call.wake()
         except (ValueError, TypeError) as error:
             raise WireError(f"a reply that cannot be decoded: {error}") from error
+        if ended is not None:
+            self._answered = False  # R4: or a server that ends each session at once would be asked for ever
+            raise trio.ClosedResourceError(ended.args[0])

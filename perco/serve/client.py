@@ -31,7 +31,7 @@ from perco.database.database import Database
 from perco.database.inside import close, inside
 from perco.database.options import Options
 from perco.database.owner import Now
-from perco.errors import SchemaMismatch, SessionEnded, UsedAfterFork, WriteUnknown
+from perco.errors import SchemaMismatch, UsedAfterFork, WriteUnknown
 from perco.history.vacuum import VacuumResult, VacuumStatistics
 from perco.notify.backfill import BackfillProgress
 from perco.notify.waiting import Waiting
@@ -363,8 +363,7 @@ class RemoteOwner:
         worker = self.workers.worker
         assert worker is not None
         worker.elsewhere = Elsewhere(self.link, self._together)
-        with suppress(SessionEnded):  # the next session is told of it when it begins
-            await self.link.call(Method.WORKS, self._observers(), again=True)
+        await self.link.call(Method.WORKS, self._observers(), again=True)
 
     async def _worker_ended(self) -> None:
         self.link.tell(Method.WORKS, ((), ()))

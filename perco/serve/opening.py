@@ -118,8 +118,6 @@ class open(AsyncOnly):
                 return await self._connect(address)
             except OSError as error:
                 raise _unreached(address, error) from error
-            except SessionEnded as error:
-                raise Unavailable(f"the owner of the store at {address} ended while the store was opened") from error
         options = self._options
         if self.processes is not None:
             self.tablet_servers = self._servers()
@@ -144,7 +142,7 @@ class open(AsyncOnly):
                     raise
                 try:
                     return await self._connect(Address(path / SOCKET), path)
-                except (OSError, SessionEnded):
+                except OSError:
                     del locked  # the owner is starting, or ending
                 await trio.sleep(_AGAIN_S)
         return await self._begin(local, options)
@@ -184,14 +182,12 @@ class open(AsyncOnly):
                 return await self._connect(address)
             except OSError as error:
                 raise _unreached(address, error) from error
-            except SessionEnded as error:
-                raise Unavailable(f"the owner of the store at {address} ended while the store was opened") from error
         path = _absolute(text)
         if not path.is_dir():
             raise UsageError(f"there is no store at {text}")
         try:
             return await self._connect(Address(path / SOCKET), path)
-        except (OSError, SessionEnded) as error:
+        except OSError as error:
             raise Unavailable(
                 f"no process has {text} open, or the process that has it does not share it",
                 remedy=f"Start `{_serve(text)}` first.",
@@ -212,12 +208,16 @@ class open(AsyncOnly):
             return PulseThread(self._options.heartbeat, wire, pulse, partial(addresses.dial, address, trust))
 
         wire = self._options.wire
-        return await open_served(
-            *(str(address), connect, self._schema, self._options, wire, self._token),
-            readonly=self._readonly,
-            pulsing=pulsing,
-            remedy="" if folder is None else f"Start `{_serve(folder)}`, or open the folder in a process that stays.",
-        )
+        remedy = "" if folder is None else f"Start `{_serve(folder)}`, or open the folder in a process that stays."
+        try:
+            return await open_served(
+                *(str(address), connect, self._schema, self._options, wire, self._token),
+                readonly=self._readonly,
+                pulsing=pulsing,
+                remedy=remedy,
+            )
+        except SessionEnded as error:  # as if it had ended before
+            raise ConnectionAbortedError("the store's owner ended while the store was opened") from error
 
     async def _prepare(self, backend: Backend, options: Options) -> Database:
         if self._readonly:

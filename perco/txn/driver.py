@@ -114,7 +114,7 @@ class Driver(Resolver):
         except BaseException as error:
             if commit.state is State.COMMITTED:
                 raise  # a bug, not an abort: leave the records alone
-            asking = commit.maybe_sent and commit.state in (State.ASK, State.COMMIT)
+            asking = commit.maybe_sent and commit.state in (State.ASK, State.COMMIT, State.RELEASE)
             if isinstance(error, CommitUnknown) or asking:
                 self.counters.unknown += 1
                 if commit.one_step and commit.state is State.ASK:
@@ -393,9 +393,12 @@ class Driver(Resolver):
             if releases and commit.primary_held:
                 [verdict] = await self.store.apply(releases[:1])
                 first = 1
-                if verdict is not APPLIED:
-                    if await self._decide_own(commit):
-                        return
+                if verdict is APPLIED:
+                    commit.ruled_out()
+                elif await self._decide_own(commit):
+                    return
+                else:
+                    commit.ruled_out()
                     await self._settle_all(Settling(commit.releases_by_cell(0), None))  # the rest of the primary's part
             if releases[first:]:
                 await self._settle_all(Settling(releases[first:], lambda i: commit.releases_by_cell(first + i)))

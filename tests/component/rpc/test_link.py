@@ -29,7 +29,7 @@ OPTIONS = WireOptions(
     frame_bytes=1000,
 )
 SMALL = replace(OPTIONS, message_bytes_max=1000)
-ECHO, FAIL, HOLD, BIG, BREAK = 1, 2, 3, 4, 5
+ECHO, FAIL, HOLD, BIG, BREAK, ENDED = 1, 2, 3, 4, 5, 6
 
 
 class Service:
@@ -39,6 +39,7 @@ class Service:
         self.options = options
         self.kept = True
         self.away = False
+        self.ended = 0  # so many calls are answered that the session has ended
         self.refuses: StoreError | None = None
         self.held: list[tuple[Peer, int, Any]] = []  # calls that are not answered yet
         self.asked: list[Any] = []
@@ -58,6 +59,11 @@ class Service:
             peer.reply(id, b"x" * arguments)
         elif method == BREAK:
             raise WireError("it is not taken")
+        elif method == ENDED and self.ended:
+            self.ended -= 1
+            raise SessionEnded("it has ended")
+        elif method == ENDED:
+            peer.reply(id, arguments)
         else:
             self.held.append((peer, id, arguments))
 
@@ -206,6 +212,45 @@ async def test_when_nothing_is_held_any_more_what_needs_it_ends(autojump_clock: 
         assert held is False
         peer.reply(id, "answered")
     assert ended == ["ended", "answered"]
+
+
+async def test_a_call_of_a_session_that_has_ended_is_asked_again_in_the_next(
+    autojump_clock: trio.testing.MockClock,
+) -> None:  # R5
+    service = Service()
+    async with service.linked() as link:
+        service.ended = 3
+        assert await link.call(ENDED, "a question", again=True) == "a question"
+        assert (link.connections, service.ended) == (4, 0)
+        service.ended = 1
+        with pytest.raises(SessionEnded, match="it has ended"):
+            await link.call(ENDED, "a read", again=True, held=True)
+        assert await link.call(ECHO, 1, again=True) == 1
+        assert link.connections == 5, "the next session has begun"
+
+
+async def test_a_server_may_end_a_commit_or_leave_a_read_to_another_and_keep_the_session(
+    autojump_clock: trio.testing.MockClock,
+) -> None:  # R5 F3
+    service = Service()
+    async with service.linked() as link:
+        service.ended = 2
+        with pytest.raises(SessionEnded, match="it has ended"):
+            await link.call(ENDED, "a commit", again=False)
+        with pytest.raises(SessionEnded, match="it has ended"):
+            await link.call(ENDED, "a read", again=True, here=True)
+        assert (link.connections, service.ended) == (1, 0)
+
+
+async def test_a_server_that_ends_every_session_at_once_is_not_asked_for_ever(
+    autojump_clock: trio.testing.MockClock,
+) -> None:  # R4
+    service = Service()
+    async with service.linked() as link:
+        service.ended = 1000
+        with pytest.raises(Unavailable, match="8 connections in a row"):
+            await link.call(ENDED, "a question", again=True)
+        assert service.ended == 1000 - 8
 
 
 async def test_a_server_that_is_away_is_waited_for_and_then_told(autojump_clock: trio.testing.MockClock) -> None:  # R6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import trio
 import trio.testing
@@ -13,6 +15,7 @@ from perco.notify.rowlocks import CLAIMED, FREE, HELD
 from perco.serve.client import remote_owner
 from perco.serve.messages import RELEASED, Method
 from perco.storage import Failed, Mutation
+from perco.txn.background import Background
 from tests.component.serve.kit import WIRE, Place, vanish
 from tests.support.places import local_of
 
@@ -34,6 +37,10 @@ def place() -> Place:
 
 async def put(txn: perco.Transaction, key: str, value: int) -> None:
     txn.set(n, key, value)
+
+
+async def read_twice(txn: perco.Transaction, key: str) -> int | None:
+    return await txn.get(twice, key)
 
 
 async def add(txn: perco.Transaction, key: str) -> int:
@@ -75,7 +82,7 @@ async def test_to_a_client_an_owner_that_closes_its_store_ends_the_session(place
     async with place.served() as owner, place.client() as db:
         await db.run(put, "a", 1)
         snap = await db.snapshot_at()
-        await inside(owner).owner.aclose()  # its server is about to end, and still answers
+        await local_of(owner).aclose()  # its server is about to end, and still answers
         with pytest.raises(perco.errors.SessionEnded, match="has closed it"):
             await snap.get(n, "b")
         with pytest.raises(perco.errors.SessionEnded, match="has closed it"):
@@ -463,6 +470,45 @@ async def test_an_observer_that_a_client_declares_is_known_to_all_at_once(place:
             async with third.worker(), one.worker():
                 await two.wait_idle(timeout=60)
         assert seen == ["a"]
+
+
+async def test_a_worker_may_begin_while_its_session_ends(place: Place) -> None:  # R5
+    async with place.served() as owner, place.client() as db:
+        server = place.server
+        assert server is not None
+        for session in list(server.sessions.all.values()):
+            server.sessions.end(session)
+        async with db.worker():
+            await owner.run(put, "a", 1)
+            await owner.wait_idle(timeout=60)
+            assert await db.run(read_twice, "a") == 2
+
+
+async def test_what_is_started_while_a_store_closes_does_not_keep_it_open() -> None:
+    background = Background()
+    started = []
+
+    async def short() -> None:
+        await trio.sleep(1)
+        background.start(trio.sleep_forever, "long")
+        started.append(True)
+
+    background.spawn(short)
+    await background.aclose()
+    assert started
+
+
+async def test_an_owner_closes_although_a_woken_process_does_not_answer(place: Place) -> None:  # N8
+    async with place.served() as owner, place.client() as db:
+        server = place.server
+        assert server is not None
+        async with db.worker():
+            await owner.wait_idle(timeout=60)
+            await vanish(db)
+            await owner.run(put, "a", 1)
+            assert server.sessions.wakes.deadline < math.inf, "it was woken"
+            assert inside(owner).background.crowd == 0, "closing would wait for it"
+            assert await owner.is_idle() is False
 
 
 async def test_an_owner_that_ends_keeps_nobody_waiting(place: Place) -> None:

@@ -377,9 +377,8 @@ async def test_a_commit_that_is_cancelled_in_its_window_did_not_happen() -> None
         assert (await value(db, "a"), await value(db, "b")) == (None, 1)
 
 
-@pytest.mark.parametrize("batch", [FIXED, ADAPTIVE])
-async def test_claims_of_rows_go_together(batch: BatchOptions, calls: Counter[str]) -> None:  # D1, N8
-    async with client(batch, SCHEMA) as (_, db):
+async def test_claims_of_a_worker_go_together(calls: Counter[str]) -> None:  # D1, N8
+    async with client(FIXED, SCHEMA) as (_, db):
         await all_of(*(lambda i=i: db.run(add, f"a{i}") for i in range(40)))  # type: ignore[misc]
         calls.clear()
         async with db.worker():
@@ -388,6 +387,23 @@ async def test_claims_of_rows_go_together(batch: BatchOptions, calls: Counter[st
         assert calls["CLAIM"] + calls["CLAIMS"] < 40
         async with db.snapshot() as snap:
             assert [await snap.get(seen, f"a{i}") for i in range(40)] == [1] * 40
+
+
+async def test_an_adaptive_window_gathers_claims_behind_the_first(calls: Counter[str]) -> None:  # D1, D2, N8
+    async with client(ADAPTIVE, SCHEMA) as (_, db):
+        await all_of(*(lambda i=i: db.run(add, f"a{i}") for i in range(40)))  # type: ignore[misc]
+        together = remote_owner(db)._together
+        assert together is not None
+        granted: list[Any] = []
+
+        async def claim(i: int) -> None:
+            states, _ = await together.claim("docs", [(f"a{i}".encode(), 1, 1)], 1, halts=False)
+            granted.append(states)
+
+        calls.clear()
+        await all_of(*(lambda i=i: claim(i) for i in range(40)))  # type: ignore[misc]
+        assert granted == [bytes([CLAIMED])] * 40
+        assert (calls["CLAIM"], calls["CLAIMS"]) == (1, 1)
 
 
 async def test_a_claim_granted_to_somebody_who_has_gone_is_let_go_of() -> None:  # N8

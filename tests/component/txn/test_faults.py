@@ -280,6 +280,75 @@ async def test_a_request_to_commit_that_comes_late_after_all(groups: bool) -> No
     await intact(machine, moved=True)
 
 
+async def test_a_commit_sent_again_that_fails_is_unknown_while_the_first_may_arrive(groups: bool) -> None:  # T4 T10
+    """The request was taken for lost; sent again it failed, and so did the release: nobody knows the outcome yet."""
+    machine = await opened(groups)
+    async with machine.opened() as db:
+        store: FaultyRowStore
+
+        def plan(mutation: object, number: int) -> Fault | None:
+            return {PARTS[groups]: Fault.DELAY, PARTS[groups] + 1: Fault.FAIL}.get(number)
+
+        async def before(mutation: object) -> None:
+            if len(store.log) == PARTS[groups] + 2:
+                raise perco.errors.SessionEnded("the session has ended")
+
+        store = use(db, FaultyRowStore(inside(db).driver.store, plan, before=before))
+        with pytest.raises(perco.CommitUnknown) as caught:
+            async with db.transaction() as txn:
+                await bank.scatter(txn, SOURCE, 55)
+        assert store.fired == {Fault.DELAY: 1, Fault.FAIL: 1}
+        assert isinstance(caught.value.__cause__, perco.errors.SessionEnded)
+        assert txn.outcome == "unknown"
+        store.before = None
+        assert await store.deliver_late() == 1
+        assert await db.outcome(txn.token) > 0
+    await machine.swept()
+    await intact(machine, moved=True)
+
+
+@pytest.mark.parametrize("by", ["itself", "another", "another, after it was sent again"])
+async def test_a_release_that_fails_after_the_primary_is_rolled_back_is_abort(groups: bool, by: str) -> None:  # T4
+    """The request to commit was lost, and by now it can do nothing any more."""
+    machine = await opened(groups)
+    async with machine.opened() as db:
+        store: FaultyRowStore
+        commit = PARTS[groups]
+        fails = commit + 1 if by == "another" else commit + 3  # its first release of a secondary
+
+        def plan(mutation: object, number: int) -> Fault | None:
+            if number == commit:
+                return Fault.LOSE_REQUEST
+            return Fault.FAIL if by != "another" and number == commit + 1 else None
+
+        async def roll_back() -> None:
+            async with machine.opened() as other:
+                assert await other.outcome(txn.token) == 0
+
+        async def looking() -> None:
+            if by == "another" and len(store.log) == commit + 1:
+                store.looking = None
+                await roll_back()
+
+        async def before(mutation: object) -> None:
+            if by == "another, after it was sent again" and len(store.log) == commit + 2:
+                await roll_back()
+            if len(store.log) == fails:
+                store.before = None
+                raise perco.errors.SessionEnded("the session has ended")
+
+        store = use(db, FaultyRowStore(inside(db).driver.store, plan, before=before, looking=looking))
+        with pytest.raises(perco.errors.SessionEnded):
+            async with db.transaction() as txn:
+                await bank.scatter(txn, SOURCE, 55)
+        assert store.before is None
+        assert store.fired[Fault.LOSE_REQUEST] == 1
+        assert txn.outcome == "aborted"
+        await trio.testing.wait_all_tasks_blocked()
+    await machine.swept()
+    await intact(machine, moved=False)
+
+
 async def test_a_store_that_never_answers_prewrites(autojump_clock: trio.testing.MockClock, groups: bool) -> None:
     """Bounded: it is an error of the store, and nothing was written."""
     machine = await opened(groups)

@@ -136,6 +136,55 @@ async def test_over_tls(tmp_path: Path) -> None:
                 await writes(db)
 
 
+_OPENS = """
+import sys, perco, trio
+
+docs = perco.Table("docs", key=perco.TEXT)
+n = docs.column("n", perco.INT64)
+
+async def put(txn):
+    txn.set(n, "b", 2)
+
+async def main():
+    async with perco.open(sys.argv[1], perco.Schema(docs)) as db:
+        await db.run(put)
+
+trio.run(main)
+"""
+
+
+async def test_an_owner_may_end_while_its_store_is_opened(tmp_path: Path) -> None:  # R5
+    async with Owner(tmp_path / "store") as owner:
+        left, handlers = 0, owner.server._handlers
+
+        def ending(handler: Callable[..., None]) -> Callable[..., None]:
+            def handle(*call: Any) -> None:
+                nonlocal left
+                if left:
+                    left -= 1
+                    raise perco.errors.SessionEnded("the process that serves this store has closed it")
+                handler(*call)
+
+            return handle
+
+        for method in (Method.READ, Method.READS, Method.SCAN):
+            handlers[method] = ending(handlers[method])
+        left = 1
+        with pytest.raises(perco.Unavailable, match="the store's owner ended while the store was opened"):
+            await on(f"unix:{tmp_path / 'store' / 'socket'}", writes)
+        assert left == 0
+        left = 1
+        with pytest.raises(perco.Unavailable, match="no process has"):
+            async with visiting(tmp_path / "store"):
+                pass
+        assert left == 0
+        left = 1  # a folder is tried again
+        await trio.run_process([sys.executable, "-c", _OPENS, str(tmp_path / "store")])
+        assert left == 0
+        async with owner.db.snapshot() as snap:
+            assert await snap.get(n, "b") == 2
+
+
 async def test_an_address_in_use_and_a_socket_that_a_dead_server_left(tmp_path: Path) -> None:
     async with Owner(tmp_path / "store") as owner:
         async with owner.server.listening(addresses.parse("tcp://127.0.0.1:0"), b"t") as at:
