@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE :=
 FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration/serve/test_tablet_servers.py \
   tests/acceptance/web/test_killed.py tests/acceptance/web/test_served.py
 
-.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-spark test-wheel test-pythons check format bench simulate sweep powerloss clean help
+.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -24,8 +24,8 @@ demo-spark: ## the same pages by way of Spark, and by one process: are they equa
 	@$(BIN)/perco demo --spark
 
 test: .venv/.dev ## tests, ruff, mypy
-	$(BIN)/ruff check perco tests bench examples
-	$(BIN)/ruff format --check perco tests bench examples
+	$(BIN)/ruff check perco tests bench examples tools
+	$(BIN)/ruff format --check perco tests bench examples tools
 	$(BIN)/mypy
 	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark --ignore tests/test_spark.py --ignore tests/examples/test_spark_pipeline.py \
 	  --ignore tests/testing/test_mutants.py $(addprefix --ignore ,$(FAULTS))
@@ -36,8 +36,8 @@ test-faults: .venv/.dev ## every fault at every step of the scenarios; processes
 test-mutants: .venv/.dev ## each rule of the protocol broken, one at a time: the simulation has to find it
 	$(BIN)/pytest -q -n auto --dist worksteal tests/testing/test_mutants.py
 
-test-everywhere: .venv/.dev ## scenarios and observers over clients: of a folder, over TCP and TLS, with tablet servers
-	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets tests/scenarios tests/component/notify
+test-everywhere: .venv/.dev ## scenarios and observers over clients (folder, TLS, tablet servers), and over a store of single rows only
+	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets,bare tests/scenarios tests/component/notify
 
 test-spark: .venv/.dev ## the tests of perco.spark and of its example (without Java they are left out, which is said)
 	$(BIN)/pytest -q -n 2 --dist loadfile tests/test_spark.py tests/spark tests/examples/test_spark_pipeline.py
@@ -58,13 +58,19 @@ test-pythons: ## the tests without Spark and processes on the other Pythons that
 	    tests/core tests/component tests/scenarios tests/integration/storage tests/examples --ignore tests/examples/test_spark_pipeline.py || exit 1; \
 	done
 
-test-all: test test-faults test-mutants test-everywhere test-spark test-wheel test-pythons ## all of them
+# pyright is a program for Node, which its own extra brings along.
+test-types: .venv/.dev ## the public API is typed to the last parameter
+	$(BIN)/pip install --quiet --disable-pip-version-check 'pyright[nodejs]>=1.1.390,<2'
+	for package in perco perco.aio perco.sync perco.spark perco.testing; do \
+	  $(BIN)/pyright --verifytypes $$package --ignoreexternal || exit 1; done
+
+test-all: test test-faults test-mutants test-everywhere test-spark test-types test-wheel test-pythons ## all of them
 
 check: test
 
 format: .venv/.dev ## let ruff rewrite the layout
-	$(BIN)/ruff check --fix perco tests bench examples
-	$(BIN)/ruff format perco tests bench examples
+	$(BIN)/ruff check --fix perco tests bench examples tools
+	$(BIN)/ruff format perco tests bench examples tools
 
 bench: .venv/.bench ## the benchmarks, quick form
 	for name in overhead observers scanners contention peers; do $(BIN)/python -m bench $$name --quick || exit 1; done

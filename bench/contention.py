@@ -84,7 +84,7 @@ def load(scene: Scene, folder: Path) -> Load:
 async def under(scene: Scene, path: Path | str, seconds: float) -> Load:
     """Run the callers for some seconds, then check that no update is lost."""
     zipf, found, committed = Zipf(ROWS, scene.skew), Load(), 0
-    retry = perco.RetryOptions(attempts=ATTEMPTS)
+    retry = perco.options.RetryOptions(attempts=ATTEMPTS)
     options = perco.Options(retry=retry if scene.turns else replace(retry, turn_s=0.0))
 
     async def add(txn: perco.Transaction, keys: Sequence[int], last: list[perco.Transaction]) -> None:

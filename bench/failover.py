@@ -39,8 +39,10 @@ import trio
 
 import perco
 from bench.harness import Pace, Report, Run
+from perco.check.check import check
+from perco.database.inside import inside
+from perco.serve.client import remote_owner
 from perco.serve.opening import visiting
-from perco.txn.check import check
 
 SERVERS = 6
 TABLETS = 12
@@ -64,8 +66,8 @@ balance = bank.column("balance", perco.INT64)
 made = bank.column("made", perco.INT64)  # how often the transfer with that number was made
 SCHEMA = perco.Schema(bank)
 OPTIONS = perco.Options(
-    wire=perco.WireOptions(heartbeat_s=0.5, silence_s=3.0, patience_s=60.0),
-    retry=perco.RetryOptions(attempts=1_000_000),
+    wire=perco.options.WireOptions(heartbeat_s=0.5, silence_s=3.0, patience_s=60.0),
+    retry=perco.options.RetryOptions(attempts=1_000_000),
 )
 
 
@@ -221,7 +223,7 @@ async def _even(folder: Path) -> None:
             try:
                 async with visiting(folder) as db:
                     while True:
-                        counts = [len(server.tablets) for server in await db.servers()]
+                        counts = [len(server.tablets) for server in await remote_owner(db).servers()]
                         if len(counts) == SERVERS and max(counts) - min(counts) <= 1 and sum(counts) == TABLETS:
                             return
                         await trio.sleep(0.05)
@@ -319,7 +321,7 @@ def _waiting(replies: Replies, began: float, end: float) -> list[tuple[float, in
 
 async def _kill_two(served: Served) -> None:
     async with visiting(served.folder) as db:
-        servers = await db.servers()
+        servers = await remote_owner(db).servers()
     for server in servers[:2]:
         os.kill(server.process, signal.SIGKILL)
 
@@ -331,7 +333,7 @@ async def _kill_owner(served: Served) -> None:
 
 async def _stop_one(served: Served) -> None:
     async with visiting(served.folder) as db:
-        victim = (await db.servers())[0].process
+        victim = (await remote_owner(db).servers())[0].process
     os.kill(victim, signal.SIGSTOP)
 
     def go_on() -> None:
@@ -386,7 +388,7 @@ async def _all(run: Run, folder: Path) -> tuple[list[Found], dict[str, Any]]:
             rows = await snap.scan(bank).all()
         times = {int(row.key.partition("/t")[2]): row[made] or 0 for row in rows if "/t" in row.key}
         total = sum(row[balance] or 0 for row in rows if "/a" in row.key)
-        findings = (await check(db.driver.store, ts=await db.oracle.draw())).findings
+        findings = (await check(inside(db).driver.store, ts=await inside(db).oracle.draw())).findings
     acknowledged = client.all.acknowledged
     return found, {
         "acknowledged": len(acknowledged),
@@ -401,8 +403,8 @@ def _tell_options(run: Run, report: Report) -> None:
     """Print the client's options that differ from the defaults; the server has the defaults of `perco serve`."""
     told = []
     for of, ours, default in (
-        ("WireOptions", OPTIONS.wire, perco.WireOptions()),
-        ("RetryOptions", OPTIONS.retry, perco.RetryOptions()),
+        ("WireOptions", OPTIONS.wire, perco.options.WireOptions()),
+        ("RetryOptions", OPTIONS.retry, perco.options.RetryOptions()),
     ):
         for each in fields(ours):
             here, usual = getattr(ours, each.name), getattr(default, each.name)

@@ -26,6 +26,7 @@ import trio
 import perco
 from bench.harness import Cell, Report, Run, percentile
 from bench.overhead import bare_puts
+from perco.database.inside import local_owner
 
 VALUE = b"x" * 100
 CHAIN = 3
@@ -144,7 +145,7 @@ class Saturated:
 
     async def fill(self) -> None:
         """Write until the backlog is full."""
-        while (missing := self._backlog - self._db.pending_now()) > 0:
+        while (missing := self._backlog - local_owner(self._db).idle.pending()) > 0:
             async with self._db.transaction() as txn:
                 for _ in range(min(missing, 500)):
                     txn.set(self._parts.columns[0], self._rng.choice(self._rows), VALUE)
@@ -163,7 +164,7 @@ class Saturated:
         """Wait for some seconds, or until no more than `least` changes wait."""
         until = trio.current_time() + seconds
         while (left := until - trio.current_time()) > 0:
-            if self._db.pending_now() <= least:
+            if local_owner(self._db).idle.pending() <= least:
                 return
             await trio.sleep(min(left, 0.01))
 

@@ -27,6 +27,7 @@ from bench.against.blocking import BlockingClient
 from bench.against.embedded import schema
 from bench.against.served import Server, server
 from bench.harness import Cell, Report, Run, interleaved
+from perco.database.inside import inside
 from perco.serve.messages import Method
 
 CONNECTIONS = 32
@@ -110,7 +111,7 @@ async def _delivered(path: Path) -> float:
         nonlocal count
         last = 0
         while time.perf_counter() < until:
-            ts = await db.oracle.draw_commit()
+            ts = await inside(db).oracle.draw_commit()
             assert ts > last
             last = ts
             count += 1
@@ -120,7 +121,7 @@ async def _delivered(path: Path) -> float:
         used = time.process_time()
         async with trio.open_nursery() as nursery:
             for _ in range(TASKS):
-                nursery.start_soon(task, db.oracle)
+                nursery.start_soon(task, inside(db).oracle)
         return count / (time.process_time() - used)
 
 

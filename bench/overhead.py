@@ -34,6 +34,7 @@ import trio.testing
 
 import perco
 from bench.harness import Cell, Report, Run, alternate
+from perco.database.inside import inside
 from perco.storage import WRITE
 
 VALUE = b"x" * 100
@@ -113,7 +114,7 @@ async def _reads(path: Path, rounds: int) -> dict[str, Cell]:
         async with db.transaction() as txn:
             for key in keys:
                 txn.set(value, key, VALUE)
-        column, store = db.bind(value).column, db.driver.store
+        column, store = inside(db).known.bind(value).column, inside(db).driver.store
         async with db.snapshot() as snap:
             for _ in range(rounds):
                 began = time.perf_counter()
@@ -199,8 +200,8 @@ async def _bytes_in_flight(path: Path, in_flight: int) -> float:
 def main(run: Run) -> None:
     report = Report("overhead", "power")
     facts = run.machine("power (fsync before every answer)")
-    off = perco.Options(batch=perco.BatchOptions(mutations_max=1))
-    two = perco.Options(commit=perco.CommitOptions(one_step=False))
+    off = perco.Options(batch=perco.options.BatchOptions(mutations_max=1))
+    two = perco.Options(commit=perco.options.CommitOptions(one_step=False))
     off_two = replace(off, commit=two.commit)
     with run.scratch() as folder:
         sides: dict[str, Callable[[], float]] = {}

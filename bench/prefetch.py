@@ -39,6 +39,7 @@ import perco
 from bench import webindex
 from bench.against.served import Server
 from bench.harness import Cell, Report, Run, interleaved, percentile
+from perco.database.inside import inside
 
 SHAPE = {"pages": (1, 15), "sites": (1, 11), "clusters": (2, 6), "links": (2, 6)}  # rows, columns of a document
 OPERATIONS = sum(rows * columns for rows, columns in SHAPE.values())
@@ -50,9 +51,9 @@ SEED = 1
 
 NEITHER, CACHE, BOTH = "neither", "cache", "prefetch + cache"
 MODES = {
-    NEITHER: perco.PrefetchOptions(cache=False, predict=False),
-    CACHE: perco.PrefetchOptions(cache=True, predict=False),
-    BOTH: perco.PrefetchOptions(cache=True, predict=True),
+    NEITHER: perco.options.PrefetchOptions(cache=False, predict=False),
+    CACHE: perco.options.PrefetchOptions(cache=True, predict=False),
+    BOTH: perco.options.PrefetchOptions(cache=True, predict=True),
 }
 
 TABLES = {name: perco.Table(name, key=perco.Tuple(perco.INT64, perco.INT64)) for name in SHAPE}  # (document, row)
@@ -94,8 +95,8 @@ class Found:
         """Count what the client asks the server for while the block runs; earlier counts are dropped."""
         self.rows = self.pages = 0
         self.seconds, self.counters = 0.0, perco.PrefetchCounters()
-        before = db.prefetch.statistics()
-        store: Any = db.driver.store
+        before = inside(db).engine.prefetch.statistics()
+        store: Any = inside(db).driver.store
         read, scan = store.read, store.scan
 
         async def counted(requests: Sequence[Any]) -> Any:
@@ -113,7 +114,7 @@ class Found:
         finally:
             self.seconds = time.perf_counter() - began
             del store.read, store.scan
-            self.by_function = dict(db.prefetch.statistics())
+            self.by_function = dict(inside(db).engine.prefetch.statistics())
             for name, each in self.by_function.items():
                 self.by_function[name] = told = replace(each)
                 if name in before:
@@ -152,7 +153,9 @@ async def process_kinds(txn: perco.Transaction, number: int, reads: Sequence[Rea
     await process(txn, number, reads)
 
 
-async def documents(url: Path, prefetch: perco.PrefetchOptions, *, kinds: bool, count: int = DOCUMENTS) -> Found:
+async def documents(
+    url: Path, prefetch: perco.options.PrefetchOptions, *, kinds: bool, count: int = DOCUMENTS
+) -> Found:
     """Process `count` documents, each once, several at a time."""
     found = Found(count)
     function = process_kinds if kinds else process
@@ -186,7 +189,7 @@ async def fill(url: Path, count: int = DOCUMENTS) -> None:
                             txn.set(column, (number, row), i)
 
 
-async def web(url: Path, file: Path, prefetch: perco.PrefetchOptions, pages: int) -> Found:
+async def web(url: Path, file: Path, prefetch: perco.options.PrefetchOptions, pages: int) -> Found:
     """Build the web index, from its first page on, until all pages are searchable."""
     found = Found(pages)
     await webindex.build(
@@ -225,7 +228,7 @@ def _run(what: Callable[[], Any]) -> Found:
     return found
 
 
-def _one_web(folder: Path, prefetch: perco.PrefetchOptions, pages: int) -> Found:
+def _one_web(folder: Path, prefetch: perco.options.PrefetchOptions, pages: int) -> Found:
     name = f"web-{random.getrandbits(32):x}"
     with served(folder / name) as path:
         return _run(partial(web, path, folder / f"{name}.sqlite", prefetch, pages))

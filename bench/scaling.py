@@ -40,8 +40,9 @@ from bench.against.embedded import ROWS, ZERO, one_more
 from bench.against.load import Load, closed_loop
 from bench.against.postgres import NoPostgresError, binaries, server as postgres
 from bench.harness import Cell, Report, Run, interleaved, version_of
+from perco.serve.client import remote_owner
 from perco.serve.opening import open as opened, visiting
-from perco.serve.processes import ProcessOptions
+from perco.serve.placing import ProcessOptions
 
 SECONDS = 1.5
 SERVERS = (1, 2)
@@ -86,7 +87,7 @@ class Served:
 
     async def _find(self) -> list[int]:
         async with visiting(self.folder) as db:
-            return [server.process for server in await db.servers()]
+            return [server.process for server in await remote_owner(db).servers()]
 
     def run(self, in_flight: int) -> Found:
         """A round."""
@@ -148,7 +149,7 @@ async def _load(path: Path, in_flight: int) -> Load:
         assert old is not None
         txn.set(value, key, one_more(old))
 
-    options = perco.Options(retry=perco.RetryOptions(attempts=1_000_000))
+    options = perco.Options(retry=perco.options.RetryOptions(attempts=1_000_000))
     async with perco.open(path, SCHEMA, options=options) as db:
         return await closed_loop(lambda rng: db.run(modify, rng.randrange(ROWS)), in_flight, SECONDS)
 

@@ -31,12 +31,13 @@ from bench import hot, worker_processes
 from bench.harness import Cell, Report, Run, interleaved
 from bench.hot import HOT_RANGES, KEYS, ONE_SLOW_IN, RUN_S, SLOW_RUN_S, TABLETS
 from bench.worker_processes import Drained
-from perco.notify.database import Database
+from perco.database.inside import close, inside, local_owner
+from perco.database.making import make
 from perco.notify.scanner import Place, Scanner
 from perco.notify.worker import Worker
 from perco.storage import BatchOptions, LmdbOptions, LocalRowStore, Mutation, RowCells, ScanPage, ScanRequest
 from perco.storage.cells import ReadRequest, Verdict
-from perco.txn.local import LocalStore
+from perco.tablets.local import LocalStore
 
 ROWS = 1500
 REQUEST_S = 0.001  # that a tablet's server takes for a request
@@ -138,18 +139,6 @@ class Bus(Scanner):
         await super()._run_row(table, row, acks, failing)
 
 
-class Buses(Database):
-    """A database whose scanners are buses."""
-
-    scene: Scene
-    note: Callable[[int, bytes], None]
-
-    def _scanner(self, worker: Worker, number: int, options: perco.WorkerOptions) -> Scanner:
-        bus = Bus(worker, number, 1, self._observed_tables)
-        bus.together, bus.note = self.scene.together, self.note
-        return bus
-
-
 async def drain(scene: Scene, seed: int) -> Drain:
     """Make the scene's rows dirty, and run scanners until all are clean."""
     rng = random.Random(seed)
@@ -178,11 +167,17 @@ async def drain(scene: Scene, seed: int) -> Drain:
     )
     servers = TabletServers(local.store)
     local.store = servers  # type: ignore[assignment]
-    db = Buses(local, schema, perco.Options(seed=seed))
-    db.scene = scene
-    db.note = lambda scanner, row: out.claims.append((trio.current_time() - began, scanner, hot.number(row)))
-    await db.oracle.start()
-    await db.declare()
+    db = make(local, schema, perco.Options(seed=seed))
+
+    def bus(worker: Worker, number: int, slots: int, tables: Callable[[], list[str]]) -> Bus:
+        made = Bus(worker, number, 1, tables)
+        made.together = scene.together
+        made.note = lambda scanner, row: out.claims.append((trio.current_time() - began, scanner, hot.number(row)))
+        return made
+
+    inside(db).workers.scanner = bus
+    await inside(db).oracle.start()
+    await local_owner(db).declare()
     try:
         for at in range(0, len(keys), 500):
             async with db.transaction() as txn:
@@ -200,7 +195,7 @@ async def drain(scene: Scene, seed: int) -> Drain:
             out.seconds = trio.current_time() - began
             out.teleports = sum(counters.teleports for counters in worker.scanner_statistics())
     finally:
-        await db.aclose()
+        await close(db)
     out.twice = len(out.claims) - len(keys)
     out.gap = mean_gap(keys, out.claims, ended)
     return out

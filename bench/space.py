@@ -19,6 +19,7 @@ import trio
 
 import perco
 from bench.harness import Report, Run
+from perco.database.inside import inside, local_owner
 from perco.storage import WRITE, LmdbEngine, LmdbTablet
 
 CELLS = 100_000
@@ -33,7 +34,7 @@ SAMPLES = 30
 docs = perco.Table("docs", key=perco.INT64, keep=perco.Keep(seconds=HISTORY_S))
 value = docs.column("value", perco.BYTES)
 SCHEMA = perco.Schema(docs)
-OPTIONS = perco.Options(durability="process", vacuum=perco.VacuumOptions(period_s=2.0, share=0.5))
+OPTIONS = perco.Options(durability="process", vacuum=perco.options.VacuumOptions(period_s=2.0, share=0.5))
 
 
 class Space:
@@ -62,7 +63,7 @@ class Space:
 
 
 def engine_of(db: perco.Database) -> LmdbEngine:
-    tablet = db.local.store.tablet("docs", b"")
+    tablet = local_owner(db).local.store.tablet("docs", b"")
     assert isinstance(tablet, LmdbTablet)
     return tablet.engine
 
@@ -136,7 +137,7 @@ async def measure(folder: Path, overwrites: int, run: Run) -> tuple[dict[str, Sp
         await trio.sleep(HISTORY_S + 2 * db.config.oracle.note_period_s)
         async with db.transaction() as txn:  # draws a timestamp to be noted: the history is older
             txn.delete(value, CELLS)
-        await db.oracle.note()
+        await inside(db).oracle.note()
         await db.vacuum()
         spaces["worn, history gone"] = Space(db)
         await db.compact()

@@ -16,6 +16,7 @@ import trio
 
 import perco
 from bench.harness import Report, Run, percentile
+from perco.database.inside import local_owner
 
 BYTES, QUICK_BYTES = 1 << 30, 48 << 20
 VALUE_BYTES = 1000
@@ -65,11 +66,11 @@ async def measure(
     keys = size // VALUE_BYTES
     lines = {"writes": Timeline(), "reads": Timeline()}
     moments: dict[str, float] = {}
-    options = perco.Options(split=perco.SplitOptions(on=False))
+    options = perco.Options(split=perco.options.SplitOptions(on=False))
     async with perco.open(folder / "store", SCHEMA, options=options) as db:
         for first in range(0, keys, PER_LOAD):
             await db.run(load, first, min(PER_LOAD, keys - first), rng.randbytes(VALUE_BYTES))
-        [tablet] = [tablet for tablet in db.local.store.tablets() if tablet.table == "docs"]
+        [tablet] = [tablet for tablet in local_owner(db).local.store.tablets() if tablet.table == "docs"]
         run.say(f"{keys:,} rows are there, {tablet.live_bytes() / (1 << 20):,.0f} MiB")
         began = time.perf_counter()
 
@@ -98,12 +99,12 @@ async def measure(
             moments["begin"] = time.perf_counter() - began
             done = await db.split(docs)
             moments["split"] = time.perf_counter() - began
-            await db.splitting.clear(share=db.config.split.share)
+            await local_owner(db).splitting.clear(share=db.config.split.share)
             moments["cleared"] = time.perf_counter() - began
             await trio.sleep(AFTER_S)
             moments["end"] = time.perf_counter() - began
             nursery.cancel_scope.cancel()
-        sizes = [tablet.live_bytes() for tablet in db.local.store.tablets() if tablet.table == "docs"]
+        sizes = [tablet.live_bytes() for tablet in local_owner(db).local.store.tablets() if tablet.table == "docs"]
     return lines, moments, done, sizes
 
 

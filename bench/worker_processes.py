@@ -30,7 +30,7 @@ import trio
 
 import perco
 from bench import hot
-from perco.notify.database import WorkerHandle
+from perco.notify.workers import WorkerHandle
 
 WORKERS = 4
 ROWS = 1500

@@ -103,7 +103,7 @@ async def batch(snap: perco.Snapshot) -> Features:
 
 
 async def main(folder: Path, seconds: float) -> None:
-    options = perco.Options(oracle=perco.OracleOptions(note_period_s=0.1))
+    options = perco.Options(oracle=perco.options.OracleOptions(note_period_s=0.1))
     async with perco.open(folder, schema, options=options) as db, db.worker(concurrency=SELLERS) as worker:
         async with db.snapshot() as snap:
             first = len(await snap.scan(days).all())

@@ -4,12 +4,12 @@
     ├── TransientError            nothing became visible: run the transaction again (`db.run` does)
     │   ├── WriteConflict         another transaction committed, or is committing, a cell that this one writes or locks
     │   ├── ReadConflict          ... a cell or range that this one, serializable, has read
-    │   ├── RolledBack            another process took this transaction for dead and rolled it back
-    │   ├── TabletSplit           rows of one mutation lie in two tablets by now (P3)
+    │   ├── RolledBack            another process presumed this transaction dead and rolled it back
+    │   ├── TabletSplit           rows of one mutation now lie in two tablets (P3)
     │   ├── CatalogueChanged      an observer was registered meanwhile (N10)
-    │   └── SessionEnded          the server took this client for gone, or has restarted, and ended its session
-    ├── CommitUnknown             it may have committed: ask `db.outcome(token)`, never simply run it again
-    ├── SnapshotTooOld            the versions of that moment were collected, or never noted
+    │   └── SessionEnded          the server presumed this client gone, or has restarted, and ended its session
+    ├── CommitUnknown             it may have committed: ask `db.outcome(token)` before you run it again
+    ├── SnapshotTooOld            the versions of that moment were collected, or the clock was not noted yet
     │   └── OwnerChanged          another process has become the store's owner; take a new snapshot
     ├── StoreError                the store cannot do it now; data are safe, and nothing was done (but see WriteUnknown)
     │   ├── StoreFull             no space left
@@ -37,12 +37,9 @@ Each has fields, and says in one sentence what to do.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,7 +64,7 @@ class TransientError(PercoError):
     """Nothing became visible; the transaction may be run again from its beginning (T11).
 
     Attributes: `attempts`, after how many `db.run` or `db.attempts` gave up; 0: it was not run by them. `met_on`: the
-    cells that it was for, as the store has them, (table, row, column number), if it was for any.
+    cells of the conflict, if any, as the store has them: (table, row, column number).
     """
 
     attempts = 0
@@ -84,9 +81,14 @@ class WriteConflict(TransientError):
     """Another transaction got to a cell first (T7).
 
     Attributes: `cells`, a tuple of (table, key, column name); `other_ts`, the commit timestamp of the other
-    transaction, or its start timestamp while it is still undecided; `start_ts`, ours; `read`, whether the other one
-    has not written the cell, but read it under a lock (T14).
+    transaction, or its start timestamp while it is still undecided; `start_ts`, this transaction's; `read`, whether
+    the other one has read the cell under a lock, and not written it (T14).
     """
+
+    cells: tuple[tuple[str, object, str], ...]
+    other_ts: int
+    start_ts: int
+    read: bool
 
     def __init__(
         self, cells: Sequence[tuple[str, object, str]], other_ts: int, start_ts: int, *, read: bool = False
@@ -106,6 +108,11 @@ class ReadConflict(TransientError):
     Attributes: `cells`, a tuple of (table, key, column name); `ranges`, a tuple of (table, first key, stop key), None
     where the scan was not bounded: the first few that were found; `start_ts`, `commit_ts`: this transaction's.
     """
+
+    cells: tuple[tuple[str, object, str], ...]
+    ranges: tuple[tuple[str, object, object], ...]
+    start_ts: int
+    commit_ts: int
 
     def __init__(
         self,
@@ -130,12 +137,12 @@ class RolledBack(TransientError):
     def __init__(self, start_ts: int) -> None:
         self.start_ts = start_ts
         super().__init__(
-            f"transaction {start_ts} was taken for dead and rolled back by another one; nothing was written"
+            f"another transaction presumed transaction {start_ts} dead and rolled it back; nothing was written"
         )
 
 
 class TabletSplit(TransientError):
-    """The rows of one mutation lie in two tablets by now, because theirs was split; nothing was written."""
+    """The rows of one mutation now lie in two tablets, because theirs was split; nothing was written."""
 
     def __init__(self, table: str) -> None:
         self.table = table
@@ -144,6 +151,9 @@ class TabletSplit(TransientError):
 
 class CatalogueChanged(TransientError):
     """The catalogue moved between this transaction's first write and its commit (N10)."""
+
+    start_ts: int
+    version: int
 
     def __init__(self, start_ts: int, version: int) -> None:
         self.start_ts, self.version = start_ts, version
@@ -154,7 +164,7 @@ class CatalogueChanged(TransientError):
 
 
 class SessionEnded(TransientError):
-    """The connection to the server was away for too long, so the server has ended this client's session."""
+    """The server has ended this client's session, because it has not heard from the client, or was restarted."""
 
 
 # ------------------------------------------------------------------ ask
@@ -164,15 +174,19 @@ class CommitUnknown(PercoError):
     """The commit was sent and its outcome could not be learned (T4).
 
     Attributes: `token`, a short str; `await db.outcome(token)` answers from any process. `for_good`: it was asked, and
-    its traces are older than what the store keeps: nobody can tell any more.
+    the outcome cannot be learned any more: its traces are older than what the store keeps.
     """
+
+    token: str
+    reason: str
+    for_good: bool
 
     def __init__(self, token: str, reason: str, *, for_good: bool = False) -> None:
         self.token, self.reason, self.for_good = token, reason, for_good
         remedy = (
             "Look at the cells that it would have written; ask earlier, or keep versions for longer (perco.Keep)."
             if for_good
-            else "Do not simply run it again: ask `await db.outcome(token)` first."
+            else "Ask `await db.outcome(token)` before you run it again."
         )
         super().__init__(f"transaction {token} may or may not have committed ({reason}). {remedy}")
 
@@ -181,12 +195,16 @@ class SnapshotTooOld(PercoError):
     """A read of versions that were collected (G5), or before the oldest note of the clock (T15).
 
     Attributes: `asked`, `oldest`: a timestamp (int), or, if a time was asked for, a wall time (float, seconds since
-    1970). `table`: of the one that is not kept for so long, else "".
+    1970). `table`: the one whose versions were removed, else "".
 
     Args:
-        why: what let the versions go, if it was not the retention.
+        why: the sentence that replaces the remedy, if the versions were not removed by the retention.
         newer: the store did not exist at that time.
     """
+
+    asked: float
+    oldest: float | str
+    table: str
 
     def __init__(
         self, asked: float, oldest: float | str, table: str = "", *, why: str = "", newer: bool = False
@@ -205,10 +223,14 @@ class SnapshotTooOld(PercoError):
 
 
 class OwnerChanged(SnapshotTooOld):
-    """A read, beside the process that owns the store, through a snapshot of a former owner's term (T9).
+    """A read beside the owner, through a snapshot taken under a former owner (T9).
 
     Attributes: `asked`, the snapshot's timestamp; `oldest`, the same.
     """
+
+    asked: float
+    oldest: float | str
+    table: str
 
     def __init__(self, asked: int) -> None:
         self.asked, self.oldest, self.table = asked, asked, ""
@@ -240,6 +262,9 @@ class StoreError(PercoError):
 class StoreFull(StoreError):
     """No space for a write. Only the callers of that write failed; reads go on (S4)."""
 
+    path: str
+    detail: str
+
     def __init__(self, path: str, detail: str) -> None:
         self.path, self.detail = path, detail
         super().__init__(
@@ -249,18 +274,26 @@ class StoreFull(StoreError):
 
 
 class StoreLocked(StoreError):
-    """A folder has one writing process at a time."""
+    """Another process has the folder open for writing."""
+
+    path: str
+    pid: int | None
+    command: str
 
     def __init__(self, path: str, pid: int | None, command: str) -> None:
         self.path, self.pid, self.command = path, pid, command
         super().__init__(
             f"{path} is in use by process {pid or 'unknown'} ({command or 'unknown command'}). "
-            "End that process, or read beside it: perco.open(path, schema, readonly=True)."
+            "Stop that process, or open the store for reading only: perco.open(path, schema, readonly=True)."
         )
 
 
 class FormatUnknown(StoreError):
-    """This version of perco cannot read the folder; `wanted`: the format that it reads, "" if that is no store."""
+    """This version of perco cannot read the folder; `wanted`: the format that it reads, or "" if that is no store."""
+
+    path: str
+    found: str
+    wanted: str
 
     def __init__(self, path: str, found: str, wanted: str) -> None:
         self.path, self.found, self.wanted = path, found, wanted
@@ -270,6 +303,9 @@ class FormatUnknown(StoreError):
 
 class UnsuitableFolder(StoreError):
     """The folder cannot carry a store."""
+
+    path: str
+    reason: str
 
     def __init__(self, path: str, reason: str) -> None:
         self.path, self.reason = path, reason
@@ -303,9 +339,13 @@ class WriteUnknown(StoreError):
     Attributes: `what` was written, `reason` why there is no reply, `remedy`: what to do.
     """
 
+    what: str
+    reason: str
+    remedy: str
+
     def __init__(self, what: str, reason: str, remedy: str = "It is safe to do it again.") -> None:
         self.what, self.reason, self.remedy = what, reason, remedy
-        super().__init__(f"{what}: nobody knows whether that was done ({reason}). {remedy}")
+        super().__init__(f"{what}: it may or may not have been done ({reason}). {remedy}")
 
 
 NOTHING_WRITTEN: Final = "Nothing was written; try again, or allow more time."
@@ -313,11 +353,15 @@ NOTHING_WRITTEN: Final = "Nothing was written; try again, or allow more time."
 
 class Unavailable(StoreError):
     """It was not done within the time that the caller allowed. A transaction that raises it has not committed, unless
-    it says so. Of another call the message says whether nothing was written, if that is known.
+    it says so. For any other call the message says that nothing was written, if that is known.
 
     Attributes: `commit_ts`: if not 0, the transaction had committed by then, and only what its function did afterwards
-    was cut short. `remedy`: what to do, if not just to try again.
+    was cut short. `remedy`: what to do; "": try again.
     """
+
+    what: str
+    commit_ts: int
+    remedy: str
 
     def __init__(self, what: str, commit_ts: int = 0, remedy: str = "") -> None:
         self.what, self.commit_ts, self.remedy = what, commit_ts, remedy
@@ -339,6 +383,12 @@ class NotIdle(Unavailable):
     since the worker was started: how often, and the last cell and error.
     """
 
+    what: str
+    commit_ts: int
+    remedy: str
+    waiting: dict[str, int]
+    failures: dict[str, tuple[int, str, BaseException]]
+
     def __init__(
         self, what: str, waiting: dict[str, int] | None, failures: dict[str, tuple[int, str, BaseException]]
     ) -> None:
@@ -352,7 +402,7 @@ class NotIdle(Unavailable):
             parts.append(part)
         self.what, self.commit_ts, self.remedy = what, 0, ""
         if waiting is None:
-            StoreError.__init__(self, f"{what}, and the server does not answer: nobody here knows what waits")
+            StoreError.__init__(self, f"{what}, and the server does not answer: which changes wait is unknown")
         else:
             StoreError.__init__(self, f"{what}; waiting: {'; '.join(parts) or 'a transaction under way'}")
 
@@ -365,89 +415,10 @@ class UsageError(PercoError):
 
 
 def must_be_number(what: str, value: object) -> None:
-    """Raises UsageError for what is not a number, a timedelta among others: `what` are seconds."""
+    """Raises UsageError for anything but a number of seconds, such as a timedelta."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         hint = "; a timedelta has .total_seconds()" if hasattr(value, "total_seconds") else ""
         raise UsageError(f"{what} is a number of seconds, not {value!r}{hint}")
-
-
-class AsyncOnly:
-    """Base of objects for `async with` or `async for` only: other uses raise an error that says so.
-
-    Not for type checkers: they find the mistake by themselves as long as the methods are not there.
-    """
-
-    _write = ""
-
-    if not TYPE_CHECKING:
-
-        def __enter__(self) -> None:
-            raise UsageError(f"write `{self._write}`")
-
-        def __exit__(self, *_: object) -> None:
-            raise AssertionError
-
-        def __iter__(self) -> None:
-            raise UsageError(f"write `{self._write}`")
-
-        def __await__(self) -> None:
-            raise UsageError(f"write `{self._write}`")
-
-        def __getattr__(self, name: str) -> None:
-            raise AttributeError(f"{type(self).__name__!r} has no {name!r}: write `{self._write}`", name=name, obj=self)
-
-
-class BlockingOnly:
-    """Base of objects for `with` or `for` only: `async` before them raises an error that says so.
-
-    Not for type checkers, as `AsyncOnly`.
-    """
-
-    _write = ""
-
-    if not TYPE_CHECKING:
-
-        async def __aenter__(self) -> None:
-            raise UsageError(f"perco.sync is for blocking code: write `{self._write}`")
-
-        async def __aexit__(self, *_: object) -> None:
-            raise AssertionError
-
-        def __aiter__(self) -> None:
-            raise UsageError(f"perco.sync is for blocking code: write `{self._write}`")
-
-        def __getattr__(self, name: str) -> None:
-            raise AttributeError(f"{type(self).__name__!r} has no {name!r}: write `{self._write}`", name=name, obj=self)
-
-
-class AsyncBlock(AsyncOnly, Generic[T]):
-    """An `async with` block of a generator. Made by `async_block`."""
-
-    def __init__(self, block: AbstractAsyncContextManager[T], write: str) -> None:
-        self._block, self._write = block, write
-
-    async def __aenter__(self) -> T:
-        return await self._block.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._block.__aexit__(kind, error, trace)
-
-
-def async_block(write: str) -> Callable[[Callable[P, AsyncIterator[T]]], Callable[P, AsyncBlock[T]]]:
-    """As `asynccontextmanager`, for users: other uses of the block raise an error that says what to `write`."""
-
-    def decorate(function: Callable[P, AsyncIterator[T]]) -> Callable[P, AsyncBlock[T]]:
-        block = asynccontextmanager(function)
-
-        @functools.wraps(function)
-        def make(*args: P.args, **kwargs: P.kwargs) -> AsyncBlock[T]:
-            return AsyncBlock(block(*args, **kwargs), write)
-
-        return make
-
-    return decorate
 
 
 class TransactionClosed(UsageError):
@@ -464,6 +435,12 @@ class TooLarge(UsageError):
     Attributes: `what`, `size`, `limit`; the `unit` of these, "" if `what` names it; `remedy`.
     """
 
+    what: str
+    size: int
+    limit: int
+    remedy: str
+    unit: str
+
     def __init__(self, what: str, size: int, limit: int, remedy: str, unit: str = "") -> None:
         self.what, self.size, self.limit, self.remedy, self.unit = what, size, limit, remedy, unit
         of = f" {unit}" if unit else ""
@@ -477,9 +454,16 @@ class SchemaMismatch(UsageError):
 class ChainTooLong(UsageError):
     """Observers set each other off more often than `WorkerOptions.chain_max` allows (N9).
 
-    Attributes: `where`, the row that the chain has come to; `observers`, the ids of the last of it, in their order;
-    `cycle`, those that go round, or () if none does; `depth`; `limit`; `cause`, commit timestamp of what began it.
+    Attributes: `where`, the row that the chain has reached; `observers`, the ids of its last observers, in order;
+    `cycle`, those that repeat, or () if none do; `depth`; `limit`; `cause`, commit timestamp of what began it.
     """
+
+    where: str
+    observers: tuple[str, ...]
+    depth: int
+    limit: int
+    cause: int
+    cycle: tuple[str, ...]
 
     def __init__(self, where: str, observers: Sequence[str], depth: int, limit: int, cause: int) -> None:
         self.where, self.observers, self.depth, self.limit, self.cause = where, tuple(observers), depth, limit, cause
@@ -517,9 +501,14 @@ class UsedAfterFork(UsageError):
 class Corruption(PercoError):
     """Stored bytes break an invariant.
 
-    Attributes: `where`, `what`; `cell`, a tuple of (table, key, column name), or None; `part`, where without it. With a
-    cell, only that cell, and what a transaction that wrote it has locked besides, cannot be used; everything else can.
+    Attributes: `where`, `what`; `cell`, a tuple of (table, key, column name), or None; `part`, `where` without the
+    cell. With a cell, only that cell, and others that its transaction has locked, cannot be used; all else can.
     """
+
+    what: str
+    cell: tuple[str, object, str] | None
+    part: str
+    where: str
 
     def __init__(self, where: str, what: str, cell: tuple[str, object, str] | None = None) -> None:
         self.where, self.what, self.cell, self.part = where, what, cell, where
@@ -531,11 +520,11 @@ class Corruption(PercoError):
         super().__init__(f"{self.where}: {what}. {remedy}")
 
     def at(self, cell: tuple[str, object, str]) -> Corruption:
-        """The same with its cell, if it has none."""
+        """The error with a cell, if it has none."""
         return self if self.cell is not None else Corruption(self.where, self.what, cell)
 
     def again(self) -> Corruption:
-        """The same without what it was raised through, to be kept or raised once more."""
+        """A copy without traceback and causes, to be kept or raised once more."""
         return Corruption(self.part, self.what, self.cell)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,11 +14,11 @@ T = TypeVar("T")
 
 
 def named(text: str, form: str, where: str) -> Any:
-    """The thing; the module is imported.
+    """The object; its module is imported.
 
     Args:
-        form: what to write, with an example.
-        where: modules are looked for.
+        form: for the error: what to write, with an example.
+        where: for the error: where modules are looked for.
 
     Raises: UsageError; what the module raises.
     """
@@ -31,17 +30,19 @@ def named(text: str, form: str, where: str) -> Any:
         parts = (file.name,) if file.is_absolute() or ".." in file.parts else file.parts
         raise UsageError(f"{text!r} names a file: write {'.'.join(parts)}:{name}")
     try:
-        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        return pkgutil.resolve_name(text)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and one that it imports is not
+            raise  # the module is there, but one that it imports is not
         raise UsageError(f"there is no module {error.name!r} {where}") from error
     except AttributeError as error:
         raise UsageError(f"{text}: {error}") from error
+    except ValueError as error:
+        raise UsageError(f"{text!r}: write {form}") from error
 
 
 def told_as(owner: str) -> Callable[[type[T]], type[T]]:
-    """Decorates a class that users know under another name, so that Python's warnings use that name ("coroutine
+    """Decorate a class that users know by another name, so that Python's warnings use that name ("coroutine
     'Database.vacuum' was never awaited").
     """
 

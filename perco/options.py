@@ -1,63 +1,19 @@
-"""Options of a wrong kind are told when they are made, by name, and not where they first do harm."""
+"""Options of a store, one frozen dataclass for each component: what `perco.Options` takes."""
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Collection
-from dataclasses import fields
-from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
-
-from perco.errors import UsageError, must_be_number
-
-
-def check_options(options: Any, *, zero: Collection[str] = (), free: Collection[str] = ()) -> None:
-    """Look at each field of a dataclass of options by its annotation: an int is at least 1, or 0 if named in `zero`; a
-    float is not negative; one that ends in "share" is above 0 and at most 1. Those in `free` may be anything.
-
-    Raises: UsageError.
-    """
-    for name, (kinds, optional) in _kinds(options.__class__).items():
-        value = getattr(options, name)
-        if name in free or (optional and value is None):
-            continue
-        try:
-            wrong = _wrong(name, value, kinds, least=0 if name in zero else 1)
-        except UsageError as error:
-            wrong = str(error)
-        if wrong:
-            raise UsageError(f"{type(options).__name__}: {wrong}")
-
-
-def _wrong(name: str, value: Any, kinds: tuple[Any, ...], *, least: int) -> str:
-    """What is wrong with it; "": nothing."""
-    [kind] = kinds if len(kinds) == 1 else (None,)
-    if kind is int:
-        right = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        return "" if right else f"{name} is {value!r}; it must be an int of at least {least}"
-    if kind is float:
-        if name.endswith("_s"):
-            must_be_number(name, value)
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            return f"{name} is a number, not {value!r}"
-        if name.endswith("share"):
-            return "" if 0 < value <= 1 else f"{name} is {value}; it is a share: above 0, and at most 1"
-        return "" if value >= 0 else f"{name} is {value}; it is a number from 0 on"
-    if kind is Callable:
-        return "" if callable(value) else f"{name} is a function, not {value!r}"
-    if isinstance(kind, type) and not isinstance(value, kind):
-        return f"{name} is a {kind.__name__}, not {value!r}"
-    return ""
-
-
-@cache
-def _kinds(made: type) -> dict[str, tuple[tuple[Any, ...], bool]]:
-    """Of each field what its value may be an instance of, and whether None will do."""
-    hints = get_type_hints(made)
-    out = {}
-    for field in fields(made):
-        hint = hints[field.name]
-        members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        kinds = tuple(get_origin(member) or member for member in members if member is not type(None))
-        out[field.name] = kinds, type(None) in members
-    return out
+from perco.clock.loopwatch import HeartbeatOptions as HeartbeatOptions
+from perco.clock.oracle import OracleOptions as OracleOptions
+from perco.database.options import Options as Options
+from perco.history.vacuum import VacuumOptions as VacuumOptions
+from perco.notify.backfill import BackfillOptions as BackfillOptions
+from perco.notify.backoff import BackoffOptions as BackoffOptions
+from perco.notify.worker import WorkerOptions as WorkerOptions
+from perco.protocol.retention import Keep as Keep
+from perco.rpc.channel import WireOptions as WireOptions
+from perco.storage import BatchOptions as BatchOptions, LmdbOptions as LmdbOptions
+from perco.tablets.splitter import SplitOptions as SplitOptions
+from perco.txn.driver import CommitOptions as CommitOptions
+from perco.txn.engine import TransactionOptions as TransactionOptions
+from perco.txn.prefetch import PrefetchOptions as PrefetchOptions
+from perco.txn.retry import RetryOptions as RetryOptions

@@ -16,9 +16,9 @@ def tune_gc(threshold: int = _THRESHOLD) -> None:
 
     The collector looks at all young objects whenever 700 more were made than freed. A transaction in flight is some
     thirty objects, which live until its commit is durable: with a few dozen in flight it looks at them many times, and
-    finds nothing, for perco makes no cycles on its way. So the threshold goes above what is in flight, and what the
-    program has imported so far is not looked at any more (`gc.freeze`). The application's own cycles are collected as
-    ever, only later.
+    finds nothing, because transactions make no cycles. So this raises the threshold above what is in flight, and
+    exempts what the program has imported so far (`gc.freeze`). The application's own cycles are still collected, only
+    later.
 
     It changes the whole process: call it once, after the imports, in a process that is yours. The command `perco` and
     the benchmarks do.
@@ -37,7 +37,7 @@ def tune_gc(threshold: int = _THRESHOLD) -> None:
 
 @contextmanager
 def collecting_less() -> Iterator[None]:
-    """The same threshold while a block lasts, in a process that is another's. A higher one is kept, or none."""
+    """Use that threshold while a block lasts, in another's process; leave a higher one, or a disabled collector."""
     before = gc.get_threshold()
     if 0 < before[0] < _THRESHOLD:
         gc.set_threshold(_THRESHOLD, *_OLDER)

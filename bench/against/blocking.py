@@ -13,13 +13,13 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from perco.protocol.mutations import Header, Intent
+from perco.protocol.records import PUT, RECORD_HEAD, Cellref
 from perco.rpc.crossing import unpack_error
 from perco.rpc.framing import FrameDecoder, frame, packer
 from perco.rpc.link import OK, PUSH
 from perco.serve.messages import TOLD, Method, hello, read_welcome
 from perco.storage import LOCK, WRITE
-from perco.txn.mutations import Header, Intent
-from perco.txn.records import PUT, RECORD_HEAD, Cellref
 
 _FRAME_BYTES_MAX = 1 << 24
 

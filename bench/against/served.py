@@ -40,6 +40,7 @@ from bench.against import embedded
 from bench.against.blocking import BlockingClient
 from bench.against.embedded import KEYS, one_more, schema, value
 from bench.against.load import Load, Measured, Zipf, closed_loop
+from perco.database.inside import inside
 
 TASKS, TASKS_ALONE = "tasks", "tasks, no batching"
 THREADS, THREADS_BATCHING = "threads", "threads, batching"
@@ -260,18 +261,20 @@ def _sync(db: perco.sync.Database) -> Callable[[], Callable[[bytes], int]]:
 
 async def _column(url: str) -> int:
     async with perco.open(url, schema) as db:
-        return db.bind(value).column
+        return inside(db).known.bind(value).column
 
 
-def batch_options(window: str) -> perco.BatchOptions:
+def batch_options(window: str) -> perco.options.BatchOptions:
     """A client's options: see WINDOW above."""
-    return perco.BatchOptions(window_s=float(window.removesuffix("a")), adaptive=window.endswith("a"))
+    return perco.options.BatchOptions(window_s=float(window.removesuffix("a")), adaptive=window.endswith("a"))
 
 
 def load(side: str, url: str, in_flight: int, seconds: float, window: str, skew: float) -> Load:
     if side in (TASKS, TASKS_ALONE):
-        wire = perco.WireOptions(frame_messages=1) if side == TASKS_ALONE else perco.WireOptions()
-        options = perco.Options(wire=wire, batch=batch_options(window), retry=perco.RetryOptions(attempts=_ATTEMPTS))
+        wire = perco.options.WireOptions(frame_messages=1) if side == TASKS_ALONE else perco.options.WireOptions()
+        options = perco.Options(
+            wire=wire, batch=batch_options(window), retry=perco.options.RetryOptions(attempts=_ATTEMPTS)
+        )
         return trio.run(_tasks, url, in_flight, seconds, options, skew)
     if side == THREADS:
         return _in_threads(in_flight, seconds, _blocking(Path(url), trio.run(_column, url)))

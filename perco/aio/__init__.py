@@ -19,12 +19,13 @@ Observers run on trio, as for every store; declare those that await asyncio with
 """
 
 from perco.aio.attempts import Attempt as Attempt, Attempts as Attempts, Retrying as Retrying
-from perco.aio.database import Database as Database, WorkerHandle as WorkerHandle
+from perco.aio.blocks import WorkerHandle as WorkerHandle
+from perco.aio.database import Database as Database
 from perco.aio.held import (
     PinnedSnapshot as PinnedSnapshot,
-    Scan as Scan,
     Snapshot as Snapshot,
     Transaction as Transaction,
 )
 from perco.aio.observing import observer as observer
 from perco.aio.opening import open as open
+from perco.aio.scanning import Scan as Scan

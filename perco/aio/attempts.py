@@ -9,26 +9,27 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perco.aio.guest import Guests, must_be_on
 from perco.aio.held import Transaction
-from perco.errors import AsyncOnly, PercoError, UsageError
+from perco.blocks import AsyncOnly
+from perco.errors import PercoError, UsageError
 from perco.fronts.tries import Tries, must_give, tell
-from perco.txn.attempts import RetryOptions
-from perco.txn.client import Client
+from perco.txn.engine import Engine
+from perco.txn.retry import RetryOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 async def _begin(port: Guests, tries: Tries) -> Transaction:
-    """The next attempt's transaction; the first one's at once."""
+    """Begin the next attempt's transaction; the first one's without a call, if possible."""
     must_be_on(port.loop)
     begun = tries.begin_nowait() if port.closed is None else None
     if begun is not None:
-        return Transaction(port, tries.client, begun, tries)
-    return Transaction(port, tries.client, await port.ask(tries.in_time, (lambda: None, tries.begin), {}, True), tries)
+        return Transaction(port, tries.engine, begun, tries)
+    return Transaction(port, tries.engine, await port.ask(tries.in_time, (lambda: None, tries.begin), {}, True), tries)
 
 
 async def _finish(txn: Transaction, error: BaseException | None) -> bool:
-    """The end of an attempt; whether there is to be another one, though it raised or its commit did."""
+    """End an attempt. Returns whether another one follows, because it raised, or its commit did."""
     tries = txn._tries
     assert tries is not None
 
@@ -42,13 +43,13 @@ async def _finish(txn: Transaction, error: BaseException | None) -> bool:
         return again
     except BaseException as raised:
         if error is None:
-            if tries.began:  # it was cancelled before it was made
+            if tries.began:  # the call was cancelled before it was made
                 await _finish(txn, raised)
             if isinstance(raised, asyncio.CancelledError):
                 tell(raised, txn._of)
         elif isinstance(raised, PercoError) and txn._port.closed is not None:
             txn._of.discard()
-            return False  # there is nothing to tell but `error`
+            return False  # `error` is all there is to report
         raise
 
 
@@ -84,7 +85,7 @@ class Attempts(AsyncOnly):
         async with attempt as txn:
             txn.set(...)
 
-    The loop ends by itself: leave it neither with `break` nor with `return`.
+    The loop ends by itself: do not leave it with `break` or `return`.
     """
 
     _write = "async for attempt in db.attempts():"
@@ -108,15 +109,15 @@ class Attempts(AsyncOnly):
 class Retrying:
     """`run` and `attempts` with limits and isolation of their own; from `db.options(...)`."""
 
-    def __init__(self, port: Guests, client: Client, retry: RetryOptions, serializable: bool) -> None:
-        self._port, self._client, self._retry, self._serializable = port, client, retry, serializable
+    def __init__(self, port: Guests, engine: Engine, retry: RetryOptions, serializable: bool) -> None:
+        self._port, self._engine, self._retry, self._serializable = port, engine, retry, serializable
 
     async def run(
         self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """As `Database.run`."""
         must_give(function, "an `async def` function")
-        tries = Tries(self._client, self._retry, self._serializable, function)
+        tries = Tries(self._engine, self._retry, self._serializable, function)
         try:
             return await self._run(tries, function, args, kwargs)
         except BaseException:
@@ -132,7 +133,7 @@ class Retrying:
             try:
                 running = function(txn, *args, **kwargs)
                 if not inspect.isawaitable(running):
-                    raise UsageError(f"db.run takes an `async def` function; {function!r} gave {running!r}")
+                    raise UsageError(f"db.run takes an `async def` function; {function!r} returned {running!r}")
                 result = await (running if txn._limit is None else txn._limit.over(running))
                 ending = True
                 if not await _finish(txn, None):
@@ -143,4 +144,4 @@ class Retrying:
 
     def attempts(self) -> Attempts:
         """As `Database.attempts`."""
-        return Attempts(self._port, Tries(self._client, self._retry, self._serializable))
+        return Attempts(self._port, Tries(self._engine, self._retry, self._serializable))

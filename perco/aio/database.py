@@ -1,114 +1,52 @@
+# Written by tools/fronts.py: change the class that it is written from, and run that again.
 """An open store, for asyncio."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perco.aio.attempts import Attempts, Retrying
-from perco.aio.guest import Guests, awaiting, direct
+from perco.aio.blocks import Block, SnapshotBlock, TransactionBlock, WorkerHandle
+from perco.aio.calling import Calling
+from perco.aio.guest import Guests, begin_here
 from perco.aio.held import PinnedSnapshot, Snapshot, Transaction
-from perco.errors import AsyncOnly, UsageError
+from perco.clock.holds import Pin
+from perco.database import database as databases
+from perco.database.inside import inside
+from perco.database.options import Options, Statistics
 from perco.fronts.tries import Tries, limited
-from perco.notify import database as engine
+from perco.history.vacuum import VacuumResult
+from perco.notify.backfill import BackfillProgress
+from perco.notify.failures import FailedChange
+from perco.notify.observers import ObserverState
+from perco.notify.tracing import Traced
 from perco.notify.worker import WorkerOptions
-from perco.txn.client import Options
-from perco.txn.reads import Isolation
-from perco.txn.schema import Schema
+from perco.protocol.reads import Isolation
+from perco.schema.schema import Schema, Table
+from perco.tablets.compactor import Compacted
+from perco.tablets.splitter import Split
 
 P = ParamSpec("P")
 T = TypeVar("T")
+K = TypeVar("K")
 
 
-class _Block(AsyncOnly, Generic[T]):
-    """An asynchronous context manager of the engine, entered and left by a task of asyncio's."""
+class Database(Calling):
+    """An open store, for the tasks of a loop. Made by `perco.aio.open`; use it inside that block only.
 
-    def __init__(self, port: Guests, block: Any, wrap: Callable[[Any], T], write: str) -> None:
-        self._port, self._block, self._wrap, self._write = port, block, wrap, write
-        self._entered = False
+    Attributes: `config`, the options that it was opened with; `schema`, its tables, columns and observers.
+    """
 
-    async def _enter(self) -> Any:
-        given = await self._block.__aenter__()
-        self._entered = True
-        return given
+    _of: databases.Database
 
-    async def __aenter__(self) -> T:
-        try:
-            return self._wrap(await self._port.ask(self._enter, (), {}))
-        except BaseException:
-            if self._entered:
-                await self.__aexit__(None, None, None)
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        async def leave() -> None:
-            try:
-                await self._block.__aexit__(kind, error, None)
-            except BaseException as raised:
-                if raised is not error:
-                    raise
-
-        self._entered = False
-        await self._port.ask(leave, (), {})
-
-
-class SnapshotBlock(_Block[Snapshot]):
-    """`async with db.snapshot() as snap:`: a snapshot while the block lasts."""
-
-
-class TransactionBlock(AsyncOnly):
-    """`async with db.transaction() as txn:`: one try, committed at the end of the block."""
-
-    _write = "async with db.transaction() as txn:"
-
-    def __init__(self, db: Database, isolation: Isolation | None) -> None:
-        self._db, self._isolation = db, isolation
-        self._txn: Transaction | None = None
-
-    async def __aenter__(self) -> Transaction:
-        if self._txn is not None:
-            raise UsageError("a transaction's block is entered once; call db.transaction() again")
-        txn = self._txn = await self._db.begin(isolation=self._isolation)
-        return txn
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        txn = self._txn
-        assert txn is not None
-        try:
-            if error is None and txn.outcome == "open":
-                await txn.commit()
-        finally:
-            txn.discard()
-
-
-class WorkerHandle:
-    """A running worker: its statistics."""
-
-    def __init__(self, port: Guests, of: engine.WorkerHandle) -> None:
-        self._port, self._of = port, of
-
-    statistics = direct(engine.WorkerHandle.statistics)
-    scanner_statistics = direct(engine.WorkerHandle.scanner_statistics)
-    on_run = direct(engine.WorkerHandle.on_run)
-
-
-class Database:
-    """An open store, for the tasks of a loop. Made by `perco.aio.open`; use it inside that block only."""
-
-    def __init__(self, port: Guests, of: engine.Database) -> None:
-        self._port, self._of = port, of
+    def __init__(self, port: Guests, of: databases.Database) -> None:
+        super().__init__(port, of)
         self.schema: Schema = of.schema
         self.config: Options = of.config
+        self._engine = inside(of).engine
         self._default = limited(of, None, None, None)
-
-    def _ask(
-        self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Coroutine[Any, Any, T]:
-        return self._port.ask(function, (self._of, *args), kwargs)
 
     def run(
         self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
@@ -116,42 +54,67 @@ class Database:
         """Run a function in a transaction and commit; again from its beginning on a TransientError: see
         `perco.Database.run`. The function runs in the calling task, and may await whatever asyncio can.
         """
-        running = Retrying(self._port, self._of, *self._default).run(function, *args, **kwargs)
+        running = Retrying(self._port, self._engine, *self._default).run(function, *args, **kwargs)
         running.__qualname__ = "Database.run"  # type: ignore[attr-defined]  # for Python's "never awaited" warning
         return running
 
     def attempts(self) -> Attempts:
-        """The same without a function: `async for attempt in db.attempts(): async with attempt as txn: ...`."""
-        return Attempts(self._port, Tries(self._of, *self._default))
+        """As `run`, without a function: `async for attempt in db.attempts(): async with attempt as txn: ...`.
+
+        The loop ends by itself once an attempt has committed. Do not leave it with `break` or `return`: a commit that
+        conflicts needs the next attempt.
+        """
+        return Attempts(self._port, Tries(self._engine, *self._default))
 
     def options(
         self, *, attempts: int | None = None, timeout: float | None = None, isolation: Isolation | None = None
     ) -> Retrying:
-        """`run` and `attempts` with other limits: see `perco.Database.options`. Past the timeout the function, or the
-        block, is cancelled where it waits, and raises Unavailable.
+        """`run` and `attempts` with other limits: see `perco.Database.options`. Past the timeout the function,
+        or the block, is cancelled where it waits, and raises Unavailable.
         """
-        return Retrying(self._port, self._of, *limited(self._of, attempts, timeout, isolation))
+        return Retrying(self._port, self._engine, *limited(self._of, attempts, timeout, isolation))
 
     async def begin(self, *, isolation: Isolation | None = None) -> Transaction:
         """A transaction that the caller ends with `commit` or `discard`; prefer `transaction()` or `run`."""
-        of = self._begin_nowait(isolation=isolation) if self._port.closed is None else None
+        of = begin_here(self._port, self._engine, isolation)
         if of is None:
             of = await self._port.ask(self._of.begin, (), {"isolation": isolation})
-        return Transaction(self._port, self._of, of)
-
-    _begin_nowait = direct(engine.Database.begin_nowait)
+        return Transaction(self._port, self._engine, of)
 
     def transaction(self, *, isolation: Isolation | None = None) -> TransactionBlock:
-        """One try: commits at the end of the block; an exception discards it."""
-        return TransactionBlock(self, isolation)
+        """One try: commits at the end of the block; an exception discards it.
+
+        Afterwards `txn.commit_ts` and `txn.outcome` tell the result.
+
+        Args:
+            isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
+        """
+        return TransactionBlock(self.begin, isolation)
+
+    def outcome(self, token: str) -> Coroutine[Any, Any, int]:
+        """The outcome of a transaction (T4): its commit_ts, or 0: it did not commit and never will.
+
+        Args:
+            token: from `CommitUnknown.token` or `txn.token`, of any process on this store.
+
+        Raises: UsageError for another value, or another store's token; CommitUnknown, for good, if its traces may have
+        been collected; ReadOnly, because asking settles the transaction.
+        """
+        return self._ask("outcome", (token,), {})
 
     def snapshot(self, *, ts: int | None = None, at: datetime | None = None) -> SnapshotBlock:
-        """The store as of now, of a timestamp `ts`, or of a wall time `at` (an aware datetime)."""
+        """The store as of now, of a timestamp `ts`, or of a wall time `at` (an aware datetime).
+
+        `at` is exact to about a second: the snapshot is as of the last note of the clock at or before it, so a commit
+        of the last second may be missing; `snap.wall` is the time of that note.
+
+        Raises: SnapshotTooOld, UsageError for a moment in the future.
+        """
         block = self._of.snapshot(ts=ts, at=at)
         return SnapshotBlock(self._port, block, lambda of: Snapshot(self._port, of), block._write)
 
     async def snapshot_at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
-        """As `snapshot`; whoever takes it calls its `end`."""
+        """As `snapshot`. The caller calls its `end`."""
         return Snapshot(self._port, await self._port.ask(self._of.snapshot_at, (), {"ts": ts, "at": at}))
 
     def pin(
@@ -163,38 +126,233 @@ class Database:
         at: datetime | None = None,
         owner: str | None = None,
         keep: bool = False,
-    ) -> _Block[PinnedSnapshot]:
-        """A snapshot that stays readable however long it takes, under a name: see `perco.Database.pin`."""
+    ) -> Block[PinnedSnapshot]:
+        """A snapshot that stays readable however long it takes, under a name that `perco pins` and `perco status` show.
+
+            async with db.pin("nightly-export", lease_s=3600) as pin:
+                async for row in pin.scan(docs): ...
+                await pin.renew()
+
+        Unlike a snapshot, a pin is durable: a process that died continues under the same name, at the same timestamp,
+        if it is started again within the lease. An expired pin holds nothing.
+
+        Args:
+            name: at most 64 characters. If there is a pin of that name, it is taken over and its lease restarts.
+            lease_s: seconds; `renew` restarts it.
+            ts, at: which moment; now by default. See `snapshot`.
+            owner: for people; by default the process and its command.
+            keep: leave the pin there at the end of the block, until its lease expires.
+
+        Raises: SnapshotTooOld; UsageError for a name in use here, or pinned at another timestamp than `ts`;
+        WriteUnknown if the pin may be there or not: if it is, it holds until it is dropped or its lease expires.
+        """
         block = self._of.pin(name, lease_s=lease_s, ts=ts, at=at, owner=owner, keep=keep)
-        return _Block(self._port, block, lambda of: PinnedSnapshot(self._port, of), "async with db.pin(...) as pin:")
+        return Block(self._port, block, lambda of: PinnedSnapshot(self._port, of), "async with db.pin(...) as pin:")
+
+    def pins(self) -> Coroutine[Any, Any, list[Pin]]:
+        """All pins of the store, by name; expired ones until the next vacuum drops them."""
+        return self._ask("pins", (), {})
+
+    def drop_pin(self, name: str) -> Coroutine[Any, Any, bool]:
+        """Drop a pin; returns whether there was one of that name. From then on reads at it raise SnapshotTooOld as soon
+        as versions have been removed.
+        """
+        return self._ask("drop_pin", (name,), {})
+
+    def watermark(self) -> Coroutine[Any, Any, int]:
+        """The watermark: no open transaction or pin, of any process, reads below this timestamp (G1). It never goes
+        back. An export may forget what it knows of earlier versions.
+        """
+        return self._ask("watermark", (), {})
+
+    def trace(
+        self, table: Table[K], key: K, *, progress: Callable[[int], None] | None = None
+    ) -> Coroutine[Any, Any, list[Traced]]:
+        """The transactions that wrote a row's values, with the runs of observers that followed from the same causes:
+        the newest tree first; [] for a row without values. It reads the write records of the whole store once.
+
+        Args:
+            progress: called with the number of rows read so far.
+        """
+        return self._ask("trace", (table, key), {"progress": progress})
+
+    def vacuum(self, *, progress: Callable[[VacuumResult], None] | None = None) -> Coroutine[Any, Any, VacuumResult]:
+        """Remove old versions that no reader needs any more, now; the background task does so too.
+
+        Args:
+            progress: called after every page, with what was done so far.
+
+        Raises: StoreFull if not even the reserve of a full disk suffices; ReadOnly.
+        """
+        return self._ask("vacuum", (), {"progress": progress})
+
+    def split(self, table: Table[K] | str, key: K | None = None) -> Coroutine[Any, Any, Split]:
+        """Split a tablet at a key. The new tablet has its own writer and file and, where tablet servers serve, its own
+        server. The background task splits tablets that have become large (`SplitOptions`).
+
+        Args:
+            table: a table, or its name; with a name, the key is a row as it is stored, in bytes.
+            key: where the new tablet begins; None: in the middle of the table's largest tablet.
+
+        Reads go on, and so do writes to other rows; writes to the new tablet's rows wait for a moment at the end.
+        Raises: UsageError if a tablet begins at that key, or all is in one row; StoreFull, Unavailable: nothing has
+        changed; ReadOnly.
+        """
+        return self._ask("split", (table, key), {})
+
+    def compact(self, table: Table[Any] | str | None = None) -> Coroutine[Any, Any, list[Compacted]]:
+        """Give unused space of the tablets' files back: each tablet is written to a new file, in order, which replaces
+        the old one (P6). Without this, later writes reuse the space, but the file does not shrink.
+
+        Args:
+            table: a table, or its name; None: all.
+
+        Returns the result for each tablet. Reads and writes go on; writes to a tablet wait for a moment at its end.
+        The disk needs room for one tablet's new file next to the old one. If cancelled, finished tablets stay
+        compacted, and the one under way is unchanged.
+        Raises: UsageError for a memory: store, or if tablet servers have the tablets; StoreFull, Unavailable: that
+        tablet and those after it are unchanged; ReadOnly.
+        """
+        return self._ask("compact", (table,), {})
 
     def worker(
         self, *, concurrency: int = 64, scanners: int | None = None, options: WorkerOptions | None = None
-    ) -> _Block[WorkerHandle]:
-        """Run the schema's observers while the block lasts: see `perco.Database.worker`. They are trio's; functions
-        that await what is asyncio's are observers by `@perco.aio.observer`."""
+    ) -> Block[WorkerHandle]:
+        """Run the schema's observers while the block lasts: see `perco.Database.worker`. They run on trio;
+        declare functions that await asyncio with `@perco.aio.observer`.
+        """
         block = self._of.worker(concurrency=concurrency, scanners=scanners, options=options)
-        return _Block(self._port, block, lambda of: WorkerHandle(self._port, of), "async with db.worker():")
+        return Block(self._port, block, lambda of: WorkerHandle(self._port, of), "async with db.worker():")
 
-    pins = awaiting(engine.Database.pins)
-    drop_pin = awaiting(engine.Database.drop_pin)
-    outcome = awaiting(engine.Database.outcome)
-    vacuum = awaiting(engine.Database.vacuum)
-    backfill = awaiting(engine.Database.backfill)
-    split = awaiting(engine.Database.split)
-    compact = awaiting(engine.Database.compact)
-    wait_idle = awaiting(engine.Database.wait_idle)
-    wait_for = awaiting(engine.Database.wait_for)
-    waiting = awaiting(engine.Database.waiting)
-    observers = awaiting(engine.Database.observers)
-    pause = awaiting(engine.Database.pause)
-    resume = awaiting(engine.Database.resume)
-    failed = awaiting(engine.Database.failed)
-    replay_failed = awaiting(engine.Database.replay_failed)
-    drop_failed = awaiting(engine.Database.drop_failed)
-    failed_count = awaiting(engine.Database.failed_count)
-    pending = awaiting(engine.Database.pending)
-    is_idle = awaiting(engine.Database.is_idle)
-    paused = awaiting(engine.Database.paused)
-    unserved = awaiting(engine.Database.unserved)
-    statistics = direct(engine.Database.statistics)
+    def observers(self) -> Coroutine[Any, Any, list[ObserverState]]:
+        """All registered observers, by id."""
+        return self._ask("observers", (), {})
+
+    def pause(self, id: str) -> Coroutine[Any, Any, None]:
+        """Pause an observer until it is resumed. The store keeps this across restarts and for all programs.
+
+        Changes keep waiting for it. Once this has returned, no run that was under way will commit any more; its change
+        waits.
+
+        Raises: UsageError for an observer that the store does not have; ReadOnly.
+        """
+        return self._ask("pause", (id,), {})
+
+    def resume(self, id: str) -> Coroutine[Any, Any, None]:
+        """Let a paused observer run again.
+
+        Raises: as `pause`.
+        """
+        return self._ask("resume", (id,), {})
+
+    def paused(self) -> Coroutine[Any, Any, set[str]]:
+        """Ids of the observers that are paused."""
+        return self._ask("paused", (), {})
+
+    def unserved(self) -> Coroutine[Any, Any, set[str]]:
+        """Ids of the store's observers that this program's schema lacks (N10)."""
+        return self._ask("unserved", (), {})
+
+    def backfill(
+        self, *, progress: Callable[[BackfillProgress], None] | None = None
+    ) -> Coroutine[Any, Any, list[BackfillProgress]]:
+        """Notify new observers, and new versions of observers, of existing data, now (N10); the background task does so
+        too.
+
+        Args:
+            progress: called after every page.
+
+        Returns what was done for each observer that had not been notified of all data. To wait until they have run,
+        call `wait_idle`.
+
+        Raises: StoreFull, Unavailable: the next call goes on from there; ReadOnly.
+        """
+        return self._ask("backfill", (), {"progress": progress})
+
+    def failed(
+        self, observer: str | None = None, *, key: Any = None, limit: int | None = 1000
+    ) -> Coroutine[Any, Any, list[FailedChange]]:
+        """Changes on the failed list, by table and key.
+
+        Args:
+            observer: only its changes; `key`: only those of this row.
+            limit: the largest number of changes; None: all.
+
+        Raises: UsageError for an observer that the store does not have.
+        """
+        return self._ask("failed", (observer,), {"key": key, "limit": limit})
+
+    def replay_failed(self, observer: str | None = None, *, key: Any = None) -> Coroutine[Any, Any, int]:
+        """Let changes on the failed list wait for their observers again; returns how many.
+
+        Args:
+            observer, key: as for `failed`; all by default.
+
+        Raises: UsageError for an observer that the store does not have; ReadOnly; StoreFull.
+        """
+        return self._ask("replay_failed", (observer,), {"key": key})
+
+    def drop_failed(self, observer: str, *, key: Any = None) -> Coroutine[Any, Any, int]:
+        """Acknowledge changes on the failed list: their observer never runs for them. Returns how many.
+
+        Args:
+            observer: whose changes; `key`: only those of this row.
+
+        Raises: UsageError for an observer that the store does not have; ReadOnly; StoreFull; CommitUnknown.
+        """
+        return self._ask("drop_failed", (observer,), {"key": key})
+
+    def failed_count(self) -> Coroutine[Any, Any, int]:
+        """How many changes are on the failed list.
+
+        Raises: Unavailable, in a client.
+        """
+        return self._ask("failed_count", (), {})
+
+    def is_idle(self) -> Coroutine[Any, Any, bool]:
+        """Whether no change waits for an observer, at this moment (N7). `wait_idle` waits for that.
+
+        Raises: ReadOnly for a folder that was opened with readonly=True; Unavailable, in a client.
+        """
+        return self._ask("is_idle", (), {})
+
+    def pending(self) -> Coroutine[Any, Any, int]:
+        """How many changes, and pending signals (N5), wait for observers. `waiting` counts them by observer.
+
+        Raises: Unavailable, in a client.
+        """
+        return self._ask("pending", (), {})
+
+    def waiting(self) -> Coroutine[Any, Any, dict[str, int]]:
+        """How many changes wait for each observer, by id: one scan of the notify cells."""
+        return self._ask("waiting", (), {})
+
+    def wait_idle(self, *, timeout: float | None = None) -> Coroutine[Any, Any, int]:
+        """Wait until no change waits for an observer anywhere (N7). An observer that fails keeps it waiting until its
+        change is on the failed list: in tests give a `timeout`, in seconds, or allow few attempts
+        (`WorkerOptions.attempts`).
+
+        Returns how many changes are on the failed list, which this does not wait for (N6; `db.failed`).
+        Raises: UsageError if nothing could ever run them, or if all that are left wait for observers that need asyncio
+        in a store without it; NotIdle past the timeout, with counts by observer; Corruption if all that is left cannot
+        be read: a lock that may be a notification, or cells on which observers fail.
+        """
+        return self._ask("wait_idle", (), {"timeout": timeout})
+
+    def wait_for(self, ts: int, *, timeout: float | None = None) -> Coroutine[Any, Any, None]:
+        """Wait until observers have run for all that was committed, other than by observers, at or before `ts`, and for
+        all that followed from it (N7, N9).
+
+        Args:
+            ts: a commit timestamp: `txn.commit_ts`, or what `await txn.commit()` returned.
+            timeout: seconds.
+
+        Raises: UsageError if nothing could ever run them, or for a timestamp that has not been issued; NotIdle past the
+        timeout, with counts by observer; Corruption if all that is left are cells that cannot be read, one of which
+        may go back to `ts` or before.
+        """
+        return self._ask("wait_for", (ts,), {"timeout": timeout})
+
+    def statistics(self) -> Statistics:
+        """Counts since the store was opened."""
+        return self._now("statistics", (), {})  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
-"""A trio run as the guest of an asyncio loop, and the way of that loop's tasks to it.
+"""A trio run as the guest of an asyncio loop, and how the loop's tasks call into it.
 
 One guest run serves all stores of a loop; it ends with the last of them. Everything happens in the loop's own thread:
-a call costs no change of threads while others are under way, or have just been; else it costs two, for an idle guest
-waits for its I/O in a thread.
+a call costs no thread switch while others are under way, or have just been; otherwise it costs two, because an idle
+guest waits for its I/O in a thread.
 
 T10 A task that is cancelled in a call cancels the call, and goes on when that has ended.
 """
@@ -11,68 +11,47 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import functools
 import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeVar
 
 import trio
 
 from perco.errors import TransactionClosed, UsageError
-from perco.fronts.lookup import by_name
 from perco.fronts.portal import Call, Portal, Server
-from perco.txn.client import Client
+from perco.protocol.reads import Isolation
+from perco.txn.beginning import begin_nowait
+from perco.txn.engine import Engine
+from perco.txn.transaction import Transaction
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def awaiting(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The same method of the object at hand (R9), awaited by an asyncio task."""
-    call, name = by_name(method), method.__qualname__
-
-    @functools.wraps(method)
-    def ask(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        asked: Coroutine[Any, Any, T] = self._ask(call, args, kwargs)
-        asked.__qualname__ = name  # type: ignore[attr-defined]  # for Python's "never awaited" warning
-        return asked
-
-    return ask
-
-
-def direct(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """The same method of the object at hand (R9), which waits for nothing. It is called at once, because both loops
-    share a thread."""
-    name = method.__name__
-
-    @functools.wraps(method)
-    @trio.lowlevel.enable_ki_protection
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if threading.get_ident() != self._port.thread:
-            raise UsageError(_WRONG_THREAD)
-        result: T = getattr(self._of, name)(*args, **kwargs)
-        return result
-
-    return call
+@trio.lowlevel.enable_ki_protection
+def begin_here(port: Guests, engine: Engine, isolation: Isolation | None) -> Transaction | None:
+    """Begin a transaction without a call, which is possible because both loops share a thread. None: the store has been
+    closed, or the transaction would have to wait."""
+    if port.closed is not None:
+        return None
+    port.must_be_here()
+    return begin_nowait(engine, isolation)
 
 
 # Rounds of the loop that the leader stays awake when it has nothing to do. A caller that was just answered often calls
-# again at once, and to put the guest to sleep and wake it costs two thread switches.
+# again at once, and putting the guest to sleep and waking it costs two thread switches.
 _LINGERS: Final = 3
 
 _WRONG_THREAD: Final = (
-    "a store of perco.aio is used by the tasks of the loop that it was opened on; from other threads call "
+    "use a store of perco.aio only in tasks of the loop that opened it; from other threads call "
     "asyncio.run_coroutine_threadsafe(..., loop), or open it with perco.sync"
 )
 
 
 class _Call(Call):
-    """A task waits for it."""
+    """A call that a task of asyncio waits for."""
 
     __slots__ = ("future",)
 
@@ -88,13 +67,20 @@ class _Call(Call):
 class Guests(Portal):
     """The portal of a guest run: its callers are in the same thread, so its leader is woken at once."""
 
-    def __init__(self, path: str, loop: asyncio.AbstractEventLoop, client: Client) -> None:
+    thread: int
+
+    def __init__(self, path: str, loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
         super().__init__(path)
-        _portals[client] = self
-        client._on_asyncio = True
+        _portals[engine] = self
+        engine.on_asyncio = True
         self.loop = loop
         self.thread = threading.get_ident()
         self._parked: trio.lowlevel.Task | None = None
+
+    def must_be_here(self) -> None:
+        """Raise UsageError on another thread than the loop's."""
+        if threading.get_ident() != self.thread:
+            raise UsageError(_WRONG_THREAD)
 
     async def wait_woken(self, server: Server) -> None:
         for _ in range(_LINGERS):
@@ -116,7 +102,7 @@ class Guests(Portal):
         kwargs: Mapping[str, Any],
         waits: bool = False,
     ) -> T:
-        """Make a call, and wait for its answer. A task of the loop's."""
+        """Make a call, and wait for its answer. Called by a task of the loop."""
         must_be_on(self.loop)
         if self.closed is not None:
             raise self.closed()
@@ -154,15 +140,15 @@ class Guests(Portal):
             try:
                 await call.future
             except asyncio.CancelledError:
-                continue  # the first one is raised, when it has ended
+                continue  # the first cancellation is raised, when the call has ended
 
 
-_portals: weakref.WeakKeyDictionary[Client, Guests] = weakref.WeakKeyDictionary()
+_portals: weakref.WeakKeyDictionary[Engine, Guests] = weakref.WeakKeyDictionary()
 
 
-def portal_of(client: Client) -> Guests:
-    """The portal of an open store. Raises: UsageError if it is none of asyncio's."""
-    portal = _portals.get(client)
+def portal_of(engine: Engine) -> Guests:
+    """The portal of an open store. Raises: UsageError if the store was not opened for asyncio."""
+    portal = _portals.get(engine)
     if portal is None:
         raise UsageError(
             "it is made for asyncio (@perco.aio.observer), and the store was not opened with perco.aio.open: run it "
@@ -177,12 +163,12 @@ def must_be_on(loop: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventL
         running = asyncio.get_running_loop()
     except RuntimeError:
         raise UsageError(
-            "perco.aio runs on asyncio: call asyncio.run(main); on trio write perco.open, without either perco.sync"
+            "perco.aio runs on asyncio: call asyncio.run(main); on trio use perco.open, without a loop use perco.sync"
         ) from None
     if trio.lowlevel.in_trio_task():
         raise UsageError(
-            "this task is trio's, of the store's own loop: use what it is given, with await; let a function that "
-            "awaits what is asyncio's be an observer by `@perco.aio.observer`"
+            "this task runs on the store's own trio loop: await only what it is given, or decorate an observer that "
+            "awaits asyncio with `@perco.aio.observer`"
         )
     if loop is not None and running is not loop:
         raise UsageError(_WRONG_THREAD)
@@ -205,13 +191,16 @@ class Host:
     KeyboardInterrupt comes between trio's callbacks, never into them; where the loop itself does not catch it, it is
     raised from the loop.
 
-    trio's callbacks go through a queue of their own. So when the loop has been closed with a store
-    open, the run can still be brought to its end: by the next one of the thread, or when the program ends.
+    trio's callbacks go through a queue of their own. So if the loop was closed with a store open, the run can still be
+    brought to its end: by the next run in the thread, or when the program ends.
     """
+
+    loop: asyncio.events.AbstractEventLoop
+    thread: int
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self.thread = loop, threading.get_ident()
-        self.stores: dict[object, trio.Event] = {}  # what is open, and what ends it
+        self.stores: dict[object, trio.Event] = {}  # the open stores, and the events that close them
         self.ended: asyncio.Future[None] = loop.create_future()
         self._over = False
         self._end = trio.Event()
@@ -238,11 +227,11 @@ class Host:
         if host is not None:
             return host
         if trio.lowlevel.in_trio_run():
-            raise UsageError("this loop's thread has a trio run already: open the store there, with perco.open")
+            raise UsageError("this loop's thread already runs trio: open the store there, with perco.open")
         return Host(loop)
 
     async def leave(self, store: object) -> None:
-        """A store has been closed."""
+        """Note that a store has been closed, and end the run after the last one."""
         self.stores.pop(store, None)
         if not self.stores:
             self._end.set()
@@ -253,7 +242,7 @@ class Host:
             try:
                 await self._end.wait()
                 return
-            except KeyboardInterrupt:  # it came while trio was at work; it is the loop's
+            except KeyboardInterrupt:  # it came while trio was running: pass it to the loop
                 self.loop.call_soon(_interrupt)
 
     def _done(self, _: object) -> None:

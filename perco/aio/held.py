@@ -1,85 +1,39 @@
-"""The objects that users of `perco.aio` hold: snapshots, transactions, scans."""
+"""The objects that users of `perco.aio` hold: snapshots and transactions."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
-from perco.aio.guest import Guests, awaiting, direct
+from perco.aio.guest import Guests
 from perco.aio.limits import Limit
-from perco.errors import AsyncOnly
+from perco.aio.reading import Reading
+from perco.clock.holds import Pin
 from perco.fronts.tries import Tries, tell
-from perco.txn.client import Client
-from perco.txn.holds import Pin
-from perco.txn.past import PinnedSnapshot as _PinnedSnapshot
-from perco.txn.reads import Isolation
-from perco.txn.scan import Scan as _Scan
-from perco.txn.transaction import Row, Snapshot as _Snapshot, Transaction as _Transaction
+from perco.history.past import PinnedSnapshot as _PinnedSnapshot
+from perco.protocol.reads import Isolation
+from perco.schema.schema import Column, Signal
+from perco.txn.engine import Engine
+from perco.txn.snapshot import Snapshot as _Snapshot
+from perco.txn.transaction import Transaction as _Transaction
 
-P = ParamSpec("P")
 K = TypeVar("K")
+V = TypeVar("V")
 T = TypeVar("T")
 
 
-class Scan(AsyncOnly, Generic[K]):
-    """An asynchronous iterator over rows; they are fetched by the page. May be left at any point."""
-
-    _write = "async for row in snap.scan(...):` or `await snap.scan(...).all()"
-
-    def __init__(self, snapshot: Snapshot, of: _Scan[K]) -> None:
-        self._snapshot, self._of = snapshot, of
-
-    def __aiter__(self) -> Scan[K]:
-        return self
-
-    async def __anext__(self) -> Row[K]:
-        while True:
-            row = self._of.take()
-            if row is not None:
-                return row
-            if self._of.ended:
-                raise StopAsyncIteration
-            await self._snapshot._ask(_fetch, (self._of,), {})
-
-    async def all(self) -> list[Row[K]]:
-        """The rest of the rows as a list."""
-        return [row async for row in self]
-
-
-async def _fetch(_: _Snapshot, scan: _Scan[Any]) -> None:
-    await scan.fetch()
-
-
-def _scanning(method: Callable[Concatenate[Any, P], _Scan[K]]) -> Callable[Concatenate[Any, P], Scan[K]]:
-    begin = direct(method)
-
-    @functools.wraps(method)
-    def scan(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Scan[K]:
-        return Scan(self, begin(self, *args, **kwargs))
-
-    return scan
-
-
-class Snapshot:
+class Snapshot(Reading):
     """The store as of one timestamp. Any number of tasks may read it.
 
     Attributes: `start_ts`, the timestamp; `wall`: see `perco.Snapshot`.
     """
 
+    _of: _Snapshot
+
     def __init__(self, port: Guests, of: _Snapshot) -> None:
-        self._port, self._of = port, of
-
-    def _ask(
-        self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Coroutine[Any, Any, T]:
-        return self._port.ask(function, (self._of, *args), kwargs)
-
-    get = awaiting(_Snapshot.get)
-    get_many = awaiting(_Snapshot.get_many)
-    row = awaiting(_Snapshot.row)
-    scan = _scanning(_Snapshot.scan)
+        super().__init__(port, of)
 
     @property
     def start_ts(self) -> int:
@@ -90,7 +44,7 @@ class Snapshot:
         return self._of.wall
 
     def end(self) -> None:
-        """Nothing is read any more; the versions that it needed may go (G1)."""
+        """End: nothing is read any more, and the versions that it needed may be removed (G1)."""
         self._of.end()
 
 
@@ -99,7 +53,9 @@ class PinnedSnapshot(Snapshot):
 
     _of: _PinnedSnapshot
 
-    renew = awaiting(_PinnedSnapshot.renew)
+    def renew(self, lease_s: float | None = None) -> Coroutine[Any, Any, None]:
+        """Restart the lease: see `perco.PinnedSnapshot.renew`."""
+        return self._ask("renew", (lease_s,), {})
 
     @property
     def pin(self) -> Pin:
@@ -111,37 +67,50 @@ class Transaction(Snapshot):
 
     _of: _Transaction
 
-    def __init__(self, port: Guests, client: Client, of: _Transaction, tries: Tries | None = None) -> None:
+    def __init__(self, port: Guests, engine: Engine, of: _Transaction, tries: Tries | None = None) -> None:
         super().__init__(port, of)
-        self._client, self._tries = client, tries
+        self._engine, self._tries = engine, tries
         self._limit = Limit(tries, of) if tries is not None and tries.retry.timeout_s is not None else None
 
-    def _ask(
-        self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Coroutine[Any, Any, T]:
-        tries = self._tries
-        if tries is None or tries.retry.timeout_s is None:
-            return self._port.ask(function, (self._of, *args), kwargs)
-        return self._in_time(tries, functools.partial(function, self._of, *args, **kwargs), waits=False)
+    def _ask(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Coroutine[Any, Any, Any]:
+        if self._limit is None:
+            return super()._ask(name, args, kwargs)
+        return self._in_time(partial(getattr(self._of, name), *args, **kwargs), waits=False)
 
-    async def _in_time(self, tries: Tries, do: Callable[[], Awaitable[T]], *, waits: bool) -> T:
+    def _ask_for(self, function: Callable[[], Coroutine[Any, Any, Any]]) -> Coroutine[Any, Any, Any]:
+        return super()._ask_for(function) if self._limit is None else self._in_time(function, waits=False)
+
+    async def _in_time(self, do: Callable[[], Awaitable[T]], *, waits: bool) -> T:
+        tries, limit = self._tries, self._limit
+        assert tries is not None
+        assert limit is not None
         call = self._port.ask(tries.in_time, (lambda: self._of, do), {}, waits)
-        done: T = await (call if self._limit is None else self._limit.asking(call))
+        done: T = await limit.asking(call)
         return done
 
-    set = direct(_Transaction.set)
-    delete = direct(_Transaction.delete)
-    signal = direct(_Transaction.signal)
-    discard = direct(_Transaction.discard)
+    def set(self, column: Column[K, V], key: K, value: V) -> None:
+        """Write a cell: see `perco.Transaction.set`. Never blocks."""
+        self._now("set", (column, key, value), {})
+
+    def delete(self, column: Column[K, Any], key: K) -> None:
+        """Remove a cell's value: see `perco.Transaction.delete`. Never blocks."""
+        self._now("delete", (column, key), {})
+
+    def signal(self, signal: Signal[K], key: K) -> None:
+        """Raise a signal: see `perco.Transaction.signal`. Never blocks."""
+        self._now("signal", (signal, key), {})
+
+    def discard(self) -> None:
+        """End without a commit."""
+        self._now("discard", (), {})
 
     async def commit(self) -> int:
-        """Commit; see `perco.Transaction.commit`. A task that is cancelled in it is told by a note, and by `outcome`,
-        if it has committed all the same (T10)."""
+        """Commit; see `perco.Transaction.commit`. If its task is cancelled and it commits all the same, a note on the
+        exception and `outcome` say so (T10)."""
         try:
-            tries = self._tries
-            if tries is None or tries.retry.timeout_s is None:
+            if self._limit is None:
                 return await self._port.ask(self._of.commit, (), {}, True)
-            return await self._in_time(tries, self._of.commit, waits=True)
+            return await self._in_time(self._of.commit, waits=True)
         except asyncio.CancelledError as error:
             tell(error, self._of)
             raise
@@ -156,7 +125,7 @@ class Transaction(Snapshot):
 
     @property
     def token(self) -> str:
-        """What `db.outcome` takes, from any process; "" for a transaction that never began to commit."""
+        """The token for `db.outcome`, in any process; "" for a transaction that never began to commit."""
         return self._of.token
 
     @property

@@ -50,11 +50,11 @@ class Limit:
         finally:
             self._asking -= 1
             if self._due and not self._asking:
-                # Not at once: a task that cancels itself is only told at its next wait, which may come after the end.
+                # Not at once: a task that cancels itself notices only at its next wait, which may be after the end.
                 asyncio.get_running_loop().call_soon(self._expire)
 
     def end(self, error: BaseException | None) -> BaseException | None:
-        """End; returns the error to raise in place of another."""
+        """End; returns the error to raise in place of `error`."""
         assert self._handle is not None
         self._handle.cancel()
         task, self._task = self._task, None

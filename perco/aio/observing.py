@@ -1,4 +1,4 @@
-"""Functions that await what is asyncio's, as observers."""
+"""Functions that await asyncio, as observers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perco.aio.guest import portal_of
 from perco.aio.held import Transaction
 from perco.errors import UsageError
 from perco.fronts.tries import must_give
-from perco.txn.schema import Change, ObserverFunction
+from perco.schema.schema import Change, ObserverFunction
 from perco.txn.transaction import Transaction as _Transaction
 
 K = TypeVar("K")
@@ -32,7 +32,7 @@ def observer(
             answer = await client.get(change.value)           # httpx under asyncio
             txn.set(body, change.key, answer.text)
 
-    Only for stores that are opened with `perco.aio.open`: elsewhere `db.worker()`, and `perco worker`, refuse to begin.
+    Only for stores that are opened with `perco.aio.open`: elsewhere `db.worker()`, and `perco worker`, refuse to start.
     """
     must_give(function, "an `async def` function", "perco.aio.observer")
     inner = inspect.unwrap(function)
@@ -44,10 +44,10 @@ def observer(
 
     @functools.wraps(function)
     async def on_asyncio(txn: _Transaction, change: Change[K, V]) -> None:
-        portal = portal_of(txn._client)
-        running = function(Transaction(portal, txn._client, txn), change)
+        portal = portal_of(txn._engine)
+        running = function(Transaction(portal, txn._engine, txn), change)
         if not asyncio.iscoroutine(running):
-            raise UsageError(f"perco.aio.observer takes an `async def` function; {function!r} gave {running!r}")
+            raise UsageError(f"perco.aio.observer takes an `async def` function; {function!r} returned {running!r}")
         me = trio.lowlevel.current_task()
         task = portal.loop.create_task(running)
         task.add_done_callback(lambda _: trio.lowlevel.reschedule(me))
@@ -62,11 +62,11 @@ def observer(
         if task.cancelled():
             if cancelled:
                 cancelled[0]()
-            raise UsageError("the task of this observer was cancelled by another one")
+            raise UsageError("another task cancelled the task of this observer")
         error = task.exception()
         if error is not None:
             raise error
 
     on_asyncio.perco_needs = portal_of  # type: ignore[attr-defined]  # asked before a worker begins
-    del on_asyncio.__dict__["__wrapped__"]  # who looks at the observer shall find this one
+    del on_asyncio.__dict__["__wrapped__"]  # introspection of the observer must find this function
     return on_asyncio

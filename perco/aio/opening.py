@@ -10,19 +10,21 @@ import trio
 
 from perco.aio.database import Database
 from perco.aio.guest import Guests, Host, closed, must_be_on
-from perco.errors import AsyncOnly, UsageError
+from perco.blocks import AsyncOnly
+from perco.database.inside import inside
+from perco.database.options import Options
+from perco.errors import UsageError
+from perco.schema.schema import Schema
 from perco.serve import opening as engine
-from perco.txn.client import Options
-from perco.txn.schema import Schema
 
 
 class open(AsyncOnly):
     """Open a store for asyncio: `async with perco.aio.open("folder/", schema) as db:`. Arguments and errors are
     those of `perco.open`.
 
-    When the block ends, calls of other tasks that still wait raise TransactionClosed, but for commits that are on their
-    way. A store that is left open is closed by the end of `asyncio.run`; where a loop was closed otherwise, by the next
-    `perco.aio.open` of its thread, or with the program.
+    When the block ends, calls of other tasks that still wait raise TransactionClosed, except commits that are on their
+    way. A store that is left open is closed at the end of `asyncio.run`; if the loop was closed otherwise, by the next
+    `perco.aio.open` in its thread, or when the program ends.
     """
 
     _write = "async with perco.aio.open(...) as db:"
@@ -56,7 +58,7 @@ class open(AsyncOnly):
         trio.lowlevel.spawn_system_task(self._main, host, name="perco-aio")
         self._open_until = self._until_closed()
         try:
-            await anext(self._open_until)  # asyncio.run ends what is left of such
+            await anext(self._open_until)  # asyncio.run closes asynchronous generators that are left open
             await self._ready
         except BaseException:
             await self._open_until.aclose()
@@ -80,7 +82,7 @@ class open(AsyncOnly):
             await self._close()
 
     async def _close(self) -> None:
-        """End the store. A cancellation comes out when it has ended, a second one at once."""
+        """Close the store. A cancellation is raised when that has ended, a second one at once."""
         assert self._host is not None
         self._stop.set()
         try:
@@ -96,14 +98,14 @@ class open(AsyncOnly):
     async def _main(self, host: Host) -> None:
         try:
             async with self._open as db:
-                portal = Guests(str(os.fspath(self._url)), host.loop, db)
+                portal = Guests(str(os.fspath(self._url)), host.loop, inside(db).engine)
                 portal.lead()
                 self._db = Database(portal, db)
                 _tell(self._ready)
                 try:
                     await self._stop.wait()
                 finally:
-                    await portal.aclose(lambda: db.background.failure() or closed())
+                    await portal.aclose(lambda: inside(db).background.failure() or closed())
         except Exception as error:
             self._error = error
         finally:

@@ -1,6 +1,6 @@
-"""The command `perco`: its commands, options and help. Each command is one call into a module of its own.
+"""The command `perco`: its commands, options and help. The modules of this package do the work.
 
-`perco.webindex.cli` adds commands of its own through `register(app)`, where the extra `web` is installed.
+`perco.webindex.cli` adds its commands with `register(app)`, if the extra `web` is installed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _HELP = """Inspect, change, check and serve perco stores; build a search index o
 
 A store is a folder, or the address of a served one: tcp://HOST:PORT, tls://HOST:PORT, unix:PATH. If another process
 has the folder open, commands that read look at its files, up to a second behind, and commands that write go through
-it. check reads the files of a folder, and of an address the cells alone. Its --accept needs a folder for itself, and
-so does its --repair there.
+it. check reads the files of a folder, but only the cells of an address. check --accept, and check --repair on a
+folder, need a folder that no other process has open.
 
 \b
 Keys and values are written as their column wants them:
@@ -66,7 +66,7 @@ Examples:
   perco check web/
 """
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="perco",
     no_args_is_help=True,
     add_completion=False,
@@ -105,20 +105,24 @@ def _main(
 @app.command()
 def status(
     store: Store,
-    groups: Annotated[bool, typer.Option("--groups", help="How many cells of each group a tablet holds, too.")] = False,
-    tasks: Annotated[bool, typer.Option("--tasks", help="Instead: what each task of its processes waits for.")] = False,
+    groups: Annotated[
+        bool, typer.Option("--groups", help="Also show how many cells of each group a tablet holds.")
+    ] = False,
+    tasks: Annotated[
+        bool, typer.Option("--tasks", help="Show instead what each task of its processes waits for.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show who has a store open, its tables, and what waits.
 
-    Shows the owning process, tables with their columns and tablets, how far back each can be read and which transaction
-    or pin keeps old versions (as the vacuum last saw it; while a process has the store open, at most 30 s ago), locks,
-    the changes that wait for each observer, and those of them that have failed and are retried. Of a store that is
-    open it says how many clients the owner has, and how many processes run observers. Under ready stands whether an
-    observer has been told of what was there before it. --json shows all.
+    Shows the owning process; the tables with their columns and tablets; how far back each can be read, and which
+    transaction or pin keeps old versions (as the vacuum last saw it: at most 30 s ago while a process has the store
+    open); locks; the changes that wait for each observer, and those of them that have failed and are retried. If the
+    store is open, it also shows how many clients the owner has, and how many processes run observers. The column ready
+    says whether an observer has been notified of all older data. --json shows everything.
 
-    --tasks asks the owner and its clients for the tasks of their event loops: for each the line of code where it began,
-    the line where it waits, and what for; tasks that look alike share a line.
+    --tasks asks the owner and its clients for the tasks of their event loops. For each task it shows the line of code
+    where it began, the line where it waits, and what it waits for; tasks that look alike share a line.
 
     \b
     Examples:
@@ -201,8 +205,8 @@ def set_(
 ) -> None:
     """Write one cell, in a transaction of its own.
 
-    Notifies the observers of the column: the store itself knows them, and
-    they run when a program that has them opens it.
+    Notifies the observers of the column, which the store's catalogue lists.
+    They run when a program that declares them opens the store.
 
     \b
     Examples:
@@ -246,7 +250,7 @@ def signal(
 ) -> None:
     """Raise a signal, in a transaction of its own.
 
-    Its observers run in a program that has them. Exits with 1 if the signal
+    Its observers run in a program that declares them. Exits with 1 if the signal
     has no observer, because then raising it has no effect.
 
     \b
@@ -273,17 +277,17 @@ def serve(
 ) -> None:
     """Keep a store open for other processes, until SIGTERM or Ctrl-C.
 
-    Programs that open the same folder become clients by themselves, over a socket in it. Use this command to keep the
+    Programs that open the same folder become clients automatically, over a socket in it. Use this command to keep the
     store open when they end, and for clients on other hosts. It runs no observers; workers do, as clients. It makes a
     new store if there is no folder.
 
-    On TCP a client must present the store's token, which lies in the folder, readable for its owner only. Programs of
-    the same user on the same machine find it by themselves; others use perco.open(..., token=...), or PERCO_TOKEN in
+    On TCP a client must present the store's token, which lies in the folder, readable by its owner only. Programs of
+    the same user on the same machine find it automatically; others use perco.open(..., token=...), or PERCO_TOKEN in
     the environment. An address that other hosts can reach needs TLS.
 
     With --processes N the tablets of all tables are spread over N tablet servers, which clients ask directly. If one
     dies, the others take over its tablets, and it is replaced. A single process commits a transaction within one tablet
-    in one step, so more processes pay only if it has no CPU left. A table has more than one tablet if it is declared
+    in one step, so more processes help only if it has no CPU left. A table has more than one tablet if it is declared
     with splits, or has grown.
 
     \b
@@ -307,14 +311,14 @@ def worker(
     processes: Annotated[int, typer.Option(min=1, help="Number of processes; one that dies is started again.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Runs in flight, in each process.")] = 64,
     scanners: Annotated[int, typer.Option(min=1, help="Tasks that look for work, in each process.")] = 4,
-    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when no change waits any more.")] = False,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="Stop when no change waits any more.")] = False,
     json: Json = False,
 ) -> None:
     """Run a program's observers, until SIGTERM or Ctrl-C.
 
     MODULE is imported from the current folder; SCHEMA is the perco.Schema in it. Several workers may run on one store;
-    one of them at a time works on a row. If no process has the folder open, the first worker opens it, and the others
-    are its clients; with `perco serve` the folder stays open whichever of them ends.
+    only one at a time works on a row. If no process has the folder open, the first worker opens it, and the others are
+    its clients; with `perco serve` the folder stays open whichever worker ends.
 
     \b
     Examples:
@@ -357,26 +361,28 @@ def check(
         bool, typer.Option("--accept", help="If there are no errors, accept that the newest writes may be lost.")
     ] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Repair what safely can be; no other process may have a folder open.")
+        bool,
+        typer.Option("--repair", help="Repair what can be repaired safely; no other process may have a folder open."),
     ] = False,
     json: Json = False,
 ) -> None:
     """Verify all stored data.
 
     Reads every cell and reports contradictions: records without data, commits without a primary, lost notifications
-    and more, each with a remedy. Safe while another process writes: it looks again before a finding counts. Locks that
-    a dead client left are notes, not errors: the next transaction that meets them settles them.
+    and more, each with a remedy. Safe while another process writes: it looks again before it reports a finding. Locks
+    that a dead client left are notes, not errors: the next transaction that encounters them settles them.
 
     It reads the pages of every file first, in a process of its own. A file that cannot be read, or on which LMDB
-    aborts, is an error of that tablet; the check goes on with the others. It repairs nothing while there is one.
+    aborts, is an error of that tablet; the check continues with the others. It repairs nothing while there is such an
+    error.
 
-    Of an address the server is asked for the cells, also while others write, and its files are not looked at: the last
-    line names the command that checks them too, on the server's host. --json has "files_checked": false then.
+    For an address, it asks the server for the cells, also while others write, and does not read the files: the last
+    line names the command that checks them too, on the server's host. --json then has "files_checked": false.
 
-    --repair settles such locks, deletes orphaned data and notifications, puts lost notifications back, and the like,
-    each if the finding still holds. It leaves alone what nobody can know, such as which of two values was meant.
-    Without --repair nothing is changed: the check says what it would do. Of an address the repairs are made through the
-    server, which goes on and settles such locks by itself.
+    --repair settles such locks, deletes orphaned data and notifications, puts lost notifications back, and so on, each
+    only if the finding still holds. It leaves alone what cannot be known, such as which of two values was meant.
+    Without --repair nothing is changed: the check says what it would do. For an address, it repairs through the
+    server, which keeps running and settles such locks by itself.
 
     A store written with durability="process" refuses to open after the machine restarted. Check it; --accept then
     makes it usable again.
@@ -400,7 +406,7 @@ def check(
 
 @app.command()
 def vacuum(store: Store, json: Json = False) -> None:
-    """Remove old versions that nobody can read any more.
+    """Remove old versions that no reader needs any more.
 
     A program does this by itself, in the background, while it has the store open; this command does it now. If another
     process has the store open, or serves it, that process does the work. Tables declare how long they keep old
@@ -423,9 +429,9 @@ def backfill(
 ) -> None:
     """Show how far new observers have been notified of older data.
 
-    A new observer, or a higher version of one, is notified of all data that is there already, unless it was declared
-    with backfill=False. A program that has the store open does so in the background, a page at a time; if it ends, the
-    next one continues. --run does it now. It runs no observers: a program that has them does.
+    A new observer, or a higher version of one, is notified of all existing data, unless it was declared
+    with backfill=False. A program that has the store open does this in the background, a page at a time; if it ends,
+    the next one continues. --run does it now. It runs no observers: a program that declares them does.
 
     \b
     Examples:
@@ -441,12 +447,12 @@ def backfill(
 @app.command()
 def pins(
     store: Store,
-    drop: Annotated[str | None, typer.Option("--drop", metavar="NAME", help="End this pin.")] = None,
+    drop: Annotated[str | None, typer.Option("--drop", metavar="NAME", help="Drop this pin.")] = None,
     json: Json = False,
 ) -> None:
     """Show the pins: named snapshots that keep old versions readable.
 
-    A pin has a name, an owner and a lease; after its lease it keeps nothing any more. Programs make them:
+    A pin has a name, an owner and a lease; when its lease has expired, it keeps nothing. Programs make them:
     async with db.pin("nightly-export", lease_s=3600) as pin: ...
 
     \b
@@ -462,7 +468,7 @@ def tablets(store: Store, json: Json = False) -> None:
     """Show which process has which tablets of an open store.
 
     A tablet is a range of a table's rows with files and a writer of its own. With `perco serve --processes N` tablet
-    servers have the tablets. TAKEN OVER: how often another server has taken the tablet over.
+    servers have the tablets. The column taken over says how often another server has taken the tablet over.
 
     \b
     Examples:
@@ -484,8 +490,8 @@ def split(
     """Split a tablet in two.
 
     Some rows of the table then have files and a writer of their own. perco splits large tablets by itself
-    (perco.SplitOptions). Reads and writes go on meanwhile; writes to rows of the new tablet wait for a moment at the
-    end. The store may be open elsewhere, or served.
+    (perco.options.SplitOptions). Reads and writes continue meanwhile; writes to rows of the new tablet wait for a
+    moment at the end. The store may be open elsewhere, or served.
 
     \b
     Examples:
@@ -502,14 +508,14 @@ def compact(
     table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only this table.")] = None,
     json: Json = False,
 ) -> None:
-    """Give unused space of a store's files back.
+    """Give the unused space of a store's files back to the disk.
 
     Later writes reuse the space of removed versions, but a file does not shrink by itself. This command writes each
-    tablet's cells into a new file, in order, which then replaces the old one. Reads and writes go on meanwhile; writes
-    to the tablet wait for a moment at the end. The disk needs room for one tablet's new file next to its old one. If
-    interrupted or killed, the store is whole: each tablet has its old file or its new one. The store may be open
-    elsewhere, or served, though not with --processes. Old versions are copied too; run perco vacuum first to remove
-    those that nobody can read any more.
+    tablet's cells into a new file, in order, which then replaces the old one. Reads and writes continue meanwhile;
+    writes to the tablet wait for a moment at the end. The disk needs room for one tablet's new file next to its old
+    one. If interrupted or killed, the store stays whole: each tablet has its old file or its new one. The store may be
+    open elsewhere, or served, though not with --processes. Old versions are copied too; run perco vacuum first to
+    remove those that no reader needs any more.
 
     \b
     Examples:
@@ -521,7 +527,7 @@ def compact(
 
 
 def _register_others() -> None:
-    """Register the commands of the extra `web`; without it they say how to get them."""
+    """Register the commands of the extra `web`; without it, they say how to install it."""
     if all(importlib.util.find_spec(name) for name in _WEB):
         importlib.import_module("perco.webindex.cli").register(app)
         return
@@ -540,6 +546,6 @@ _register_others()
 
 
 def run() -> None:
-    """What the command `perco` does."""
+    """Run the command `perco`."""
     perco.tune_gc()
     app(prog_name="perco")

@@ -1,4 +1,4 @@
-"""`perco backfill`: how far observers have been told of what was there before them, and telling them of the rest."""
+"""`perco backfill`: show how far observers have been notified of older data, and notify them of the rest."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from rich.progress import Progress, TextColumn
 
 import perco
 from perco.cli.screen import FINE, counted, show_json, show_table
-from perco.txn.backfill import progress_of
-from perco.txn.catalogue import schema_of
+from perco.database.inside import inside
+from perco.notify.backfill import progress_of
+from perco.schema.catalogue import schema_of
 
 _STATES = {"done": "yes", "under way": "under way", "not begun": "not yet"}
 
 
 async def backfill(store: str, *, running: bool, json: bool) -> int:
-    """Show it; or open the store as its owner, and do what is left."""
+    """Show the progress of backfills; or open the store to write, and finish them."""
     async with perco.open(store, readonly=True) as db:
-        schema = schema_of(db.catalogue)
-        found = await progress_of(db.driver.store, db.catalogue)
+        schema = schema_of(inside(db).catalogue)
+        found = await progress_of(inside(db).driver.store, inside(db).catalogue)
     if not running:
         if json:
             show_json([_plain(each) for each in found])
@@ -31,7 +32,9 @@ async def backfill(store: str, *, running: bool, json: bool) -> int:
         else:
             print("no observers")
         return FINE
-    options = perco.Options(vacuum=perco.VacuumOptions(on=False), backfill=perco.BackfillOptions(on=False))
+    options = perco.Options(
+        vacuum=perco.options.VacuumOptions(on=False), backfill=perco.options.BackfillOptions(on=False)
+    )
     async with perco.open(store, schema, options=options) as db:
         with _progress() as tell:
             done = await db.backfill(progress=tell)
@@ -39,9 +42,9 @@ async def backfill(store: str, *, running: bool, json: bool) -> int:
         show_json([_plain(each) for each in done])
         return FINE
     for each in done:
-        told = f"observer {each.id}, version {each.version}, was told of {counted(each.notified, 'change')}"
+        told = f"observer {each.id}, version {each.version}, was notified of {counted(each.notified, 'change')}"
         print(f"{told}; looked at {counted(each.rows, 'row')} of {each.table}")
-    print("all observers have been told of what was there; they run when a program that has them opens the store")
+    print("all observers have been notified of existing data; they run when a program that has them opens the store")
     return FINE
 
 
@@ -50,7 +53,7 @@ def _state(found: perco.BackfillProgress) -> str:
 
 
 def _plain(found: perco.BackfillProgress) -> dict[str, Any]:
-    """`rows`, `notified`: None where nobody knows any more."""
+    """A backfill as plain data; `rows`, `notified`: None if they are no longer known."""
     known = not found.done or found.rows
     return {
         "observer": found.id,
@@ -74,7 +77,7 @@ def _show(found: list[perco.BackfillProgress]) -> None:
         )
         for each in found
     ]
-    head = ("observer", "version", "table", "told of all", "rows so far", "changes so far")
+    head = ("observer", "version", "table", "notified of all", "rows so far", "changes so far")
     show_table(head, lines, numbers=["version", "rows so far", "changes so far"])
 
 
@@ -88,7 +91,7 @@ def _progress() -> Iterator[Callable[[perco.BackfillProgress], None]]:
         task = bar.add_task("backfill", total=None)
 
         def tell(so_far: perco.BackfillProgress) -> None:
-            text = f"backfill of {so_far.id}: {so_far.rows} rows of {so_far.table}, {so_far.notified} changes told"
+            text = f"backfill of {so_far.id}: {so_far.rows} rows of {so_far.table}, {so_far.notified} changes notified"
             bar.update(task, description=text)
 
         yield tell

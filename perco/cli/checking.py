@@ -1,7 +1,7 @@
 """`perco check`: verify the stored data, repair it, and accept it after a loss (S2).
 
-A folder is checked in a process of its own (`containing.py`): a damaged file may end the process that reads it, and
-must not hide the others. Of a served store, given by its address, a client checks the cells; it has no files.
+A folder is checked in a process of its own (`containing.py`): a damaged file may kill the process that reads it, and
+must not hide the others. A served store, given by its address, is checked by a client: its cells, but not its files.
 """
 
 from __future__ import annotations
@@ -20,30 +20,32 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress as Bar, TextColumn
 
 import perco
+from perco.check.check import CheckResult, Progress, check
+from perco.check.examine import Finding
+from perco.check.repair import RepairResult, repair, repair_elsewhere
+from perco.check.system import Groups
 from perco.cli.containing import Watch, contained
 from perco.cli.screen import FINE, FOUND, complain, counted, must_be_folder, perform, show_json
+from perco.database.database import Database
+from perco.database.inside import inside, local_owner
 from perco.errors import Corruption, PercoError, SessionEnded, StoreError, TooLarge, Unavailable, UsageError
 from perco.rpc import addresses
-from perco.serve.database import RemoteDatabase
+from perco.schema.catalogue import SYSTEM_TABLE
+from perco.serve.client import is_client, remote_owner
 from perco.serve.messages import FolderIs
 from perco.serve.opening import joining, offline
 from perco.storage import PROTOCOL_GROUPS, Folder, LmdbTablet
 from perco.storage.damaged import DamagedTablet, verify
 from perco.storage.folder import accept, unsynced
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.check import CheckResult, Progress, check
-from perco.txn.examine import Finding
-from perco.txn.local import RESTORE
-from perco.txn.repair import RepairResult, repair, repair_elsewhere
-from perco.txn.system import Groups
+from perco.tablets.local import RESTORE
 
 _NOTES_SHOWN = 10
-_RESTORE = f"{RESTORE}; the other tablets can be read there as of then"
+_RESTORE = f"{RESTORE}; the other tablets can be read in the copy, as of its time"
 
 
 def check_contained(store: str, *, json: bool, accepting: bool, repairing: bool) -> NoReturn:
-    """Run `check_store` in a process of its own, again without each tablet that ended it; then end the command. A
-    served store is checked in this process."""
+    """Run `check_store` in a child process, and again without each tablet that killed one; then exit. A served store is
+    checked in this process."""
     if addresses.is_address(store):
         perform(check_served, store, json=json, accepting=accepting, repairing=repairing)
 
@@ -54,7 +56,7 @@ def check_contained(store: str, *, json: bool, accepting: bool, repairing: bool)
 
 
 async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, repairing: bool) -> int:
-    """Findings and counts; with `repairing`, after what can be repaired has been; with `accepting`, and no errors, a
+    """Print findings and counts; with `repairing`, what is left after the repair. With `accepting`, and no errors, a
     store that needed a check can be opened again."""
     await _verify(store, watch)
     await _set_missing_aside(store, watch)
@@ -68,14 +70,14 @@ async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, 
         opening = perco.open(store, readonly=True)
         opening.damaged = watch.damaged
         async with opening as db:
-            path = must_be_folder(db.local.path, "perco check")
+            path = must_be_folder(inside(db).place.path, "perco check")
             marked = unsynced(path)
             if not repairing or (accepting and marked):
                 _watched(db, watch)
                 with _progress(watch.terminal, _total(db), watch.step) as tell:
                     result = await check(
-                        db.driver.store,
-                        ts=await db.oracle.draw(),
+                        inside(db).driver.store,
+                        ts=await inside(db).oracle.draw(),
                         alive=_alive(db),
                         progress=tell,
                         told=[(each.table, each.start) for each in _damaged(db)],
@@ -89,7 +91,9 @@ async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, 
         async with offline(store, accept_loss=accepting) as db:
             _watched(db, watch)
             with _progress(watch.terminal, _total(db), watch.step) as tell:
-                done = await repair(db.driver, db.local.store, ts=db.oracle.last, progress=tell)
+                done = await repair(
+                    inside(db).driver, local_owner(db).local.store, ts=inside(db).oracle.last, progress=tell
+                )
         repaired, settled, result = done.repaired, done.settled, done.after
     result = replace(result, findings=(*starmap(_of_tablet, watch.damaged.items()), *result.findings))
     accepted = accepting and bool(marked) and not result.errors
@@ -105,21 +109,21 @@ async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, 
 
 
 async def check_served(store: str, *, json: bool, accepting: bool, repairing: bool) -> int:
-    """The same of a store that somebody serves: its cells, read and repaired through the server."""
+    """Check, and repair, the cells of a served store through its server."""
     if accepting:
         raise UsageError(
             "--accept is for a folder that refuses to open after a restart, and a served store is open: there is "
             "nothing to accept"
         )
     async with joining(store) if repairing else perco.open(store, readonly=True) as db:
-        assert isinstance(db, RemoteDatabase)
-        folder = await db.folder()
+        assert is_client(db)
+        folder = await remote_owner(db).folder()
         try:
             done = await _over_the_wire(db, folder, repairing=repairing)
         except (SessionEnded, Unavailable) as error:
             raise StoreError(
                 f"the check was cut short: {_reason(error)}. The rest of the store was not read: run the check again"
-                + (" (what it has repaired stays so)" if repairing else "")
+                + (" (its repairs so far are kept)" if repairing else "")
             ) from error
         except TooLarge as error:
             raise StoreError(
@@ -137,16 +141,16 @@ async def check_served(store: str, *, json: bool, accepting: bool, repairing: bo
     return FINE if done.after.clean else FOUND
 
 
-async def _over_the_wire(db: RemoteDatabase, folder: FolderIs, *, repairing: bool) -> RepairResult:
-    store, ts = db.local.store, await db.oracle.newest()
+async def _over_the_wire(db: Database, folder: FolderIs, *, repairing: bool) -> RepairResult:
+    store, ts = remote_owner(db).store, await inside(db).oracle.newest()
 
     async def groups() -> list[Groups]:
-        return [(file.table, file.start, file.groups) for file in (await db.folder()).files]
+        return [(file.table, file.start, file.groups) for file in (await remote_owner(db).folder()).files]
 
     total = sum(sum(file.entries.values()) for file in folder.files if file.table != SYSTEM_TABLE)
     with _progress(sys.stderr if sys.stderr.isatty() else None, total, lambda: None) as tell:
         if repairing:
-            return await repair_elsewhere(db.driver, store, ts=ts, progress=tell, groups=groups)
+            return await repair_elsewhere(inside(db).driver, store, ts=ts, progress=tell, groups=groups)
         return RepairResult((), 0, await check(store, ts=ts, progress=tell, groups=groups))
 
 
@@ -200,7 +204,7 @@ async def _verify(store: str, watch: Watch) -> None:
 
 
 async def _set_missing_aside(store: str, watch: Watch) -> None:
-    """Tablets that are not there do not hide the others either."""
+    """Set tablets that are missing aside, so that they do not hide the others."""
     while True:
         opening = perco.open(store, readonly=True)
         opening.damaged = watch.damaged
@@ -218,14 +222,14 @@ async def _set_missing_aside(store: str, watch: Watch) -> None:
 
 def _watched(db: perco.Database, watch: Watch) -> None:
     """Make every tablet announce that it is about to be read."""
-    for tablet in db.local.store.tablets():
+    for tablet in inside(db).place.store.tablets_here():
         if isinstance(tablet, LmdbTablet):
             for name in ("read", "scan", "submit", "entries", "groups"):
                 setattr(tablet, name, _telling(watch, tablet.engine.path, getattr(tablet, name)))
 
 
 def _damaged(db: perco.Database) -> list[DamagedTablet]:
-    return [tablet for tablet in db.local.store.tablets() if isinstance(tablet, DamagedTablet)]
+    return [tablet for tablet in inside(db).place.store.tablets_here() if isinstance(tablet, DamagedTablet)]
 
 
 def _telling(watch: Watch, path: Path, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -242,14 +246,14 @@ def _of_tablet(path: Path, error: Corruption) -> Finding:
 
 def _unread(error: Corruption) -> CheckResult:
     """The report if not even the catalogue can be read."""
-    what = f"{error.where}: {error.what}; of the tablets only the pages were checked, not their cells"
+    what = f"{error.where}: {error.what}; only the pages were checked, not the cells of the tablets"
     finding = Finding("error", "N10", "catalogue", what, advice=_RESTORE)
     return CheckResult(ts=0, findings=(finding,))
 
 
 def _alive(db: perco.Database) -> Callable[[int], bool]:
     """L1: without an owner all clients are gone. A new owner finds the locks dead as well, and settles them."""
-    return lambda start_ts: db.local.owner_alive
+    return lambda start_ts: inside(db).place.owner_alive
 
 
 def _curable(result: CheckResult) -> bool:
@@ -294,13 +298,13 @@ def _render(result: CheckResult) -> None:
         print(f"{counted(result.failed, 'change')} on the failed list: perco failed list")
     if result.waste:
         wait = "waits" if result.waste == 1 else "wait"
-        print(f"{counted(result.waste, 'cell')} that nobody can read any more {wait} for the next vacuum")
+        print(f"{counted(result.waste, 'cell')} that no reader needs any more {wait} for the next vacuum")
     if result.sampled > 1:
-        print(f"of its transactions every {result.sampled}th was compared over all its cells")
+        print(f"every {result.sampled}th transaction was compared over all its cells")
 
 
 def verdict(result: CheckResult) -> str:
-    """In a word, or how many errors and warnings."""
+    """The result in a word, or as the numbers of errors and warnings."""
     return "clean" if result.clean else f"{counted(result.errors, 'error')}, {counted(result.warnings, 'warning')}"
 
 
@@ -316,12 +320,12 @@ def _render_mark(path: Path, result: CheckResult, marked: str, *, accepted: bool
 
 
 def _total(db: perco.Database) -> int:
-    """How many cells there are."""
+    """The number of cells to check."""
     return sum(
         tablet.entries(group)
-        for tablet in db.local.store.tablets()
+        for tablet in inside(db).place.store.tablets_here()
         if tablet.table != SYSTEM_TABLE
-        for group in (*PROTOCOL_GROUPS, *db.catalogue.groups(tablet.table))
+        for group in (*PROTOCOL_GROUPS, *inside(db).catalogue.groups(tablet.table))
     )
 
 

@@ -1,4 +1,4 @@
-"""`perco compact`: give unused space of files back."""
+"""`perco compact`: give the unused space of a store's files back to the disk."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ import perco
 from perco.cli.reading import table_named
 from perco.cli.screen import FINE, show_json, size
 from perco.cli.values import shown
-from perco.txn.catalogue import schema_of
+from perco.database.inside import inside, local_owner
+from perco.schema.catalogue import schema_of
 
 _KEY_WIDTH = 24
 _LOOK_S = 0.1
 
 
 async def compact(store: str, table: str | None, *, json: bool) -> int:
-    """Compact in the process that has the store open; else here."""
+    """Compact in the process that has the store open, or here if none has."""
     async with perco.open(store, readonly=True) as db:
-        schema = schema_of(db.catalogue)
-        names = list(db.catalogue.tables) if table is None else [table_named(db, table).name]
+        schema = schema_of(inside(db).catalogue)
+        names = list(inside(db).catalogue.tables) if table is None else [table_named(db, table).name]
     done: list[perco.Compacted] = []
     async with perco.open(store, schema) as db:
         for name in names:
@@ -56,7 +57,7 @@ def _told(table: perco.Table[object], done: perco.Compacted) -> str:
 @asynccontextmanager
 async def _progress(db: perco.Database) -> AsyncIterator[None]:
     """A progress bar on a terminal, if this process compacts."""
-    if db.local.path is None or not sys.stderr.isatty():
+    if inside(db).place.path is None or not sys.stderr.isatty():
         yield
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total} cells"))
@@ -65,7 +66,7 @@ async def _progress(db: perco.Database) -> AsyncIterator[None]:
 
         async def watch() -> None:
             while True:
-                if (copied := db.compacting.progress()) is not None:
+                if (copied := local_owner(db).compacting.progress()) is not None:
                     table, cells, total = copied
                     bar.update(task, description=f"compacting {table}", completed=cells, total=total)
                 await trio.sleep(_LOOK_S)

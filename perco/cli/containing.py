@@ -1,9 +1,9 @@
-"""Runs a command's work in a process of its own, because a damaged file may end the process that reads it.
+"""Runs a command's work in a process of its own, because a damaged file may kill the process that reads it.
 
-LMDB trusts its files. An impossible page ends the process that reads it: by an assertion of LMDB's (SIGABRT), or by a
-read outside of the file (SIGBUS, SIGSEGV). So the child writes into shared memory which tablet it is about to touch,
-and counts its steps there. If it dies, or stops counting, the command sets that tablet aside and starts another child
-without it. A tablet ends at most one child, which bounds the number of children.
+LMDB trusts its files. An impossible page kills the process that reads it: by an assertion of LMDB (SIGABRT), or by a
+read outside the file (SIGBUS, SIGSEGV). So the child writes into shared memory which tablet it is about to touch, and
+counts its steps there. If it dies, or stops counting, the command sets that tablet aside and starts another child
+without it. A tablet kills at most one child, which bounds the number of children.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Watch:
         self._path = b""
 
     def at(self, path: Path | None) -> None:
-        """The child is about to read the tablet in this folder; None: nothing that could end the process."""
+        """Record that the child is about to read the tablet in this folder; None: nothing that could kill it."""
         self._path = b"" if path is None else os.fsencode(path)[: _SHARED_BYTES - _HEAD.size]
         self._shared[_HEAD.size : _HEAD.size + len(self._path)] = self._path
         self.step()
 
     def step(self) -> None:
-        """The child has made a step."""
+        """Count a step of the child."""
         self._steps += 1
         _HEAD.pack_into(self._shared, 0, self._steps, len(self._path))
 
@@ -123,7 +123,7 @@ class _Child:
 
     def __init__(self, act: Callable[[Watch], object], watch: Watch, out: IO[bytes], err: IO[bytes]) -> None:
         self._watch = watch
-        self._ended, ends = os.pipe()  # read to its end when the child is gone
+        self._ended, ends = os.pipe()  # reaches its end when the child is gone
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -147,7 +147,7 @@ class _Child:
             os._exit(code)
 
     def wait(self, silence_s: float) -> int:
-        """Its exit code, or minus the signal that ended it."""
+        """Wait for the child; returns its exit code, or minus the signal that killed it."""
         with _handing_on(self._pid):
             steps, _ = self._watch.seen()
             while not select.select([self._ended], [], [], silence_s)[0]:

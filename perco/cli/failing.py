@@ -1,4 +1,4 @@
-"""`perco failed`: changes that were given up after too many failures of their observer."""
+"""`perco failed`: changes whose observer failed too often."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import perco
 from perco.cli.looks import Look, look, retried
 from perco.cli.screen import FINE, FOUND, ago, complain, counted, show_fields, show_json, show_table
 from perco.cli.values import parse_key, shown
+from perco.database.inside import inside
 from perco.errors import UsageError
-from perco.txn.catalogue import schema_of
+from perco.schema.catalogue import schema_of
 
 _ERROR_WIDTH = 60
 _KEY_WIDTH = 40
 
 
 async def show_list(store: str, observer: str | None, limit: int, *, json: bool) -> int:
-    """The list, or the first of it."""
+    """Print the failed list, or its beginning."""
     async with perco.open(store, readonly=True) as db:
         found = await db.failed(observer, limit=limit)
         count = await db.failed_count()
@@ -47,7 +48,7 @@ async def show_list(store: str, observer: str | None, limit: int, *, json: bool)
 
 
 async def show_one(store: str, observer: str, key: str, *, json: bool) -> int:
-    """All that is known of one, its traceback as well."""
+    """Print all about one failed change, with its traceback."""
     async with perco.open(store, readonly=True) as db:
         parsed = _key(db, observer, key)
         found = await db.failed(observer, key=parsed)
@@ -79,7 +80,7 @@ async def show_one(store: str, observer: str, key: str, *, json: bool) -> int:
 
 
 async def replay(store: str, observer: str | None, key: str | None, *, everything: bool, json: bool) -> int:
-    """Let them wait for their observers again."""
+    """Make failed changes wait for their observers again."""
     _chosen(observer, everything=everything)
 
     async def act(db: perco.Database, parsed: Any) -> int:
@@ -89,9 +90,11 @@ async def replay(store: str, observer: str | None, key: str | None, *, everythin
 
 
 async def drop(store: str, observer: str, key: str | None, *, everything: bool, json: bool) -> int:
-    """Take them for acknowledged."""
+    """Acknowledge failed changes without a run."""
     if key is None and not everything:
-        raise UsageError("what is dropped is never run: name the row's KEY, or say --all for all of the observer's")
+        raise UsageError(
+            "no observer runs for a dropped change: name the row's KEY, or say --all for all of OBSERVER's"
+        )
 
     async def act(db: perco.Database, parsed: Any) -> int:
         return await db.drop_failed(observer, key=parsed)
@@ -101,7 +104,7 @@ async def drop(store: str, observer: str, key: str | None, *, everything: bool, 
 
 def _chosen(observer: str | None, *, everything: bool) -> None:
     if everything == (observer is not None):
-        raise UsageError("name an OBSERVER, and perhaps a KEY of its table; or say --all")
+        raise UsageError("name an OBSERVER, and optionally a KEY of its table; or say --all")
 
 
 async def _change(
@@ -115,9 +118,9 @@ async def _change(
     json: bool,
 ) -> int:
     async with perco.open(store, readonly=True) as db:
-        schema = schema_of(db.catalogue)
+        schema = schema_of(inside(db).catalogue)
         parsed = None if key is None or observer is None else _key(db, observer, key)
-        await db.failed(observer, limit=1)  # an observer that is not there is told before the store is opened to write
+        await db.failed(observer, limit=1)  # raises for an unknown observer before the store is opened to write
     async with perco.open(store, schema) as db:
         count = await act(db, parsed)
         left = await db.failed_count()
@@ -131,16 +134,16 @@ async def _change(
 
 
 def _key(db: perco.Database, observer: str, key: str) -> Any:
-    entry = db.catalogue.observers.get(observer)
+    entry = inside(db).catalogue.observers.get(observer)
     if entry is None:
-        known = ", ".join(db.catalogue.observers) or "none"
+        known = ", ".join(inside(db).catalogue.observers) or "none"
         raise UsageError(f"there is no observer {observer!r}; the store has: {known}")
     return parse_key(db.schema.tables[entry.table].key, key)
 
 
 def _show_retried(found: Look) -> None:
     if found.failing:
-        print(f"failing, and retried until they are given up: {retried(found)}")
+        print(f"failing, and retried until they move to the failed list: {retried(found)}")
 
 
 def _failing(found: Look) -> dict[str, dict[str, int]]:

@@ -15,14 +15,15 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 import perco
 from perco.cli.screen import FINE, FOUND, ago, complain, counted, show_json, show_table
-from perco.serve.database import RemoteDatabase
-from perco.serve.server import folder_of
+from perco.clock.oracle import newest_note, note_below, published
+from perco.database.inside import inside, local_owner
+from perco.history.vacuum import VACUUM_ROW
+from perco.schema.catalogue import SYSTEM_TABLE, schema_of
+from perco.serve.client import is_client, remote_owner
+from perco.serve.folders import folder_of
 from perco.storage import DATA, WRITE
-from perco.txn.catalogue import SYSTEM_TABLE, schema_of
-from perco.txn.oracle import newest_note, note_below, published
-from perco.txn.vacuum import VACUUM_ROW
 
-_REMOVED = {  # one of it, and several
+_REMOVED = {  # singular and plural
     "versions": ("version", "versions"),
     "acks": ("ack", "acks"),
     "rollbacks": ("rollback marker", "rollback markers"),
@@ -42,8 +43,8 @@ _KINDS = {
 async def vacuum(store: str, *, json: bool) -> int:
     """Remove old versions, as the store's owner or through it."""
     async with perco.open(store, readonly=True) as db:
-        schema = schema_of(db.catalogue)
-    options = perco.Options(vacuum=perco.VacuumOptions(on=False))
+        schema = schema_of(inside(db).catalogue)
+    options = perco.Options(vacuum=perco.options.VacuumOptions(on=False))
     async with perco.open(store, schema, options=options) as db:
         before = await _records(db)
         with _progress(db) as tell:
@@ -71,7 +72,9 @@ async def vacuum(store: str, *, json: bool) -> int:
 
 
 async def _records(db: perco.Database) -> int:
-    folder = await db.folder() if isinstance(db, RemoteDatabase) else folder_of(db)
+    folder = (
+        await remote_owner(db).folder() if is_client(db) else folder_of(local_owner(db).local, inside(db).catalogue)
+    )
     return sum(file.entries[WRITE] for file in folder.files)
 
 
@@ -97,10 +100,10 @@ def _progress(db: perco.Database) -> Iterator[Callable[[perco.VacuumResult], Non
 
 
 async def pins(store: str, drop: str | None, *, json: bool) -> int:
-    """List the pins, or end one."""
+    """List the pins, or drop one."""
     async with perco.open(store, readonly=True) as db:
         found = [_pin(pin, time.time()) for pin in await db.pins()]
-        schema = schema_of(db.catalogue)
+        schema = schema_of(inside(db).catalogue)
     if drop is None:
         if json:
             show_json(found)
@@ -109,12 +112,10 @@ async def pins(store: str, drop: str | None, *, json: bool) -> int:
         else:
             print("no pins")
         return FINE
-    async with perco.open(store, schema, options=perco.Options(vacuum=perco.VacuumOptions(on=False))) as db:
+    async with perco.open(store, schema, options=perco.Options(vacuum=perco.options.VacuumOptions(on=False))) as db:
         dropped = await db.drop_pin(drop)
     if not dropped:
-        complain(
-            f"there is no pin {drop!r} in {store}; those there are: {', '.join(p['name'] for p in found) or 'none'}"
-        )
+        complain(f"there is no pin {drop!r} in {store}; the store has: {', '.join(p['name'] for p in found) or 'none'}")
         return FOUND
     if json:
         show_json({"dropped": dropped})
@@ -129,7 +130,7 @@ def show_pins(pins: list[dict[str, Any]]) -> None:
 
 
 def _left(seconds: float) -> str:
-    return f"{seconds:.0f} s left" if seconds > 0 else "has run out"
+    return f"{seconds:.0f} s left" if seconds > 0 else "has expired"
 
 
 def _pin(pin: perco.Pin, now: float) -> dict[str, Any]:
@@ -146,9 +147,9 @@ def _pin(pin: perco.Pin, now: float) -> dict[str, Any]:
 
 
 async def history_of(db: perco.Database, *, now: float) -> dict[str, Any]:
-    """The watermark, who held it back when the owner looked last, and the pins, as plain data."""
-    _, watermark, cuts = await published(db.driver.store)
-    [[cells]] = await db.driver.store.read([(SYSTEM_TABLE, VACUUM_ROW, [(DATA, 0, 1, 1, 1)])])
+    """The watermark, what held it back when the owner last looked, and the pins, as plain data."""
+    _, watermark, cuts = await published(inside(db).driver.store)
+    [[cells]] = await inside(db).driver.store.read([(SYSTEM_TABLE, VACUUM_ROW, [(DATA, 0, 1, 1, 1)])])
     pins = [_pin(pin, now) for pin in await db.pins()]
     holder = None
     if cells:
@@ -168,15 +169,15 @@ async def history_of(db: perco.Database, *, now: float) -> dict[str, Any]:
 
 
 async def age_of(db: perco.Database, ts: int, now: float) -> float | None:
-    """How long ago a timestamp was given out, to about a second: the first note at or above it was made just after.
-    None: there is none."""
-    note = await newest_note(db.driver.store)
+    """How long ago a timestamp was handed out, to about a second: the first note of the clock at or above it was made
+    just after. None: there is no such note."""
+    note = await newest_note(inside(db).driver.store)
     if not ts or note is None or note[0] < ts:
         return None
     low = ts
     while low < note[0]:
         middle = (low + note[0] - 1) // 2
-        below = await note_below(db.driver.store, middle)
+        below = await note_below(inside(db).driver.store, middle)
         if below is not None and below[0] >= ts:
             note = below
         else:
@@ -185,7 +186,7 @@ async def age_of(db: perco.Database, ts: int, now: float) -> float | None:
 
 
 def watermark_line(found: dict[str, Any], *, alive: bool = True) -> str:
-    """The watermark and who holds it back, for people; `alive`: whether there is an owner to look at that."""
+    """The watermark and what holds it back, for people; `alive`: whether an owner keeps this up to date."""
     if not found["ts"]:
         return "its beginning"
     age = "" if found["age_s"] is None else f", {ago(found['age_s'])}"

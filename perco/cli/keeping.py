@@ -1,4 +1,4 @@
-"""Processes that are started again when they die, and end with the one that keeps them."""
+"""Processes that are started again when they die, and end with the process that keeps them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from perco.cli.screen import FINE, complain
 from perco.serve.children import Command
 
 _AGAIN_MAX_S: Final = 30.0
-_LIVED_S: Final = 60.0  # one that lived for so long begins with the short pause again
-_REFUSED: Final = 2  # it said why, and will say so again
+_LIVED_S: Final = 60.0  # a process that lived this long is started again after the short pause
+_REFUSED: Final = 2  # exit code of a command that cannot begin, and has said why
 
 
 async def keep(
@@ -26,15 +26,15 @@ async def keep(
     ready: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Run commands until all have ended by themselves, or SIGTERM or SIGINT comes, which is handed on to them; at the
-    second they are killed. Returns the worst exit code.
+    """Run commands until all have ended by themselves, or until SIGTERM or SIGINT, which terminates them; a second
+    signal kills them. Returns the worst exit code.
 
     Args:
-        what: they are, for people.
-        done: exit codes of one that has ended by itself.
-        ready: a variable of the environment, which tells each a descriptor to write to when it has begun its work: once
-            one has, its end is never final. One that says at its beginning that it cannot begin is not tried again.
-        again_s: before one that died is started again; longer each time that it dies soon.
+        what: the name of what they run, for people.
+        done: exit codes of a command that has ended by itself.
+        ready: an environment variable that tells each command a descriptor to write to when it has begun its work. If
+            a command exits with 2 before that, it cannot begin, and all stop; after that, it is started again.
+        again_s: the pause before a command that died is started again; it doubles each time that the command dies soon.
     """
     worst = FINE
     stopping = False
@@ -91,7 +91,7 @@ async def keep(
 
 
 def _begin(command: Sequence[str], environment: Mapping[str, str], ready: str) -> tuple[Command, int]:
-    """Start a command; returns it, and the end of a pipe, for `_has_begun`."""
+    """Start a command; returns it, and the read end of a pipe for `_has_begun`."""
     told, tells = os.pipe()
     given = {**environment, **({ready: str(tells)} if ready else {})}
     process = Command(command, environment=given, pass_fds=[tells] if ready else [])
@@ -104,7 +104,7 @@ def _has_begun(told: int) -> bool:
     os.set_blocking(told, False)
     try:
         return bool(os.read(told, 1))
-    except BlockingIOError:  # a child of the command still has the other end, and nobody wrote to it
+    except BlockingIOError:  # a child of the command still has the other end open, and nothing was written
         return False
     finally:
         os.close(told)

@@ -12,37 +12,38 @@ import trio
 
 import perco
 from perco.cli.screen import counted
+from perco.database.inside import inside
 from perco.errors import StoreError
-from perco.serve.database import RemoteDatabase
+from perco.protocol.records import Cellref, column_of, observer_of, unpack_cause
+from perco.schema import catalogue as catalogues
+from perco.schema.catalogue import Catalogue
+from perco.serve.client import is_client, remote_owner
 from perco.serve.opening import visiting
 from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, TRACE, TS_MAX, WRITE, ScanCell, ScanQuery, ScanRequest
-from perco.txn import catalogue as catalogues
-from perco.txn.catalogue import Catalogue
-from perco.txn.records import Cellref, column_of, observer_of, unpack_cause
 
 _CELLS = 1 << 12  # of a row, in a page
-_ASKED_S: Final = 3.0  # how long an owner is waited for whose loop may be held
+_ASKED_S: Final = 3.0  # how long to wait for an answer of the owner, whose loop may be held
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
     """What waits: changes for each observer, by id, and locks that will notify one.
 
-    `marks`: write records, traces and failed changes of each tablet. A notification begins only with a write record,
-    the trace of a transaction that only signals (N5), or a failed change that is replayed (N6), wherever that stands:
-    of two looks that find nothing and the same marks, nothing stood in between.
+    `marks`: the numbers of write records, traces and failed changes of each tablet. A notification begins only with a
+    write record, the trace of a transaction that only signals (N5), or a failed change that is replayed (N6), in
+    whichever tablet. So if two looks find nothing and the same marks, nothing waited in between.
     """
 
     version: int
     marks: tuple[int, ...]
     waiting: dict[str, int] = field(default_factory=dict)
     locks: int = 0
-    paused: frozenset[str] = frozenset()  # observers that nobody runs
-    untold: tuple[str, ...] = ()  # observers that have not been told yet of all that was there before (N10)
+    paused: frozenset[str] = frozenset()  # observers that are paused
+    untold: tuple[str, ...] = ()  # observers that have not been notified of all older data yet (N10)
     damaged: tuple[str, ...] = ()  # locks of observed cells, and notify cells, that cannot be read
     failing: dict[str, tuple[int, int]] = field(
         default_factory=dict
-    )  # of what waits, by id: changes, most attempts (N6)
+    )  # failing changes among those that wait, by id: their number, most attempts (N6)
 
     @property
     def changes(self) -> int:
@@ -62,12 +63,12 @@ class Look:
 
 async def look(db: perco.Database, until_ts: int | None = None) -> Look:
     """Look at every observed table; `until_ts`: only for what was caused at or before it."""
-    catalogue = await catalogues.load(db.driver.store)
-    if catalogue.version != db.catalogue.version:
-        await db.local.adapt(catalogue)
-        db.catalogue = catalogue
-    observed = {entry.table for entry in catalogue.observers.values()} & set(db.local.store.tables())
-    tablets = [tablet for tablet in db.local.store.tablets() if tablet.table in catalogue.tables]
+    catalogue = await catalogues.load(inside(db).driver.store)
+    if catalogue.version != inside(db).catalogue.version:
+        await inside(db).place.adapt(catalogue)
+        inside(db).known.catalogue = catalogue
+    observed = {entry.table for entry in catalogue.observers.values()} & set(inside(db).place.store.tables())
+    tablets = [tablet for tablet in inside(db).place.store.tablets_here() if tablet.table in catalogue.tables]
     marks = tuple(tablet.entries(group) for tablet in tablets for group in (WRITE, TRACE, FAILED_LIST))
     names = {entry.number: id for id, entry in catalogue.observers.items()}
     counts: Counter[str] = Counter(dict.fromkeys(catalogue.observers, 0))
@@ -77,21 +78,21 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
     for table in sorted(observed):
         entries = [entry for entry in catalogue.observers.values() if entry.table == table]
         columns = {column_of(catalogue.tables[table].columns[entry.column].number) for entry in entries}
-        for group in (LOCK, PENDING):  # then what becomes of them
+        for group in (LOCK, PENDING):  # before the notify cells that they turn into
             async for row, (column, ts, value) in _cells(db, table, group):
                 if column not in columns:
                     continue
                 try:
-                    lock = db.driver.lock_at(Cellref(table, row, column), ts, value)
-                except perco.Corruption as error:
+                    lock = inside(db).driver.lock_at(Cellref(table, row, column), ts, value)
+                except perco.errors.Corruption as error:
                     damaged[error.where] = None
                     continue
                 locks += bool(lock.observers) and (until_ts is None or (lock.root or ts) <= until_ts)
         async for row, (column, _, value) in _cells(db, table, NOTIFY):
             try:
                 root, _, _, attempts = unpack_cause(value)
-            except perco.Corruption as error:
-                damaged[db.driver.at(Cellref(table, row, column), error).where] = None
+            except perco.errors.Corruption as error:
+                damaged[inside(db).driver.at(Cellref(table, row, column), error).where] = None
                 continue
             if until_ts is None or root <= until_ts:
                 number = observer_of(column)
@@ -113,13 +114,13 @@ def retried(found: Look) -> str:
 
 
 async def connected(store: str, db: perco.Database) -> tuple[int, int] | None:
-    """How many other clients a store's owner has, and how many processes run observers; None: nobody tells."""
-    if not db.local.owner_alive:
+    """How many other clients a store's owner has, and how many processes run observers; None: no owner answers."""
+    if not inside(db).place.owner_alive:
         return None
     with trio.move_on_after(_ASKED_S), suppress(StoreError):
         async with visiting(store) as asking:
-            folder = await asking.folder()
-        others = folder.clients - isinstance(db, RemoteDatabase)
+            folder = await remote_owner(asking).folder()
+        others = folder.clients - is_client(db)
         return others, folder.workers
     return None
 
@@ -127,9 +128,11 @@ async def connected(store: str, db: perco.Database) -> tuple[int, int] | None:
 async def _cells(db: perco.Database, table: str, group: str) -> AsyncIterator[tuple[bytes, ScanCell]]:
     start: bytes | None = b""
     while start is not None:
-        page = await db.driver.store.scan(ScanRequest(table, start, None, (ScanQuery(group, None, 0, TS_MAX, _CELLS),)))
+        page = await inside(db).driver.store.scan(
+            ScanRequest(table, start, None, (ScanQuery(group, None, 0, TS_MAX, _CELLS),))
+        )
         for row, [cells] in page.rows:
-            for cell in cells if len(cells) < _CELLS else await db.row_cells(table, row, group, cells):
+            for cell in cells if len(cells) < _CELLS else await inside(db).waiting.row_cells(table, row, group, cells):
                 yield row, cell
         start = page.next
 

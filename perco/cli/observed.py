@@ -1,4 +1,4 @@
-"""The commands that are about observers: `failed`, `pause`, `resume`, `observers`, `trace`."""
+"""The commands about observers: `failed`, `pause`, `resume`, `observers`, `trace`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 All = Annotated[bool, typer.Option("--all", help="All of them.")]
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-failed = typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
+failed: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None, context_settings=_SETTINGS)
 
 
 @failed.callback()
@@ -112,7 +112,7 @@ def _drop(
 def pause(store: Store, observer: Observer, json: Json = False) -> None:
     """Stop an observer until it is resumed.
 
-    The store records it, so no program runs the observer, now or later. Its changes keep waiting.
+    The store records the pause, so no program runs the observer. Its changes keep waiting.
 
     \b
     Example:
@@ -124,7 +124,7 @@ def pause(store: Store, observer: Observer, json: Json = False) -> None:
 def resume(store: Store, observer: Observer, json: Json = False) -> None:
     """Let a paused observer run again.
 
-    It runs for the changes that have waited, in a program that has it.
+    It runs for the changes that have waited, in a program that declares it.
 
     \b
     Example:
@@ -136,9 +136,6 @@ def resume(store: Store, observer: Observer, json: Json = False) -> None:
 def observers(
     store: Store,
     draw: Annotated[bool, typer.Option("--graph", help="Draw the pipeline as a tree.")] = False,
-    svg: Annotated[
-        str | None, typer.Option("--svg", metavar="FILE", help="Draw it as a picture; - for standard output.")
-    ] = None,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="Draw it as a flowchart in Mermaid's language.")] = False,
     json: Json = False,
 ) -> None:
@@ -151,9 +148,9 @@ def observers(
     Examples:
       perco observers web/
       perco observers web/ --graph
-      perco observers web/ --svg pipeline.svg
+      perco observers web/ --mermaid > pipeline.mmd
     """
-    perform(observing.observers, store, draw=draw, svg=svg, mermaid=mermaid, json=json)
+    perform(observing.observers, store, draw=draw, mermaid=mermaid, json=json)
 
 
 def trace(
@@ -164,10 +161,10 @@ def trace(
 ) -> None:
     """Show what a row's values came from, and what followed.
 
-    A tree: at its root the transaction from outside that began it, below each transaction the cells that it wrote, if
-    they have not been written since, and the observers' runs that followed. If a transaction has many cells or runs, it
-    shows some, those of the row first; --json has all. It reads all write records of the store once. Exits with 1 if
-    the row was never written.
+    Prints a tree. Its root is the transaction from outside that began it. Below each transaction are the cells that it
+    wrote, unless they have been written since, and the observer runs that followed. If a transaction has many cells or
+    runs, only some are shown, those of the row first; --json has all. Reads all write records of the store once. Exits
+    with 1 if the row was never written.
 
     \b
     Example:
@@ -177,7 +174,7 @@ def trace(
 
 
 def register(app: typer.Typer) -> None:
-    """Add them to the commands."""
+    """Add these commands to the app."""
     app.add_typer(failed, name="failed", short_help="Changes whose observer failed too often.")
     app.command()(observers)
     app.command()(trace)

@@ -1,24 +1,22 @@
-"""`perco observers`, `perco pause`, `perco resume`: what observes what, and what it writes."""
+"""`perco observers`, `perco pause`, `perco resume`: show which columns observers read and write, and pause them."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-
-import trio
 
 import perco
 from perco.cli import graph
 from perco.cli.looks import look
 from perco.cli.screen import FINE, show_json, show_table
+from perco.database.inside import inside
 from perco.errors import UsageError
-from perco.txn.catalogue import schema_of
+from perco.schema.catalogue import schema_of
 
 
-async def observers(store: str, *, draw: bool, svg: str | None, mermaid: bool, json: bool) -> int:
-    """A table, or the pipeline as a drawing."""
-    if draw + mermaid + json + (svg is not None) > 1:
-        raise UsageError("choose one of --graph, --mermaid, --svg and --json")
+async def observers(store: str, *, draw: bool, mermaid: bool, json: bool) -> int:
+    """Print the observers as a table, or the pipeline as a drawing."""
+    if draw + mermaid + json > 1:
+        raise UsageError("choose one of --graph, --mermaid and --json")
     async with perco.open(store, readonly=True) as db:
         found = await db.observers()
         waiting = (await look(db)).waiting
@@ -28,16 +26,6 @@ async def observers(store: str, *, draw: bool, svg: str | None, mermaid: bool, j
         print("no observers are registered")
     elif mermaid:
         print(graph.mermaid(found))
-    elif svg is not None:
-        picture = graph.svg(found)
-        if svg == "-":
-            print(picture)
-        else:
-            try:
-                await trio.Path(svg).write_text(picture)
-            except OSError as error:
-                raise UsageError(f"{svg} cannot be written: {error.strerror}") from None
-            print(f"wrote {svg}", file=sys.stderr)
     elif draw:
         graph.show(found)
     else:
@@ -60,8 +48,8 @@ async def observers(store: str, *, draw: bool, svg: str | None, mermaid: bool, j
 async def pause(store: str, id: str, *, paused: bool, json: bool) -> int:
     """Pause an observer, or resume it."""
     async with perco.open(store, readonly=True) as db:
-        schema = schema_of(db.catalogue)
-        db.catalogue.with_paused(id, paused)  # what is not there is told before the store is opened to write
+        schema = schema_of(inside(db).catalogue)
+        inside(db).catalogue.with_paused(id, paused)  # raises for an unknown id before the store is opened to write
         before = id in await db.paused()
     async with perco.open(store, schema) as db:
         await (db.pause(id) if paused else db.resume(id))

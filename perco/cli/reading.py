@@ -1,4 +1,4 @@
-"""`perco get` and `perco scan`: reading a store, beside its owner if it has one."""
+"""`perco get` and `perco scan`: read a store, alongside its owner if it has one."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from typing import Any
 import perco
 from perco.cli.screen import FINE, FOUND, Columns, complain, show_json, show_table
 from perco.cli.values import parse_key, parse_moment, parse_prefix, shown
+from perco.database.inside import inside
 from perco.errors import UsageError
+from perco.protocol.records import DELETE, PUT_DATA, unpack_record
+from perco.schema.codecs import decoded
 from perco.storage import WRITE
-from perco.txn.codecs import decoded
-from perco.txn.records import DELETE, PUT_DATA, unpack_record
 
 _CELL_WIDTH = 60
 _KEY_WIDTH = 2000  # keys are shorter: they are shown whole, in one line
-_BLOCK_ROWS = 100  # rows of a scan that decide about the widths of its columns
+_BLOCK_ROWS = 100  # rows of a scan that are printed at a time; the first ones decide the widths of its columns
 _VERSIONS_PER_READ = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class When:
-    """Which moment to read: the newest that can be seen, a timestamp, or a wall time."""
+    """The moment to read: the newest that can be seen, a timestamp, or a wall time."""
 
     ts: int | None = None
     at: str | None = None
@@ -51,7 +52,7 @@ def table_named(db: perco.Database, name: str) -> perco.Table[Any]:
 
 
 def column_named(table: perco.Table[Any], name: str) -> perco.Column[Any, Any]:
-    """Likewise a column."""
+    """A column of the table. Raises: UsageError with the names that there are."""
     found = table.columns.get(name)
     if name in table.signals:
         raise UsageError(f"{table.name}.{name} is a signal: it has no value; raise it with: perco signal")
@@ -64,9 +65,9 @@ def column_named(table: perco.Table[Any], name: str) -> perco.Column[Any, Any]:
 
 
 async def get(store: str, table: str, key: str, column: str | None, when: When, *, json: bool, raw: bool) -> int:
-    """One cell, or all cells of a row."""
+    """Print one cell, or all cells of a row."""
     if raw and (column is None or json):
-        raise UsageError("--raw gives the bytes of one column: name it, and leave --json away")
+        raise UsageError("--raw prints the bytes of one column: name the column, and leave out --json")
     async with snapshot(store, when) as (db, snap):
         chosen = table_named(db, table)
         columns = [column_named(chosen, column)] if column is not None else list(chosen.columns.values())
@@ -89,7 +90,7 @@ async def get(store: str, table: str, key: str, column: str | None, when: When, 
 
 
 async def versions(store: str, table: str, key: str, column: str | None, when: When, *, json: bool) -> int:
-    """Every version of a cell, newest first, or of all cells of a row."""
+    """Print every version of a cell, or of all cells of a row, newest first."""
     async with snapshot(store, when) as (db, snap):
         chosen = table_named(db, table)
         columns = [column_named(chosen, column)] if column is not None else list(chosen.columns.values())
@@ -116,31 +117,33 @@ async def _versions(
     db: perco.Database, snap: perco.Snapshot, column: perco.Column[Any, Any], key: Any
 ) -> list[tuple[int, bool, Any]]:
     """(commit_ts, deleted, value) up to the snapshot, newest first."""
-    bound, row = db.bind(column), column.table.row(key)
+    bound, row = inside(db).known.bind(column), column.table.row(key)
     newest = await snap.row(column.table, key, [column])
     out: list[tuple[int, bool, Any]] = []
     high = snap.start_ts
     while True:
         query = (WRITE, bound.column, 0, high, _VERSIONS_PER_READ)
-        [[cells]] = await db.driver.store.read([(bound.table, row, [query])])
+        [[cells]] = await inside(db).driver.store.read([(bound.table, row, [query])])
         for ts, value in cells:
             kind, start_ts, body = unpack_record(value)
             if kind == PUT_DATA:
                 data = (body.decode(), bound.column, start_ts, start_ts, 1)
                 record = (WRITE, bound.column, ts, ts, 1)
-                [[still, found]] = await db.driver.store.read([(bound.table, row, [record, data])])  # in one view
+                [[still, found]] = await inside(db).driver.store.read(
+                    [(bound.table, row, [record, data])]
+                )  # in one view
                 if not still:
-                    continue  # a vacuum has removed it since it was listed, with its value
+                    continue  # the vacuum has removed it, with its value, since it was listed
                 if not found:
                     what = f"the record at {ts} points at missing data"
-                    raise perco.Corruption("", what, (bound.table, key, column.name))
+                    raise perco.errors.Corruption("", what, (bound.table, key, column.name))
                 body = found[0][1]
             out.append((ts, kind == DELETE, None if kind == DELETE else decoded(column.codec, body, column, key)))
         if len(cells) < _VERSIONS_PER_READ:
             break
         high = cells[-1][0] - 1
     committed = newest.commit_ts(column)
-    if committed and (not out or out[0][0] != committed):  # still a lock, though decided
+    if committed and (not out or out[0][0] != committed):  # committed, but not yet rolled forward
         out.insert(0, (committed, column not in newest, newest[column]))
     return out
 
@@ -161,7 +164,7 @@ class Range:
 
 
 async def scan(store: str, table: str, chosen: Range, when: When, *, json: bool) -> int:
-    """Rows in key order: aligned text, or a line of JSON for each."""
+    """Print rows in key order: as text, or a line of JSON for each."""
     async with snapshot(store, when) as (db, snap):
         here = table_named(db, table)
         columns = [column_named(here, name) for name in chosen.columns] or list(here.columns.values())

@@ -1,9 +1,9 @@
-"""Where commands meet the terminal: tables, JSON, errors and exit codes.
+"""The output of commands: tables, JSON, errors and exit codes.
 
     0  fine            1  findings, or not found            2  wrong usage, or the store cannot be used
     130  interrupted
 
-On a terminal tables have coloured heads; elsewhere they are aligned text, and nothing else.
+On a terminal tables have bold heads; elsewhere they are plain aligned text.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ FAILED: Final = 2
 INTERRUPTED: Final = 130
 
 _GAP: Final = 2  # between columns
-_FOLDED: Final = 8  # text is not folded into less
+_FOLDED: Final = 8  # text is not folded to fewer characters
 
-GOES_ON: Final = "interrupted; what was committed is kept, and the same command goes on from there"
+GOES_ON: Final = "interrupted; what was committed is kept, and the same command continues from there"
 
 
 def perform(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
-    """Run a command and end with the exit code that it returns; what it cannot do, in a sentence or two on stderr."""
+    """Run a command and exit with the code that it returns; errors of perco become a sentence or two on stderr."""
     perform_or("interrupted", action, *args, **kwargs)
 
 
 def perform_alone(action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
-    """Likewise, for a command that waits for SIGTERM and Ctrl-C itself."""
+    """As `perform`, for a command that handles SIGTERM and Ctrl-C itself."""
     _perform(None, action, *args, **kwargs)
 
 
 def perform_or(interrupted: str, action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs) -> NoReturn:
-    """Likewise; `interrupted`: what to say after Ctrl-C."""
+    """As `perform`; `interrupted`: what to say after Ctrl-C."""
     _perform(interrupted, action, *args, **kwargs)
 
 
@@ -60,7 +60,7 @@ def _perform(
     interrupted: str | None, action: Callable[P, Awaitable[int]], *args: P.args, **kwargs: P.kwargs
 ) -> NoReturn:
     code = FINE
-    failed: list[BaseException] = []  # without the group of the nursery below
+    failed: list[BaseException] = []  # kept here, because the nursery below would wrap it in a group
 
     async def run() -> None:
         if interrupted is None:
@@ -84,7 +84,7 @@ def _perform(
         try:
             done = await action(*args, **kwargs)
             code = code or done
-        except SystemExit as error:  # rich ends so when the reader of its output is gone
+        except SystemExit as error:  # rich raises it when the reader of its output is gone
             failed.append(error)
         except Exception as error:
             failed.append(_leaf(error))
@@ -99,7 +99,7 @@ def _perform(
         except StoreLocked as error:
             _fail(
                 f"{error.path} is in use by process {error.pid or 'unknown'} ({error.command or 'unknown command'}). "
-                "End it first. Commands that only read or write work meanwhile, through that process."
+                "Stop it first. Commands that only read or write work meanwhile, through that process."
             )
         except PercoError as error:
             _fail(str(error))
@@ -109,20 +109,20 @@ def _perform(
 
 
 def _leaf(error: Exception) -> Exception:
-    """What is in a group, if it is one thing."""
+    """The error in a group, if it is the only one."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 def _near(path: str | Path) -> str:
-    """Relative where that is below this folder."""
+    """The path, relative if it is below the current folder."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
 
 def called() -> str:
-    """How this program was called, for what to try next: `perco` is not on everybody's path."""
+    """The command that starts this program, for messages: `perco` may not be on the user's path."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return f"{_near(sys.executable)} -m perco"
@@ -137,24 +137,24 @@ def _fail(message: str) -> NoReturn:
 
 
 def must_be_folder(path: Path | None, command: str) -> Path:
-    """The store's folder. Raises: UsageError for one that is elsewhere."""
+    """The store's folder. Raises: UsageError if the store has none here."""
     if path is None:
-        raise UsageError(f"{command} reads the files of a store: run it where the folder lies, on the folder")
+        raise UsageError(f"{command} reads the files of a store: run it on the folder, on the host that has it")
     return path
 
 
 def complain(message: str) -> None:
-    """A line on stderr."""
+    """Print a line on stderr."""
     print(f"perco: {message}", file=sys.stderr)
 
 
 def is_new(store: str) -> bool:
-    """Whether opening it makes a store: it is a folder's path, and there is no folder."""
+    """Whether opening the store makes a new one: it is a path, and no folder is there."""
     return not addresses.is_address(store) and store != "memory:" and not Path(store).expanduser().exists()
 
 
 def tell_new(store: str) -> None:
-    """Its path may have been mistyped."""
+    """Say that a store is new: its path may have been mistyped."""
     complain(f"there was nothing at {store}: it is a new store, and empty")
 
 
@@ -163,7 +163,7 @@ def _warn(message: Warning | str, *_: Any) -> None:
 
 
 def show_json(document: Any) -> None:
-    """One line of JSON; bytes as {"hex": ...}."""
+    """Print one line of JSON; bytes as {"hex": ...}."""
     print(json.dumps(plain(document), ensure_ascii=False, separators=(", ", ": ")))
 
 
@@ -175,8 +175,8 @@ def show_table(
     whole: Sequence[str] = (),
     spare: Sequence[str] = (),
 ) -> None:
-    """Rows under heads. The names of columns: `numbers` are aligned to the right; these and what is `whole` are never
-    broken on a terminal; where that is too narrow, what is `spare` is left out, the first first."""
+    """Print rows under heads. The columns in `numbers` are aligned to the right. On a terminal, these and the `whole`
+    columns are never folded; if it is too narrow, the `spare` columns are left out, in their order."""
     lines = [[str(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         Columns(head, numbers=numbers, whole=whole, spare=spare).show(lines)
@@ -188,7 +188,7 @@ def show_table(
 
 
 class Columns:
-    """A table on a terminal that may go on: heads once, then rows as they come, in columns that fit the first ones.
+    """A table on a terminal that may grow: heads once, then rows as they come, in columns that fit the first rows.
 
     Text that is too wide is folded; heads and `whole` cells are not.
     """
@@ -206,7 +206,7 @@ class Columns:
         self._shown: list[tuple[int, int]] = []  # which columns, and how wide
 
     def show(self, lines: Sequence[Sequence[str]]) -> None:
-        """More rows; the first call decides about the columns."""
+        """Print more rows; the first call chooses the columns and their widths."""
         first = not self._shown
         if first:
             self._shown = self._fitting([max(map(cell_len, c)) for c in zip(self._head, *lines, strict=True)])
@@ -239,19 +239,19 @@ class Columns:
 
 
 def show_fields(fields: Sequence[tuple[str, str]]) -> None:
-    """Names and values, one to a line."""
+    """Print names and values, a pair on each line."""
     width = max(len(name) for name, _ in fields)
     for name, value in fields:
         print(f"{name.ljust(width)}  {value}")
 
 
 def counted(count: int, noun: str) -> str:
-    """A number and what it counts, in singular or plural. Numbers are plain digits everywhere, to be copied."""
+    """A number and what it counts, in singular or plural. Numbers are plain digits, so that they can be copied."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def size(count: int) -> str:
-    """Bytes for people."""
+    """A number of bytes, for people."""
     amount, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while amount >= 1024 and len(units) > 1:
         amount, units = amount / 1024, units[1:]

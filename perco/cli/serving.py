@@ -1,4 +1,4 @@
-"""`perco serve`: a store's owner that runs nothing of its own."""
+"""`perco serve`: an owner that serves a store, and runs no observers."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from perco.errors import StoreLocked, UsageError
 from perco.rpc import addresses
 from perco.serve import tablets, tokens
 from perco.serve.children import Mould, die_with
-from perco.serve.database import RemoteDatabase
+from perco.serve.client import is_client
 from perco.serve.door import can_listen
 from perco.serve.opening import SOCKET
-from perco.serve.processes import ProcessOptions
+from perco.serve.placing import ProcessOptions
 from perco.storage import owner
 
-_KEEPER: Final = "PERCO_KEEPER"  # in the environment of an owner: the process that starts it again
+_KEEPER: Final = "PERCO_KEEPER"  # environment variable of an owner: the process that starts it again
 _READY: Final = "PERCO_READY"  # ... and a descriptor to tell it that the store is served
 _AGAIN_S: Final = 0.1
 _START_S: Final = 30.0
 
 
 def is_kept() -> bool:
-    """Whether this process is an owner that another one starts again."""
+    """Whether this process is an owner that another process starts again."""
     return os.environ.get(_KEEPER) == str(os.getppid())
 
 
 def mould() -> Mould | None:
-    """What makes tablet servers; before there is a loop."""
+    """The mould that makes tablet servers; call this before a loop runs."""
     die_with(int(os.environ[_KEEPER]))
     return Mould(tablets.run) if Mould.possible else None
 
@@ -52,24 +52,22 @@ async def serve(
     processes: int,
     mould: Mould | None,
 ) -> int:
-    """Until SIGTERM or SIGINT; then what was asked for is answered."""
+    """Serve a store until SIGTERM or SIGINT; then answer the requests in progress."""
     if addresses.is_address(store) or store == "memory:":
-        raise UsageError(
-            f"perco serve takes the folder of a store, not {store!r}; where it listens is said by --listen"
-        )
+        raise UsageError(f"perco serve takes the folder of a store, not {store!r}; --listen says where it listens")
     wanted = [addresses.parse(text) for text in listen]
     if processes > 1 and not is_kept():
         command = [sys.executable, "-m", "perco", *sys.argv[1:]]
         environment = {**os.environ, _KEEPER: str(os.getpid())}
         return await keep([command], "the store's owner", again_s=_AGAIN_S, ready=_READY, environment=environment)
     if certificate is None and key is not None:
-        raise UsageError("--tls-key goes with --tls-cert")
+        raise UsageError("--tls-key needs --tls-cert")
     tls = (str(certificate), str(key or "")) if certificate is not None else None
-    wire = perco.WireOptions(connections_max=connections)
+    wire = perco.options.WireOptions(connections_max=connections)
     opening = perco.open(store, perco.Schema(), options=perco.Options(durability=durability, wire=wire))
     if processes > 1:
         opening.processes = ProcessOptions(servers=processes, mould=mould)
-    if made := is_new(store):  # an address that cannot be had must not leave an empty store behind
+    if made := is_new(store):  # an address that cannot be bound must not leave an empty store behind
         for address in wanted:
             if address.path is None or not address.path.absolute().is_relative_to(_absolute(store)):
                 await can_listen(address, tls)
@@ -78,7 +76,7 @@ async def serve(
         db = await stack.enter_async_context(opening)
         path = _absolute(store)
         server = opening.server
-        if isinstance(db, RemoteDatabase) or server is None:
+        if is_client(db) or server is None:
             raise StoreLocked(str(path), *owner(path))
         token = tokens.token_of(path)
         at = [f"unix:{path / SOCKET}"]
@@ -92,13 +90,13 @@ async def serve(
             with trio.move_on_after(_START_S) as waiting:
                 await opening.tablet_servers.ready.wait()
             if waiting.cancelled_caught:
-                complain(f"not all tablet servers have come within {_START_S:g} s; they are tried again")
+                complain(f"not all tablet servers have started within {_START_S:g} s; this program keeps trying")
         helped = f", {processes} tablet servers" if processes > 1 else ""
         print(f"serving {store} at {', '.join(at)} (process {os.getpid()}{helped})", flush=True)
         if made:
             tell_new(store)
         if any(address.path is None for address in wanted):
-            print(f"clients on TCP say the token in {path / tokens.TOKEN_FILE}", flush=True)
+            print(f"clients on TCP must present the token in {path / tokens.TOKEN_FILE}", flush=True)
         if is_kept() and (told := os.environ.pop(_READY, "")):
             os.write(int(told), b"1")
             os.close(int(told))
@@ -109,7 +107,8 @@ async def serve(
 
 @contextmanager
 def _asked_to_end() -> Iterator[trio.Event]:
-    """Set at SIGTERM or SIGINT. A second one ends the process at once; where another one keeps it, that decides so."""
+    """An event that SIGTERM or SIGINT sets. A second signal kills this process, or is left to the process that keeps
+    it."""
     asked = trio.Event()
     token = trio.lowlevel.current_trio_token()
 

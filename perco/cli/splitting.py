@@ -1,4 +1,4 @@
-"""`perco split`: a tablet of its own for the rows from a key on."""
+"""`perco split`: split a tablet in two at a key."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import perco
 from perco.cli.reading import table_named
 from perco.cli.screen import FINE, counted, show_json
 from perco.cli.values import parse_key, shown
-from perco.txn.catalogue import schema_of
+from perco.database.inside import inside, local_owner
+from perco.schema.catalogue import schema_of
 
 _KEY_WIDTH = 40
 
 
 async def split(store: str, table: str, key: str | None, *, json: bool) -> int:
-    """In the process that has the store open; else here."""
+    """Split in the process that has the store open, or here if none has."""
     async with perco.open(store, readonly=True) as db:
-        schema = schema_of(db.catalogue)
+        schema = schema_of(inside(db).catalogue)
         parsed = None if key is None else parse_key(table_named(db, table).key, key)
     async with perco.open(store, schema) as db:
         here = table_named(db, table)
         done = await db.split(here, parsed)
-        if db.local.path is not None:
-            await db.splitting.clear()
+        if inside(db).place.path is not None:
+            await local_owner(db).splitting.clear()
     first = here.key.decode(done.row)
     if json:
         told = {"table": table, "tablet": done.tablet, "from": first, "cells": done.cells}

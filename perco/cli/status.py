@@ -12,16 +12,17 @@ from perco.cli.history import age_of, history_of, kept, show_pins, watermark_lin
 from perco.cli.looks import Look, connected, look, observed_by, some
 from perco.cli.screen import FINE, ago, counted, show_fields, show_json, show_table, size
 from perco.cli.values import shown
-from perco.serve.database import RemoteDatabase
+from perco.clock.heartbeat import LEASE_ROW, Lease, read_lease
+from perco.clock.oracle import durable_bound, newest_note
+from perco.database.inside import inside, local_owner
+from perco.schema.catalogue import SYSTEM_TABLE
+from perco.serve.client import is_client, remote_owner
+from perco.serve.folders import folder_of
 from perco.serve.messages import FolderIs
 from perco.serve.opening import visiting
-from perco.serve.server import folder_of
 from perco.serve.tasks import lines
 from perco.storage import DATA, LOCK, NOTIFY, PENDING, SHARED, WRITE
 from perco.storage.folder import FORMAT
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.heartbeat import LEASE_ROW, Lease, read_lease
-from perco.txn.oracle import durable_bound, newest_note
 
 _DURABILITY = {
     "": "power: what was acknowledged survives power loss",
@@ -46,9 +47,9 @@ async def status(store: str, *, json: bool, groups: bool) -> int:
 
 
 async def tablets(store: str, *, json: bool) -> int:
-    """Of whoever has the store open."""
+    """Show which process of an open store has which tablets."""
     async with visiting(store) as db:
-        servers = await db.servers()
+        servers = await remote_owner(db).servers()
     if json:
         show_json([{**each._asdict(), "tablets": [tablet._asdict() for tablet in each.tablets]} for each in servers])
         return FINE
@@ -69,9 +70,9 @@ async def tablets(store: str, *, json: bool) -> int:
 
 
 async def tasks(store: str, *, json: bool) -> int:
-    """Of all processes that have the store open."""
+    """Show the tasks of all processes that have the store open."""
     async with visiting(store) as db:
-        found = await db.tasks()
+        found = await remote_owner(db).tasks()
     if json:
         show_json([{**each._asdict(), "tasks": [task._asdict() for task in each.tasks]} for each in found])
         return FINE
@@ -85,14 +86,16 @@ async def tasks(store: str, *, json: bool) -> int:
 
 
 async def gather(db: perco.Database) -> dict[str, Any]:
-    """All that `status` tells, as plain data."""
-    folder = await db.folder() if isinstance(db, RemoteDatabase) else folder_of(db)
+    """All that `status` shows, as plain data."""
+    folder = (
+        await remote_owner(db).folder() if is_client(db) else folder_of(local_owner(db).local, inside(db).catalogue)
+    )
     now = time.time()
-    alive = db.local.owner_alive
+    alive = inside(db).place.owner_alive
     waiting = await look(db)
-    bound, note = await durable_bound(db.driver.store), await newest_note(db.driver.store)
+    bound, note = await durable_bound(inside(db).driver.store), await newest_note(inside(db).driver.store)
     history = await history_of(db, now=now)
-    catalogue = db.catalogue
+    catalogue = inside(db).catalogue
     return {
         "store": folder.path,
         "format": FORMAT,
@@ -110,7 +113,7 @@ async def gather(db: perco.Database) -> dict[str, Any]:
         "tables": [
             await _table(db, folder, name, history["watermark"]["cuts"].get(name, 0), now)
             for name in catalogue.tables
-            if name in db.local.store.tables()
+            if name in inside(db).place.store.tables()
         ],
         "observers": _observers(db, waiting),
         "waiting": waiting.changes,
@@ -128,7 +131,7 @@ async def gather(db: perco.Database) -> dict[str, Any]:
 
 async def _owner(db: perco.Database, folder: FolderIs, *, alive: bool, now: float) -> dict[str, Any]:
     pid, command = folder.process or None, folder.command
-    [[cells]] = await db.driver.store.read([(SYSTEM_TABLE, LEASE_ROW, [(DATA, 0, 1, 1, 1)])])
+    [[cells]] = await inside(db).driver.store.read([(SYSTEM_TABLE, LEASE_ROW, [(DATA, 0, 1, 1, 1)])])
     lease = read_lease(cells[0][1]) if cells else Lease(0, "", 0)
     found: dict[str, Any] = {"alive": alive, "pid": pid, "command": command, "heartbeat_age_s": None, "held": None}
     if lease.pid == pid:
@@ -139,7 +142,10 @@ async def _owner(db: perco.Database, folder: FolderIs, *, alive: bool, now: floa
 
 
 async def _table(db: perco.Database, folder: FolderIs, name: str, cut: int, now: float) -> dict[str, Any]:
-    entry, key = db.catalogue.tables[name], db.schema.tables[name].key if name in db.schema.tables else perco.BYTES
+    entry, key = (
+        inside(db).catalogue.tables[name],
+        db.schema.tables[name].key if name in db.schema.tables else perco.BYTES,
+    )
     numbers = {start: number for number, start, _ in entry.tablets()}
     tablets = [
         {
@@ -156,11 +162,11 @@ async def _table(db: perco.Database, folder: FolderIs, name: str, cut: int, now:
             "name": column,
             "codec": known.codec,
             "group": "" if known.is_signal else known.group,
-            "observers": observed_by(db.catalogue, name, column),
+            "observers": observed_by(inside(db).catalogue, name, column),
         }
         for column, known in entry.columns.items()
     ]
-    keep = db.catalogue.keep_of(name)
+    keep = inside(db).catalogue.keep_of(name)
     kept = {"seconds": keep.seconds, "versions": keep.versions}
     since = {"ts": cut, "age_s": await age_of(db, cut, now)}
     told = {"name": name, "key": entry.key, "keep": kept, "readable_since": since}
@@ -179,7 +185,7 @@ def _observers(db: perco.Database, waiting: Look) -> list[dict[str, Any]]:
             "failing": waiting.failing.get(id, (0, 0))[0],
             "attempts": waiting.failing.get(id, (0, 0))[1],
         }
-        for id, entry in db.catalogue.observers.items()
+        for id, entry in inside(db).catalogue.observers.items()
     ]
 
 
@@ -238,7 +244,7 @@ def _state(observer: dict[str, Any]) -> str:
 def _owner_line(found: dict[str, Any]) -> str:
     who = f"process {found['pid'] or 'unknown'} ({found['command'] or 'unknown command'})"
     if not found["alive"]:
-        return f"nobody; last: {who}" if found["pid"] else "nobody"
+        return f"no process; last: {who}" if found["pid"] else "no process"
     beat, held = found["heartbeat_age_s"], found["held"]
     line = who if beat is None else f"{who}, heartbeat {ago(beat)}"
     return line if held is None else f"{line}; its loop was held then, for {held['seconds']:.1f} s at {held['where']}"
@@ -291,7 +297,7 @@ def _render_groups(tables: list[dict[str, Any]]) -> None:
 def _show_told(
     head: Sequence[str], rows: Sequence[Sequence[object]], *, keep: Sequence[str], **kwargs: Sequence[str]
 ) -> None:
-    """Without the columns that tell nothing, for all in them is 0 or empty."""
+    """Show a table without the columns that are 0 or empty in all rows, except those in `keep`."""
     told = [at for at, name in enumerate(head) if name in keep or any(row[at] for row in rows)]
     show_table([head[at] for at in told], [[row[at] for at in told] for row in rows], **kwargs)
 

@@ -1,4 +1,4 @@
-"""`perco trace`: what a row's values came from, and what else followed from it, as a tree."""
+"""`perco trace`: what a row's values came from, and what else followed, as a tree."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ import perco
 from perco.cli.reading import table_named
 from perco.cli.screen import FINE, FOUND, complain, counted, show_json
 from perco.cli.values import parse_key, shown
+from perco.database.inside import inside
 from perco.notify.tracing import Name, Traced, trace
 
 _WRITES_SHOWN = 12
 _RUNS_SHOWN = 12
 _KEY_WIDTH = 160
-_WIDTH = 4096  # of the drawing: a terminal folds what is longer than its lines, nothing is cut off
+_WIDTH = 4096  # of the drawing: a terminal folds longer lines, and nothing is cut off
 
 
 async def trace_row(store: str, table: str, key: str, *, json: bool) -> int:
-    """Every tree of causes that the newest values of the row belong to."""
+    """Print every tree of causes that the row's newest values belong to."""
     async with perco.open(store, readonly=True) as db:
         chosen = table_named(db, table)
         parsed = parse_key(chosen.key, key)
         with _progress() as tell:
-            found = await trace(db, table, chosen.row(parsed), tell)
+            found = await trace(inside(db).engine, table, chosen.row(parsed), tell)
     if json:
         show_json([asdict(tree) for tree in found])
     elif found:
@@ -41,7 +42,7 @@ async def trace_row(store: str, table: str, key: str, *, json: bool) -> int:
 
 
 def show(found: Sequence[Traced], row: tuple[str, Any]) -> None:
-    """Print what was found for a row (table, key)."""
+    """Print the trees that were found for a row (table, key)."""
     console = Console(markup=False, highlight=False, emoji=False, width=_WIDTH)
     for tree in found:
         console.print(drawn(tree, row), soft_wrap=True)
@@ -49,7 +50,7 @@ def show(found: Sequence[Traced], row: tuple[str, Any]) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int], None]]:
-    """How many rows have been read, on a terminal."""
+    """Show how many rows have been read, on a terminal."""
     if not sys.stderr.isatty():
         yield lambda rows: None
         return
@@ -58,8 +59,8 @@ def _progress() -> Iterator[Callable[[int], None]]:
 
 
 def drawn(traced: Traced, row: tuple[str, Any]) -> Tree:
-    """A transaction, and below it what followed. Of much of it some is shown: what belongs to the row (table, key) that
-    was asked for, all of it, comes first."""
+    """Draw a transaction, and below it what followed. Long lists are cut; all that belongs to the row (table, key) that
+    was asked for is kept, and comes first."""
     tree = Tree(_head(traced))
     writes = sorted(traced.writes, key=lambda name: name[:2] != row)
     shown_writes = max(_WRITES_SHOWN, sum(name[:2] == row for name in writes))
@@ -78,7 +79,7 @@ def drawn(traced: Traced, row: tuple[str, Any]) -> Tree:
 
 
 def _concerns(run: Traced, row: tuple[str, Any]) -> bool:
-    """Whether it ran for the row, or wrote it, or one that followed from it did."""
+    """Whether the run, or one that followed from it, ran for the row or wrote it."""
     on_it = run.asked or (run.on is not None and run.on[:2] == row)
     return on_it or any(_concerns(after, row) for after in run.runs)
 

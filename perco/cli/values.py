@@ -11,8 +11,8 @@ On the command line a key or value is written as its codec wants it:
     msgpack    JSON
     tuple      a JSON array of its parts; a part of bytes is a string, as above
 
-In JSON output bytes are {"hex": "00ff"}, so that they cannot be taken for text; floats that JSON does not have are
-{"float": "nan"}, and maps whose keys are not text {"pairs": [[key, value], ...]}.
+In JSON output bytes are {"hex": "00ff"}, so that they cannot be mistaken for text; floats that JSON does not have are
+{"float": "nan"}, and maps whose keys are not text are {"pairs": [[key, value], ...]}.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from perco.errors import UsageError
-from perco.txn.codecs import Codec, TupleCodec
+from perco.schema.codecs import Codec, TupleCodec
 
 _HEX: Final = "hex:"
 
@@ -41,7 +41,7 @@ def parse_key(codec: Codec[Any], text: str) -> Any:
 
 
 def parse_prefix(codec: Codec[Any], text: str) -> Any:
-    """What keys begin with: text, bytes, or a JSON array of the first parts of a tuple."""
+    """The beginning of keys: text, bytes, or a JSON array of the first parts of a tuple."""
     if isinstance(codec, TupleCodec):
         return _parts(codec, text, exact=False)
     return parse_value(codec, text, "prefix")
@@ -79,7 +79,7 @@ def parse_value(codec: Codec[Any], text: str, what: str = "value") -> Any:
 
 
 def _fitting(codec: Codec[Any], value: Any, text: str, what: str) -> Any:
-    """The value, if the codec takes it."""
+    """The value, if the codec accepts it. Raises: UsageError."""
     try:
         codec.encode(value)
     except (ValueError, TypeError) as error:
@@ -96,7 +96,7 @@ def _described(codec: Codec[Any]) -> str:
 def _bytes(text: str) -> bytes:
     if text.startswith(_HEX):
         return bytes.fromhex(text[len(_HEX) :])
-    return text.encode(errors="surrogateescape")  # as the shell gave them to us
+    return text.encode(errors="surrogateescape")  # as the shell passed them
 
 
 _PARSERS: Final[dict[str, Callable[[str], Any]]] = {
@@ -132,7 +132,7 @@ def parse_moment(text: str) -> datetime:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can say it; see the head of this module."""
+    """A value as JSON can express it; see the module's docstring."""
     if isinstance(value, bytes):
         return {"hex": value.hex()}
     if isinstance(value, float) and not math.isfinite(value):
@@ -147,7 +147,7 @@ def plain(value: Any) -> Any:
 
 
 def shown(value: Any, width: int = 0) -> str:
-    """A value for people, in one line; `width`: cut there, and say how long it is."""
+    """A value for people; `width`: in one line, cut there, and followed by the value's length."""
     if isinstance(value, bytes):
         text = _shown_bytes(value)
     elif isinstance(value, str):
@@ -164,7 +164,7 @@ def shown(value: Any, width: int = 0) -> str:
 
 
 def _shown_bytes(value: bytes) -> str:
-    """As they may be typed: text where it is text, else hex."""
+    """Bytes as they may be typed: as text if they are text, else as hex."""
     try:
         text = value.decode()
     except UnicodeDecodeError:

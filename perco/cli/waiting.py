@@ -1,8 +1,8 @@
-"""`perco wait`: until the process that owns a store has run all observers.
+"""`perco wait`: wait until all observers of a store have run.
 
-N7  *Idle*: at one moment no notify cell and no lock of an observed cell stood anywhere. One look at several tablets can
-    miss what moves between them, so two looks in a row must find nothing and, unless waiting only for what was caused
-    up to a timestamp, no commit in between.
+N7  *Idle*: at one moment there was no notify cell and no lock of an observed cell anywhere. One look at several tablets
+    can miss what moves between them, so two looks in a row must find nothing and, unless waiting only for what was
+    caused up to a timestamp, no commit in between.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import trio
 import perco
 from perco.cli.looks import Look, connected, look, retried, some
 from perco.cli.screen import FINE, FOUND, complain, show_json
+from perco.clock.oracle import durable_bound
+from perco.database.inside import inside
 from perco.errors import UsageError
-from perco.txn.oracle import durable_bound
 
 _POLL_S: Final = 0.1
 _TIME_IS_UP: Final = "within the time allowed"
@@ -23,11 +24,11 @@ _LOCKED: Final = "locked by transactions that are under way"
 
 
 async def wait(store: str, timeout: float | None, until_ts: int | None, *, json: bool) -> int:
-    """Until nothing waits, nobody could ever run it, or the time is up."""
+    """Wait until no change waits, no process can run what waits, or the time is up."""
     seconds = float("inf") if timeout is None else timeout
     async with perco.open(store, readonly=True) as db:
-        if until_ts is not None and until_ts > (bound := await durable_bound(db.driver.store)):
-            raise UsageError(f"nothing was committed up to {until_ts}: no timestamp above {bound} was given out so far")
+        if until_ts is not None and until_ts > (bound := await durable_bound(inside(db).driver.store)):
+            raise UsageError(f"nothing was committed up to {until_ts}: no timestamp above {bound} was issued so far")
         began = trio.current_time()
         reason, last = _TIME_IS_UP, None
         with trio.move_on_after(seconds):
@@ -44,7 +45,7 @@ async def wait(store: str, timeout: float | None, until_ts: int | None, *, json:
             {"idle": idle, "waited_s": waited_s, "waiting": last.waiting, "locks": last.locks, "damaged": last.damaged}
         )
     elif idle:
-        print("idle" if until_ts is None else f"nothing is left of what was caused up to {until_ts}")
+        print("idle" if until_ts is None else f"nothing that was caused up to {until_ts} waits any more")
     if not idle:
         complain(f"not idle {reason}: {describe(last)}")
         if last.failing:
@@ -57,19 +58,19 @@ async def wait(store: str, timeout: float | None, until_ts: int | None, *, json:
 
 
 async def _until_idle(db: perco.Database, until_ts: int | None) -> tuple[str, Look]:
-    """("" , the last look), or why it will never be."""
+    """Look until the store is idle; returns ("", the last look), or why it never will be, and the last look."""
     before: Look | None = None
     told = ""
     while True:
-        owned = db.local.owner_alive  # asked first: one that ends after this look has left what the next one finds
+        owned = inside(db).place.owner_alive  # asked before the look, which then sees all that a dead owner left
         now = await look(db, until_ts)
         if now.empty and before is not None and before.empty and _agree(before, now, until_ts):
             return "", now
         if now.damaged and not now.changes and not now.locks and not now.untold:
-            return "and never will be, before perco check has put that right", now
+            return "and never will be until the damage is repaired", now
         if now.asleep:
             return f"and never will be while {', '.join(sorted(now.asleep))} is paused (perco resume)", now
-        if not now.empty and not owned and not db.local.owner_alive:
+        if not now.empty and not owned and not inside(db).place.owner_alive:
             return "and no process has the store open to run observers", now
         if not now.empty and describe(now) != told:
             told = describe(now)
@@ -88,5 +89,5 @@ def describe(found: Look) -> str:
     wait = "1 change waits" if found.changes == 1 else f"{found.changes} changes wait"
     words = f"{wait} ({', '.join(parts)})" if parts else "no change waits"
     words += f", {found.locks} observed cells are {_LOCKED}" if found.locks else ""
-    words += f", not all of what was there has been told to {', '.join(found.untold)}" if found.untold else ""
+    words += f", observers not yet notified of all existing data: {', '.join(found.untold)}" if found.untold else ""
     return words + (f", {some(found.damaged)} cannot be read: run perco check" if found.damaged else "")

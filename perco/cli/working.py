@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import signal
 import sys
 import traceback
@@ -19,7 +20,7 @@ from perco.cli.keeping import keep
 from perco.cli.screen import FINE, FOUND, complain, is_new, show_json, show_table, tell_new
 from perco.errors import UsageError
 from perco.naming import named
-from perco.serve.database import RemoteDatabase
+from perco.serve.client import is_client
 
 _AGAIN_S: Final = 1.0  # before a process that died is started again
 
@@ -36,7 +37,7 @@ async def work(
     async with perco.open(store, schema) as db, db.worker(options=options) as handle:
         names = ", ".join(schema.observers)
         print(f"running {names} on {store} (process {os.getpid()})", file=sys.stderr, flush=True)
-        if made and not isinstance(db, RemoteDatabase):
+        if made and not is_client(db):
             tell_new(store)
         failed = 0
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -58,7 +59,7 @@ async def work(
 
 
 def _schema(what: str) -> perco.Schema:
-    """The schema that MODULE:NAME names. Raises: UsageError; what its module raises is shown, from its own code on."""
+    """The schema that MODULE:NAME names. Raises: UsageError, after a traceback if importing the module failed."""
     sys.path.insert(0, os.getcwd())
     form = "MODULE:SCHEMA, such as app:schema for `schema` in app.py"
     try:
@@ -68,11 +69,11 @@ def _schema(what: str) -> perco.Schema:
     except Exception as error:
         if isinstance(error, RuntimeError) and "run()" in str(error):
             raise UsageError(
-                f"{what}: to import the module runs its program, too ({error}): put what runs it under "
+                f"{what}: importing the module also runs its program ({error}): put the code that runs it under "
                 'if __name__ == "__main__":'
             ) from error
         traceback.print_exception(error.with_traceback(_from_there(error.__traceback__)))
-        raise UsageError(f"{what}: the module cannot be imported; what it raised is above") from error
+        raise UsageError(f"{what}: the module cannot be imported; its error is printed above") from error
     if not isinstance(found, perco.Schema):
         raise UsageError(f"{what} is {type(found).__name__}, not a perco.Schema")
     if not found.observers:
@@ -81,8 +82,8 @@ def _schema(what: str) -> perco.Schema:
 
 
 def _from_there(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without what leads to the module that is imported."""
-    ways = {__file__, naming.__file__, importlib.__file__}
+    """A traceback without the frames that lead to the imported module."""
+    ways = {__file__, naming.__file__, pkgutil.__file__, importlib.__file__}
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if file not in ways and not file.startswith("<frozen importlib"):
@@ -107,7 +108,7 @@ def _show(statistics: dict[str, perco.ObserverCounters], *, json: bool) -> None:
 
 
 def _alone(arguments: Sequence[str]) -> list[str]:
-    """The command that this process was started with, for one process."""
+    """The command that this process was started with, without `--processes`."""
     kept: list[str] = []
     skip = False
     for argument in arguments[1:]:

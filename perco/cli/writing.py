@@ -1,4 +1,4 @@
-"""`perco set`, `perco delete`, `perco signal`: cells of one row, in a transaction of their own."""
+"""`perco set`, `perco delete`, `perco signal`: change one row, in a transaction."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from perco.cli.looks import observed_by
 from perco.cli.reading import column_named, table_named
 from perco.cli.screen import FINE, FOUND, complain, show_json
 from perco.cli.values import parse_key, parse_value
+from perco.database.inside import inside
 from perco.errors import UsageError
-from perco.txn.catalogue import schema_of
+from perco.schema.catalogue import schema_of
 
 
 async def set_cell(store: str, table: str, key: str, column: str, value: str, *, json: bool) -> int:
-    """Write a cell; its observers are notified, for the catalogue knows them (N10)."""
+    """Write a cell and notify its observers, which the catalogue lists (N10)."""
     async with perco.open(store, readonly=True) as db:
-        schema = schema_of(db.catalogue)
+        schema = schema_of(inside(db).catalogue)
         chosen = column_named(table_named(db, table), column)
         parsed, new = parse_key(chosen.table.key, key), parse_value(chosen.codec, value)
         if new is None:
-            raise UsageError("null is no value; a cell is emptied with: perco delete STORE TABLE KEY COLUMN")
+            raise UsageError("null is not a value; to empty a cell: perco delete STORE TABLE KEY COLUMN")
     async with perco.open(store, schema) as db:
         commit_ts = await db.run(_set, column_named(table_named(db, table), column), parsed, new)
-        observers, paused = observed_by(db.catalogue, table, column), await db.paused()
+        observers, paused = observed_by(inside(db).catalogue, table, column), await db.paused()
     if json:
         show_json({"table": table, "key": parsed, "column": column, "commit_ts": commit_ts, "observers": observers})
     else:
@@ -33,9 +34,9 @@ async def set_cell(store: str, table: str, key: str, column: str, value: str, *,
 
 
 async def delete_cells(store: str, table: str, key: str, columns: Sequence[str], *, json: bool) -> int:
-    """Empty cells of a row, all by default; their observers are notified (N10)."""
+    """Delete cells of a row, all by default, and notify their observers (N10)."""
     async with perco.open(store, readonly=True) as db:
-        schema = schema_of(db.catalogue)
+        schema = schema_of(inside(db).catalogue)
         here = table_named(db, table)
         for name in columns:
             column_named(here, name)
@@ -44,7 +45,7 @@ async def delete_cells(store: str, table: str, key: str, columns: Sequence[str],
         here = table_named(db, table)
         chosen = [column_named(here, name) for name in columns] or list(here.columns.values())
         commit_ts, deleted = await db.run(_delete, here, chosen, parsed)
-        found = (id for name in deleted for id in observed_by(db.catalogue, table, name))
+        found = (id for name in deleted for id in observed_by(inside(db).catalogue, table, name))
         observers, paused = list(dict.fromkeys(found)), await db.paused()
     if json:
         told = {"table": table, "key": parsed, "deleted": deleted, "commit_ts": commit_ts or None}
@@ -58,9 +59,9 @@ async def delete_cells(store: str, table: str, key: str, columns: Sequence[str],
 
 
 async def raise_signal(store: str, table: str, key: str, name: str, *, json: bool) -> int:
-    """Raise a signal, if anybody observes it (N5)."""
+    """Raise a signal, if it has observers (N5)."""
     async with perco.open(store, readonly=True) as db:
-        schema = schema_of(db.catalogue)
+        schema = schema_of(inside(db).catalogue)
         here = table_named(db, table)
         if name not in here.signals:
             known = ", ".join(here.signals) or "none"
@@ -68,14 +69,14 @@ async def raise_signal(store: str, table: str, key: str, name: str, *, json: boo
         parsed = parse_key(here.key, key)
     async with perco.open(store, schema) as db:
         commit_ts = await db.run(_signal, table_named(db, table).signals[name], parsed)
-        observers, paused = observed_by(db.catalogue, table, name), await db.paused()
+        observers, paused = observed_by(inside(db).catalogue, table, name), await db.paused()
     if json:
         told = {"table": table, "key": parsed, "signal": name, "commit_ts": commit_ts or None}
         show_json({**told, "observers": observers})
     elif observers:
         _tell(commit_ts, observers, paused)
     if not observers:
-        complain(f"nobody observes {table}.{name}: nothing was raised")
+        complain(f"{table}.{name} has no observer: nothing was raised")
     return FINE if observers else FOUND
 
 
@@ -84,7 +85,7 @@ def _tell(commit_ts: int, observers: Sequence[str], paused: Collection[str]) -> 
     if observers:
         print(f"notified: {', '.join(observers)}; they run as soon as a worker has the store open")
     if resting := [id for id in observers if id in paused]:
-        print(f"paused: {', '.join(resting)}; what waits for them waits until perco resume")
+        print(f"paused: {', '.join(resting)}; their changes wait until perco resume")
 
 
 async def _set(txn: perco.Transaction, column: perco.Column[Any, Any], key: Any, value: Any) -> int:
@@ -100,7 +101,7 @@ async def _signal(txn: perco.Transaction, signal: perco.Signal[Any], key: Any) -
 async def _delete(
     txn: perco.Transaction, table: perco.Table[Any], columns: Sequence[perco.Column[Any, Any]], key: Any
 ) -> tuple[int, list[str]]:
-    """Returns the commit timestamp and the columns that had a value; where none had, nothing is written."""
+    """Delete the cells that have a value. Returns the commit timestamp (0: nothing was written) and their columns."""
     row = await txn.row(table, key, columns)
     present = [column for column in columns if column in row]
     for column in present:

@@ -1,1 +1,1 @@
-"""What `perco.sync` and `perco.aio` have in common: calls that come from outside into the loop that a store runs on."""
+"""The common part of `perco.sync` and `perco.aio`: calls from outside into the loop that a store runs on."""

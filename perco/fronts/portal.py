@@ -1,12 +1,12 @@
 """Calls from outside into a trio loop: from other threads, or from the loop that trio is a guest of.
 
-Callers leave their calls in one queue and wake the loop once for all that have come by then. *Servers*, tasks on the
+Callers put their calls into one queue, and wake the loop once for all that are in it by then. *Servers*, tasks on the
 loop, make them. One server at a time leads: it takes one call after the other, and makes those that need not wait, like
-most reads, without any other task. If one has to wait, its server waits with it and another server leads: no call waits
+most reads, without any other task. If one must wait, its server waits with it and another server leads: no call waits
 for another.
 
-F1  A call is answered exactly once: with its value, its error, or `cut` if it was cancelled before it was through (T10:
-    a commit that was on its way is answered with its outcome, cancelled or not).
+F1  A call is answered exactly once: with its value, its error, or `cut` if it was cancelled before it was complete
+    (T10: a commit that was sent is answered with its outcome, cancelled or not).
 F2  Nothing is left in the queue: a caller wakes the loop after it has queued a call; closing answers the queued calls;
     later ones are refused.
 F3  A call that is interrupted before a server took it is removed and never made.
@@ -25,29 +25,37 @@ from typing import Any, Final
 import trio
 
 from perco.errors import UsedAfterFork
+from perco.outcome import Pending
 
-_IDLE_MAX: Final = 256  # servers that wait for calls; more of them end when they have nothing to do
-_TAKEN_MAX: Final = 256  # calls that a server makes before all others on the loop have their turn
+_IDLE_MAX: Final = 256  # servers without a call; further ones end
+_TAKEN_MAX: Final = 256  # calls that a server makes before other tasks on the loop run
 
 Function = Callable[..., Awaitable[Any]]
 
 
-class Call:
-    """One call. `waits`: it is known to have to wait, as commits do; `done`: it was answered; `cut`: with nothing, for
+class Call(Pending):
+    """One call. `waits`: it is known to wait, as commits do; `done`: it was answered; `cut`: without a result, because
     it was cancelled."""
 
-    __slots__ = ("args", "cut", "done", "error", "function", "kwargs", "server", "value", "waits")
+    waits: bool
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    cut: bool
+    done: bool
+
+    function: Function
+
+    __slots__ = ("args", "cut", "done", "function", "kwargs", "server", "waits")
 
     def __init__(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], waits: bool) -> None:
+        super().__init__()
         self.waits = waits
         self.function, self.args, self.kwargs = function, args, kwargs
-        self.value: Any = None
-        self.error: BaseException | None = None
         self.done = self.cut = False
         self.server: Server | None = None
 
     def answer(self) -> None:
-        """F1: loop thread only, but for what is refused."""
+        """Answer it (F1). Loop thread only, except for refused calls."""
         assert not self.done, "F1: answered once"
         self.server = None
         self.done = True
@@ -61,6 +69,9 @@ class Call:
 class Server:
     """A task that makes calls. `scope`: around the call that it makes."""
 
+    scope: trio.CancelScope
+    ended: trio.Event
+
     __slots__ = ("ended", "given", "scope", "task")
 
     def __init__(self) -> None:
@@ -71,10 +82,13 @@ class Server:
 
 
 class Portal:
-    """The queue and its servers. Loop thread only, but for `refuse`.
+    """The queue and its servers. Loop thread only, except `refuse`.
 
-    Attributes: `closed`: why no call is made any more, once that is so; `forked`: it is a child's copy; `made`: calls.
+    Attributes: `closed`: makes the error of refused calls, once it is closed; `forked`: it is a child's copy; `made`:
+    how many calls were made.
     """
+
+    made: int
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -87,21 +101,21 @@ class Portal:
         self.made = 0
         _portals.add(self)
 
-    # ------------------------------------------------------------ what a front says
+    # ------------------------------------------------------------ what a front implements
 
     async def wait_woken(self, server: Server) -> None:
-        """Until somebody has put a call into the queue, or the server's scope is cancelled. The leader's."""
+        """Wait for a call in the queue, or until the server's scope is cancelled. Called by the leader."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ servers
 
     def lead(self) -> None:
-        """Let somebody lead, now that nobody does."""
+        """Make a server lead, now that none does."""
         assert self._leader is None
         self._leader = self._rouse(None)
 
     def _rouse(self, call: Call | None) -> Server:
-        """A server that has nothing to do, or a new one, goes on with a call, or leads."""
+        """Have an idle server, or a new one, make a call; None: have it lead."""
         if self._idle:
             server = self._idle.pop()
             server.given = call
@@ -122,7 +136,7 @@ class Portal:
                     await self._make_calls(server)
                     return
                 self._give_back(server)
-                server.scope = trio.CancelScope()  # a call of it was cancelled
+                server.scope = trio.CancelScope()  # its call was cancelled
         finally:
             self._give_back(server)
             self._servers.discard(server)
@@ -131,14 +145,14 @@ class Portal:
             server.ended.set()
 
     def _give_back(self, server: Server) -> None:
-        """F3: a call that it was given, and that was cancelled before it began."""
+        """Answer a call that the server was given, and that was cancelled before it began (F3)."""
         if server.given is not None:
             call, server.given = server.given, None
             call.cut = True
             call.answer()
 
     async def _make_calls(self, server: Server) -> None:
-        """Returns when there are enough others."""
+        """Make calls, until there are enough idle servers without this one."""
         taken = 0
         while not server.scope.cancel_called:
             if server.given is not None:
@@ -155,14 +169,14 @@ class Portal:
                     continue
                 call = self.queue.popleft()
                 if call.waits and self.queue:
-                    call.server = self._rouse(call)  # many that wait set out together
+                    call.server = self._rouse(call)  # many calls that wait begin together
                     continue
                 await self._make(server, call)
             elif len(self._idle) >= _IDLE_MAX:
                 return
             else:
                 await self._rest(server)
-        await trio.lowlevel.checkpoint()  # cancelled when its call was through already
+        await trio.lowlevel.checkpoint()  # cancelled after its call was complete
 
     async def _rest(self, server: Server) -> None:
         self._idle.append(server)
@@ -188,7 +202,7 @@ class Portal:
         call.answer()
 
     def _waits(self, server: Server) -> None:
-        """The leader's call has to wait: another one leads."""
+        """The leader's call must wait: another server leads."""
         if self._leader is server:
             self._leader = None
             self.lead()
@@ -220,7 +234,7 @@ class Portal:
             call.answer()
 
     async def aclose(self, why: Callable[[], BaseException]) -> None:
-        """Refuse what comes, cancel what is under way, wait until that has ended."""
+        """Refuse further calls, cancel those in flight, and wait until they have ended."""
         if self.closed is None:
             self.closed = why
         self.refuse()
@@ -234,7 +248,7 @@ class Portal:
 
 @types.coroutine
 def _noticed(running: Awaitable[Any], waits: Callable[[Server], None], server: Server) -> Generator[Any, Any, Any]:
-    """As `await running`, and `waits` is told when it first has to wait."""
+    """As `await running`, but call `waits` when it first must wait."""
     assert isinstance(running, Coroutine)
     try:
         trap = running.send(None)
@@ -259,7 +273,7 @@ _portals: weakref.WeakSet[Portal] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In the child there is no loop that could answer (S5)."""
+    """Close all portals in a child, which has no loop that could answer (S5)."""
     for portal in _portals:
         portal.forked = True
         portal.closed = functools.partial(UsedAfterFork, portal.path)

@@ -1,7 +1,8 @@
-"""`run` and `attempts` from outside the loop: what a thread, or a task of another loop, asks of `perco.txn.attempts`.
+"""`run` and `attempts` from outside the loop: how a thread, or a task of another loop, uses `perco.txn.attempts`.
 
-The function itself runs outside. On the loop are only its beginning, its reads and its end, each a call; turns, pauses
-and deadlines are those of `Attempts` (T11, W3). An attempt begins with its first call: one hand-over less.
+The function itself runs outside. On the loop run only the transaction's beginning, its reads and its end, each as a
+call; turns, pauses and deadlines are those of `Attempts` (T11, W3). An attempt begins with its first call, which saves
+a hand-over.
 """
 
 from __future__ import annotations
@@ -13,21 +14,28 @@ from typing import Any
 
 import trio
 
+from perco.database.database import Database
 from perco.errors import CommitUnknown, Unavailable, UsageError
-from perco.txn.attempts import Attempt, Attempts, RetryOptions, late
-from perco.txn.client import Client
+from perco.txn.attempts import Attempt, Attempts, late
+from perco.txn.beginning import BLOCK, begin_nowait
+from perco.txn.engine import Engine
 from perco.txn.prefetch import name_of
+from perco.txn.retry import RetryOptions
 from perco.txn.transaction import Transaction
 
 
 class Tries:
-    """Attempts of one transaction. `began`: whether the one under way has a transaction; `done`: there is no other."""
+    """Attempts of one transaction. `began`: the present one has a transaction; `done`: there is no further one."""
+
+    engine: Engine
+    retry: RetryOptions
+    serializable: bool
 
     def __init__(
-        self, client: Client, retry: RetryOptions, serializable: bool, function: Callable[..., Any] | None = None
+        self, engine: Engine, retry: RetryOptions, serializable: bool, function: Callable[..., Any] | None = None
     ) -> None:
-        self.client, self.retry, self.serializable = client, retry, serializable
-        self._function = "transaction" if function is None else name_of(function)
+        self.engine, self.retry, self.serializable = engine, retry, serializable
+        self._function = BLOCK if function is None else name_of(function)
         self._made_at = perf_counter()
         self._attempts: Attempts | None = None
         self._attempt: Attempt | None = None
@@ -41,13 +49,13 @@ class Tries:
         return self._attempts is not None and self._attempts._done
 
     def _new(self) -> Attempts:
-        return Attempts(self.client, self.retry, self.serializable, self._function, scoped=False)
+        return Attempts(self.engine, self.retry, self.serializable, self._function, scoped=False)
 
     def begin_nowait(self) -> Transaction | None:
         """On the loop's thread: the transaction of the first attempt, if there is nothing to wait for."""
         if self._attempts is not None or self.retry.timeout_s is not None:
             return None
-        txn = self.client._begin_nowait_as(self._function, "serializable" if self.serializable else "snapshot")
+        txn = begin_nowait(self.engine, "serializable" if self.serializable else "snapshot", self._function)
         if txn is not None:
             self._attempts = self._new()
             self._attempt = Attempt(self._attempts)
@@ -58,7 +66,7 @@ class Tries:
         """On the loop: the next attempt's transaction, when it is its turn."""
         if self._attempts is None:
             self._attempts = self._new()
-            if self._attempts._deadline is not None:  # its time runs since it was asked for
+            if self._attempts._deadline is not None:  # its time has run since this object was made
                 self._attempts._deadline -= perf_counter() - self._made_at
         attempt = await anext(self._attempts)
         txn = await attempt.__aenter__()
@@ -66,7 +74,7 @@ class Tries:
         return txn
 
     async def finish(self, error: BaseException | None) -> bool:
-        """On the loop: commit, or discard for an error; whether there is to be another attempt.
+        """On the loop: commit, or discard after an error; returns whether another attempt is to follow.
 
         Raises: what the commit does, never `error` itself.
         """
@@ -81,7 +89,7 @@ class Tries:
         return swallowed and not self.done
 
     def leave(self) -> None:
-        """No further attempt follows the last one, although it conflicted; the caller has been told so."""
+        """End without another attempt, even after a conflict: the caller gets the error."""
         if self._attempts is not None:
             self._attempts._owed = False
 
@@ -90,7 +98,7 @@ class Tries:
         if self.retry.timeout_s is None:
             return await do()
         left_s = self.left_s()
-        if left_s > 0:  # else even a call that need not wait is too late
+        if left_s > 0:  # otherwise even a call that need not wait is too late
             with trio.move_on_after(left_s):
                 return await do()
         raise self.late(txn())
@@ -115,14 +123,14 @@ def tell(interrupt: BaseException, txn: Transaction | None) -> None:
         interrupt.add_note(f"perco: the transaction under way may have committed: ask db.outcome({txn.token!r})")
 
 
-def limited(client: Client, attempts: int | None, timeout: float | None, isolation: Any) -> tuple[RetryOptions, bool]:
-    """What `db.options(...)` stands for. Raises: UsageError as that does."""
-    made = client.options(attempts=attempts, timeout=timeout, isolation=isolation)
+def limited(db: Database, attempts: int | None, timeout: float | None, isolation: Any) -> tuple[RetryOptions, bool]:
+    """The retry options of `db.options(...)`, and whether it is serializable. Raises: UsageError as that does."""
+    made = db.options(attempts=attempts, timeout=timeout, isolation=isolation)
     return replace(made._retry), made._serializable
 
 
 def must_give(function: object, what: str, by: str = "db.run") -> None:
-    """Raises: UsageError for what cannot be run in a transaction."""
+    """Raises: UsageError for anything that cannot be run in a transaction."""
     if not callable(function):
         close = getattr(function, "close", None)
         if close is not None and hasattr(function, "cr_code"):

@@ -1,4 +1,4 @@
-"""When a run that failed may be tried again.
+"""Decides when a failed run may be tried again.
 
 N6  A failing observer neither loses its notification (the notify cell stays in the store) nor starves others: each
     (row, observer) waits longer after each failure, and runs that failed before have a bounded share of the worker.
@@ -10,7 +10,7 @@ import heapq
 import random
 from dataclasses import dataclass
 
-from perco.options import check_options
+from perco.settings import check_options
 
 _Key = tuple[str, bytes, int]  # table, row, ack column
 
@@ -31,10 +31,12 @@ class BackoffOptions:
 
 
 class Backoff:
-    """What failed, how often, and until when it waits. Times are the caller's monotonic clock.
+    """Remembers what failed, how often, and until when it waits. Times are the caller's monotonic clock.
 
-    Attribute `rows`: what failed, to be asked whether there is anything at all.
+    Attribute `rows`: what failed; empty if nothing waits.
     """
+
+    rows: dict[_Key, tuple[int, float]]
 
     def __init__(self, options: BackoffOptions, rng: random.Random) -> None:
         self._options, self._rng = options, rng
@@ -52,7 +54,7 @@ class Backoff:
         return entry is not None and entry[1] > now
 
     def failed(self, key: _Key, now: float, attempts: int = 0) -> float:
-        """Count a failure; returns when to try again. `attempts`: how often it has failed, if that is known better."""
+        """Count a failure; returns when to try again. `attempts`: the caller's own count, used if higher."""
         attempts = max(attempts, self.attempts(key) + 1)
         pause = min(self._options.first_s * 2.0 ** min(attempts - 1, 30), self._options.max_s)
         until = now + pause * self._rng.uniform(0.5, 1.0)

@@ -1,14 +1,14 @@
-"""When a change is due whose observer waits for others like it.
+"""Decides when a change is due whose observer has a delay.
 
-An observer with a delay runs no earlier than `delay_s` after the newest change that the run sees, and no later than it
-must: `max_delay_s` after the oldest that no run has seen, so a row that changes for ever still runs (N4).
+An observer with a delay is due `delay_s` after the newest change that its run would see, or `max_delay_s` after the
+oldest change that no run has seen, whichever comes first: so it also runs on a row that changes for ever (N4).
 
-How long ago was a timestamp given out? Nobody notes that for each. This process knows when it saw a notify cell first:
-by then the timestamp had been given out. For what was there when its worker began, the notes of the clock tell (O3):
-the first note at or above a timestamp was made after it. Both err to the late side, so a run is never too early by the
-clock that they were read from; by how much they err is bounded, for from the moment that it has seen a change a worker
-waits at most the delay, by the monotonic clock, whatever the wall clock does. A wall clock that was set forward makes
-what was there when a worker begins due sooner; one that was set back makes it wait for at most the delay once more.
+The store does not record when each timestamp was given out. For a timestamp that was given out after the worker began,
+this process uses the moment when it first saw a notify cell at or above it. For an earlier one it uses the clock's
+notes (O3): the first note at or above a timestamp was made after it. Both moments err on the late side, so no run
+comes too early by the clock that they were read from. The error is bounded: once a worker has seen a change, it waits
+at most the delay, by the monotonic clock, whatever the wall clock does. If the wall clock was set forward, changes from
+before the worker began are due sooner; if it was set back, they wait for at most the delay once more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from perco.txn.schema import Manner
+from perco.schema.schema import Manner
 
 _MARKS_MAX: Final = 4096
 _REMEMBERED_MAX: Final = 100_000
@@ -26,13 +26,13 @@ _Key = tuple[str, bytes, int]  # table, row, ack column
 
 
 class Delays:
-    """Of one observer. Times are the caller's monotonic clock, in seconds.
+    """Delays of one observer. Times are the caller's monotonic clock, in seconds.
 
     Args:
         manner: the observer's.
-        last: every timestamp up to this one was given out before `now`; above it, each comes later.
+        last: every timestamp up to this one was given out before `now`; higher ones come later.
         wall_ms: the wall time now.
-        noted: asks for the wall time, in ms, of the first note of the clock at or above a timestamp, if there is one.
+        noted: returns the wall time, in ms, of the first note of the clock at or above a timestamp, if there is one.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class Delays:
     ) -> None:
         self._manner = manner
         self._first, self._began, self._wall_ms, self._noted = last, now, wall_ms, noted
-        # Marks: all timestamps up to the one had been given out by the moment at the same place of the other. Those met
-        # within a step share a mark, at its end; what is older than any wait needs none.
+        # Marks: all timestamps up to `_upto[i]` had been given out by the moment `_by[i]`. Timestamps first seen within
+        # one step share a mark, at the step's end; marks older than any wait are dropped.
         self._step_s = manner.max_delay_s / _MARKS_MAX
         self._upto: list[int] = []
         self._by: list[float] = []
-        self._before: dict[int, float] = {}  # of timestamps that were there when it began
+        self._before: dict[int, float] = {}  # the same moment for timestamps up to `_first`
         self._held: dict[_Key, float] = {}
 
     def _see(self, ts: int, now: float) -> None:
-        """A timestamp was met."""
+        """Note that a timestamp was seen."""
         upto, by = self._upto, self._by
         if ts <= (upto[-1] if upto else self._first):
             return
@@ -62,7 +62,7 @@ class Delays:
             del upto[:_MARKS_MAX], by[:_MARKS_MAX]
 
     async def _since(self, ts: int) -> float:
-        """A moment by which it had been given out, the same at every call; or, if it was long ago, one long ago."""
+        """A moment by which `ts` had been given out: the same at every call, or longer ago than any wait."""
         if ts > self._first:
             at = bisect_left(self._upto, ts)
             assert at < len(self._upto), "only of what was met"
@@ -77,19 +77,19 @@ class Delays:
         return found
 
     async def due(self, newest: int, oldest: int, now: float) -> float:
-        """When changes from `oldest` to `newest` are to be run."""
+        """When a run is due for changes from `oldest` to `newest`."""
         self._see(newest, now)
         delay_s, max_delay_s = self._manner.delay_s, self._manner.max_delay_s
         return min(await self._since(newest) + delay_s, await self._since(oldest) + max_delay_s)
 
     def hold(self, key: _Key, until: float) -> None:
-        """It turned out that a row waits longer than its notify cells made one think."""
+        """Note that a row must wait longer than its notify cells suggested."""
         self._held[key] = until
         if len(self._held) > _REMEMBERED_MAX:
             del self._held[next(iter(self._held))]
 
     def held(self, key: _Key, now: float) -> float:
-        """Until when, or 0."""
+        """Until when a row must wait, as `hold` noted, or 0."""
         until = self._held.get(key)
         if until is None:
             return 0.0

@@ -1,8 +1,8 @@
-"""Handles failed runs: counts them, and in the end gives the change up.
+"""Handles failed runs: counts them, and gives up the change at the limit.
 
 N6  Failures are counted in the notify cell itself, so across restarts; at the limit the change moves to the failed
-    list. Each step is one checked mutation of the row (`txn/failed.py`): if it is refused, another process has dealt
-    with the change.
+    list. Each step is one checked mutation of the row (`protocol/failed.py`); a refusal means that another process has
+    dealt with the change.
     A run that awaits asyncio on trio does not count as an attempt: the program is wrong, not the change.
 N9  A chain that is too long is given up without an attempt.
 """
@@ -12,16 +12,16 @@ from __future__ import annotations
 import logging
 
 from perco.errors import ChainTooLong, Corruption, UsageError
-from perco.notify.claim import Run
+from perco.protocol.claim import Run
+from perco.protocol.failed import FailedCell, count_attempt, describe, describe_wholly, give_up, unpack_failed
+from perco.protocol.records import ATTEMPTS_MAX, Cellref, observers_on, pack_cause, unpack_cause
+from perco.schema.schema import Observer
 from perco.storage import APPLIED
-from perco.txn.client import Client
-from perco.txn.failed import FailedCell, count_attempt, describe, describe_wholly, give_up, unpack_failed
-from perco.txn.records import ATTEMPTS_MAX, Cellref, observers_on, pack_cause, unpack_cause
-from perco.txn.schema import Observer
+from perco.txn.engine import Engine
 
-KINDS_MAX = 256  # of failures that are remembered to have been logged with their traceback
+KINDS_MAX = 256  # of failures that are remembered as logged with their traceback
 
-log = logging.getLogger("perco.observer")
+log: logging.Logger = logging.getLogger("perco.observer")
 
 _Kind = tuple[str, str, str, int]  # observer, type of error, the file and line that raised it
 
@@ -29,13 +29,17 @@ _Kind = tuple[str, str, str, int]  # observer, type of error, the file and line 
 class ObserverFailedError(Exception):
     """The observer's function, or a codec of its column, raised `error` in the run that began at `start_ts`."""
 
+    error: Exception
+    start_ts: int
+    run: Run
+
     def __init__(self, error: Exception, start_ts: int, run: Run) -> None:
         self.error, self.start_ts, self.run = error, start_ts, run
         super().__init__(error)
 
     @property
     def attempts(self) -> int:
-        """Runs that have failed for what it was for, this one included."""
+        """Runs that have failed for this change, this one included."""
         return self.run.attempts + 1
 
 
@@ -43,19 +47,19 @@ class AwaitsAsyncio(UsageError):
     """An observer that runs on trio awaits asyncio."""
 
     def again(self) -> AwaitsAsyncio:
-        """The same without what it was raised through, to be kept or raised once more."""
+        """A copy without traceback and cause, to be kept or raised again."""
         return AwaitsAsyncio(str(self))
 
 
-def awaits_asyncio(client: Client, observer: Observer, error: Exception) -> AwaitsAsyncio | None:
+def awaits_asyncio(engine: Engine, observer: Observer, error: Exception) -> AwaitsAsyncio | None:
     """The error to report for a run that failed because it awaits asyncio on trio; None for any other failure."""
     if isinstance(error, RuntimeError):
         wrong = str(error) == "no running event loop"
     else:
         wrong = isinstance(error, TypeError) and str(error).startswith("trio.run received unrecognized yield message")
-    if not wrong or hasattr(observer.function, "perco_needs"):  # that one says so, and runs on asyncio
+    if not wrong or hasattr(observer.function, "perco_needs"):  # it is decorated, and runs on asyncio
         return None
-    where = "" if client._on_asyncio else ", and run it inside `async with perco.aio.open(...) as db, db.worker():`"
+    where = "" if engine.on_asyncio else ", and run it inside `async with perco.aio.open(...) as db, db.worker():`"
     told = AwaitsAsyncio(
         f"observer {observer.id!r} awaits asyncio, but runs on trio. Decorate it with @perco.aio.observer{where}. "
         "Its changes wait until then"
@@ -67,15 +71,15 @@ def awaits_asyncio(client: Client, observer: Observer, error: Exception) -> Awai
 class FailureLog:
     """Logs failed runs: the first of a kind with its whole traceback, each later one in one line.
 
-    A service that is down fails for every waiting change, again and again, with the same error. A change that is given
-    up keeps its own traceback in the failed list. Past `KINDS_MAX` kinds the oldest one is forgotten.
+    If a service is down, the runs for all waiting changes fail, again and again, with the same error. A change that is
+    given up keeps its own traceback in the failed list. Past `KINDS_MAX` kinds the oldest one is forgotten.
     """
 
     def __init__(self) -> None:
         self._told: dict[_Kind, None] = {}
 
     def failed(self, id: str, where: str, failed: ObserverFailedError) -> None:
-        """A run that failed; `where`: the row, for people."""
+        """Log a failed run; `where`: the row, for people."""
         kind = _kind(id, failed.error)
         if kind in self._told:
             text = describe(failed.error)
@@ -87,12 +91,12 @@ class FailureLog:
         log.error("observer %s failed on %s", id, where, exc_info=failed.error)
 
     def given_up(self, id: str, where: str) -> None:
-        """A change that was moved to the failed list."""
+        """Log that a change was moved to the failed list."""
         log.error("observer %s: %s is on the failed list now (perco failed show; db.replay_failed)", id, where)
 
 
 def _kind(id: str, error: BaseException) -> _Kind:
-    while isinstance(error, BaseExceptionGroup):  # of a nursery: what its first task says
+    while isinstance(error, BaseExceptionGroup):  # of a nursery: the error of its first task
         error = error.exceptions[0]
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -101,17 +105,17 @@ def _kind(id: str, error: BaseException) -> _Kind:
     return id, type(error).__qualname__, file, line
 
 
-async def note_failure(client: Client, ack: Cellref, failed: ObserverFailedError, attempts_max: int) -> bool:
-    """Count a failure, or give up what failed; returns whether it is on the failed list now.
+async def note_failure(engine: Engine, ack: Cellref, failed: ObserverFailedError, attempts_max: int) -> bool:
+    """Count a failure, or give up the change; returns whether it is on the failed list now.
 
-    If the store has no space for that, the change goes on waiting, and the next failure counts.
+    If the store has no space for that, the change keeps waiting, and the next failure counts.
 
     Args:
         attempts_max: runs that may fail; 0: any number.
     """
     if isinstance(failed.error, Corruption):
-        return False  # the store's failure: it waits until that has been put right
-    driver, run = client.driver, failed.run
+        return False  # the store's failure: the change waits until it is repaired
+    driver, run = engine.driver, failed.run
     too_long = isinstance(failed.error, ChainTooLong)
     if not too_long and not 0 < attempts_max <= failed.attempts:
         root, depth, path, _ = unpack_cause(run.cause)
@@ -119,31 +123,31 @@ async def note_failure(client: Client, ack: Cellref, failed: ObserverFailedError
         await driver.store.apply([count_attempt(ack, run.covers[0], cause)])
         return False
     before = run.failed[0] if run.failed is not None else 0
-    cell = _cell(client, ack, failed, attempts=0 if too_long else failed.attempts)
+    cell = _cell(engine, ack, failed, attempts=0 if too_long else failed.attempts)
     with driver.observing():
         mutation = give_up(ack, failed.start_ts, run.covers, before, max(run.covers[0], before), cell)
         [verdict] = await driver.store.apply([mutation])
     return verdict is APPLIED
 
 
-def _cell(client: Client, ack: Cellref, failed: ObserverFailedError, attempts: int) -> FailedCell:
+def _cell(engine: Engine, ack: Cellref, failed: ObserverFailedError, attempts: int) -> FailedCell:
     _, depth, path, _ = unpack_cause(failed.run.cause)
     root = failed.run.root
-    if failed.run.failed is not None:  # it takes over the place of what was given up before
+    if failed.run.failed is not None:  # it takes the place of a change that was given up before
         try:
             root = min(root, unpack_failed(failed.run.failed[1]).root)
         except Corruption as error:
-            client.driver.note_damage(client.driver.at(ack, error))
+            engine.driver.note_damage(engine.driver.at(ack, error))
     text = describe_wholly(failed.error) if attempts else ""
-    return FailedCell(root, depth, path, attempts, describe(failed.error), text, client.oracle.wall_ms())
+    return FailedCell(root, depth, path, attempts, describe(failed.error), text, engine.oracle.wall_ms())
 
 
-def too_long(client: Client, where: str, run: Run, path: bytes, limit: int) -> ChainTooLong:
-    """`path`: with the observer that would run now."""
-    return ChainTooLong(where, names_on(client, path), run.depth, limit, run.root)
+def too_long(engine: Engine, where: str, run: Run, path: bytes, limit: int) -> ChainTooLong:
+    """The error for a chain over the limit. `path`: with the observer that would run now."""
+    return ChainTooLong(where, names_on(engine, path), run.depth, limit, run.root)
 
 
-def names_on(client: Client, path: bytes) -> list[str]:
+def names_on(engine: Engine, path: bytes) -> list[str]:
     """The ids of the observers on a path."""
-    names = {entry.number: id for id, entry in client.catalogue.observers.items()}
+    names = {entry.number: id for id, entry in engine.known.catalogue.observers.items()}
     return [names.get(number, f"#{number}") for number in observers_on(path)]

@@ -1,20 +1,22 @@
-"""Observers, as users see them: what there is, what it writes; paused and resumed.
+"""Observers, as users see them: `db.observers`, `db.pause`, `db.resume`.
 
-N10 Who is paused is written in the catalogue, as a version that binds: a run that was begun before it and has not drawn
-    its commit timestamp by then does not commit, wherever it runs.
+N10 Pausing makes a binding version of the catalogue: a run that began before it and has not drawn its commit timestamp
+    by then does not commit, in whatever process it runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
 
 from perco.errors import UsageError
-from perco.naming import told_as
-from perco.notify.failures import Failures
 from perco.notify.outputs import outputs_in
-from perco.txn import catalogue as catalogues
+from perco.notify.worker import Worker
+from perco.schema import catalogue as catalogues
+from perco.txn.engine import Engine
+from perco.txn.keeping import Keeper
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +39,19 @@ class ObserverState:
     outputs: tuple[tuple[str, str], ...]
 
 
-@told_as("Database")
-class Observers(Failures):
-    """A client that knows its store's observers."""
+class ObserverStates:
+    """Lists the observers of a store, pauses and resumes them. Loop thread only. `worker`: the one that runs here."""
 
-    async def observers(self) -> list[ObserverState]:
+    def __init__(self, engine: Engine, keeper: Keeper, worker: Callable[[], Worker | None]) -> None:
+        self._engine, self._keeper, self._worker = engine, keeper, worker
+
+    async def states(self) -> list[ObserverState]:
         """All registered observers, by id."""
-        self.usable(writing=False)
-        catalogue = await catalogues.load(self.driver.store)
+        self._engine.usable(writing=False)
+        store = self._engine.driver.store
+        catalogue = await catalogues.load(store)
         names: dict[int, list[tuple[str, str]]] = {}
-        for output in await outputs_in(self.driver.store):
+        for output in await outputs_in(store):
             if catalogue.has(output.table, output.column):
                 column = catalogue.column_name(output.table, output.column)
                 names.setdefault(output.observer, []).append((output.table, column))
@@ -63,39 +68,27 @@ class Observers(Failures):
             for id, entry in sorted(catalogue.observers.items())
         ]
 
-    async def pause(self, id: str) -> None:
-        """Let an observer run no more, until it is resumed: in the store, so across restarts and for all programs.
-
-        Changes go on to wait for it. When this returns, no run of it that was under way will commit any more; what it
-        was for waits.
-
-        Raises: UsageError for an observer that the store does not have; ReadOnly.
-        """
-        await self._set_paused(id, True)
-
-    async def resume(self, id: str) -> None:
-        """Let a paused observer run again.
-
-        Raises: as `pause`.
-        """
-        await self._set_paused(id, False)
-
-    async def _set_paused(self, id: str, paused: bool) -> None:
-        self.usable(writing=True)
+    async def set_paused(self, id: str, paused: bool) -> None:
+        """See `Database.pause` and `Database.resume`."""
+        self._engine.usable(writing=True)
         if not isinstance(id, str):
             raise UsageError(f"an observer is named by its id, a str, not {id!r}")
-        newest = await catalogues.load(self.driver.store)  # if nobody answers, the caller can give up here
-        with trio.CancelScope(shield=True):  # what the store says by then, this process goes by
-            await self._adopt(await catalogues.change(self.driver.store, lambda c: c.with_paused(id, paused), newest))
-            self.forget_bounds()
-            await self.oracle.announce(self.catalogue.binds)
-            if self._worker is not None:
-                self._worker.renew()
-        if self._worker is not None:
-            await self._worker.committed()
-        self.driver.quiet()  # N7: whoever waits shall look who runs it
+        newest = await catalogues.load(self._engine.driver.store)  # if no answer comes, the caller can give up here
+        with trio.CancelScope(shield=True):  # once the store has the change, this process must adopt it
+            await self._keeper.change(lambda catalogue: catalogue.with_paused(id, paused), newest)
+            if (worker := self._worker()) is not None:
+                worker.renew()
+        if (worker := self._worker()) is not None:
+            await worker.committed()
+        self._engine.driver.quiet()  # N7: waiting tasks look again
 
     async def paused(self) -> set[str]:
         """Ids of the observers that are paused."""
-        self.usable(writing=False)
-        return (await catalogues.load(self.driver.store)).paused()
+        self._engine.usable(writing=False)
+        return (await catalogues.load(self._engine.driver.store)).paused()
+
+    async def unserved(self) -> set[str]:
+        """Ids of the store's observers that this program's schema lacks (N10)."""
+        self._engine.usable(writing=False)
+        stored = await catalogues.load(self._engine.driver.store)
+        return set(stored.observers) - set(self._engine.known.schema.observers)

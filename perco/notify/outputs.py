@@ -1,8 +1,8 @@
-"""The columns that each observer has been seen to write: the arrows of the pipeline that no declaration has.
+"""Records which columns each observer writes: the arrows of the pipeline that no declaration has.
 
 A row of the system table for each pair: `output/`, the observer's number, the column's, and the table's name. It is
-put once, after the first run that writes there; putting it again changes nothing. If a process dies before, the next
-run puts it.
+put once, after the first run that writes there; putting it again changes nothing. If a process dies before that, the
+next run puts it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from perco.protocol.records import observer_of
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import APPLIED, DATA, Mutation, RowStore, ScanQuery, ScanRequest
 from perco.txn.background import Background
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.records import observer_of
 
 _PREFIX: Final = b"output/"
 _AFTER: Final = b"output0"
@@ -22,7 +22,7 @@ Where = tuple[str, bytes, int]
 
 
 class Output(NamedTuple):
-    """`column`: in the store."""
+    """A column that an observer writes; `column`: in the store."""
 
     observer: int
     table: str
@@ -30,16 +30,16 @@ class Output(NamedTuple):
 
 
 class Outputs:
-    """What the runs of one worker write. Loop thread only."""
+    """Notes what the runs of one worker write. Loop thread only."""
 
     def __init__(self, store: RowStore, background: Background, observers: Iterable[int]) -> None:
         self._store, self._background = store, background
         self.seen: dict[int, set[tuple[str, int]]] = {number: set() for number in observers}
 
     def note(self, observer: int, table: str, column: int) -> None:
-        """A run has committed something there that is not among what was `seen`."""
+        """Note that a run has committed a write to a column that is not in `seen` yet."""
         if observer_of(column):
-            return  # the run's own
+            return  # the run's own ack
         self.seen[observer].add((table, column))
         self._background.spawn(lambda: self._put(observer, table, column))
 
@@ -51,7 +51,7 @@ class Outputs:
 
 
 async def outputs_in(store: RowStore) -> list[Output]:
-    """All that was noted in a store."""
+    """All outputs that were noted in a store."""
     found: list[Output] = []
     start: bytes | None = _PREFIX
     while start is not None:

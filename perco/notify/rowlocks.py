@@ -1,7 +1,7 @@
 """Advisory row locks: which task runs observers on which row.
 
-N8  A scanner takes a row's lock before it runs observers there, and jumps elsewhere when it meets a row that another
-    scanner holds, of its own process or of another (`Elsewhere`). The locks save work and nothing else: correctness
+N8  A scanner takes a row's lock before it runs observers there, and jumps elsewhere when it finds a row that another
+    scanner holds, in this process or in another (`Elsewhere`). The locks save work and nothing else: correctness
     rests on the ack alone (N3).
 """
 
@@ -20,7 +20,7 @@ class RowLocks:
         self._held: dict[tuple[str, bytes], int] = {}
 
     def take(self, table: str, row: bytes, scanner: int) -> bool:
-        """Whether nobody had it, and the scanner has it now."""
+        """Lock a row for a scanner. Returns False if it is held."""
         where = (table, row)
         if where in self._held:
             return False
@@ -37,8 +37,8 @@ class RowLocks:
         return len(self._held)
 
 
-# The result of claiming a row: it was free, and not given; this process has it; another has it; another had it a moment
-# ago, for the same change.
+# The result of claiming a row: it was free, and not given; this process has it; another process has it; another process
+# had it a moment ago, for the same change.
 FREE: Final = 0
 CLAIMED: Final = 1
 HELD: Final = 2
@@ -56,15 +56,15 @@ class Dirty(NamedTuple):
 
 
 class Elsewhere(Protocol):
-    """The same among processes that run observers on one store."""
+    """Row locks among processes that run observers on one store."""
 
     def waits(self, where: tuple[str, bytes], newest: int, now: float) -> float:
-        """Until when to leave a row alone whose newest waiting change is `newest`: another process has been there for
-        that change, and looks again by itself; 0: there is no need to."""
+        """Until when to leave a row alone, because another process has been there for `newest`, its newest waiting
+        change, and looks again by itself; 0: there is no need to."""
         ...
 
     async def take(self, table: str, wanted: Sequence[Dirty], most: int, *, halts: bool) -> bytes:
-        """Claim rows of a table, in order, up to a number; returns the result for each.
+        """Claim up to `most` rows of a table, in order; returns the result for each.
 
         Args:
             halts: after a row has been claimed, stop claiming at the first one that another process has.
@@ -76,16 +76,16 @@ class Elsewhere(Protocol):
     def release(self, where: tuple[str, bytes]) -> None: ...
 
     def let_go(self, where: tuple[str, bytes]) -> None:
-        """Of a row on which no task of this process works: should it have been claimed for another task, which found
-        it taken here, it is released."""
+        """Release the claim on a row that no task of this process works on: another task may have claimed it, and
+        then found it locked here."""
         ...
 
     def full(self) -> None:
-        """There is more to do than this process may run: another one shall look."""
+        """Announce that there is more to do than this process may run, so that another one looks."""
         ...
 
     def sleeps(self) -> None:
-        """A scanner has found nothing that it may run, and sleeps."""
+        """Announce that a scanner has found nothing that it may run, and sleeps."""
         ...
 
     def works(self, ids: Iterable[str], runs: Iterable[str]) -> None:

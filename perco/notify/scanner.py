@@ -1,14 +1,14 @@
 """Looks for notify cells and hands rows to the worker.
 
-N8  A scanner starts at a random key of a random tablet and walks on from there, round the whole store. When it meets a
-    row on which another scanner runs observers it teleports: it jumps to a new random place, as no bus can, so that
-    scanners never clump behind a slow row. It sleeps after a whole tour: clear the wake flag, look, sleep; the wake
-    comes after the notify cells are visible. It wakes one scanner; one that finds more than it may run wakes the next.
-    It passes by changes that are not due yet, and wakes when the first of them is.
+N8  A scanner starts at a random key of a random tablet and walks on from there, round the whole store. When it finds a
+    row on which another scanner runs observers it teleports: it jumps to a new random place, so that scanners never
+    clump behind a slow row. It sleeps after a whole tour: clear the wake flag, look, sleep; the wake comes after the
+    notify cells are visible. A wake wakes one scanner; one that finds more than it may run wakes the next. A scanner
+    passes by changes that are not due yet, and wakes when the first of them is.
 
-If observers have different priorities, it tours for the highest first, then for each of the others as far as its share
-goes, and so again, until it has gone all the way round for each. A lower priority gives way: before it takes a slot
-that has become free, higher ones look, at most a few times in a row.
+If observers have different priorities, a scanner tours for the highest first, then for each of the others as far as its
+share goes, and repeats that until it has gone all the way round for each. A lower priority gives way: before it uses a
+slot that has become free, the scanner looks for work of higher ones, at most a few times in succession.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import trio
 from perco.errors import Corruption, SessionEnded, Unavailable
 from perco.notify.rowlocks import CLAIMED, FREE, HELD, Dirty, Elsewhere
 from perco.notify.worker import CELLS_PER_ROW, Worker
+from perco.protocol.records import observer_of, unpack_cause
 from perco.storage import NOTIFY, TS_MAX, ScanCell, ScanPage, ScanQuery, ScanRequest, ScanRow
-from perco.txn.records import observer_of, unpack_cause
 
-log = logging.getLogger("perco.store")
+log: logging.Logger = logging.getLogger("perco.store")
 
 _AWAY_S = 1.0  # between two looks at a store that does not answer
-_INSTEAD_MAX = 16  # rows that it also asks for, in case others have the first ones
-_FURTHER_DOWN = 0.25  # how often one goes on below a priority that has more to do
-_WAYS_GIVEN_MAX = 3  # how often in a row a lower priority gives way to a higher one
+_INSTEAD_MAX = 16  # rows that a scanner also asks for, in case other processes have the first ones
+_FURTHER_DOWN = 0.25  # how often a scanner goes on below a priority that has more to do
+_WAYS_GIVEN_MAX = 3  # how often in succession a lower priority gives way to a higher one
 
 
 class Place(NamedTuple):
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 @dataclass(slots=True)
 class ScannerCounters:
     """`tours`, `teleports`; `claims`: rows handed to runners; `met`: how often it met another scanner; `asked`: calls
-    that asked a server for rows; `refused`: how many of them got none, because other processes had them."""
+    that asked a server for rows; `refused`: calls that got none, because other processes had them."""
 
     tours: int = 0
     teleports: int = 0
@@ -62,9 +62,9 @@ class _Walk:
     """A page of dirty rows.
 
     Attributes:
-        claims, before: how many claims the scanner had made when it came to this place, and when it had read this page.
+        claims, before: the scanner's number of claims when it came to this place, and when it read this page.
         taken: rows for which it has a slot and this process's lock, and which it has not claimed yet.
-        stale_from: where to read on before the page's end.
+        stale_from: where to read on, if the rest of the page is stale.
     """
 
     __slots__ = ("before", "claims", "rows", "stale_from", "table", "taken")
@@ -75,12 +75,12 @@ class _Walk:
         self.stale_from: bytes | None = None
 
     def is_stale(self, claims: int, most: int) -> bool:
-        """Whether so many runs have ended since the page was read that others may have been at its rows meanwhile."""
+        """Whether so many rows were claimed since the page was read that others may have run its rows meanwhile."""
         return claims - self.before >= most
 
 
 def random_row(first: bytes, last: bytes, rng: random.Random) -> bytes:
-    """A key between two, about evenly: they are read as fractions after what they have in common."""
+    """A random key between two, about evenly: what follows their common prefix is read as a fraction."""
     if first >= last:
         return first
     common = 0
@@ -95,6 +95,11 @@ def random_row(first: bytes, last: bytes, rng: random.Random) -> bytes:
 class Scanner:
     """One task that looks for work; it may have `slots` runs in flight."""
 
+    worker: Worker
+    number: int
+    counters: ScannerCounters
+    ended: trio.Event
+
     def __init__(self, worker: Worker, number: int, slots: int, tables: Callable[[], list[str]]) -> None:
         self.worker, self.number = worker, number
         self.counters = ScannerCounters()
@@ -103,18 +108,18 @@ class Scanner:
         self._most = slots
         self._slots = trio.Semaphore(slots)
         self._ready: deque[tuple[str, bytes, list[int], bool]] = deque()  # claimed, for the next runner
-        self._runners = slots  # that may still be started: tasks that run observers, one row after the other
+        self._runners = slots  # runners that may still be started: tasks that run observers, row after row
         self._idle = trio.lowlevel.ParkingLot()
         self._tables = tables
-        self._due = math.inf  # the first moment at which something is due that was passed by on this tour
-        self._passed = 0  # rows with nothing to be run now
-        self._level: frozenset[int] | None = None  # the observers of the priority that is toured for
+        self._due = math.inf  # when the first change that this tour passed by is due
+        self._passed = 0  # rows passed by, with nothing to run now
+        self._level: frozenset[int] | None = None  # the observers of the priority that it tours for
         self._share = math.inf  # rows that it may still claim
-        self._given = 0  # how often it gave way in a row
-        self._rng = random.Random(worker.client.random.getrandbits(64))
+        self._given = 0  # how often it gave way in succession
+        self._rng = random.Random(worker.engine.random.getrandbits(64))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look for work until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 while True:
@@ -123,22 +128,22 @@ class Scanner:
                     self._due, self._passed = math.inf, 0
                     try:
                         await self._tour(nursery)
-                    except Corruption as error:  # a key: what is behind it cannot be told
-                        self.worker.client.driver.note_damage(error)
-                    except (Unavailable, SessionEnded) as error:  # R6: of a served store; it comes back
+                    except Corruption as error:  # an unreadable key: what follows it is unknown
+                        self.worker.engine.driver.note_damage(error)
+                    except (Unavailable, SessionEnded) as error:  # R6: of a served store, which comes back
                         log.warning("%s; looking again", error)
                         await trio.sleep(_AWAY_S)
                         continue
                     if self._passed > self.worker.options.page_rows and self._due < math.inf:
-                        await trio.sleep(trio.current_time() - began)  # many wait: half of the time for others
-                    # What waited when the tour began may be tried again then (N6).
+                        await trio.sleep(trio.current_time() - began)  # many wait: leave half of the time to others
+                    # The next retry that was not due yet when the tour began (N6).
                     failed = self.worker.backoff.next_due(began)
                     await self.worker.sleep(min(self._due, math.inf if failed is None else failed))
         finally:
             self.ended.set()
 
     def _places(self) -> list[Place]:
-        store = self.worker.client.driver.store
+        store = self.worker.engine.driver.store
         places = []
         for table in self._tables():
             starts = store.bounds(table)
@@ -158,10 +163,10 @@ class Scanner:
             self.counters.teleports += 1
 
     async def _tour_by_priority(self, nursery: trio.Nursery) -> None:
-        """The highest level wholly, each other as far as its share goes; until none was cut short.
+        """Tour for the highest level wholly, for each other as far as its share goes; repeat until none was cut short.
 
-        The share is in proportion to what looking for higher ones costs. Below one that has more to do it goes on at
-        every fourth time only, by chance.
+        The share is in proportion to the cost of looking for higher ones. Below a level that has more to do it goes on
+        only one time in four, at random.
         """
         cut = True
         while cut:
@@ -179,7 +184,7 @@ class Scanner:
             await trio.lowlevel.checkpoint()
 
     async def _ride(self, nursery: trio.Nursery) -> bool:
-        """Whether it teleports instead of going all the way round."""
+        """Walk all the way round. Returns whether it teleports instead."""
         claims = self.counters.claims
         for place in await self._ahead():
             if await self._walk(nursery, place, claims):
@@ -187,8 +192,8 @@ class Scanner:
         return False
 
     async def _ahead(self) -> list[Place]:
-        """All places from a random one on, without those found clean on the way to the first dirty row; that place
-        begins at a random key, and what is skipped of it comes at the end."""
+        """All places from a random one on, without clean ones before the first dirty one; that place begins at a random
+        key, and its skipped part comes last."""
         places = self._places()
         at = self._rng.randrange(len(places)) if places else 0
         places = places[at:] + places[:at]
@@ -211,7 +216,7 @@ class Scanner:
         return random_row(page.rows[0][0], last.rows[0][0], self._rng)
 
     def _free(self, table: str, page: ScanPage) -> list[ScanRow]:
-        """The rows of a page that nobody has, as far as is known."""
+        """The rows of a page that no scanner has, as far as is known."""
         elsewhere, held, now = self.worker.elsewhere, self.worker.rows, trio.current_time()
         if elsewhere is None:
             return page.rows
@@ -225,19 +230,19 @@ class Scanner:
         """The first dirty rows of a place, or the last."""
         query = ScanQuery(NOTIFY, None, 0, TS_MAX, 1)
         request = ScanRequest(place.table, place.low, place.high, (query,), reverse, rows)
-        return await self.worker.client.driver.store.scan(request)
+        return await self.worker.engine.driver.store.scan(request)
 
     async def _walk(self, nursery: trio.Nursery, place: Place, claims: int) -> bool:
-        """Claim the dirty rows of a place in order. Returns whether it teleports from a row that another one holds.
+        """Claim the dirty rows of a place in order. Returns whether it teleports from a row that another scanner holds.
 
-        It does if it has claimed any since it came here (then it had made `claims`). Else jumping gains nothing: where
-        it came to was random, and where few rows are dirty, all of them may be held.
+        It does if it has claimed a row since it came here, when it had made `claims` claims. Else jumping gains
+        nothing: it came to a random place, and if few rows are dirty, all of them may be held.
         """
         query = ScanQuery(NOTIFY, None, 0, TS_MAX, CELLS_PER_ROW)
         start: bytes | None = place.low
         while start is not None:
             request = ScanRequest(place.table, start, place.high, (query,), False, self.worker.options.page_rows)
-            page = await self.worker.client.driver.store.scan(request)
+            page = await self.worker.engine.driver.store.scan(request)
             walk = _Walk(place.table, [(row, cells) for row, [cells] in page.rows], claims, self.counters.claims)
             try:
                 if await self._walk_page(nursery, walk):
@@ -293,8 +298,8 @@ class Scanner:
         return await self._claim(nursery, walk, len(walk.rows))
 
     async def _claim(self, nursery: trio.Nursery, walk: _Walk, at: int) -> bool:
-        """Claim the taken rows among all processes, and have them run. Returns whether the scanner teleports, from a
-        row that another process has. `at`: which row of the page comes next."""
+        """Claim the taken rows among all processes, and hand them to runners. Returns whether the scanner teleports,
+        from a row that another process has. `at`: the index of the page's next row."""
         elsewhere = self.worker.elsewhere
         if elsewhere is not None:
             return await self._claim_elsewhere(elsewhere, nursery, walk, at)
@@ -304,8 +309,8 @@ class Scanner:
         return False
 
     async def _claim_elsewhere(self, elsewhere: Elsewhere, nursery: trio.Nursery, walk: _Walk, at: int) -> bool:
-        """It passes by rows of others once: it asks for later rows as well, so that a claim rarely fails altogether.
-        Then it teleports."""
+        """As `_claim`, at the owner. It asks for later rows of the page as well, so that a claim rarely fails
+        altogether, then teleports from a row that another process has."""
         worker, table = self.worker, walk.table
         while walk.taken:
             instead = await self._instead(walk, at)
@@ -323,7 +328,7 @@ class Scanner:
                     left += 1
                     self._unlock(table, dirty.row)
             for dirty, state in zip(instead, states[len(tried) :], strict=True):
-                # Another scanner of this process may have it by now: that one runs it, or lets go of it.
+                # Another scanner of this process may have it by now: that one runs it, or releases it.
                 if state == CLAIMED and self._takes(table, dirty.row):
                     self._begin(nursery, table, dirty)
                     left -= 1
@@ -365,7 +370,7 @@ class Scanner:
         return not self.worker.options.row_locks or self.worker.rows.take(table, row, self.number)
 
     def _let_go(self, table: str, row: bytes) -> None:
-        """Release a row that it took here, and does not run."""
+        """Release a row that it locked here and does not run, and its slot."""
         self._unlock(table, row)
         self._slots.release()
 
@@ -391,7 +396,7 @@ class Scanner:
         return self.worker.options.teleport and self.counters.claims > walk.claims
 
     async def _wanted(self, table: str, row: bytes, cells: list[ScanCell]) -> list[int]:
-        """Of the acks for which a row has notify cells, those that may be run now."""
+        """The acks whose observers may run now, of those for which a row has notify cells."""
         worker, now = self.worker, trio.current_time()
         acks = list(dict.fromkeys([column for column, _, _ in cells]))
         if len(cells) == CELLS_PER_ROW:  # one observer's cells may hide another's (N11)
@@ -412,8 +417,8 @@ class Scanner:
         return due
 
     def _gives_way(self) -> bool:
-        """There was no slot, and now there is one: whether a higher priority is to look for something to do with it."""
-        levels = self.worker.levels  # others, or none, if observers were paused meanwhile
+        """Whether to look for work of a higher priority first, for a slot that has just become free."""
+        levels = self.worker.levels  # changed, or empty, if observers were paused meanwhile
         if self._level is None or not levels or self._level is levels[0]:
             return False
         self._given += 1
@@ -426,7 +431,7 @@ class Scanner:
     async def _waiting(self, table: str, row: bytes) -> list[int]:
         """The acks for which a row has notify cells."""
         acks = self.worker.acks(table)
-        [found] = await self.worker.client.driver.store.read(
+        [found] = await self.worker.engine.driver.store.read(
             [(table, row, [(NOTIFY, ack, 0, TS_MAX, 1) for ack in acks])]
         )
         return [ack for ack, cells in zip(acks, found, strict=True) if cells]
@@ -443,18 +448,18 @@ class Scanner:
                 raise
             except BaseException as error:
                 if isinstance(error, Exception):
-                    raise  # a bug of ours: observers' own are dealt with by then (N6)
+                    raise  # a bug of perco: observers' errors are handled by then (N6)
                 self._stop(error)
 
     def _stop(self, error: BaseException) -> None:
-        """An observer raised SystemExit, KeyboardInterrupt or the like; cancellation may be in a group with it."""
+        """Pass on an observer's SystemExit, KeyboardInterrupt or the like, perhaps in a group with a cancellation."""
         cancelled = None
         if isinstance(error, BaseExceptionGroup):
             cancelled, rest = error.split(trio.Cancelled)
             if rest is not None:
-                self.worker.client.background.stop(rest)
+                self.worker.engine.background.stop(rest)
         else:
-            self.worker.client.background.stop(error)
+            self.worker.engine.background.stop(error)
         if cancelled is not None:
             raise cancelled
 
@@ -471,7 +476,7 @@ class Scanner:
             if worker.options.row_locks:
                 worker.rows.release(table, row)
             self._slots.release()
-            worker.wake_up()  # whoever passed this row by looks again
+            worker.wake_up()  # a scanner that passed this row by looks again
 
 
 def _newest(cells: list[ScanCell]) -> int:

@@ -5,7 +5,7 @@ N9  The ack of a run records its cause, and so does the record that a run for a 
     chain is known only at the end of the pass, so the pass keeps what it reads: whole pages up to a bound, and of the
     rest the timestamps (12 bytes for each record, 28 for each ack); of those pages it reads the few again that belong
     to the tree. The store keeps nothing for this. Cells that have been collected, or written again since, are missing:
-    then a run is shown with the observers that it came through.
+    then a run is shown with the observers that led to it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from perco.clock.oracle import published
 from perco.errors import Corruption
 from perco.notify.failing import names_on
-from perco.storage import TS_MAX, WRITE, ScanCell, ScanPage, ScanQuery, ScanRequest
-from perco.txn.client import Client
-from perco.txn.oracle import published
-from perco.txn.records import (
+from perco.protocol.records import (
     ACK,
     Cellref,
     cause_of_run,
@@ -29,6 +27,8 @@ from perco.txn.records import (
     observer_of,
     unpack_record,
 )
+from perco.storage import TS_MAX, WRITE, ScanCell, ScanPage, ScanQuery, ScanRequest
+from perco.txn.engine import Engine
 
 _CELLS: Final = 1 << 16  # of a row
 RUNS_MAX: Final = 10_000
@@ -52,8 +52,7 @@ class Traced:
         runs: the runs that followed.
         asked: it wrote the row that is being traced.
         signal: `on` is a signal.
-        unsure: no run, as far as is known; but so old that the record of a run for a signal may have been collected
-            (G4).
+        unsure: no run is known, but the record of a run for a signal may have been collected (G4).
     """
 
     commit_ts: int
@@ -82,18 +81,18 @@ class _Run:
 
 
 async def trace(
-    client: Client, table: str, row: bytes, tell: Callable[[int], None] = lambda rows: None
+    engine: Engine, table: str, row: bytes, tell: Callable[[int], None] = lambda rows: None
 ) -> list[Traced]:
-    """The trees of causes that the newest values of a row belong to, the newest first; [] for a row without any.
+    """The trees of causes that the newest values of a row belong to, the newest first; [] for a row without values.
 
     Args:
         tell: called with the number of rows read so far.
     """
-    return await _Tracing(client, table, row, tell).run()
+    return await _Tracing(engine, table, row, tell).run()
 
 
 class _Page(NamedTuple):
-    """A page of write records: [start, stop) of a table. `rows` is None where it has to be read again."""
+    """A page of write records: [start, stop) of a table. `rows` is None if it must be read again."""
 
     table: str
     start: bytes
@@ -122,7 +121,7 @@ class _Index:
         self.pages.append(_Page(table, start, page.next, rows))
 
     def roots(self, stamps: set[int]) -> set[int]:
-        """The causes of the transactions at these timestamps; of transactions from outside, themselves."""
+        """The roots of the transactions at these timestamps; a transaction from outside is its own root."""
         roots = {ts: root for ts, root in zip(self._runs, self._roots, strict=True) if ts in stamps}
         return {roots.get(ts, ts) for ts in stamps}
 
@@ -132,15 +131,15 @@ class _Index:
         return set(islice(found, RUNS_MAX))
 
     def pages_with(self, stamps: set[int]) -> list[_Page]:
-        """Those with a record at one of these timestamps."""
+        """The pages with a record at one of these timestamps."""
         found = {page for ts, page in zip(self._stamps, self._on, strict=True) if ts in stamps}
         return [self.pages[number] for number in sorted(found)]
 
 
 class _Tracing:
-    def __init__(self, client: Client, table: str, row: bytes, tell: Callable[[int], None]) -> None:
-        self._client, self._table, self._row, self._tell = client, table, row, tell
-        catalogue = client.catalogue
+    def __init__(self, engine: Engine, table: str, row: bytes, tell: Callable[[int], None]) -> None:
+        self._engine, self._table, self._row, self._tell = engine, table, row, tell
+        catalogue = engine.known.catalogue
         self._signals = {(name, column) for name in catalogue.tables for column in catalogue.signals(name)}
         self._observers = {entry.number: id for id, entry in catalogue.observers.items()}
         self._read = 0
@@ -174,10 +173,10 @@ class _Tracing:
 
     async def _cut(self) -> int:
         """The timestamp below which records of runs for signals may have been collected; 0: there are none."""
-        observed = {(entry.table, entry.column) for entry in self._client.catalogue.observers.values()}
-        tables = self._client.catalogue.tables
+        observed = {(entry.table, entry.column) for entry in self._engine.known.catalogue.observers.values()}
+        tables = self._engine.known.catalogue.tables
         signalled = {table for table, column in observed if tables[table].columns[column].is_signal}
-        cuts = (await published(self._client.driver.store))[2]
+        cuts = (await published(self._engine.driver.store))[2]
         return max((cuts.get(table, 0) for table in signalled), default=0)
 
     async def _newest(self) -> set[int]:
@@ -194,9 +193,9 @@ class _Tracing:
         return set(found.values())
 
     async def _index(self) -> _Index:
-        """The one pass."""
+        """Make the one pass over the store."""
         index = _Index()
-        for table in self._client.catalogue.tables:
+        for table in self._engine.known.catalogue.tables:
             start: bytes | None = b""
             while start is not None:
                 page = await self._page(table, start, None)
@@ -215,7 +214,7 @@ class _Tracing:
 
     async def _page(self, table: str, start: bytes, stop: bytes | None) -> ScanPage:
         query = ScanQuery(WRITE, None, 0, TS_MAX, _CELLS)
-        page = await self._client.driver.store.scan(ScanRequest(table, start, stop, (query,)))
+        page = await self._engine.driver.store.scan(ScanRequest(table, start, stop, (query,)))
         self._read += len(page.rows)
         self._tell(self._read)
         return page
@@ -229,7 +228,7 @@ class _Tracing:
                         yield run
 
     def _tree(self, root: int, runs: list[_Run], writes: dict[int, list[Cellref]]) -> Traced:
-        name = self._client.name_of
+        name = self._engine.known.name_of
         by_commit = {root: Traced(root)} | {run.commit_ts: self._traced(run) for run in runs}
         written: dict[Cellref, list[int]] = {}
         for ts in by_commit:
@@ -244,13 +243,13 @@ class _Tracing:
                 parent = by_commit.get(max((ts for ts in written.get(observed, ()) if ts <= run.start_ts), default=0))
             if parent is None:
                 parent = by_commit[root]
-                by_commit[run.commit_ts].through = tuple(names_on(self._client, run.path))
+                by_commit[run.commit_ts].through = tuple(names_on(self._engine, run.path))
             parent.runs.append(by_commit[run.commit_ts])
         return by_commit[root]
 
     def _traced(self, run: _Run) -> Traced:
         number = observer_of(run.cell.column)
-        on = self._client.name_of(run.cell._replace(column=observed_column(run.cell.column)))
+        on = self._engine.known.name_of(run.cell._replace(column=observed_column(run.cell.column)))
         observer = self._observers.get(number, f"#{number}")
         return Traced(run.commit_ts, observer, on, run.depth + 1, run.attempts + 1, signal=bool(run.raised))
 
@@ -260,7 +259,7 @@ def _run_of(cell: Cellref, ts: int, value: bytes, *, signal: bool) -> _Run | Non
         kind, start_ts, body = unpack_record(value)
         found = cause_of_run(body, signal=signal) if kind == ACK else None
     except Corruption:
-        return None  # `perco check` tells of it
+        return None  # `perco check` reports it
     if found is None:
         return None
     raised, (root, depth, path, attempts) = found

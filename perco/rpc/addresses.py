@@ -1,6 +1,6 @@
 """Where a server listens: `unix:PATH`, `tcp://HOST:PORT`, `tls://HOST:PORT`, and the socket in a store's folder.
 
-A path of more than 107 bytes is no address for a Unix socket; it is reached through its folder's descriptor.
+A path of more than 107 bytes is too long for a Unix socket; it is reached through its folder's descriptor.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Address(NamedTuple):
 
     @property
     def on_this_host(self) -> bool:
-        """Whether nobody else can reach it: a Unix socket, or loopback."""
+        """Whether no other host can reach it: a Unix socket, or loopback."""
         if self.path is not None or self.host == "localhost":
             return True
         return self.host == "::1" or (self.host.startswith("127.") and self.host.count(".") == 3)
 
     def beside(self, number: int, port: int = 0) -> Address:
-        """Where a tablet server of that number listens, whose owner listens here: at a path that ends in the number, or
+        """Where the tablet server of a number listens if its owner listens here: at a path that ends in the number, or
         at a port of its own."""
         if self.path is None:
             return self._replace(port=port)
@@ -58,16 +58,16 @@ NOWHERE: Final = Address(None)
 
 
 def is_address(text: str) -> bool:
-    """Whether it says where a server listens, and not where a folder lies."""
+    """Whether it is the address of a server, not the path of a folder."""
     return text.startswith(("unix:", "tcp://", "tls://"))
 
 
 def parse(text: str) -> Address:
-    """Raises: UsageError."""
+    """Parse an address. Raises: UsageError."""
     if text.startswith("unix:"):
         path = text.removeprefix("unix:").removeprefix("//")
         if not path:
-            raise UsageError("unix: wants the path of a socket: unix:/run/perco.sock")
+            raise UsageError("unix: needs the path of a socket: unix:/run/perco.sock")
         return Address(Path(path).expanduser())
     if not is_address(text):
         raise UsageError(f"{text!r}: write unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
@@ -81,8 +81,8 @@ def parse(text: str) -> Address:
 
 
 async def connect(address: Address, trust: ssl.SSLContext | None = None) -> trio.abc.Stream:
-    """A stream to whoever listens there; `trust`: whose certificates, for TLS. Raises: OSError, ssl.SSLError among
-    them."""
+    """A stream to the server that listens there; `trust`: the certificates that TLS accepts. Raises: OSError,
+    ssl.SSLError included."""
     if address.path is not None:
         with _short(address.path) as path:
             return await trio.open_unix_socket(path)
@@ -117,7 +117,7 @@ def _plainly(error: OSError) -> OSError:
 
 
 def unreached(address: Address, error: OSError) -> tuple[str, str]:
-    """Why nobody was reached at an address, for people, and what to do; "" if that is just to try again."""
+    """Why no server was reached at an address, for people, and what to do; "": try again."""
     if isinstance(error, socket.gaierror):
         return f"the host of {address} is not known ({error.strerror})", "Is the address right?"
     if isinstance(error, ConnectionRefusedError | FileNotFoundError):
@@ -151,7 +151,7 @@ _listening: weakref.WeakSet[trio.SocketListener] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a child: nobody is to reach it at its parent's address."""
+    """Close the parent's listeners in a child, which must not be reached at its parent's address."""
     for listener in list(_listening):
         with contextlib.suppress(OSError):
             os.close(listener.socket.fileno())
@@ -164,12 +164,12 @@ os.register_at_fork(after_in_child=_after_fork)
 async def listening(
     address: Address, *, ours: bool = False
 ) -> AsyncIterator[tuple[Address, list[trio.SocketListener]]]:
-    """Listen there while the block lasts; yields the address as it is, with the port that was found for port 0.
+    """Listen there while the block lasts; yields the address, with the actual port in the place of port 0.
 
-    `ours`: nobody else can serve at that path, so whatever is there is put away. Else a socket file that a dead server
-    left is put away; that of a living one is not. For the owner of the socket only (0600).
+    `ours`: no other process may serve at that path, so any file there is removed. Otherwise a socket file is removed if
+    a dead server left it, but not that of a living one. Only the owner of the socket may connect (0600).
 
-    Raises: StoreError where somebody listens already, or the address is not ours; UsageError.
+    Raises: StoreError if a process listens there already, or the address cannot be used; UsageError.
     """
     if address.path is None:
         try:
@@ -219,30 +219,30 @@ def _unix_listener(address: Address, path: Path, *, ours: bool) -> trio.SocketLi
 
 
 def _put_away_stale(address: Address, path: Path) -> None:
-    """A socket that a dead server left at the path."""
+    """Remove a socket that a dead server left at the path."""
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(kind):
-        raise UsageError(f"{path} is there and is no socket; choose another path")
+        raise UsageError(f"{path} exists and is not a socket; choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, _short(path) as name:
         probe.setblocking(False)
         try:
             probe.connect(name)
         except BlockingIOError:
-            pass  # somebody is busy there
+            pass  # a busy server listens there
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
             return
         except FileNotFoundError:
             return
-    raise StoreError(f"somebody listens at {address} already; end that process, or choose another address")
+    raise StoreError(f"another process listens at {address} already; stop it, or choose another address")
 
 
 def _not_ours(address: Address, error: OSError) -> StoreError:
     if error.errno == errno.EADDRINUSE:
-        return StoreError(f"somebody listens at {address} already; end that process, or choose another port")
+        return StoreError(f"another process listens at {address} already; stop it, or choose another port")
     return StoreError(f"cannot listen at {address}: {error.strerror or error}")
 
 

@@ -8,10 +8,10 @@ load frames grow, up to `frame_messages`. Then both ends work at the same time: 
 next. No message waits here for more to come: the delay window comes before (`storage/batching.py`).
 
 R2  Both sides send an empty frame when they have had nothing else to send for `heartbeat_s`. A side that hears nothing
-    for `silence_s` takes the connection for dead: half-open ones end so.
+    for `silence_s` treats the connection as dead: so half-open ones end.
 R3  A side that does not read holds up its own connection only, and that ends after `silence_s`. The messages that wait
     for it are bounded by its calls, which are bounded (`peer.py`).
-R10 ... unless it says by another way that it lives and cannot read (`excuse`).
+R10 ... unless it says in another way that it is alive and cannot read (`excuse`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from dataclasses import dataclass
 import trio
 
 from perco.errors import TooLarge, UsageError
-from perco.options import check_options
 from perco.rpc.framing import (
     GREETING_BYTES_MAX,
     HEAD_BYTES,
@@ -36,6 +35,7 @@ from perco.rpc.framing import (
     packed,
     packer,
 )
+from perco.settings import check_options
 
 _RECEIVE_BYTES = 64 * 1024
 _NO_SOCKET = -1
@@ -47,18 +47,18 @@ _GREETING_BYTES_MAX = GREETING_BYTES_MAX + HEAD_BYTES
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WireOptions:
     """Attributes:
-    message_bytes_max: of one call or reply: a value of 8 MiB fits with what goes with it.
-    frame_bytes: a frame is sent as soon as it holds so much; what is longer than a message comes in several.
-    frame_messages: ... or so many messages. The other side works at them while the next are on their way; in one great
-        frame all would go to and fro between two processes of which one always waits.
-    heartbeat_s: how long a side is silent at most; silence_s: after that the other takes it for gone.
-    calls_max: calls of one connection that a server works at; then it stops reading, until some are answered.
-    waiting_bytes_max: of replies that one connection has not taken yet; then its server begins and reads nothing, too.
+    message_bytes_max: of one call or reply: a value of 8 MiB fits, with what goes with it.
+    frame_bytes: a frame is sent as soon as it holds this much; data too long for a message come in several messages.
+    frame_messages: ... or this many messages. The other side works on them while the next are on their way; with one
+        large frame for all, one of the two processes would always wait.
+    heartbeat_s: a side sends something at least this often; silence_s: after this silence the other treats it as gone.
+    calls_max: calls of one connection in flight at a server; at this limit it stops reading until some are answered.
+    waiting_bytes_max: of replies that wait for one connection; above it, too, the server begins and reads no call.
     connect_s: how long connecting and the greeting may take.
     patience_s: how long a call waits for a server that is away, before Unavailable.
-    lease_s: how long a client that is not heard of keeps what it holds: its snapshots, locks and claims.
-    connections_max: that a server serves at a time.
-    ca_file: certificates that a tls:// server's is checked against, or they themselves as PEM; "": the system's.
+    lease_s: how long a client that is not heard from keeps what it holds: its snapshots, locks and claims.
+    connections_max: connections that a server serves at a time.
+    ca_file: a file of certificates to check a tls:// server's against, or the certificates as PEM; "": the system's.
     """
 
     message_bytes_max: int = 24 << 20
@@ -76,7 +76,7 @@ class WireOptions:
 
     @property
     def part_bytes(self) -> int:
-        """Of what is too much for a message, so much goes into one; with a value of 8 MiB more it still fits."""
+        """The size at which data too long for a message is divided; one more value of 8 MiB still fits."""
         return self.message_bytes_max // 3
 
     def __post_init__(self) -> None:
@@ -88,14 +88,14 @@ class WireOptions:
             raise UsageError(f"WireOptions: {what}")
         if self.frame_bytes > self.message_bytes_max:
             raise UsageError(
-                f"WireOptions: frame_bytes is {self.frame_bytes}; a frame is refused that is longer than a message may "
-                f"be (message_bytes_max, {self.message_bytes_max})"
+                f"WireOptions: frame_bytes is {self.frame_bytes}; it must be at most message_bytes_max "
+                f"({self.message_bytes_max})"
             )
 
 
 class Flusher:
-    """Sends for many channels what comes to wait on them, once all that happens at the same time has happened: what a
-    commit of LMDB answers leaves in a frame for each connection. `run` is a task of its own."""
+    """Flushes many channels, after all tasks that are ready have run: the replies that one commit of LMDB brings leave
+    in one frame for each connection. `run` is a task of its own."""
 
     def __init__(self) -> None:
         self._due: list[Channel] = []
@@ -106,7 +106,7 @@ class Flusher:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Flush until cancelled."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
@@ -124,12 +124,15 @@ class Channel:
     silent.
 
     It reads and writes a socket directly, as soon as that is ready: a stream's own way of waiting would cost more than
-    the messages. A task waits for bytes that a socket does not take at once, and for other streams.
+    the messages. A task writes what a socket does not take at once, and writes to other streams.
 
     Args:
-        flush_soon: told that something waits; who tells calls `flush`. None: the channel sees to it.
-        maps: whether there may be maps in what comes after the greeting.
+        flush_soon: called when a message waits; must have `flush` called soon. None: the channel sends by itself.
+        maps: whether maps are accepted after the greeting.
     """
+
+    closed: trio.Event
+    heard: float
 
     def __init__(
         self,
@@ -141,18 +144,18 @@ class Channel:
     ) -> None:
         self._stream, self._options, self._flush_soon, self._maps = stream, options, flush_soon, maps
         self._socket = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else _NO_SOCKET
-        self.leaving: Callable[[], None] | None = None  # asked for what goes first, before a frame leaves
+        self.leaving: Callable[[], None] | None = None  # called before a frame leaves: may send first
         self._waiting: deque[bytes] = deque()
         self._rest: bytes | memoryview = b""  # of a frame, that the socket has not taken
-        self._bytes = 0  # waiting, or on their way
+        self._bytes = 0  # waiting, or being sent
         self._wake = trio.Event()
         self._running = self._receiving = self._flushing = False
-        self._listening = False  # to what may come; else it waits in the socket
-        self._early: list[list[Message]] = []  # came right behind the greeting
+        self._listening = False  # while it reads; else what comes waits in the socket
+        self._early: list[list[Message]] = []  # came right after the greeting
         self._closing = False
         self._failed: OSError | None = None
         self._drained: trio.Event | None = None
-        self._taking: trio.CancelScope | None = None  # while the other side is to take what was sent
+        self._taking: trio.CancelScope | None = None  # while a send waits for the other side
         self._decoder = FrameDecoder(_GREETING_BYTES_MAX)
         self._pack = packer()
         self.heard = self._said = trio.current_time()
@@ -165,8 +168,8 @@ class Channel:
         await self._stream.send_all(frame([packed(message)]))
 
     async def greeting(self, *, alone: bool) -> Message:
-        """The other side's first message; small, for nobody knows yet who it is. `alone`: it says nothing more before
-        it is answered.
+        """The other side's first message; small, because that side is not known yet. `alone`: no other message may come
+        before the answer.
 
         Raises: WireError; trio.BrokenResourceError at the end of the stream.
         """
@@ -189,11 +192,11 @@ class Channel:
         if len(data) > self._options.message_bytes_max:
             raise TooLarge("a call or its reply", len(data), self._options.message_bytes_max, _REMEDY, "bytes")
         if len(data) > _PACKED_BYTES:
-            self._pack = packer()  # it keeps the room that its largest message took
+            self._pack = packer()  # the old one keeps the memory of its largest message
         self._waiting.append(data)
         self._bytes += len(data)
         if self._receiving:
-            self._flushing = True  # when all of the frame has been worked at
+            self._flushing = True  # once the received frame has been handled
             return
         if self._flush_soon is not None:
             if not self._flushing:
@@ -203,13 +206,13 @@ class Channel:
         self._wake.set()
 
     def send_first(self, message: Message) -> None:
-        """A small one, before those that wait; from `leaving`."""
+        """Queue a small message before those that wait; called by `leaving`."""
         data = self._pack(message)
         self._waiting.appendleft(data)
         self._bytes += len(data)
 
     def wake(self) -> None:
-        """There is something that `leaving` knows of."""
+        """Send a frame soon, because `leaving` has something to send."""
         if self._flush_soon is None:
             self._wake.set()
         elif not self._flushing:
@@ -225,11 +228,11 @@ class Channel:
 
     @property
     def waiting_bytes(self) -> int:
-        """Sent, and not yet taken by the other side's machine or this one's buffers."""
+        """Bytes of messages that the socket has not taken yet."""
         return self._bytes
 
     def drain(self) -> trio.Event:
-        """Set when less than half of what may wait does, and when nothing is sent any more."""
+        """An event: at most half of `waiting_bytes_max` waits, or the channel has ended."""
         if self._drained is None:
             self._drained = trio.Event()
         return self._drained
@@ -243,8 +246,8 @@ class Channel:
         """Exchange messages until the stream ends.
 
         Args:
-            received: told the messages of each frame.
-            pause: asked before more is read: an event to wait for first.
+            received: called with the messages of each frame.
+            pause: called before more is read; returns an event to wait for first, or None.
 
         Raises: WireError, Silent, trio.BrokenResourceError, trio.ClosedResourceError.
         """
@@ -277,7 +280,7 @@ class Channel:
         while True:
             while (wait := pause()) is not None:
                 await wait.wait()
-            self.heard = trio.current_time()  # who was not listened to was not silent
+            self.heard = trio.current_time()  # while we do not read, the other side is not silent
             self._listening = True
             data = await self._receive()
             self._listening = False
@@ -297,7 +300,7 @@ class Channel:
                 self._receiving = False
             if self._flushing:
                 self.flush()
-            await trio.lowlevel.checkpoint()  # so that nobody waits while many frames are worked at
+            await trio.lowlevel.checkpoint()  # so that other tasks run between frames
 
     async def _receive(self) -> bytes | bytearray:
         if self._socket == _NO_SOCKET:
@@ -312,7 +315,7 @@ class Channel:
                 raise trio.BrokenResourceError(f"the connection broke: {error}") from error
 
     async def _watch(self) -> None:
-        """R2. It looks twice: after a while in which this process did not run, it is behind in its reading."""
+        """R2. It looks twice: a process that stood still has not read yet what came meanwhile."""
         options, before = self._options, -1.0
         while True:
             await trio.sleep(min(options.heartbeat_s, options.silence_s) / 4)
@@ -325,7 +328,7 @@ class Channel:
                 before = self.heard
 
     def flush(self) -> None:
-        """Send what waits, as far as that is possible at once."""
+        """Send what waits, as far as the socket takes it at once."""
         self._flushing = False
         if self._socket == _NO_SOCKET or self._rest or not self._running:
             self._wake.set()
@@ -345,13 +348,13 @@ class Channel:
         return frame(self._take())
 
     def _send_now(self, data: bytes | memoryview) -> bytes | memoryview:
-        """What is left of it."""
+        """Write to the socket; returns what it did not take."""
         try:
             sent = os.write(self._socket, data)
         except BlockingIOError:
             return data
         except OSError as error:
-            self._failed = error  # for the task that writes
+            self._failed = error  # for `_send`, which raises it
             return data
         return b"" if sent == len(data) else memoryview(data)[sent:]
 
@@ -376,19 +379,19 @@ class Channel:
             if self.leaving is not None:
                 self.leaving()
             data = self._rest or self._frame()
-            self._rest = data  # nobody else sends meanwhile
+            self._rest = data  # so that `flush` sends nothing meanwhile
             await self._send(data)
             self._rest = b""
             self._sent(len(data))
 
     async def _send(self, data: bytes | memoryview) -> None:
-        """Raises: Silent, when nothing of it is taken for too long."""
+        """Send all of it. Raises: Silent, if nothing of it is taken for too long."""
         silence_s = self._options.silence_s
         if self._socket == _NO_SOCKET:
             with trio.move_on_after(silence_s) as self._taking:
                 await self._stream.send_all(data)
             if self._taking.cancelled_caught:
-                raise Silent(f"what was sent is not taken for {silence_s:g} s")
+                raise Silent(f"the other side has accepted no data for {silence_s:g} s")
             return
         silent = False
         while True:
@@ -398,8 +401,8 @@ class Channel:
             if not left:
                 await trio.lowlevel.checkpoint()
                 return
-            if silent and len(left) == len(data):  # looked at once more: this process may have stood still
-                raise Silent(f"what was sent is not taken for {silence_s:g} s")
+            if silent and len(left) == len(data):  # tried once more: this process may have stood still
+                raise Silent(f"the other side has accepted no data for {silence_s:g} s")
             data = left
             with trio.move_on_after(silence_s) as self._taking:
                 await trio.lowlevel.wait_writable(self._socket)

@@ -1,8 +1,8 @@
-"""How errors cross the wire: one table, total over `perco.errors`.
+"""How errors cross the wire: one table that covers all of `perco.errors`.
 
-An error goes as (name of its class, its parts), and is made again on the other side: the same class, fields and
-sentence. An unknown error, of a newer server, arrives as a StoreError that says so. One error is another on the other
-side: a TransactionClosed, whose store this process has closed, is a SessionEnded to the process that it serves.
+An error is sent as (name of its class, its parts), and rebuilt on the other side: the same class, fields and message.
+An unknown error, of a newer server, arrives as a StoreError that says so. One error is another on the other side: a
+TransactionClosed, whose store this process has closed, is a SessionEnded to the process that it serves.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _made_too_old(asked: Any, oldest: Any, table: Any, text: str) -> errors.Snap
     return made
 
 
-# Class -> (what it is made of, what makes it again). Classes whose constructor takes one sentence are `_SAID`.
+# Class -> (what takes it apart, what rebuilds it). Classes whose constructor takes one sentence are in `_SAID`.
 _TABLE: Final[dict[type[PercoError], tuple[_Parts, Callable[..., PercoError]]]] = {
     errors.WriteConflict: (
         lambda e: (e.cells, e.other_ts, e.start_ts, e.read),
@@ -100,7 +100,7 @@ ERRORS: Final = frozenset(_BY_NAME)
 
 
 def pack_error(error: PercoError) -> tuple[Any, ...]:
-    """The parts that go over the wire."""
+    """Take an error apart for the wire."""
     if isinstance(error, errors.TransactionClosed):
         error = errors.SessionEnded("the process that serves this store has closed it")
     for kind in type(error).__mro__:
@@ -112,9 +112,9 @@ def pack_error(error: PercoError) -> tuple[Any, ...]:
 
 
 def unpack_error(packed: Any) -> PercoError:
-    """The error again."""
+    """Rebuild an error."""
     name, parts = packed
     make = _BY_NAME.get(name)
     if make is None:
-        return StoreError(f"the server, of another version of perco, answers with {name}: {parts!r}")
+        return StoreError(f"the server runs another version of perco and answers with {name}: {parts!r}")
     return make(*parts)

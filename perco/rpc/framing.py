@@ -4,9 +4,9 @@
 
 A frame carries all waiting messages, so messages that one side sends while the other is busy cost one read, not many.
 
-R1  A frame, and a message, has a size limit. A frame that is longer, holds more elements than `ELEMENTS_MAX`, is no
+R1  Frames and messages have a size limit. A frame that is longer, holds more elements than `ELEMENTS_MAX`, is not
     msgpack, is nested too deeply, or is not an array ends the connection before anything of it is acted on. So does a
-    map where the other side sends none: an array of small ones takes eighty times its bytes.
+    map where the other side sends none: an array of small maps takes eighty times its bytes in memory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LENGTH: Final = struct.Struct(">I")
 _HEAD: Final = struct.Struct(">IBH")
 HEAD_BYTES: Final = _HEAD.size
 MESSAGES_MAX: Final = (1 << 16) - 1  # in a frame
-GREETING_BYTES_MAX: Final = 1 << 16  # from somebody of whom nothing is known yet
-ELEMENTS_MAX: Final = 1 << 23  # of all arrays and maps in a frame; what a client sends has some four bytes in each
+GREETING_BYTES_MAX: Final = 1 << 16  # of a peer that is not known yet
+ELEMENTS_MAX: Final = 1 << 23  # of all arrays and maps in a frame; a client sends some four bytes in each
 _CHECKED_BYTES: Final = 1 << 14
 
 
@@ -39,7 +39,7 @@ def packed(message: Message) -> bytes:
 
 
 def packer() -> Callable[[Message], bytes]:
-    """`packed`, for somebody who sends many: not for two threads."""
+    """`packed`, for many messages; not for use by two threads."""
     pack: Callable[[Message], bytes] = msgpack.Packer().pack
     return pack
 
@@ -56,12 +56,12 @@ class FrameDecoder:
 
     def __init__(self, frame_bytes_max: int, *, maps: bool = True) -> None:
         self.max = frame_bytes_max
-        self.maps = maps  # whether there may be any
+        self.maps = maps  # whether they are accepted
         self._received = bytearray()
-        self._wanted = -1  # of the frame that has begun
+        self._wanted = -1  # the length of the frame that has begun; -1: none has
 
     def feed(self, data: bytes | bytearray) -> Iterator[list[Message]]:
-        """Raises: WireError; then nothing of the frame that it is about has been yielded."""
+        """The messages of each whole frame. Raises: WireError, before anything of the bad frame is yielded."""
         received = self._received
         received += data
         at = 0
@@ -72,7 +72,7 @@ class FrameDecoder:
                         return
                     (self._wanted,) = _LENGTH.unpack_from(received, at)
                     if self._wanted > self.max:
-                        raise WireError(f"a frame of {self._wanted} bytes; at most {self.max} are taken")
+                        raise WireError(f"a frame of {self._wanted} bytes; at most {self.max} are accepted")
                     at += _LENGTH.size
                 if len(received) - at < self._wanted:
                     return
@@ -100,7 +100,7 @@ def _messages(body: bytes, maps: bool) -> list[Message]:
         else:
             found = msgpack.unpackb(body, use_list=False, object_hook=_no_map, max_map_len=0)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
-        raise WireError(f"a frame that does not read: {type(error).__name__} {error}") from error
+        raise WireError(f"a frame that cannot be decoded: {type(error).__name__} {error}") from error
     if type(found) is not tuple:
         raise WireError(f"a frame that holds no messages: {str(found)[:40]!r}")
     for message in found:
@@ -110,8 +110,8 @@ def _messages(body: bytes, maps: bool) -> list[Message]:
 
 
 def _must_be_whole(body: bytes) -> None:
-    """A walk that makes no objects. Before msgpack 1.2.4, unpacking made room for all that an array is said to hold: a
-    few thousand that begin inside each other, and end nowhere, would take gigabytes."""
+    """Walk through it without making objects. Before msgpack 1.2.4, unpacking allocated the whole length that an array
+    declares: a few thousand arrays, each begun inside the last and never ended, would take gigabytes."""
     walk = msgpack.Unpacker(max_buffer_size=len(body), read_size=len(body))
     walk.feed(body)
     walk.skip()

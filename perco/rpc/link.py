@@ -4,14 +4,14 @@
 
 R4  A call is answered once, by the connection that it was sent on. When that breaks, calls that may be repeated
     (`again=True`: reads, draws, questions) are sent on the next one; others may or may not have arrived: `LostError`,
-    which for a mutation is `NoReply` (T4). A call that was out when several connections in a row ended at once,
+    which for a mutation is `NoReply` (T4). A call that was in flight when several connections in a row ended early,
     without any answer, is not sent again: it may be what ends them. A call that cannot be sent (it is too large, or
-    holds what the wire does not carry) ends alone.
+    holds what the wire does not carry) fails alone.
 R5  ... if the server still holds the session's versions (R7). Else calls that need them (`held=True`) get SessionEnded.
     A client that is answered so ends the connection. It sends the other calls that may be repeated in its next session.
 R6  One task tries a server that is away, or has no room for another connection, at growing, random intervals. Calls
     that wait longer than `patience_s` get Unavailable. A server that refuses for good (a wrong token, another version)
-    is tried again only when somebody calls.
+    is tried again only at the next call.
 """
 
 from __future__ import annotations
@@ -35,61 +35,52 @@ from perco.errors import (
     Unavailable,
     WriteUnknown,
 )
+from perco.outcome import Awaited
 from perco.rpc.channel import Channel, Silent, WireOptions
 from perco.rpc.crossing import unpack_error
 from perco.rpc.framing import Message, WireError
 
 OK: Final = 0
 ERROR: Final = 1
-PUSH: Final = 2  # from the server, of its own accord: (PUSH, what, value)
-log = logging.getLogger("perco.serve")
+PUSH: Final = 2  # a message that the server sends unasked: (what, PUSH, value)
+log: logging.Logger = logging.getLogger("perco.serve")
 
 _PAUSE_S, _PAUSE_MAX_S = 0.02, 0.5
-_ENDS_MAX: Final = 8  # connections in a row that end at once and without any answer, before a call is given up
-_MERGED_MAX: Final = 1 << 16  # things told in one message
-BACK_S: Final = 4 * _PAUSE_MAX_S  # by then all clients of a server that was away have found it again
+_ENDS_MAX: Final = 8  # connections in a row that end early, without any answer, before a call is given up
+_MERGED_MAX: Final = 1 << 16  # items in one message of `tell_merged`
+BACK_S: Final = 4 * _PAUSE_MAX_S  # by then all clients of a server that was away have reconnected
 
 
 class LostError(Exception):
     """The connection broke: the call may have arrived or not."""
 
 
-class _Call:
-    """One that waits for its reply; its own `outcome.Outcome`, as `perco.storage.call.Call`."""
+class _Call(Awaited):
+    """A call that waits for its reply."""
 
     __slots__ = (
         "again",
         "arguments",
         "ends",
-        "error",
         "held",
         "here",
         "id",
         "link",
         "method",
         "sent",
-        "task",
-        "value",
         "writes",
     )
 
     def __init__(self, link: Link, id: int, method: int, arguments: Any, again: bool, held: bool, here: bool) -> None:
+        super().__init__(trio.lowlevel.current_task())
         self.link, self.id, self.method, self.arguments, self.again = link, id, method, arguments, again
         self.held, self.here = held, here
-        self.task: trio.lowlevel.Task = trio.lowlevel.current_task()
         self.sent = self.writes = False
-        self.ends = 0  # connections in a row that ended at once while it was out, without any answer
-        self.value: Any = None
-        self.error: BaseException | None = None
-
-    def unwrap(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.value
+        self.ends = 0  # connections in a row that ended early while it was in flight, without any answer
 
     def abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
         if self.sent and not self.again:
-            return trio.lowlevel.Abort.FAILED  # T10: what was sent is waited for
+            return trio.lowlevel.Abort.FAILED  # T10: a call that was sent completes
         self.link._forget(self)
         return trio.lowlevel.Abort.SUCCEEDED
 
@@ -100,11 +91,16 @@ class Link:
     Args:
         name: of the server, for people.
         connect: makes a stream. Raises: OSError.
-        hello: what to greet with.
-        welcomed: told the server's greeting; returns whether all is held still. Raises: Unavailable for one that has
-            no room now, another PercoError for one that refuses.
-        pushed: told what the server says of its own accord.
+        hello: makes the greeting.
+        welcomed: called with the server's greeting; returns whether the server still holds everything. Raises:
+            Unavailable if the server has no room now, another PercoError if it refuses.
+        pushed: called with what the server sends unasked.
     """
+
+    closed: bool
+    connections: int
+    back_since: float
+    connected: trio.Event
 
     def __init__(
         self,
@@ -123,21 +119,21 @@ class Link:
         self._channel: Channel | None = None
         self._calls: dict[int, _Call] = {}
         self._next = 0
-        self._told: list[Message] | None = None  # since the greeting, which says all that was so before
-        self._merged: dict[int, list[Any]] = {}  # told, and not yet sent
+        self._told: list[Message] | None = None  # since the greeting, which covers all that was before it
+        self._merged: dict[int, list[Any]] = {}  # of `tell_merged`, not yet sent
         self._away_since = trio.current_time()
-        self._refused: PercoError | None = None  # it was asked, and does not want us
+        self._refused: PercoError | None = None  # the server was asked, and refuses
         self._last = "no connection yet"  # why there is none
         self._asked = trio.Event()
         self.connected = trio.Event()
         self.connections = 0
-        self._began = -math.inf  # when the present connection did
-        self._answered = False  # any call, by the present connection
-        self.back_since = -math.inf  # when it was last reached again
-        self.remedy = ""  # for whoever is told that it is away
+        self._began = -math.inf  # when the present connection began
+        self._answered = False  # whether the present connection has answered any call
+        self.back_since = -math.inf  # when the server was last reached again
+        self.remedy = ""  # for the errors that say that it is away
         self._losses = 0  # how often the server had ended the session
         self.closed = self._once_only = False
-        self.end: Callable[[], None] = lambda: None  # ends `run`, where somebody has it run
+        self.end: Callable[[], None] = lambda: None  # ends `run`; set by the code that has it run
 
     # ------------------------------------------------------------ calls
 
@@ -178,13 +174,13 @@ class Link:
 
     @property
     def refused(self) -> PercoError | None:
-        """Why the server does not want this client, if it has said so for good."""
+        """Why the server refuses this client for good, if it does."""
         return self._refused
 
     def tell(self, method: int, arguments: Any) -> None:
-        """Say something that needs no answer; any thread. Lost if there is no connection: then `hello` and `welcomed`
-        of the next one say what is so."""
-        if threading.get_ident() != self._thread:  # of what was dropped without an end
+        """Send a message that needs no answer; any thread. Lost if there is no connection: then `hello` and `welcomed`
+        of the next one cover it."""
+        if threading.get_ident() != self._thread:  # for an object that was dropped without an end
             self._from_elsewhere(self.tell, method, arguments)
         elif self._channel is not None:
             self._channel.send((0, method, arguments))
@@ -192,13 +188,13 @@ class Link:
             self._told.append((0, method, arguments))
 
     def tell_merged(self, method: int, item: Any) -> None:
-        """The same, of one of many things: those of which that is said before a frame leaves go in one message."""
+        """As `tell`, for one of many items: all that are told before a frame leaves go in one message."""
         if threading.get_ident() != self._thread:
             self._from_elsewhere(self.tell_merged, method, item)
         elif self._channel is None:
             self.tell(method, (item,))
         else:
-            # In one step: what is dropped may be told of in the middle of any other.
+            # In one step: a dropped object may call this in the middle of any other call.
             self._merged.setdefault(method, []).append(item)
             self._channel.wake()
 
@@ -207,7 +203,7 @@ class Link:
             self._loop.run_sync_soon(tell, method, arguments)
 
     def _leaving(self) -> None:
-        """A frame leaves: what was told goes before calls that were made after it."""
+        """A frame leaves: merged items go first in it, before later calls."""
         merged, self._merged = self._merged, {}
         assert self._channel is not None
         for method, items in merged.items():
@@ -263,10 +259,10 @@ class Link:
 
     def _end(self, call: _Call, error: BaseException) -> None:
         call.error = error
-        trio.lowlevel.reschedule(call.task, call)  # type: ignore[arg-type]
+        call.wake()
 
     def fail_all(self, error: Callable[[], BaseException]) -> None:
-        """Nobody will answer any more."""
+        """End all calls with an error, because no answer comes any more."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             self._end(call, error())
@@ -296,7 +292,7 @@ class Link:
                 if self._refused is not None:
                     refused = self._refused
                     self.fail_all(lambda refused=refused: refused)  # type: ignore[misc]
-                    self.connected.set()  # whoever waits finds `_refused`
+                    self.connected.set()  # waiting tasks find `_refused`
                     self.connected = trio.Event()
                     self._asked = trio.Event()
                     await self._asked.wait()
@@ -312,7 +308,7 @@ class Link:
             self.fail_all(lambda: LostError("the store was closed"))
 
     async def once(self) -> None:
-        """One connection, from its beginning to its end; whoever waits for an answer then is told LostError.
+        """Run one connection, from its beginning to its end; calls without an answer then get LostError.
 
         Raises: as `Channel.run`; what the server refuses with.
         """
@@ -321,11 +317,11 @@ class Link:
             await self._once()
         finally:
             self.closed = True
-            self.connected.set()  # whoever waits for it finds that it is closed
+            self.connected.set()  # waiting tasks find that it is closed
             self.fail_all(lambda: LostError(f"the connection to {self.name} broke"))
 
     async def _once(self) -> None:
-        """One connection, from its beginning to its end."""
+        """Run one connection, from its beginning to its end."""
         with trio.move_on_after(self._options.connect_s) as scope:
             stream = await self._connect()
         if scope.cancelled_caught:
@@ -338,19 +334,19 @@ class Link:
                 try:
                     welcome = await channel.greeting(alone=False)
                 except WireError as error:
-                    raise StoreError(f"what listens at {self.name} is no perco server: {error}") from error
+                    raise StoreError(f"the program at {self.name} is not a perco server: {error}") from error
             if scope.cancelled_caught:
                 raise Silent("no greeting")
             try:
                 kept = self._welcomed(welcome)
             except (KeyError, ValueError, TypeError) as error:
-                raise StoreError(f"what listens at {self.name} is no perco server: {error!r}") from error
+                raise StoreError(f"the program at {self.name} is not a perco server: {error!r}") from error
             self._begun(channel, kept)
             await channel.run(self._received, lambda: None)
         finally:
             self._channel = self._told = None
             self._merged.clear()
-            self._broken()  # at once: nobody is to take it for connected while it is closed
+            self._broken()  # first, so that it does not seem connected while it is closed
             await trio.aclose_forcefully(stream)
 
     def _begun(self, channel: Channel, kept: bool) -> None:
@@ -387,11 +383,11 @@ class Link:
                 self._forget(call)
                 self._end(call, LostError(f"the connection to {self.name} broke"))
             elif call.ends >= _ENDS_MAX:
-                what = f"{call.ends} connections in a row to {self.name} ended while this call was out, unanswered"
+                what = f"{call.ends} connections in a row to {self.name} ended before this call was answered"
                 self._give_up_on(call, what)
 
     def _received(self, messages: list[Message]) -> None:
-        calls, reschedule = self._calls, trio.lowlevel.reschedule
+        calls = self._calls
         ended: SessionEnded | None = None
         try:
             for id, status, value in messages:
@@ -401,7 +397,7 @@ class Link:
                 call = calls.pop(id, None)
                 self._answered = True
                 if call is None:
-                    continue  # who asked has been cancelled
+                    continue  # its caller was cancelled
                 if status == OK:
                     call.value = value
                 else:
@@ -412,9 +408,9 @@ class Link:
                             call.error = None
                             calls[id] = call  # R5
                             continue
-                reschedule(call.task, call)  # type: ignore[arg-type]
+                call.wake()
         except (ValueError, TypeError) as error:
-            raise WireError(f"a reply that does not read: {error}") from error
+            raise WireError(f"a reply that cannot be decoded: {error}") from error
         if ended is not None:
             self._answered = False  # R4: or a server that ends each session at once would be asked for ever
             raise trio.ClosedResourceError(ended.args[0])

@@ -1,9 +1,9 @@
 """A server's side of one connection: calls come in frames, replies leave in frames.
 
 R3  Of each kind of message that a server pushes, only the newest waits for a client that does not read.
-    At most `calls_max` calls of a connection are under way. While more than `waiting_bytes_max` of replies wait for it,
-    the server begins none of its calls, finds no rows for those that it has begun (`room`), and reads nothing more from
-    it. Other connections do not notice.
+    At most `calls_max` calls of a connection are in flight. While more than `waiting_bytes_max` of replies wait for it,
+    the server begins none of its calls, looks up no rows for those that it has begun (`room`), and reads nothing more
+    from it. Other connections are not affected.
 """
 
 from __future__ import annotations
@@ -22,39 +22,44 @@ from perco.rpc.crossing import pack_error
 from perco.rpc.framing import Message, WireError
 from perco.rpc.link import ERROR, OK, PUSH
 
-log = logging.getLogger("perco.serve")
+log: logging.Logger = logging.getLogger("perco.serve")
 
 
 class Peer:
     """Loop thread only.
 
     Args:
-        handle: told each call: (peer, id, method, arguments). It answers with `reply` or `fail`, at once or later; id
-            0: it wants no answer. What it raises is the answer.
+        handle: called for each call: (peer, id, method, arguments). It answers with `reply` or `fail`, at once or
+            later; id 0: no answer is wanted. An exception that it raises is the answer.
     """
+
+    channel: Channel
+    name: str
+    ended: bool
+    calls: int
 
     def __init__(
         self, channel: Channel, options: WireOptions, handle: Callable[[Peer, int, int, Any], None], name: str
     ) -> None:
         self.channel, self.name = channel, name
-        self.at = NOWHERE  # where it came in
+        self.at = NOWHERE  # the address that it has connected to
         self._options, self._handle = options, handle
-        self.calls = 0  # under way
+        self.calls = 0  # in flight
         self.ended = False
         self._backlog: deque[Message] = deque()  # received, and not begun
         self._working = False
         self._fewer: trio.Event | None = None
-        self._turn = trio.Lock()  # who waits for room
+        self._turn = trio.Lock()  # of tasks that wait for room
         self._pushes: dict[int, Any] = {}  # not yet sent
         channel.leaving = self._leaving
         self._answered: trio.Event | None = None
 
     def reply(self, id: int, value: Any) -> None:
-        """The answer to a call."""
+        """Answer a call."""
         self._answer(id, OK, value)
 
     def fail(self, id: int, error: Exception) -> None:
-        """The same, an error."""
+        """Answer a call with an error."""
         if not isinstance(error, PercoError):
             log.error("a call of %s failed", self.name, exc_info=error)
             error = _bug(error)
@@ -67,7 +72,7 @@ class Peer:
             self.channel.wake()
 
     def push_each(self, what: int, value: Any) -> None:
-        """Push a message of a kind of which each has to arrive."""
+        """Push a message of a kind of which each must arrive."""
         if not self.ended:
             self.channel.send((what, PUSH, value))
 
@@ -79,8 +84,8 @@ class Peer:
                 self.channel.send_first((what, PUSH, value))
 
     async def room(self) -> None:
-        """For a task that is about to make a long answer: it goes on once there is room for one, in its turn, and
-        awaits nothing before it has answered."""
+        """Wait, in turn, until there is room for a long answer. The task that calls it must await nothing else before
+        it has answered."""
         if not self._turn.locked() and self.channel.waiting_bytes <= self._options.waiting_bytes_max:
             return
         async with self._turn:
@@ -88,7 +93,7 @@ class Peer:
                 await self.channel.drain().wait()
 
     async def answered(self) -> None:
-        """Until no call is under way, and none waits to be begun."""
+        """Wait until no call is in flight, and none waits to be begun."""
         while self.calls or (self._backlog and not self.ended):
             if self._answered is None:
                 self._answered = trio.Event()
@@ -113,7 +118,7 @@ class Peer:
             self._go_on()
 
     def _go_on(self) -> None:
-        """There may be more under way again. What breaks the wire there, ends the connection."""
+        """Begin waiting calls, now that there may be more in flight. A WireError ends the connection."""
         try:
             self._work()
         except WireError as error:
@@ -133,7 +138,7 @@ class Peer:
             self._answered = None
 
     async def run(self) -> None:
-        """Until the connection ends. Raises: as `Channel.run`."""
+        """Serve until the connection ends. Raises: as `Channel.run`."""
         try:
             await self.channel.run(self._received, self._pause)
         finally:
@@ -142,12 +147,12 @@ class Peer:
     def _received(self, messages: list[Message]) -> None:
         for message in messages:
             if len(message) != 3 or type(message[0]) is not int or type(message[1]) is not int:
-                raise WireError(f"a call that does not read: {str(message)[:40]}")
+                raise WireError(f"a call that cannot be decoded: {str(message)[:40]}")
         self._backlog.extend(messages)
         self._work()
 
     def _work(self) -> None:
-        """Begin what is waiting, as far as there may be more under way, and more may wait for the client."""
+        """Begin waiting calls, as far as the limits of calls in flight and of waiting replies allow."""
         if self._working:
             return  # called by an answer that was given at once
         self._working = True

@@ -1,5 +1,6 @@
-"""A store for other processes: the owner answers calls, clients run their own transactions over them.
+"""Serves a store to other processes: the owner answers calls, and clients run their own transactions over them.
 
-Read `messages.py` (what is asked), `sessions.py` (what a client holds), `server.py` (the owner's side), `remote.py` (a
-row store and an oracle that ask), `database.py` (`perco.open` of an address), `opening.py` (which of all it is).
+Read `messages.py` (the calls), `sessions.py` (what a client holds), `server.py` (the owner's side), `remote.py` and
+`remote_rows.py` (an oracle and a row store over the wire), `client.py` (`perco.open` of an address), `opening.py`
+(`perco.open`: owner or client).
 """

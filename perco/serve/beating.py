@@ -1,4 +1,4 @@
-"""A client's thread: it watches the loop, and sends pulses over a blocking socket while the loop is held (R10)."""
+"""A client's thread: it watches the loop, and sends pulses over a plain socket while the loop is held (R10)."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from perco.clock.loopwatch import HeartbeatOptions, Held, LoopWatch
 from perco.errors import PercoError
 from perco.rpc.channel import WireOptions
 from perco.rpc.framing import WireError
 from perco.serve.pulse import Pulse
-from perco.txn.loopwatch import HeartbeatOptions, Held, LoopWatch
 
-log = logging.getLogger("perco.serve")
+log: logging.Logger = logging.getLogger("perco.serve")
 
 _RECEIVE_BYTES = 64 * 1024
 
 
 class PulseThread(LoopWatch):
-    """One client's, from the greeting of its session to its end.
+    """One client's thread, from its first greeting until the client closes.
 
     Args:
         dial: connects, within the given number of seconds. Raises: OSError.
     """
 
-    join_s = 0.5  # it may be connecting
+    pulse: Pulse
+
+    join_s: float | None = 0.5  # the thread may be connecting
 
     def __init__(
         self, options: HeartbeatOptions, wire: WireOptions, pulse: Pulse, dial: Callable[[float], socket.socket]
     ) -> None:
-        # The server must hear a pulse before it takes the client for silent.
+        # The server must hear a pulse before it treats the client as silent.
         soon = min(options.held_s, wire.heartbeat_s / 2), min(options.tick_s, wire.heartbeat_s / 4)
         super().__init__(replace(options, held_s=soon[0], tick_s=soon[1]))
         self.pulse, self._dial, self._connect_s = pulse, dial, wire.connect_s

@@ -1,11 +1,11 @@
-"""Processes that this one starts, and that do not outlive it.
+"""Child processes, which do not outlive this one.
 
-The kernel kills a child whose parent has ended (`die_with`) - the parent's *thread*, to be exact: so they are started
-by the thread of the loop, and not, as trio would, by one of those that come and go.
+The kernel kills a child when its parent ends (`die_with`), or more exactly the *thread* that started it. So the loop's
+thread starts the children; trio would start them from a worker thread, which may end earlier.
 
-A new Python takes a third of a second to import what it needs; a copy of one that has done so takes some milliseconds.
-What runs an event loop and threads cannot be copied, so a program that wants that makes a `Mould` before it begins: a
-copy of itself that does nothing but make copies.
+A new Python process takes a third of a second for its imports; a copy (fork) of one that has done them takes some
+milliseconds. A process with an event loop and threads cannot be copied, so a program that wants copies makes a `Mould`
+before it starts any: a copy of itself that only makes further copies.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ _DESCRIPTORS_MAX: Final = 8
 
 
 class Child(Protocol):
-    """A process."""
+    """A child process."""
 
     pid: int
 
     async def wait(self) -> object:
-        """Until it has ended."""
+        """Wait until it has ended."""
 
     def kill(self) -> None: ...
     def close(self) -> None:
-        """It has ended, and nobody will ask for it any more."""
+        """Release what is kept of a process that has ended."""
 
 
 class Command:
-    """A program, run. Loop thread only."""
+    """A running program. Loop thread only."""
+
+    pid: int
 
     def __init__(
         self, command: Sequence[str], *, pass_fds: Sequence[int] = (), environment: Mapping[str, str] | None = None
@@ -53,7 +55,7 @@ class Command:
         self.pid = self._process.pid
 
     async def wait(self) -> int:
-        """Until it has ended; its exit code, or the negative number of a signal."""
+        """Wait until it has ended. Returns its exit code, or the negative number of a signal."""
         if not hasattr(os, "pidfd_open"):
             return await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
         if self._process.poll() is None:
@@ -67,11 +69,11 @@ class Command:
         self._process.terminate()
 
     def close(self) -> None:
-        """Nothing is kept of it."""
+        """There is nothing to release."""
 
 
 async def _ended(handle: int) -> None:
-    """`handle`: of a process (pidfd), closed at the end."""
+    """Wait for the end of a process. `handle`: its pidfd, which is closed afterwards."""
     try:
         await trio.lowlevel.wait_readable(handle)
     finally:
@@ -82,11 +84,13 @@ async def _ended(handle: int) -> None:
 class Copy:
     """A copy that a `Mould` has made. Loop thread only."""
 
+    pid: int
+
     def __init__(self, pid: int, handle: int) -> None:
-        self.pid, self._handle = pid, handle  # of that process (pidfd), whoever has its number later
+        self.pid, self._handle = pid, handle  # a pidfd: valid even if the number is reused
 
     async def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has ended."""
         await _ended(os.dup(self._handle))
 
     def kill(self) -> None:
@@ -100,17 +104,17 @@ class Copy:
 
 
 class Mould:
-    """Makes copies of this process as it is now; to be made before there are threads, loops or open stores.
+    """Makes copies of this process as it is now. Create it before there are threads, loops or open stores.
 
     Args:
-        act: what a copy does, with a descriptor and a text; the copy ends with it. It keeps open whatever else is given
-            to `copy`.
+        act: called in a copy, with a descriptor and a text; then the copy ends. The other descriptors that `copy` gets
+            stay open in the copy.
     """
 
     possible: Final = sys.platform == "linux" and hasattr(os, "pidfd_open")
 
     def __init__(self, act: Callable[[int, str], None]) -> None:
-        assert threading.active_count() == 1, "threads are not copied, and what they hold is never let go of"
+        assert threading.active_count() == 1, "threads are not copied, and the locks that they hold are never released"
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         owner = os.getpid()
         if os.fork() == 0:
@@ -122,11 +126,11 @@ class Mould:
                 os._exit(1)
         theirs.close()
         self._asking = trio.Lock()
-        self._whole = True  # no answer is left to come
+        self._whole = True  # no answer is outstanding
 
     async def copy(self, text: str, descriptors: Sequence[int]) -> Copy:
-        """Another one, which has these descriptors; `act` is told the first. Raises: OSError; if it was cancelled once,
-        always."""
+        """Make a copy that has these descriptors; `act` gets the first. Raises: OSError; always, once a call has been
+        cancelled."""
         data = text.encode()
         assert len(data) < _TEXT_MAX
         async with self._asking:
@@ -157,7 +161,7 @@ def _make_copies(asked: socket.socket, act: Callable[[int, str], None]) -> None:
         data, descriptors, _, _ = socket.recv_fds(asked, _TEXT_MAX, _DESCRIPTORS_MAX)
         if not data:
             os._exit(0)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # not to be reaped before it is known
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # not reaped before its pidfd is open
         try:
             pid = os.fork()
         except OSError as error:
@@ -185,8 +189,8 @@ def _make_copies(asked: socket.socket, act: Callable[[int, str], None]) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, even where it stands still."""
+    """Have the kernel kill this process when its parent ends, even if it is stopped."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was quicker
+    if os.getppid() != parent:  # the parent has ended already
         os._exit(1)

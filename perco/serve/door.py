@@ -1,6 +1,6 @@
-"""Where connections come in: they are greeted, let in or turned away, and heard.
+"""Accepts connections: greets clients, admits them or turns them away, and hands on their calls.
 
-Subclasses say which callers may come in, and what they may ask for: `Server`, of a store's owner, and
+Subclasses decide which clients to admit, and what these may ask for: `Server`, of a store's owner, and
 `TabletServer`.
 """
 
@@ -25,7 +25,7 @@ from perco.rpc.peer import Peer
 from perco.serve.messages import Hello, check_version, read_hello, turned_away, wrong_token
 from perco.txn.background import Background
 
-log = logging.getLogger("perco.serve")
+log: logging.Logger = logging.getLogger("perco.serve")
 
 _DRAIN_S: Final = 10.0
 
@@ -33,7 +33,7 @@ Who = TypeVar("Who")
 
 
 async def can_listen(address: Address, tls: tuple[str, str] | None) -> None:
-    """Look whether a server could listen there now. Raises: what `Door.listening` does."""
+    """Check that a server could listen there now. Raises: what `Door.listening` does."""
     _secured(address, tls)
     async with addresses.listening(address):
         pass
@@ -58,7 +58,7 @@ def _certified(certificate: str, key: str) -> ssl.SSLContext:
 
 
 class Door(ABC, Generic[Who]):
-    """Loop thread only. `Who`: what is known of a client."""
+    """Loop thread only. `Who`: what the server knows of a client."""
 
     def __init__(self, background: Background, options: WireOptions) -> None:
         self._background, self._options = background, options
@@ -84,19 +84,19 @@ class Door(ABC, Generic[Who]):
 
     @abstractmethod
     def _begun(self, peer: Peer, who: Who) -> None:
-        """It has been greeted; its calls follow."""
+        """A client has been greeted; its calls follow."""
 
     @abstractmethod
     def _ended(self, peer: Peer, who: Who) -> None:
-        """Its connection has ended."""
+        """A client's connection has ended."""
 
     @abstractmethod
     def _handle(self, peer: Peer, id: int, method: int, arguments: Any) -> None:
-        """A call; see `Peer`."""
+        """Handle a call; see `Peer`."""
 
     @abstractmethod
     def _replaces(self, name: str) -> bool:
-        """Whether that client has a connection already, which this one is to replace."""
+        """Whether that client already has a connection, which the new one will replace."""
 
     @asynccontextmanager
     async def listening(
@@ -107,15 +107,15 @@ class Door(ABC, Generic[Who]):
         *,
         ours: bool = False,
     ) -> AsyncIterator[Address]:
-        """Serve who comes there, while the block lasts; at its end what was asked for is answered first. Yields the
-        address as it is.
+        """Serve clients at an address while the block lasts; at its end, calls in flight are answered first. Yields the
+        address that was bound.
 
         Args:
-            token: clients must present it; None: every client that reaches the socket may come in.
+            token: clients must present it; None: every client that reaches the socket is admitted.
             tls: files of a certificate and its key, for an address with TLS.
-            ours: nobody else may serve at that path.
+            ours: no other program can serve at that path: a file there is replaced.
 
-        Raises: StoreError where it cannot listen; UsageError for a certificate that cannot be used.
+        Raises: StoreError if it cannot listen; UsageError for a certificate that cannot be used.
         """
         if token is None and address.path is None:
             raise UsageError(f"{address}: a server on a port needs the store's token")
@@ -140,7 +140,7 @@ class Door(ABC, Generic[Who]):
                 stop()
 
     async def _drain(self) -> None:
-        """Wait until calls that have been made are answered."""
+        """Wait until all calls are answered, and close the connections."""
         self._draining = True
         try:
             self._end_waits()
@@ -152,14 +152,14 @@ class Door(ABC, Generic[Who]):
             self._draining = False
 
     def _noticed(self, error: PercoError) -> int:
-        """At which level it is logged that a client is turned away."""
+        """The log level for a client that is turned away."""
         return logging.WARNING
 
     def _end_waits(self) -> None:
-        """Answer clients that wait for something now."""
+        """Answer at once the calls that wait for something."""
 
     async def connection(self, stream: trio.abc.Stream, token: bytes | None, at: Address = NOWHERE) -> None:
-        """One connection, from its beginning to its end, that came in at an address. Raises nothing."""
+        """Serve one connection, which came in at an address, until it ends. Raises nothing."""
         self._connections += 1
         try:
             async with stream:
@@ -168,7 +168,7 @@ class Door(ABC, Generic[Who]):
             level = logging.WARNING if isinstance(error, WireError) else logging.INFO
             log.log(level, "a connection ended: %s", error or type(error).__name__)
         except Exception:
-            log.exception("a connection ended: this is a bug in perco")  # others do not notice
+            log.exception("a connection ended: this is a bug in perco")  # other connections are not affected
         finally:
             self._connections -= 1
 
@@ -182,7 +182,7 @@ class Door(ABC, Generic[Who]):
                 else:
                     who, welcome = self._let_in(said.session, said.held)
             except PercoError as error:
-                log.log(self._noticed(error), "a client was turned away: %s", error)
+                log.log(self._noticed(error), "a client was refused: %s", error)
                 await channel.greet(turned_away(error))
                 return
             await channel.greet(welcome)
@@ -214,7 +214,7 @@ class Door(ABC, Generic[Who]):
         if wanted is not None and not hmac.compare_digest(said.token, wanted):
             raise wrong_token(bool(said.token))
         if said.pulse:
-            return  # R10: its client has been let in
+            return  # R10: the limit does not count pulses
         if self._connections - self._pulses - self._replaces(said.session) > self._options.connections_max:
             raise Unavailable(
                 f"this server has {self._options.connections_max} connections already; close some, or allow more "

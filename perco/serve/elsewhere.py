@@ -1,5 +1,5 @@
-"""A worker process's view of the others: which rows they run observers on. It tells them its own, and whether it has
-room for more (N8)."""
+"""A worker process's view of the others: the rows on which they run observers. It also announces its own rows, and
+whether it has room for more (N8)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perco.rpc.link import Link
 from perco.serve.messages import CLAIMS_MAX, Method
 from perco.serve.together import Together
 
-_HELD_S: Final = 1.0  # how long a row that another process has is left alone, in case that process dies
+_HELD_S: Final = 1.0  # how long to leave a row to the process that has it, as that process may die
 _HELD_MAX: Final = 4096  # such rows that are remembered
 
 
@@ -26,11 +26,11 @@ class Elsewhere:
             together.dropped = self._dropped
         # Rows that other processes had: the newest change that they saw there, and until when to leave the row alone.
         self._held: dict[tuple[str, bytes], tuple[int, float]] = {}
-        # Rows that this process has: the newest change and the oldest cause that wait there. Claims under way are not
-        # among them: after a break of the connection they are made again.
+        # Rows that this process has: the newest change and the oldest cause that wait there. Calls that claim rows are
+        # not among them: they are repeated after the connection breaks.
         self.claims: dict[tuple[str, bytes], tuple[int, int]] = {}
         self._asking = 0  # calls under way
-        self._freed = False  # rows were released meanwhile: the answers may name older holders
+        self._freed = False  # rows were released meanwhile: the answers may name former holders
         self._woken = self._full = False
 
     def waits(self, where: tuple[str, bytes], newest: int, now: float) -> float:
@@ -87,7 +87,7 @@ class Elsewhere:
     async def _claim(
         self, table: str, wanted: Sequence[Dirty], most: int, *, halts: bool
     ) -> tuple[bytes, Sequence[tuple[bytes, int]]]:
-        """One call's answer: for each row its state, then rows that others have."""
+        """Make one call. Returns each row's state, and rows that others have."""
         asked = tuple([(row, newest, root) for row, _, newest, root in wanted])
         states: bytes
         if self._together is not None:
@@ -105,7 +105,7 @@ class Elsewhere:
             self.release(where)
 
     def _dropped(self, where: tuple[str, bytes]) -> None:
-        """A row was claimed for a task that has been cancelled since."""
+        """Release a row that was claimed for a task that has been cancelled since, unless another task has it."""
         if where not in self.claims:
             self._link.tell(Method.UNCLAIM, where)
 

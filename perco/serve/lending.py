@@ -1,14 +1,15 @@
-"""A folder that is served for as long as its borrower lives: `python -m perco.serve.lending`, the child of a job.
+"""Serves a folder for as long as its borrower lives: `python -m perco.serve.lending`, the child process of a job.
 
-The borrower writes one line of JSON to its standard input, reads one from its standard output, and keeps the first
-open: when that ends, for whatever reason, serving ends and the folder can be opened again. Secrets come in that line:
-they are in no command line and in no environment.
+The borrower writes one line of JSON to this process's standard input, reads one line from its standard output, and
+keeps the input open. When the input ends, for whatever reason, serving ends, and the folder can be opened again.
+Secrets come in that line, so they appear in no command line and in no environment.
 
     {"path": ..., "pid": the borrower, "durability": ..., "listen": ["tls://HOST:0"], "token": ..., "certificate": PEM,
      "key": PEM}
     {"at": ["tls://HOST:PORT"]}     or     {"error": what was raised, as it crosses the wire, in hex}
 
-Where another process has the folder open, that one serves it, and nothing is listened at; when it ends, this one does.
+If another process has the folder open, that process serves it, and this one does not listen. When that process ends,
+this one serves the folder.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from typing import Any, Final
 import msgpack
 import trio
 
+from perco.database.options import Options
 from perco.errors import PercoError, StoreError
 from perco.rpc import addresses
 from perco.rpc.crossing import pack_error
-from perco.serve.database import RemoteDatabase
+from perco.schema.schema import Schema
+from perco.serve.client import is_client
 from perco.serve.opening import open
 from perco.serve.server import Server
 from perco.tuning import tune_gc
-from perco.txn.client import Options
-from perco.txn.schema import Schema
 
 _ORDER_BYTES_MAX: Final = 1 << 20
 _READ_BYTES: Final = 1 << 16
@@ -52,7 +53,7 @@ async def _main() -> int:
             opening = open(order["path"], Schema(), options=options)
             try:
                 async with opening as db:
-                    if not isinstance(db, RemoteDatabase) and opening.server is not None:
+                    if not is_client(db) and opening.server is not None:
                         async with _listening(opening.server, order) as at:
                             if not told:
                                 _tell({"at": at})
@@ -62,7 +63,7 @@ async def _main() -> int:
                     _tell({"error": msgpack.packb(pack_error(error)).hex()})
                     nursery.cancel_scope.cancel()
                     return 1
-                if not isinstance(error, StoreError):  # the owner is ending, or begins
+                if not isinstance(error, StoreError):  # the owner is ending, or starting
                     raise
             if not told:
                 _tell({"at": []})
@@ -72,7 +73,7 @@ async def _main() -> int:
 
 
 async def _until_end(scope: trio.CancelScope) -> None:
-    """Of standard input."""
+    """Cancel at the end of standard input."""
     while True:
         await trio.lowlevel.wait_readable(0)
         if not os.read(0, _READ_BYTES):
@@ -81,7 +82,7 @@ async def _until_end(scope: trio.CancelScope) -> None:
 
 
 async def _until_death(pid: int, scope: trio.CancelScope) -> None:
-    """Of the borrower: children that it has forked hold what it holds."""
+    """Cancel when the borrower dies: children that it has forked may keep its pipes open."""
     handle = os.pidfd_open(os.getppid())
     try:
         if os.getppid() == pid:
@@ -117,6 +118,6 @@ def _tell(answer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the borrower, who ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the borrower, which ends this process
     tune_gc()
     sys.exit(trio.run(_main))

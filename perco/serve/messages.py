@@ -1,17 +1,24 @@
 """The calls of a client to a server: methods, and how messages encode their arguments and answers.
 
-Arguments and answers are tuples as msgpack gives them back: cells, checks and writes are tuples already, so most of
-what goes over the wire is what the row store works with.
+Arguments and answers are tuples, as msgpack decodes them. Cells, checks and writes are tuples anyway, so most of what
+the wire carries goes to the row store as it is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import IntEnum, unique
 from typing import Any, Final, NamedTuple
 
+from perco.clock.holds import Holder
 from perco.errors import Corruption, PercoError, StoreError, VersionMismatch, WrongToken
+from perco.history.vacuum import VacuumResult
+from perco.protocol.commit import Commit
+from perco.protocol.mutations import Header, Intent
+from perco.protocol.records import BARE, READ, Cellref
+from perco.protocol.retention import Removed
 from perco.rpc.crossing import pack_error, unpack_error
 from perco.rpc.framing import Message, WireError
 from perco.storage import (
@@ -25,16 +32,10 @@ from perco.storage import (
     ScanRequest,
     Verdict,
 )
-from perco.storage.lmdb_engine import NotHere
-from perco.txn.commit import Commit
-from perco.txn.holds import Holder
-from perco.txn.mutations import Header, Intent
-from perco.txn.records import BARE, READ, Cellref
-from perco.txn.retention import Removed
-from perco.txn.vacuum import VacuumResult
+from perco.storage.fencing import NotHere
 
-WIRE_VERSION: Final = 9
-# Limits of one call. A client keeps to them; a server ends the connection on a call for more (R1).
+WIRE_VERSION: Final = 10
+# Limits of one call. A client keeps within them; a server ends the connection on a call that exceeds them (R1).
 DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows
 _MAGIC: Final = "perco"
@@ -44,91 +45,91 @@ _MAGIC: Final = "perco"
 class Method(IntEnum):
     """A client's calls to the owner. Those in `AGAIN` may be repeated (R4)."""
 
-    READ = 1  # requests -> cells of each; of the first ones only, where all are too much (`RowStore.read_first`)
+    READ = 1  # requests -> cells of each; of the first ones only, if all are too much (`RowStore.read_first`)
     SCAN = 2  # a request -> a page
     APPLY = 3  # mutations -> verdicts
     COMMIT = 4  # (header, part, version) -> how a commit in one step went (C1)
     DRAW = 5  # (how many to begin with, how many others) -> timestamps, version, wall time, last
     DONE = 6  # start timestamps that are over -> no answer
-    ALIVE = 24  # a start timestamp -> whether it lives
-    OUTLIVE = 7  # a start timestamp -> nothing, when that has ended, or after a while
-    TABLETS = 8  # -> (the first row, and the number of the server, of all tablets, by table; where servers listen)
+    ALIVE = 24  # a start timestamp -> whether its transaction is alive
+    OUTLIVE = 7  # a start timestamp -> nothing, when its transaction has ended, or after a while
+    TABLETS = 8  # -> (by table, each tablet's first row and its server's number; where servers listen)
     ADOPT = 9  # the catalogue has changed -> its version
-    HOLD = 10  # (a number of the client's, a past timestamp) -> whether it is held, and the oldest there is
+    HOLD = 10  # (a number of the client's, a past timestamp) -> whether it is held, and the oldest that can be read
     RELEASE = 11  # that number -> no answer
     AT = 12  # a wall time -> (timestamp, wall time)
     OLDEST = 13  # -> the oldest timestamp at which any table can be read
     PIN = 14  # (name, owner, ts, lease, id, the id of the pin that it renews or takes over, or None) -> a pin
     DROP_PIN = 15  # (name, id) -> whether there was one
-    CLAIM = 16  # (table, rows, how many of them, whether it halts) -> (a byte for each, rows that others have) (N8)
+    CLAIM = 16  # (table, rows, how many at most, whether to halt) -> (a byte for each, rows that others have) (N8)
     UNCLAIM = 17  # (table, row) -> no answer
     WORKS = 18  # ids of the observers that this client has, and of those that it may run -> nothing
-    LOOKED = 43  # whether it has found more than it may run; else a scanner found nothing, and sleeps -> no answer
-    IDLE = 19  # -> how far from idle the store is, after a while (N7)
-    UP_TO = 25  # a timestamp -> as IDLE, of what was committed up to then (N9)
+    LOOKED = 43  # True: it has found more than it may run; False: a scanner has found nothing, and sleeps -> no answer
+    IDLE = 19  # -> whether the store is idle, and more: as soon as it is, or after a while (N7)
+    UP_TO = 25  # a timestamp -> as IDLE, for changes committed up to then (N9)
     VACUUM = 20  # -> what it did
     BACKFILL = 21  # -> what it did, for each observer
     LAST = 22  # -> the last timestamp that was handed out
-    HOLDING = 26  # (numbers of holds, claims): all that this client still has of them (R7) -> no answer
+    HOLDING = 26  # (numbers of holds, claims): all that this client still has (R7) -> no answer
     ORPHANED = 27  # the client left locks behind -> no answer
     TASKS = 28  # -> what the tasks of all processes wait for
-    TASKS_ARE = 29  # (the number of what was asked, what the client's tasks wait for) -> no answer
-    SERVERS = 30  # -> who has which tablets
+    TASKS_ARE = 29  # (the number of the question, what the client's tasks wait for) -> no answer
+    SERVERS = 30  # -> which process has which tablets
     READS = 40  # the arguments of several calls of READ -> an answer for each; None: ask that one alone (D8)
-    COMMITS = 41  # the same of COMMIT
-    CLAIMS = 42  # the same of CLAIM
+    COMMITS = 41  # as READS, for COMMIT
+    CLAIMS = 42  # as READS, for CLAIM
     SPLIT = 31  # (table, row; None: in the middle of its largest tablet) -> what it did (P4)
     NOW = 32  # -> (whether the store is idle, changes that wait, changes on the failed list), at this moment (N7)
     FOLDER = 34  # -> the folder, its owner's process, and what is in each of its files; how many use it
     COMPACT = 33  # (a table; None: all) -> what it did, for each tablet (P6)
-    BYE = 23  # the client is done
+    BYE = 23  # the session ends
 
 
 class Order(IntEnum):
     """Orders of a store's owner to a tablet server."""
 
     OPEN = 64  # (table, number, start, stop, groups, floor) -> the tablet's epoch (F1)
-    CLOSE = 65  # (table, number): when all that is queued has been written
-    GROUPS = 66  # (table, number, groups): to be made
+    CLOSE = 65  # (table, number): answered when everything queued has been written
+    GROUPS = 66  # (table, number, groups): make them
     FLOOR = 67  # (table, number, a timestamp) (T13)
     REPACK = 68  # (table, number, group, start, skip) -> (where to go on, whether it was worth it)
     LISTEN = 69  # (path or host, port, token, certificate, key) -> the port
     SESSIONS = 70  # (tickets of sessions that began, and of those that ended) -> no answer (F3)
     EXCUSE = 79  # the ticket of a session whose client's loop is held (R10) -> no answer
-    STATISTICS = 71  # -> of all tablets
-    STOP = 72  # answer what was asked for, and end
+    STATISTICS = 71  # -> statistics of all tablets
+    STOP = 72  # answer calls in flight, and exit
     MIDDLE = 73  # (table, number, stop) -> (a row at which to split it, or None,)
-    COPY = 74  # (table, number, split, row, stop, path, groups): copy what lies there -> how many cells (P2)
-    CUT = 75  # (table, number, split, row): nothing is written there any more; when the copy is whole, and on disk
-    UNCUT = 76  # (table, number, split, stop): that split is not to be, whatever comes of it still
-    LET_GO = 77  # (table, number, row): from there on rows are another tablet's (P1)
-    REMOVE = 78  # (table, number, row): some of those -> whether there may be more (P4)
+    COPY = 74  # (table, number, split, row, stop, path, groups): copy these rows -> how many cells (P2)
+    CUT = 75  # (table, number, split, row): write nothing there; answered when the copy is whole, and on disk
+    UNCUT = 76  # (table, number, split, stop): that split is void, even if more orders of it arrive
+    LET_GO = 77  # (table, number, row): rows from there on belong to another tablet (P1)
+    REMOVE = 78  # (table, number, row): remove some of those rows -> whether there may be more (P4)
 
 
 AGAIN: Final = frozenset(Method) - {Method.APPLY, Method.COMMIT, Method.COMMITS, Method.SPLIT, Method.COMPACT}
 
 # Messages that a server pushes.
 NOTIFIED: Final = 1  # there may be work for observers (N8)
-ANNOUNCED: Final = 2  # a newer version of the catalogue, that writers have to know (N10)
-MOVED: Final = 4  # tablets have
-QUIET: Final = 5  # of a tablet server: notify cells have gone (N7)
-DROPPED: Final = 6  # of a tablet server: it has lost a tablet to another process (F1)
+ANNOUNCED: Final = 2  # a newer version of the catalogue, which writers must know (N10)
+MOVED: Final = 4  # tablets have moved
+QUIET: Final = 5  # from a tablet server: notify cells have been removed (N7)
+DROPPED: Final = 6  # from a tablet server: it has lost a tablet to another process (F1)
 RELEASED: Final = 7  # a process that does not run this client's observers has released rows that it wanted (N8)
-TASKS_ASKED: Final = 3  # somebody wants to know what the client's tasks wait for; to be told with this number
+TASKS_ASKED: Final = 3  # what do the client's tasks wait for? The answer carries this number
 
-PULSE: Final = 96  # over a pulse (R10): (process, for how many seconds its loop is held; 0: it turns, where)
+PULSE: Final = 96  # over a pulse (R10): (process, seconds that its loop has been held (0: it turns), where)
 
 # How a commit in one step went.
 TOLD: Final = 0  # (verdict, commit_ts)
-MET: Final = 1  # another's commit of a cell came first: (table, row, column), its commit_ts, its start_ts
+MET: Final = 1  # another's commit of a cell came first: ((table, row, column), its commit_ts)
 STALE: Final = 2  # the catalogue is newer: its version
 
 
-# A tablet server's answer in place of cells, a page or verdicts: it does not have the tablet, and has done nothing. In
-# place of a verdict: it has lost it, and this mutation was not made (F1).
+# A tablet server answers NOT_HERE in place of cells, a page or verdicts: it does not have the tablet, and has done
+# nothing. LOST, in place of a verdict: it has lost the tablet, and this mutation was not made (F1).
 NOT_HERE: Final = None
 LOST: Final = 1
-NOBODY: Final = -1  # in place of a tablet server's number: none has the tablet now
+NOBODY: Final = -1  # in place of a tablet server's number: no server has the tablet now
 
 _CELL: Final = (str,), (bytes,), (int,)  # table, row, column
 
@@ -170,8 +171,8 @@ def read_hello(message: Message) -> Hello:
 
 
 def welcome(new: bool, kept: bool, info: dict[str, Any]) -> Message:
-    """A server's: whether it is a new session, of whose greeting the client may not know, whether all is held that the
-    client needs, what there is to know."""
+    """A server's greeting. `new`: the client may not know yet that the session has begun; `kept`: all is held that the
+    client needs; `info`: versions, times, and what else it must know."""
     return _MAGIC, WIRE_VERSION, new, kept, info
 
 
@@ -183,12 +184,12 @@ def turned_away(error: PercoError) -> Message:
 def read_welcome(message: Message) -> tuple[bool, bool, dict[str, Any]]:
     """(new, kept, info). Raises: what the server refuses with; VersionMismatch, StoreError."""
     if len(message) < 3 or message[0] != _MAGIC:
-        raise StoreError(f"no perco server listens there, but a program that answers {str(message)[:60]}")
+        raise StoreError(f"the program that listens there is not a perco server: it answers {str(message)[:60]}")
     if type(message[2]) is tuple:
         raise unpack_error(message[2])
     if message[1] != WIRE_VERSION:
         raise VersionMismatch(
-            f"the server speaks version {message[1]} of the wire, and this perco version {WIRE_VERSION}; "
+            f"the server speaks version {message[1]} of the wire protocol, and this perco version {WIRE_VERSION}; "
             "install the same version of perco on both sides"
         )
     _, _, new, kept, info, *_ = message
@@ -196,13 +197,13 @@ def read_welcome(message: Message) -> tuple[bool, bool, dict[str, Any]]:
 
 
 def check_version(version: int) -> VersionMismatch | None:
-    """Why a client of that version is not served."""
+    """The error for a client of another version; None: the version is right."""
     if version == WIRE_VERSION:
         return None
     older = "older" if version < WIRE_VERSION else "newer"
     return VersionMismatch(
-        f"this client speaks version {version} of the wire and is {older} than the server, which speaks "
-        f"{WIRE_VERSION}; install the same version of perco on both sides"
+        f"this client speaks version {version} of the wire protocol and is {older} than the server, which "
+        f"speaks {WIRE_VERSION}; install the same version of perco on both sides"
     )
 
 
@@ -215,7 +216,7 @@ def wrong_token(given: bool) -> WrongToken:
     )
 
 
-# ------------------------------------------------------------------ who has which tablets
+# ------------------------------------------------------------------ which process has which tablets
 
 
 class TabletIs(NamedTuple):
@@ -234,7 +235,7 @@ class TabletIs(NamedTuple):
 
 
 class TabletsOf(NamedTuple):
-    """A process, and what it has open. `number`: of a tablet server; 0: the store's owner."""
+    """A process, and the tablets that it has open. `number`: of a tablet server; 0: the store's owner."""
 
     number: int
     process: int
@@ -243,7 +244,7 @@ class TabletsOf(NamedTuple):
 
 
 class FileOf(NamedTuple):
-    """A tablet's file. `entries`: how many cells of each group; `groups`: those that are in it."""
+    """A tablet's file. `entries`: how many cells each group has; `groups`: the groups in the file."""
 
     table: str
     start: bytes
@@ -283,7 +284,7 @@ def read_servers(packed: Any) -> list[TabletsOf]:
 
 
 def pack_verdict(verdict: Verdict) -> Any:
-    """0, or a tuple."""
+    """0 (applied), `LOST`, a reason (no reply), or a tuple."""
     if verdict is APPLIED:
         return 0
     if isinstance(verdict, Failed) and isinstance(verdict.error, NotHere):
@@ -312,7 +313,7 @@ def unpack_verdict(packed: Any) -> Verdict:
 def read_typed(packed: Any, *kinds: tuple[type, ...]) -> Any:
     """The arguments, if there is one for each of `kinds`, the types that it may have. Raises: TypeError."""
     if type(packed) is not tuple or len(packed) != len(kinds):
-        raise TypeError(f"{len(kinds)} arguments are wanted")
+        raise TypeError(f"{len(kinds)} arguments are expected")
     for argument, types in zip(packed, kinds, strict=True):
         if type(argument) not in types:
             raise TypeError(f"a {type(argument).__name__} in place of {types[0].__name__}")
@@ -320,14 +321,14 @@ def read_typed(packed: Any, *kinds: tuple[type, ...]) -> Any:
 
 
 def read_all(packed: Any, kind: type) -> Any:
-    """The same of any number of arguments of one type."""
+    """The arguments, if all are of one type. Raises: TypeError."""
     if any(type(argument) is not kind for argument in packed):
         raise TypeError(f"something else in place of {kind.__name__}")
     return packed
 
 
 def read_holding(packed: Any) -> tuple[Sequence[int], Sequence[tuple[tuple[str, bytes], tuple[int, int]]]]:
-    """Numbers of holds; rows that are claimed, each with the newest change and the oldest cause. Raises: TypeError,
+    """Numbers of holds; claimed rows, each with the newest change and the oldest cause. Raises: TypeError,
     ValueError."""
     numbers, claims = packed
     for where, waiting in claims:
@@ -337,8 +338,8 @@ def read_holding(packed: Any) -> tuple[Sequence[int], Sequence[tuple[tuple[str, 
 
 
 def read_mutations(packed: Any) -> list[Mutation]:
-    """Mutations for a tablet's queue. (The tablet looks at checks and timestamps later; a mutation whose checks or
-    timestamps do not read fails alone, S4.) Raises: TypeError, ValueError."""
+    """Mutations for a tablet's queue. (The tablet reads checks and timestamps later; a mutation in which these are
+    invalid fails alone, S4.) Raises: TypeError, ValueError."""
     mutations = [Mutation(*each) for each in packed]
     for table, rows, floor_ts, _ in mutations:
         if type(table) is not str or type(rows) is not tuple or not rows:
@@ -366,7 +367,7 @@ def read_page(packed: Any) -> ScanPage:
 
 
 def pack_vacuum(result: VacuumResult) -> dict[str, Any]:
-    """As it is, by name."""
+    """Its fields, by name."""
     return asdict(result)
 
 
@@ -387,11 +388,11 @@ def read_stuck(packed: Any) -> Corruption:
 
 
 def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
-    """A commit in one step, and the catalogue's version that its transaction knows. All is checked that whoever enters
-    its cells relies on (C2). Raises: TypeError, ValueError.
+    """A commit in one step, and the catalogue's version that its transaction knows. Checks everything that
+    entering its cells relies on (C2). Raises: TypeError, ValueError.
 
     Its session need not have its start timestamp open: a transaction whose session has ended may still commit what it
-    has read (R5). The floor refuses it where it comes too late (T13).
+    has read (R5). The floor refuses it if it comes too late (T13).
 
     Args:
         last: the last timestamp that was issued.
@@ -409,3 +410,20 @@ def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
     if len(set(commit.cells)) != len(commit.cells):
         raise ValueError("a cell twice")  # it would be entered once, and leave twice (C3)
     return commit, version
+
+
+def must_be_timestamp(ts: Any) -> None:
+    """Raises: TypeError."""
+    read_typed((ts,), (int,))
+
+
+def must_be_wall_time(wall_s: Any) -> None:
+    """Raises: TypeError, ValueError."""
+    read_typed((wall_s,), (float, int))
+    if not math.isfinite(wall_s):
+        raise ValueError("a time")
+
+
+def must_be_pin(pin: Any) -> None:
+    """Check the arguments of `Pins.put`. Raises: TypeError."""
+    read_typed(pin, (str,), (str,), (int,), (float, int), (str,), (str, type(None)))

@@ -1,8 +1,8 @@
-"""`perco.open`: which store it is, and which process owns it.
+"""`perco.open`: finds the store, as its owner or as a client.
 
-`memory:` is in this process. A folder is opened by this process, if no other has it open: its *owner*, which listens on
-a socket in the folder; else this one becomes a client of that. At `unix:PATH`, `tcp://HOST:PORT` and `tls://HOST:PORT`
-somebody serves.
+`memory:` is a store in this process. If no other process has a folder open, this one becomes its *owner*, and listens
+on a socket in the folder; otherwise it becomes a client of the owner. `unix:PATH`, `tcp://HOST:PORT` and
+`tls://HOST:PORT` are addresses of served stores.
 """
 
 from __future__ import annotations
@@ -20,55 +20,48 @@ from types import TracebackType
 
 import trio
 
-from perco.errors import (
-    AsyncOnly,
-    Corruption,
-    PercoWarning,
-    SchemaMismatch,
-    SessionEnded,
-    StoreError,
-    StoreLocked,
-    Unavailable,
-    UsageError,
-)
-from perco.notify.database import Database
+from perco.blocks import AsyncOnly
+from perco.database.database import Database
+from perco.database.inside import close, inside, local_owner
+from perco.database.making import make, make_beside, offline as offline
+from perco.database.options import Options
+from perco.errors import Corruption, PercoWarning, SessionEnded, StoreError, StoreLocked, Unavailable, UsageError
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
+from perco.schema.schema import Schema
 from perco.serve import tokens
 from perco.serve.beating import PulseThread
-from perco.serve.database import RemoteDatabase, open_served
-from perco.serve.processes import ProcessOptions, TabletServers
+from perco.serve.client import open_served
+from perco.serve.placing import ProcessOptions
+from perco.serve.processes import TabletServers
 from perco.serve.pulse import Pulse
 from perco.serve.server import Server
 from perco.storage.folder import shared_by_owner
-from perco.txn import catalogue as catalogues
-from perco.txn.beside import BesideDriver, BesideOracle
-from perco.txn.client import Options
-from perco.txn.local import LocalStore
-from perco.txn.schema import Schema
+from perco.tablets.backend import Backend
+from perco.tablets.local import LocalStore
 
 SOCKET = "socket"
 PEM = "-----BEGIN "
-_AGAIN_S = 0.02  # between two looks for an owner that has just begun, or is ending
+_AGAIN_S = 0.02  # between two attempts, while an owner is starting or ending
 
 
 class open(AsyncOnly):
     """Open a store: `async with perco.open("folder/", schema) as db:`.
 
     Args:
-        url: a folder, made if there is none; if another process has it open, this one becomes its client, over a
+        url: a folder, created if there is none; if another process has it open, this one becomes its client, over a
             socket in the folder. In production run `perco serve`, an owner that does nothing else: while an observer
-            that computes, or a call that blocks, holds the owner's loop, all others wait. Or "memory:", or the address
+            that computes, or a call that blocks, holds the owner's loop, all clients wait. Or "memory:", or the address
             of a served store: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT".
         schema: tables, columns and observers. May be left out when reading only: then the store's own is used, and
             `db.schema.tables["docs"].columns["body"]` gives its columns.
         options: see `Options`.
-        readonly: read the files while another process may own the folder.
-        accept_loss: open a folder that refuses with NeedsCheck. Of no meaning for a client: the folder is open.
-        token: that of a server on TCP; by default the environment's PERCO_TOKEN, or that of a server of the same user
-            on this machine.
+        readonly: only read the files, which another process may own.
+        accept_loss: open a folder in spite of NeedsCheck. No effect in a client: the folder is open already.
+        token: the token of a server on TCP; by default the environment's PERCO_TOKEN, or the token of a server of the
+            same user on this machine.
 
-    Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, SchemaMismatch, UsageError; of a served store
+    Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, SchemaMismatch, UsageError; for a served store
     Unavailable, WrongToken, VersionMismatch.
 
     Exceptions of the block propagate unchanged. If one of the store's own tasks dies, the block is cancelled and raises
@@ -103,16 +96,16 @@ class open(AsyncOnly):
         self._db: Database | None = None
         self._scope = trio.CancelScope()
         self._serving = AsyncExitStack()
-        self.server: Server | None = None  # of the owner of a folder
-        self.processes: ProcessOptions | None = None  # set before: its tablets are open in others
-        self.damaged: dict[Path, Corruption] = {}  # set before: tablets that must not be opened, and why
-        self.tablet_servers: TabletServers | None = None  # which these are
+        self.server: Server | None = None  # if this process owns a folder
+        self.processes: ProcessOptions | None = None  # set before entry: other processes have the tablets open
+        self.damaged: dict[Path, Corruption] = {}  # set before entry: tablets that must not be opened, and why
+        self.tablet_servers: TabletServers | None = None  # with `processes`, once opened
 
     async def __aenter__(self) -> Database:
-        if not trio.lowlevel.in_trio_task():  # another loop may have a trio run for its guest
+        if not trio.lowlevel.in_trio_task():  # trio may run as a guest of another loop
             raise UsageError("perco.open runs on trio: call trio.run(main); under asyncio write perco.aio.open")
         db = self._db = await self._open()
-        db.background.on_failure.append(self._scope.cancel)
+        inside(db).background.on_failure.append(self._scope.cancel)
         self._scope.__enter__()
         return db
 
@@ -150,20 +143,20 @@ class open(AsyncOnly):
                 try:
                     return await self._connect(Address(path / SOCKET), path)
                 except OSError:
-                    del locked  # it has just begun, or is ending
+                    del locked  # the owner is starting, or ending
                 await trio.sleep(_AGAIN_S)
         return await self._begin(local, options)
 
-    async def _begin(self, local: LocalStore, options: Options) -> Database:
+    async def _begin(self, backend: Backend, options: Options) -> Database:
         """Prepare the database; if that fails, close what is open by then."""
         try:
-            return await self._prepare(local, options)
+            return await self._prepare(backend, options)
         except BaseException:
             with trio.CancelScope(shield=True):
                 if self._db is not None:
-                    await self._db.aclose()
+                    await close(self._db)
                 else:
-                    await local.aclose()
+                    await backend.aclose()
             raise
 
     def _servers(self) -> TabletServers:
@@ -179,8 +172,8 @@ class open(AsyncOnly):
             seed=options.seed,
         )
 
-    async def _visit(self) -> RemoteDatabase:
-        """Never as the owner."""
+    async def _visit(self) -> Database:
+        """Open the store as a client, never as its owner."""
         text = os.fspath(self._url)
         if addresses.is_address(text):
             address = addresses.parse(text)
@@ -196,13 +189,13 @@ class open(AsyncOnly):
             return await self._connect(Address(path / SOCKET), path)
         except OSError as error:
             raise Unavailable(
-                f"no process has {text} open, or it is open to one process alone",
+                f"no process has {text} open, or the process that has it does not share it",
                 remedy=f"Start `{_serve(text)}` first.",
             ) from error
 
-    async def _connect(self, address: Address, folder: Path | None = None) -> RemoteDatabase:
+    async def _connect(self, address: Address, folder: Path | None = None) -> Database:
         trust = _trust(self._options.wire.ca_file) if address.tls else None
-        with trio.move_on_after(self._options.wire.connect_s) as scope:  # who is away altogether is told at once
+        with trio.move_on_after(self._options.wire.connect_s) as scope:  # if no server is there, fail now
             stream = await addresses.connect(address, trust)
             await trio.aclose_forcefully(stream)
         if scope.cancelled_caught:
@@ -226,44 +219,39 @@ class open(AsyncOnly):
         except SessionEnded as error:  # as if it had ended before
             raise ConnectionAbortedError("the store's owner ended while the store was opened") from error
 
-    async def _prepare(self, local: LocalStore, options: Options) -> Database:
+    async def _prepare(self, backend: Backend, options: Options) -> Database:
         if self._readonly:
-            return await _beside(local, self._schema, options)
+            assert backend.local is not None
+            return await make_beside(backend.local, self._schema, options)
         assert self._schema is not None
-        db = self._db = Database(local, self._schema, options)
+        db = self._db = make(backend, self._schema, options)
+        parts, owner = inside(db), local_owner(db)
         if self.tablet_servers is not None:
-            db.fates.not_alone()
+            parts.fates.not_alone()
             self.tablet_servers.background.on_failure.append(self._scope.cancel)
-            self.tablet_servers.start(local.lock_file())
-        await db.oracle.start()
-        await db.declare()
-        # O3: all that was ever committed, for those who read beside nobody and now read beside us. Not before every
-        # tablet is open: LMDB shows readers the last batch of a writer that died when the next one has begun.
-        await db.note_now()
-        db.background.start(db.sweeper.run, "sweeper")
-        db.background.start(db.note_time, "clock")
-        if options.vacuum.on:
-            db.background.start(db.vacuuming.in_background, "vacuum")
-        db.background.start(db.splitting.in_background, "splitter")
-        if db.local.store.queues:
-            db.background.start(db.watch_disk, "disk")
-        if local.threaded:
-            db.heartbeat.start()
-        if options.shared and local.path is not None:
-            await self._share(db, local.path)
+            assert backend.local is not None
+            self.tablet_servers.start(backend.local.lock_file())
+        await parts.oracle.start()
+        await owner.declare()
+        # O3: note all that was ever committed: readers that opened the folder before it had an owner now have one.
+        # Only once every tablet is open: LMDB shows readers the last batch of a dead writer when the next one begins.
+        await owner.note_now()
+        owner.start()
+        if options.shared and backend.path is not None:
+            await self._share(db, backend.path)
         return db
 
     async def _share(self, db: Database, path: Path) -> None:
-        """Let other processes of this user in, over a socket in the folder."""
+        """Serve other processes of this user, over a socket in the folder."""
         self.server = Server(db, self._options.wire, self.tablet_servers)
         await self._serving.enter_async_context(self.server.keeping())
         socket = Address(_absolute(path) / SOCKET)
         try:
-            await self._serving.enter_async_context(self.server.listening(socket, ours=True))  # the folder is
+            await self._serving.enter_async_context(self.server.listening(socket, ours=True))  # as the folder is
         except StoreError as error:  # a file system without sockets, or without space: the store itself works
             warnings.warn(
-                f"{error}: other processes cannot use the store beside this one. perco.Options(shared=False) says that "
-                "none shall",
+                f"{error}: other processes cannot use the store while this one has it open. If that is "
+                "intended, pass perco.Options(shared=False)",
                 PercoWarning,
                 stacklevel=5,
             )
@@ -277,13 +265,14 @@ class open(AsyncOnly):
         try:
             with trio.CancelScope(shield=True):
                 await self._serving.aclose()
-            await db.aclose()
+            await close(db)
         finally:
             swallowed = bool(self._scope.__exit__(kind, error, trace)) and error is not None
-        stopped = db.background.stopped
+        background = inside(db).background
+        stopped = background.stopped
         if stopped is not None and (error is None or swallowed):
             raise stopped
-        failure = db.background.failure()
+        failure = background.failure()
         if failure is None and self.tablet_servers is not None:
             failure = self.tablet_servers.background.failure()
         if failure is not None and (error is None or swallowed):
@@ -292,10 +281,10 @@ class open(AsyncOnly):
 
 
 class joining(open):
-    """As `open`, of a store that somebody serves, under its own catalogue: for programs that write to tables which
-    another has declared.
+    """As `open`, for a store that another process serves, under its own catalogue: for programs that write to tables
+    that another program has declared.
 
-    Raises: Unavailable, where nobody does; as `open`.
+    Raises: Unavailable, if no process serves it; as `open`.
     """
 
     def __init__(
@@ -331,10 +320,10 @@ def _absolute(path: str | Path) -> Path:
 
 
 @asynccontextmanager
-async def visiting(url: str | os.PathLike[str], *, token: str | None = None) -> AsyncIterator[RemoteDatabase]:
-    """A client of whoever has a folder open, or serves at an address; never its owner.
+async def visiting(url: str | os.PathLike[str], *, token: str | None = None) -> AsyncIterator[Database]:
+    """A client of the process that has a folder open, or serves at an address; never its owner.
 
-    Raises: Unavailable, where nobody does; as `open`.
+    Raises: Unavailable, if there is no such process; as `open`.
     """
     opened = open(url, readonly=True, token=token)
     db = await opened._visit()
@@ -342,42 +331,4 @@ async def visiting(url: str | os.PathLike[str], *, token: str | None = None) -> 
         yield db
     finally:
         with trio.CancelScope(shield=True):
-            await db.aclose()
-
-
-@asynccontextmanager
-async def offline(url: str | os.PathLike[str], *, accept_loss: bool = False) -> AsyncIterator[Database]:
-    """The owner's database, nothing running in it, under the store's own catalogue: for repairs. Raises: as `open`."""
-    options = Options()
-    local = LocalStore(
-        url, durable=True, readonly=False, accept_loss=accept_loss, lmdb=options.lmdb, batch=options.batch
-    )
-    try:
-        catalogue = await catalogues.load(local.store)
-        await local.adapt(catalogue)
-        db = Database(local, catalogues.schema_of(catalogue), options)
-        db.catalogue = catalogue
-        await db._take_over()
-        await db.oracle.start()
-        yield db
-    finally:
-        with trio.CancelScope(shield=True):
-            await local.aclose()
-
-
-async def _beside(local: LocalStore, schema: Schema | None, options: Options) -> Database:
-    """A database that only reads, from its owner's catalogue and notes."""
-    catalogue = await catalogues.load(local.store)
-    borrowed = schema is None
-    if schema is None:
-        schema = catalogues.schema_of(catalogue)
-    elif catalogue.declare(schema) is not catalogue:
-        raise SchemaMismatch("the store does not have all that the schema declares; open it once for writing")
-    await local.adapt(catalogue)
-    db = Database(local, schema, options)
-    db.catalogue, db._borrowed = catalogue, borrowed
-    db.oracle = BesideOracle(local, options.oracle, options.wall)
-    db.driver = BesideDriver(local, db.oracle, db.fates, options.commit, db.background, None)
-    db.driver.name = db.name_of
-    await db._take_over()
-    return db
+            await close(db)

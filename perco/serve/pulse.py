@@ -1,11 +1,11 @@
 """A client's pulse: the connection over which a thread speaks for it while its loop is held.
 
 R10 A client whose loop is held says so over a second connection, its pulse. While it does, its session counts as heard
-    from (R7), and its other connections, to the owner and to tablet servers, are not taken for silent (R2). When its
-    loop turns again, only those count: half-open ones end as ever. A pulse begins no session, and a session has at most
-    one.
+    from (R7), and its other connections, to the owner and to tablet servers, are not treated as silent (R2). When
+    its loop turns again, only those connections count: half-open ones end as usual. A pulse begins no session, and a
+    session has at most one.
 
-No I/O here: `PulseThread` sends and receives over a blocking socket, a simulation over a stream in memory.
+No I/O here: `PulseThread` sends and receives over a plain socket, a simulation over a stream in memory.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import os
 import random
 from typing import Final
 
+from perco.clock.loopwatch import Held
 from perco.errors import Unavailable
 from perco.rpc.channel import WireOptions
 from perco.rpc.framing import GREETING_BYTES_MAX, FrameDecoder, Message, WireError, frame, packed
 from perco.serve.messages import PULSE, hello, read_welcome
-from perco.txn.loopwatch import Held
 
 _PAUSES_MAX: Final = 5  # the pause between two connections is doubled at most this often
 
 
 class Pulse:
-    """One client's. For one thread, or task, at a time; `now` is its own clock's, in seconds.
+    """One client's pulse. For one thread, or task, at a time; `now` is the time of its own clock, in seconds.
 
-        wants(held, now) -> connect -> send begin(now) -> received(data, now), send say(held, now) -> ... -> ended(now)
+        wants(held, now) -> connect -> send begin(now) -> received(data, now), send say(held, now) -> ... -> over(held)
 
     Args:
         token: the server's.
@@ -42,7 +42,7 @@ class Pulse:
         self._told = False  # the server knows that the loop is held
         self._heard = self._say_at = 0.0
         self._failures = 0
-        self._not_before = 0.0  # a connection is tried again
+        self._not_before = 0.0  # when a connection may be tried again
 
     def wants(self, held: Held | None, now: float) -> bool:
         """Whether to connect now."""
@@ -84,7 +84,7 @@ class Pulse:
         return frame([packed((0, PULSE, (os.getpid(), seconds, where)))])
 
     def over(self, held: Held | None) -> bool:
-        """Whether to close the connection: the loop turns, and the server knows that, or never heard of it."""
+        """Whether to close the connection: the loop turns, and the server knows it, or never knew that it was held."""
         return held is None and not self._told
 
     def failed(self, now: float) -> None:

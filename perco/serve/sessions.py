@@ -3,14 +3,14 @@
 R7  A session begins with a greeting and outlives its connection: a client that comes back within `lease_s` finds it
     unchanged. It ends once: with BYE, or when its client has not been heard from for that long. Until then every start
     timestamp that was given to it holds the watermark (G1) and is alive (L1), and its claims hold (N8). From then on
-    the server does nothing that it asks for, except mutations that are queued by then.
+    the server does nothing that its client asks for, except mutations that are queued by then.
     A client that comes back lists what it still has: its open timestamps in the greeting, then its holds and claims.
     Everything else of the session is released, because messages that were sent without a connection never arrived.
 R10 While a client's pulse says that its loop is held, the client counts as heard from, and its connections are not
-    taken for silent. When the loop turns again they are excused once more, so that the client finds time to speak.
+    treated as silent. When the loop turns again they are excused once more, so that the client has time to speak.
 R8  A new server holds again the timestamps that a client greets with, if it still can (L3): nothing is collected for
     `lease_s`. It says that the session is new until it has heard what its client holds: the answer to a first greeting
-    may be lost, and the client would take the session for the one in which its past snapshots are held.
+    may be lost, and the client would mistake the session for the one that holds its past snapshots.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import trio
 
+from perco.clock.holds import Holds
 from perco.notify.rowlocks import CLAIMED, DONE, FREE, HELD
 from perco.notify.worker import Watch
 from perco.serve.messages import NOTIFIED, RELEASED
 from perco.serve.wakes import Wakes
 from perco.txn.fates import Fates
-from perco.txn.holds import Holds
 
 if TYPE_CHECKING:
     from perco.rpc.peer import Peer
 
 _ENDED_S: Final = 1.0  # how long a claim that has ended is remembered
 _ENDED_MAX: Final = 4096  # of these
-_TOLD_MAX: Final = 256  # rows that others have, in an answer to a session that has met one of them
-_AHEAD_MAX: Final = 16  # likewise, to one that has not
+_TOLD_MAX: Final = 256  # rows of others, in an answer to a session that was refused one of them
+_AHEAD_MAX: Final = 16  # rows of others, in an answer to a session that was refused none
 
 
 class Stuck(NamedTuple):
-    """A client's loop did not turn for `seconds`, by `told` (the server's time); it was seen at `where`."""
+    """At `told` (the server's time), a client's loop had not turned for `seconds`; it was seen at `where`."""
 
     pid: int
     seconds: float
@@ -63,9 +63,19 @@ class Session:
         ticket: its client shows it to tablet servers; renewed when the session releases anything (F3).
         last_heard: when it last had a connection, or its pulse spoke.
         new: its client may not know that it has begun: the answer to a greeting may be lost.
-        applying: its mutations that are queued.
+        applying: how many of its calls have mutations queued.
         stuck: the last message of its pulse; None: its loop turns, as far as is known.
     """
+
+    name: str
+    last_heard: float
+    ticket: str
+    full: bool
+    asked_at: float
+    ended: bool
+    new: bool
+    orphans: bool
+    applying: int
 
     __slots__ = (
         "applying",
@@ -104,10 +114,10 @@ class Session:
 
 
 class _Claim:
-    """A row on which a session runs observers, or has until a moment ago.
+    """A row on which a session runs observers, or did until a moment ago.
 
     Attributes:
-        newest: the newest change that the session saw waiting there; the session looks after changes up to it.
+        newest: the newest change that the session saw waiting there; the session handles changes up to it.
         root: the oldest cause of the changes that wait there.
         refused: sessions that wanted it meanwhile for other observers.
         until: until when a claim that has ended is remembered.
@@ -126,8 +136,8 @@ class _Claim:
         return holder is not session and not holder.ended and newest <= self.newest and session.runs <= holder.runs
 
     def refuse(self, session: Session) -> None:
-        """Another session leaves the row alone for now: it is told of the end, unless the holder runs all that it does,
-        and so looks itself."""
+        """Another session leaves the row alone for now. It is notified of the end, unless the holder runs all of its
+        observers, and so looks itself."""
         if not session.runs <= self.session.runs:
             self.refused.add(session)
 
@@ -138,11 +148,11 @@ class Sessions:
     def __init__(self, holds: Holds, fates: Fates, lease_s: float, orphaned: Callable[[], None]) -> None:
         self._holds, self._fates, self._lease_s, self._orphaned = holds, fates, lease_s, orphaned
         self.all: dict[str, Session] = {}
-        # F3: called with a ticket, before what its session holds is let go of.
+        # F3: called with a ticket; `on_end` before what its session holds is released.
         self.on_begin: Callable[[str], None] = lambda ticket: None
         self.on_end: Callable[[str], None] = lambda ticket: None
         self.on_held: Callable[[str], None] = lambda ticket: None  # R10
-        self.on_wake: Callable[[], None] = lambda: None  # N8: it may be waited for answers now
+        self.on_wake: Callable[[], None] = lambda: None  # N8: woken sessions may have to answer now
         self.claims: dict[tuple[str, bytes], _Claim] = {}
         self._rows: dict[str, list[bytes]] = {}  # of claims, by table, in order
         self._ended: dict[tuple[str, bytes], _Claim] = {}  # the one that ended first comes first
@@ -158,7 +168,7 @@ class Sessions:
         """(the session of that name, whether it is `new`, whether all is held that its client needs) (R7, R8)."""
         session = self.all.get(name)
         if session is not None:
-            # Timestamps that were drawn for it and never arrived belong to nobody.
+            # No transaction has the timestamps that were drawn for it and never arrived.
             lost = session.open.difference(held)
             if lost:
                 self._new_ticket(session)
@@ -168,7 +178,7 @@ class Sessions:
             kept = session.open.issuperset(held)
             if not kept:
                 self._new_ticket(session)
-                self.done(session, list(session.open))  # its client begins anew
+                self.done(session, list(session.open))  # its client starts over
             return session, session.new, kept
         session = self.all[name] = Session(name, now)
         self.on_begin(session.ticket)
@@ -181,13 +191,13 @@ class Sessions:
         return session, True, True
 
     def _new_ticket(self, session: Session) -> None:
-        """F3: before something is let go of that may have been read with the former one."""
+        """F3: replace the ticket, before anything is released that may have been read with the former one."""
         self.on_end(session.ticket)
         session.ticket = secrets.token_hex(16)
         self.on_begin(session.ticket)
 
     def end(self, session: Session) -> None:
-        """R7: as soon as what is queued has been made."""
+        """R7: end a session. It releases what it holds as soon as its queued mutations have been made."""
         if session.ended:
             return
         session.ended = True
@@ -197,7 +207,7 @@ class Sessions:
             self._let_go(session)
 
     def applied(self, session: Session) -> None:
-        """One of its calls has been made."""
+        """A call with mutations of the session has been made."""
         session.applying -= 1
         if session.ended and not session.applying:
             self._let_go(session)
@@ -211,7 +221,7 @@ class Sessions:
                 self.unclaim(session, where)
 
     def wake(self, sessions: Iterable[Session]) -> None:
-        """Tell them that there may be work (N8). A client without a connection looks when it has one again."""
+        """Notify clients that there may be work (N8). A client without a connection looks when it has one again."""
         for session in sessions:
             if session.peer is not None:
                 session.peer.push(NOTIFIED, None)
@@ -227,14 +237,14 @@ class Sessions:
             self._orphaned()
 
     def beat(self, session: Session, now: float, stuck: Stuck | None) -> None:
-        """R10: its pulse has spoken. `stuck`: None: its loop turns again."""
+        """R10: a session's pulse has spoken. `stuck`: None if the client's loop turns again."""
         session.last_heard, session.stuck = now, stuck
         if session.peer is not None:
             session.peer.channel.excuse()
         self.on_held(session.ticket)
 
     def expire(self, now: float) -> list[Session]:
-        """End those that were not heard of for too long; returns them."""
+        """End the sessions that were not heard from for too long; returns them."""
         gone = [
             session
             for session in self.all.values()
@@ -253,7 +263,7 @@ class Sessions:
         self._fates.begin(start_ts)
 
     def done(self, session: Session, start_ts: Iterable[int]) -> None:
-        """Transactions and snapshots are over; those who wait for them go on."""
+        """Transactions and snapshots are over; tasks that wait for them go on."""
         for ts in start_ts:
             if ts in session.open:
                 session.open.discard(ts)
@@ -269,7 +279,7 @@ class Sessions:
         self._orphaned()
 
     def hold(self, session: Session, number: int, ts: int) -> bool:
-        """T15: hold a past timestamp, under the client's number; asked twice, once. False: it is too old."""
+        """T15: hold a past timestamp, under the client's number, once even if asked twice. False: it is too old."""
         if number not in session.held:
             held = self._holds.hold(ts)
             if not held:
@@ -285,7 +295,7 @@ class Sessions:
     def holding(
         self, session: Session, numbers: Iterable[int], claims: Iterable[tuple[tuple[str, bytes], tuple[int, int]]]
     ) -> None:
-        """R7: that is all that its client has; what was said while there was no connection never arrived."""
+        """R7: keep what its client says it has, and release the rest: messages sent without a connection are lost."""
         session.new = False
         for number in set(session.held).difference(numbers):
             self.release(session, number)
@@ -299,7 +309,7 @@ class Sessions:
     def claim(
         self, session: Session, table: str, wanted: Sequence[tuple[bytes, int, int]], most: int, *, halts: bool
     ) -> tuple[bytes, list[tuple[bytes, int]]]:
-        """N8: claim up to so many rows, in order, on which nobody else works.
+        """N8: claim up to `most` rows, in order, on which no other session works.
 
         Args:
             wanted: rows of the table, with the newest change and the oldest cause that wait there.
@@ -365,7 +375,7 @@ class Sessions:
 
     def unclaim(self, session: Session, where: tuple[str, bytes]) -> None:
         """A session's work on a row has ended, and it has looked whether anything is left to do there. Sessions that
-        were refused the row for observers that this one does not run are told."""
+        were refused the row for observers that this one does not run are notified."""
         if where not in session.claims:
             return
         session.claims.discard(where)
@@ -379,7 +389,7 @@ class Sessions:
                 other.peer.push(RELEASED, None)
 
     def watch(self, ts: int) -> Watch:
-        """Notes whether a run that carries a cause at or before `ts` was under way (N7)."""
+        """Begin to note whether a run that carries a cause at or before `ts` is under way (N7)."""
         return Watch(ts, any(claim.root <= ts for claim in self.claims.values()), self._watches)
 
     def workers(self) -> dict[str, int]:

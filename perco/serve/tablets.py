@@ -7,8 +7,8 @@ when it falls silent. Clients ask the owner for everything else: timestamps, ses
 
 F1  Opening a tablet for writing raises its epoch, so that a process that had it before writes nothing any more.
 F2  For a row that it does not have (any more) it does nothing and answers `NOT_HERE`: then asking elsewhere is safe.
-F3  It serves clients that show the ticket of a session with the owner. When that ends, or lets go of anything, the
-    owner says that the ticket is void before anything is collected that could have been read with it (R5, G2).
+F3  It serves clients that show the ticket of a session with the owner. When the session ends, or releases anything,
+    the owner says that the ticket is void before anything is collected that could have been read with it (R5, G2).
 F4  It ends with its owner: the socket closes, and the kernel kills it if it is stopped. Until then it keeps the
     owner's lock on the folder, so no other process can own the folder.
 """
@@ -23,10 +23,9 @@ import signal
 import socket
 import sys
 import warnings
-from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +38,7 @@ from perco.rpc.framing import Message, WireError
 from perco.rpc.peer import Peer
 from perco.serve.children import die_with
 from perco.serve.door import Door
+from perco.serve.held_tablet import Held, NotHereError, Tablets, act, answer_held, end_held, no_more, resubmit
 from perco.serve.messages import (
     DROPPED,
     LOST,
@@ -61,88 +61,20 @@ from perco.storage import (
     LmdbOptions,
     LmdbTablet,
     Mutation,
-    ScanRequest,
     Tablet,
     Verdict,
 )
 from perco.storage.call import Call
+from perco.storage.fencing import Fenced
 from perco.storage.folder import tablet_path
 from perco.storage.handover import Handover
-from perco.storage.lmdb_engine import Fenced, NotHere
 from perco.storage.rowstore import read_first_of, scan_within
 from perco.txn.background import Background
 
-log = logging.getLogger("perco.serve")
+log: logging.Logger = logging.getLogger("perco.serve")
 
 _NOTICED_S: Final = 2.0
-_OWNER_SILENCE_S: Final = 60.0  # its end is noticed at once
-
-
-@dataclass(eq=False, slots=True)
-class Held:
-    """A tablet that this server has: its rows go from `tablet.start` to before `stop` (None: to the end). `cut`: what
-    lies from there on is not written to any more, for it is about to be another tablet's (P1)."""
-
-    tablet: Tablet
-    number: int
-    stop: bytes | None
-    cut: bytes | None = None
-    void: int = 0  # splits up to this one are not to be
-    acting: trio.CancelScope | None = None  # while it is copied from, or cut
-    alone: trio.Lock = field(default_factory=trio.Lock)  # one of these at a time
-
-
-class Tablets:
-    """Those that are here, by table and row."""
-
-    def __init__(self) -> None:
-        self._starts: dict[str, list[bytes]] = {}
-        self._held: dict[str, list[Held]] = {}
-
-    def add(self, held: Held) -> None:
-        table = held.tablet.table
-        starts, all_of_it = self._starts.setdefault(table, []), self._held.setdefault(table, [])
-        at = bisect_left(starts, held.tablet.start)
-        starts.insert(at, held.tablet.start)
-        all_of_it.insert(at, held)
-
-    def remove(self, held: Held) -> None:
-        table = held.tablet.table
-        at = self._held[table].index(held)
-        del self._starts[table][at], self._held[table][at]
-
-    def every(self) -> list[Held]:
-        return [held for tablets in self._held.values() for held in tablets]
-
-    def numbered(self, table: str, number: int) -> Held | None:
-        return next((held for held in self._held.get(table, ()) if held.number == number), None)
-
-    def of(self, table: str, row: bytes) -> Held | None:
-        """The tablet with a row, if it is here."""
-        starts = self._starts.get(table)
-        if not starts:
-            return None
-        at = bisect_right(starts, row) - 1
-        if at < 0:
-            return None
-        held = self._held[table][at]
-        return held if held.stop is None or row < held.stop else None
-
-    def scanned(self, request: ScanRequest) -> Held | None:
-        """The tablet in which a scan begins."""
-        if not request.reverse:
-            return self.of(request.table, request.start)
-        tablets = self._held.get(request.table, [])
-        for held in reversed(tablets):
-            if request.stop is None:
-                return held if held.stop is None else None
-            if held.tablet.start < request.stop:
-                return held if held.stop is None or request.stop <= held.stop else None
-        return None
-
-
-class _NotHereError(Exception):
-    """An order for a tablet that this server does not have."""
+_OWNER_SILENCE_S: Final = 60.0  # long, because the owner's end is noticed at once
 
 
 class TabletServer(Door[str]):
@@ -151,6 +83,9 @@ class TabletServer(Door[str]):
     Args:
         opened: opens a tablet for writing: (table, number, first row, groups, floor) -> (it, its epoch).
     """
+
+    tablets: Tablets
+    stopping: trio.Event
 
     def __init__(
         self,
@@ -205,17 +140,17 @@ class TabletServer(Door[str]):
 
     def _let_in(self, name: str, held: Sequence[int]) -> tuple[str, Message]:
         if name not in self._sessions:  # F3
-            raise Unavailable("the store's owner has not told this tablet server of that client")
+            raise Unavailable("the store's owner has not announced that client to this tablet server")
         return name, welcome(False, True, {})
 
     def _noticed(self, error: PercoError) -> int:
-        return logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING  # it was quicker than the owner
+        return logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING  # the client was quicker
 
     def _begun(self, peer: Peer, who: str) -> None:
-        """Its calls come."""
+        """Nothing to do."""
 
     def _ended(self, peer: Peer, who: str) -> None:
-        """Nothing is kept for it."""
+        """Nothing is kept for a client."""
 
     def _replaces(self, name: str) -> bool:
         return False
@@ -243,7 +178,7 @@ class TabletServer(Door[str]):
         async def run() -> None:
             try:
                 peer.reply(id, await ordered(arguments))
-            except _NotHereError:
+            except NotHereError:
                 peer.reply(id, NOT_HERE)
             except Exception as error:
                 peer.fail(id, error)
@@ -307,7 +242,7 @@ class TabletServer(Door[str]):
         return None if others else first
 
     def _tell(self, what: int) -> None:
-        """The owner; several things at once (N7, N8)."""
+        """Notify the owner; several messages become one (N7, N8)."""
         if not self._news:
             trio.lowlevel.current_trio_token().run_sync_soon(self._tell_now)
         self._news.add(what)
@@ -342,24 +277,24 @@ class TabletServer(Door[str]):
     def _held(self, table: str, number: int) -> Held:
         held = self.tablets.numbered(table, number)
         if held is None:
-            raise _NotHereError
+            raise NotHereError
         return held
 
     async def _close(self, which: Any) -> bool:
         held = self._held(*which)
         self.tablets.remove(held)  # F2: nothing more is queued
-        await _end(held)
+        await end_held(held)
         return True
 
     def _drop(self, held: Held) -> None:
-        """F1: somebody else has it."""
+        """F1: close a tablet that another process has taken over."""
         if held in self.tablets.every():
             log.warning("a tablet of %s has been taken over by another process", held.tablet.table)
             self.tablets.remove(held)
             self._background.spawn(lambda: self._dropped(held))
 
     async def _dropped(self, held: Held) -> None:
-        await _end(held)
+        await end_held(held)
         if self._owner is not None:
             self._owner.push_each(DROPPED, (held.tablet.table, held.number))
 
@@ -386,7 +321,7 @@ class TabletServer(Door[str]):
     async def _copy(self, order: Any) -> int:
         table, number, split, row, stop, path, groups = order
         held = self._held(table, number)
-        return int(await _act(held, split, lambda: held.tablet.copy_from(row, stop, Path(path), groups)))
+        return int(await act(held, split, lambda: held.tablet.copy_from(row, stop, Path(path), groups)))
 
     async def _cut(self, order: Any) -> bool:
         table, number, split, row = order
@@ -400,13 +335,13 @@ class TabletServer(Door[str]):
                 held.cut = None
                 raise
 
-        await _act(held, split, cut)
+        await act(held, split, cut)
         return True
 
     async def _uncut(self, order: Any) -> bool:
         table, number, split, stop = order
         held = self._held(table, number)
-        async with _no_more(held, split):
+        async with no_more(held, split):
             held.cut, held.stop = None, stop
             await held.tablet.uncut()
         return True
@@ -415,7 +350,7 @@ class TabletServer(Door[str]):
         table, number, row = order
         held = self._held(table, number)
         held.cut, held.stop = None, row
-        _answer_held(held)
+        answer_held(held)
         return True
 
     async def _remove(self, order: Any) -> bool:
@@ -440,7 +375,7 @@ class TabletServer(Door[str]):
         return (await self._listening.enter_async_context(listening)).port
 
     async def _stop(self, _: Any) -> None:
-        """What was asked for is answered first."""
+        """Answer calls in flight, close all tablets, and stop."""
         await self._listening.aclose()
         for held in self.tablets.every():
             await self._close((held.tablet.table, held.number))
@@ -451,45 +386,7 @@ def _reading(asked: Callable[[Peer, int, Any], None], peer: Peer, id: int, argum
     try:
         asked(peer, id, arguments)
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
-        raise WireError(f"method {method}: arguments that do not read: {error}") from error
-
-
-async def _act(held: Held, split: int, act: Callable[[], Awaitable[Any]]) -> Any:
-    """A step of a split, unless it is not to be. Orders take tasks of their own, so a later one may come first."""
-    async with held.alone:
-        if split > held.void:
-            with trio.CancelScope() as held.acting:
-                return await act()
-    raise Unavailable(f"a tablet of {held.tablet.table!r} is not to be split after all")
-
-
-@contextlib.asynccontextmanager
-async def _no_more(held: Held, split: int) -> AsyncIterator[None]:
-    """Splits up to that one do nothing any more, and nothing of them is under way."""
-    held.void = max(held.void, split)
-    if held.acting is not None:
-        held.acting.cancel()
-    async with held.alone:
-        yield
-
-
-def _answer_held(held: Held) -> None:
-    """Send callers that were held during the cut elsewhere (F2)."""
-    gone = Failed(NotHere(f"a tablet of {held.tablet.table!r} was split"))
-    for _, call, index in held.tablet.let_go():
-        call.arrived(index, gone, _resubmit)
-
-
-async def _end(held: Held) -> None:
-    async with _no_more(held, sys.maxsize):
-        if held.cut is None:
-            await held.tablet.uncut()
-        else:
-            _answer_held(held)  # P1: what it would still write may not be in the copy
-    tablet = held.tablet
-    await tablet.drain()
-    tablet.refuse()
-    await tablet.aclose()
+        raise WireError(f"method {method}: arguments that cannot be decoded: {error}") from error
 
 
 # ------------------------------------------------------------------ the process
@@ -500,9 +397,9 @@ class Serving:
     """How a tablet server serves.
 
     Attributes:
-        folder, owner: the store's, and the process that has it open.
-        wire, lmdb, batch: options, as they are.
-        timeout_s: how long a disk that does not answer is waited for (T10).
+        folder, owner: the store's folder, and the process that has it open.
+        wire, lmdb, batch: options, as dictionaries.
+        timeout_s: how long to wait for a disk that does not answer (T10).
     """
 
     folder: str
@@ -519,7 +416,7 @@ def control(wire: WireOptions, silence_s: float) -> WireOptions:
 
 
 async def serve(server: TabletServer, background: Background, stream: trio.abc.Stream, timeout_s: float) -> bool:
-    """Obey the owner at the other end of a stream until it is gone, or orders the end; returns which."""
+    """Obey the owner at the other end of a stream until it is gone (False), or orders the end (True)."""
 
     async def watch_disk() -> None:
         while True:
@@ -539,12 +436,12 @@ async def _serve(descriptor: int, serving: Serving) -> None:
     background.on_failure.append(lambda: _failed(background))
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor)))
     if not await serve(server, background, stream, serving.timeout_s):
-        os._exit(1)  # F4: nobody has been told of what is not committed by now
+        os._exit(1)  # F4: what is not committed by now has not been acknowledged
     await background.aclose()
 
 
 def _failed(background: Background) -> None:
-    """Of a bug: the owner starts another one."""
+    """Exit after a bug: the owner starts another server."""
     log.critical("a tablet server failed", exc_info=background.failure())
     os._exit(1)
 
@@ -561,7 +458,7 @@ class _Opener:
     async def open(
         self, table: str, number: int, start: bytes, groups: Sequence[str], floor: int
     ) -> tuple[Tablet, int]:
-        """Beside the loop, for it waits for the disk; one at a time."""
+        """Open a tablet in a thread, because it waits for the disk; one at a time."""
 
         def take_over() -> tuple[LmdbEngine, int]:
             engine = LmdbEngine(tablet_path(self._folder, table, number), groups, self._lmdb, readonly=False, lock=True)
@@ -575,20 +472,16 @@ class _Opener:
         with trio.CancelScope(shield=True):
             engine, epoch = await trio.to_thread.run_sync(take_over, limiter=self._one)
         try:
-            return LmdbTablet(table, start, engine, self._batch, _resubmit, self._handover, floor), epoch
+            return LmdbTablet(table, start, engine, self._batch, resubmit, self._handover, floor), epoch
         except BaseException:
             engine.close()
             raise
 
 
-def _resubmit(mutations: Sequence[Mutation], call: Call) -> None:
-    raise AssertionError("a client's call goes on with the client")
-
-
 def run(descriptor: int, how: str) -> None:
     """As `main`; in a copy of the owner's process."""
     warnings.simplefilter("ignore")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is for the owner, who says what to do
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the terminal is for the owner, which says what to do
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     trio.run(_serve, descriptor, Serving(**json.loads(how)))
 

@@ -15,7 +15,7 @@ import trio
 
 from perco.rpc.framing import WireError
 
-_GROUPS_MAX: Final = 500  # of a process; what is beyond is counted
+_GROUPS_MAX: Final = 500  # of a process; further ones are only counted
 _TEXT_MAX: Final = 200
 _LINES: Final = 3
 _NUMBER_MAX: Final = 1 << 31
@@ -24,7 +24,7 @@ _CHILDREN: Final = "its children"
 
 
 class Waiting(NamedTuple):
-    """Tasks that look alike: siblings of one name that wait at the same line for the same.
+    """Tasks that look alike: siblings of one name that wait at the same line, for the same thing.
 
     `depth`: in the tree of nurseries; `at`: the innermost lines of the program's own code, and that of perco's where it
     waits; `wants`: what it waits for.
@@ -47,7 +47,7 @@ class ProcessTasks(NamedTuple):
 
 
 def here(role: str) -> ProcessTasks:
-    """Of this process's loop."""
+    """List the tasks of this process's loop."""
     found: list[Waiting] = []
     more = 0
     root = trio.lowlevel.current_root_task()
@@ -84,7 +84,7 @@ def read(packed: Any) -> ProcessTasks:
             raise ValueError("a number, or too many tasks")
         return ProcessTasks(text(role), pid, found, more)
     except (TypeError, ValueError) as error:
-        raise WireError(f"tasks that do not read: {error}") from error
+        raise WireError(f"tasks that cannot be decoded: {error}") from error
 
 
 def text(value: Any) -> str:
@@ -95,7 +95,7 @@ def text(value: Any) -> str:
 
 
 def _tree(task: trio.lowlevel.Task) -> Iterator[tuple[int, trio.lowlevel.Task]]:
-    """Parents before their children; those alike beside each other."""
+    """All tasks: parents before their children, tasks of one name beside each other."""
     waiting = [(0, task)]
     while waiting:
         depth, task = waiting.pop()
@@ -143,7 +143,7 @@ def _wanted(frame: FrameType | None) -> str:
 
 
 def lines(tasks: Sequence[Waiting]) -> list[tuple[str, str, str]]:
-    """For a table: the name, indented, with how many; where; what for."""
+    """Rows of a table: the indented name and how many; where they wait; what for."""
     least = min((task.depth for task in tasks), default=0)
     return [
         ("  " * (task.depth - least) + task.name + (f"  x {task.alike}" if task.alike > 1 else ""), task.at, task.wants)

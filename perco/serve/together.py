@@ -4,8 +4,8 @@ Reads, commits in one step and claims of rows of several callers go in calls of 
 `COMMITS`, `CLAIMS`). Mutations do not need one: `Method.APPLY` takes any number of them.
 
 D8  The server answers None for a part that would have to wait there, or makes the answer too long for a message, and
-    does nothing for it; its caller asks again, alone. Else a reply could wait for something that its own client has
-    yet to do.
+    does nothing for it; its caller asks again, alone. Otherwise a reply could wait for something that its own client
+    has yet to do.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from perco.notify.rowlocks import CLAIMED
+from perco.protocol.mutations import Header, Intent, bytes_of
 from perco.rpc.channel import WireOptions
 from perco.rpc.framing import WireError
 from perco.rpc.link import Link, LostError
 from perco.serve.messages import Method
 from perco.storage import Batching, BatchOptions, Gathering, ReadRequest, RowCells, RowStore
 from perco.storage.batching import Spawn
-from perco.txn.mutations import Header, Intent, bytes_of
 
 _CLAIM_BYTES = 64  # besides its row
 
@@ -39,6 +39,8 @@ class Together:
         store: for reads and mutations.
         dropped: called with a row that was claimed for a task that has been cancelled since.
     """
+
+    store: Batching
 
     def __init__(self, link: Link, store: _Remote, options: BatchOptions, wire: WireOptions, spawn: Spawn) -> None:
         self._link, self._remote = link, store
@@ -102,7 +104,7 @@ class Together:
 
     def _dropped(self, asked: Any, answer: Any) -> None:
         table, wanted, _, _ = asked
-        states = [CLAIMED] * len(wanted) if answer is None else answer[0]  # None: what the server did, nobody knows
+        states = [CLAIMED] * len(wanted) if answer is None else answer[0]  # None: it is unknown what the server did
         for (row, _, _), state in zip(wanted, states, strict=True):
             if state == CLAIMED:
                 self.dropped((table, row))

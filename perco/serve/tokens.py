@@ -1,6 +1,6 @@
 """The token that a client on TCP must present: a random word in the store's folder, readable for its user only.
 
-Clients of the same user on the same machine find it by the port, in a folder of the user's own; give it to others.
+Clients of the same user on the same machine find it by the port, in a folder of that user; others must be given it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _BYTES: Final = 24
 def token_of(folder: Path) -> bytes:
     """The store's token; made when it is first asked for.
 
-    Raises: UnsuitableFolder where others can read it, or it cannot be read.
+    Raises: UnsuitableFolder if others can read it, or it cannot be read.
     """
     path = folder / TOKEN_FILE
     try:
         with contextlib.suppress(FileExistsError):
             _write(path, secrets.token_hex(_BYTES).encode())
         if path.stat().st_mode & 0o077:
-            raise UnsuitableFolder(str(path), "others may read the store's token: chmod 600 it, or delete it")
+            raise UnsuitableFolder(str(path), "other users can read the store's token: chmod 600 it, or delete it")
         token = path.read_bytes().strip()
     except OSError as error:
         raise UnsuitableFolder(str(path), f"the store's token cannot be used: {error.strerror or error}") from error
@@ -53,13 +53,13 @@ def _known(address: Address) -> Path:
 
 @contextlib.contextmanager
 def told(address: Address, token: bytes) -> Iterator[None]:
-    """While the block lasts, programs of this user find the token of who listens at that port."""
+    """While the block lasts, programs of this user find the token of the server at that port."""
     path = _known(address)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.unlink(missing_ok=True)
         _write(path, token)
-    except OSError:  # a home that cannot be written to: they are given it
+    except OSError:  # the home cannot be written to: clients must be given the token
         yield
         return
     try:
@@ -69,7 +69,7 @@ def told(address: Address, token: bytes) -> Iterator[None]:
 
 
 def find(address: Address) -> bytes:
-    """The token of who listens there, if that is this user; else nothing."""
+    """The token of the server at an address, if this user runs it on this machine; otherwise nothing."""
     if address.path is not None or not address.on_this_host:
         return b""
     try:

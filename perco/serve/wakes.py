@@ -1,6 +1,6 @@
 """Decides which worker process to wake when there may be work (N8); the server sends the message.
 
-As within a process, they are woken one by one: all of them woken for one change would all look for it, and all but one
+As within a process, they are woken one by one: if all were woken for one change, all would look for it, and all but one
 would ask for it in vain. Processes that may run the same observers are a *group*; a change wakes one of each group:
 
 - the process whose own run or transaction made the change, if it has room: it looks by itself;
@@ -40,13 +40,13 @@ class _Group(Generic[P]):
     __slots__ = ("again", "members", "since")
 
     def __init__(self) -> None:
-        self.members: list[P] = []  # whose turn it is stands first
+        self.members: list[P] = []  # the one whose turn it is comes first
         self.since = 0.0
         self.again = False
 
 
 class Wakes(Generic[P]):
-    """All worker processes of a store. Every method returns those to wake now."""
+    """All worker processes of a store. Every method returns the processes to wake now."""
 
     def __init__(self) -> None:
         self._groups: dict[frozenset[str], _Group[P]] = {}
@@ -80,11 +80,11 @@ class Wakes(Generic[P]):
         return woken
 
     def heard(self, process: P) -> None:
-        """It looks for work."""
+        """A process looks for work."""
         process.asked_at = math.inf
 
     def looked(self, process: P, now: float, *, full: bool) -> list[P]:
-        """It has found more than it may run; or a scanner of it has found nothing, and sleeps."""
+        """A process has found more than it may run; or a scanner of it has found nothing, and sleeps."""
         process.asked_at, process.full = math.inf, full
         group = self._groups.get(process.runs)
         if group is None or not (full or group.again):
@@ -92,7 +92,7 @@ class Wakes(Generic[P]):
         return self._wake(group, now)
 
     def overdue(self, now: float) -> list[P]:
-        """Replace processes that did not answer in time."""
+        """Wake others in place of processes that did not answer in time."""
         woken: list[P] = []
         for group in self._groups.values():
             for process in [process for process in group.members if process.asked_at + ANSWER_S <= now]:

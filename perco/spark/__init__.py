@@ -8,8 +8,8 @@
         perco.spark.register(spark, store)
         spark.read.format("perco").option("table", "docs").load().show()
 
-Rows go in by transactions, as anywhere else, so observers are told of every change. The executors talk to whoever
-serves the store; they never open its folder.
+Rows are written by transactions, as everywhere else, so observers are notified of every change. The executors talk to
+the process that serves the store; they never open its folder.
 """
 
 from perco.spark.draining import Drained as Drained, drain as drain

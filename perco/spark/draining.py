@@ -1,4 +1,4 @@
-"""`perco.spark.drain`: a program's observers on the executors, until nothing waits for them any more."""
+"""`perco.spark.drain`: runs a program's observers on the executors until no change waits for them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import trio
 from pyspark.sql import SparkSession
 
 import perco
+from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.naming import named
 from perco.spark.store import WHERE, Store, in_task, serve
@@ -61,22 +62,22 @@ def drain(
 
         perco.spark.drain(spark, "store/", "app:schema")
 
-    Workers on other machines and elsewhere may run at the same time: each takes what nobody has. Where an executor
-    dies, the others recover its locks and claims, and Spark starts its task again.
+    Workers elsewhere may run at the same time: each takes rows that no other worker has claimed. If an executor dies,
+    the others recover its locks and claims, and Spark starts its task again.
 
     Args:
-        schema: "module:name" of a schema with observers, or one itself; the module has to be there on the executors.
-        workers: tasks; by default as many as run at a time.
+        schema: "module:name" of a schema with observers, or the schema; the executors must have its module.
+        workers: the number of tasks; by default as many as run at a time.
         options: of each worker.
 
-    Raises: UsageError; what ends a worker for good comes as Spark's error; and what `perco.open` raises.
+    Raises: UsageError; Spark's error if a worker fails for good; and the errors of `perco.open`.
     """
     found = named_schema(schema)
     if not found.observers:
         raise UsageError("the schema declares no observers: there is nothing to run")
     count = workers if workers is not None else int(spark.sparkContext.defaultParallelism)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise UsageError(f"workers={workers!r}: it is a number of tasks, from 1 on")
+        raise UsageError(f"workers={workers!r}: it must be a number of tasks, at least 1")
     done = Drained()
     with serve(store, spark) as reached:
         trio.run(_declare, reached, found)
@@ -110,7 +111,7 @@ def _task(
 
     async def main() -> None:
         async with in_task(store, store.open(named_schema(schema))) as db:
-            db._borrowed = True  # a schema that was sent is a copy of the one that its observers' module has
+            inside(db).known.borrowed = True  # a schema that was sent is a copy of the one in its observers' module
             async with db.worker(options=options) as handle:
                 done.failed = await db.wait_idle()
             for id, each in handle.statistics().items():

@@ -16,7 +16,7 @@ from perco.errors import UsageError
 
 _BYTES: Final = 16
 _PLAIN: Final = (str, bool, type(None))
-_WRITTEN: Final = (decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)  # as `str` has them
+_WRITTEN: Final = (decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, uuid.UUID)  # as `str` writes them
 
 
 def key_of(value: Any) -> bytes:
@@ -29,7 +29,7 @@ def key_of(value: Any) -> bytes:
 
 
 def digest_of(row: Any) -> bytes:
-    """Of a whole row."""
+    """The digest of a key or a whole row."""
     return blake2b(key_of(row), digest_size=_BYTES).digest()
 
 
@@ -52,7 +52,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, _WRITTEN):
         return _tagged(type(value).__name__, str(value), getattr(value, "fold", 0))
     raise UsageError(
-        f"a value of type {type(value).__name__} does not tell by what its input is known: give key=, a column's name "
+        f"a value of type {type(value).__name__} does not identify its input: give key=, a column's name "
         "or a function of the row"
     )
 
@@ -70,7 +70,7 @@ def _tagged(*parts: Any) -> msgpack.ExtType:
 
 
 def chosen(key: str | Callable[[Any], Any]) -> Callable[[Any], bytes]:
-    """The same as bytes."""
+    """The function that returns a row's key as bytes."""
     value = valued(key)
     return lambda row: key_of(value(row))
 

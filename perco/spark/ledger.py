@@ -1,21 +1,22 @@
-"""Which inputs of a job have taken effect: a row for each, written in the transaction of the input itself.
+"""The inputs of a job that have taken effect: a row for each, written in the input's own transaction.
 
-Spark runs a task again when its Python worker has died, and runs it twice at a time when it is slow. The store decides:
-an input's transaction reads the input's row in the ledger, and writes it. If two do so at once, one conflicts (T1,
-snapshot isolation's first committer), runs again, and finds that the input has been taken.
+Spark runs a task again if its Python worker has died, and may run it twice at a time if it is slow. The store decides
+which run counts: an input's transaction reads the input's row in the ledger, and writes it. If two do so at once, one
+conflicts (T1, snapshot isolation's first committer), runs again, and finds that the input has been taken.
 
     row JOB                name, run    the job, while it is open
     row JOB + input key    run          an input that has taken effect, in that run of the job
 
-Two tablets in one transaction cost two rounds of syncs, and most loaders write to one. If an input's key is that of a
-row which the loader writes, its mark can lie *beside* its cells: in a hidden column of that row, next to the marks of
-other jobs. Then the mark costs one more cell, in the same step.
+Two tablets in one transaction cost two rounds of syncs, and most loaders write to one tablet. If an input's key is that
+of a row which the loader writes, its mark can lie *beside* its cells: in a hidden column of that row, next to the marks
+of other jobs. Then the mark costs one more cell, in the same step.
 
     row KEY                _taken       the runs of jobs that have taken the input of this key
 
-A job that is acknowledged is closed first, and its inputs are removed after that. A task that has outlived its job and
-began before sees its input's mark, or conflicts with its removal; one that begins later finds no job. A job that is
-opened again under the same name is another *run*: a task of the former run finds it closed, and its marks do not count.
+A job that is acknowledged is closed first, and its inputs are removed after that. A task may outlive its job: those of
+its transactions that began before see their input's mark, or conflict with its removal; later ones find no job. A job
+that is opened again under the same name is another *run*: a task of the earlier run finds that run closed, and its
+marks do not count.
 
 Micro-batches of a stream are numbered, and Spark runs the last one again if it does not know whether it has ended.
 So a job may have a *batch*: an open run is that of this batch; if none is open, the batch has taken effect.
@@ -31,6 +32,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 import perco
+from perco.database.database import Database
 from perco.errors import CommitUnknown, PercoError, UsageError
 
 T = TypeVar("T")
@@ -41,19 +43,19 @@ _RUN_BYTES: Final = 12
 _REMOVED: Final = 1000  # inputs in one transaction
 _NAME_MAX: Final = 200
 
-_UNKNOWN_MAX: Final = 10  # commits of one transaction of which nobody knows
+_UNKNOWN_MAX: Final = 10  # commits of one transaction whose outcome is unknown
 _RUNS_MAX: Final = 64  # open jobs that have taken one key
 TAKEN: Final = "_taken"
 
 LEDGER: Final = perco.Table("perco.spark.ledger", keep=perco.Keep(seconds=0))
 NAME: Final = LEDGER.column("name", perco.TEXT)
 RUN: Final = LEDGER.column("run", perco.BYTES)
-CLOSED: Final = LEDGER.column("closed", perco.BYTES)  # of a job that has been, until all its marks have gone
+CLOSED: Final = LEDGER.column("closed", perco.BYTES)  # the run of a job that is closed, until all its marks are gone
 BESIDE: Final = LEDGER.column("beside", perco.TEXT)  # of a job: the table that its marks are in; "": here
-BATCH: Final = LEDGER.column("batch", perco.INT64)  # of a job that has them: the last that was begun
+BATCH: Final = LEDGER.column("batch", perco.INT64)  # of a job that has batches: the last that was begun
 INTO: Final = LEDGER.column("into", perco.TEXT)  # of a job that has batches: the table that they are written to
 
-Mark = tuple[perco.Column[Any, bytes], Any]  # the cell that tells of an input: a column, and a key
+Mark = tuple[perco.Column[Any, bytes], Any]  # the cell that says whether an input has been taken: a column, and a key
 
 
 class JobClosed(PercoError):
@@ -63,9 +65,12 @@ class JobClosed(PercoError):
 class KeyNotUnique(PercoError):
     """Several rows of one load or write have the same key, so only one of them has been taken. It stays.
 
-    Attributes: `keys`, some of the keys, as text, with their numbers of rows; `loaded`, the result of the load, and
-    None of a write.
+    Attributes: `keys`, some of the keys, as text, with their numbers of rows; `loaded`, the result of the load; None
+    for a write.
     """
+
+    keys: dict[str, int]
+    loaded: Any
 
     def __init__(self, message: str, keys: dict[str, int], loaded: Any = None) -> None:
         self.keys, self.loaded = keys, loaded
@@ -79,23 +84,28 @@ def row_of(job: str) -> bytes:
 
 
 class Ledger:
-    """A job's, for who takes its inputs. A plain value, to be sent to where they are taken.
+    """The ledger of a run of a job. A plain value that is sent to the tasks that take its inputs.
 
     Attributes: `beside`, the table whose rows have the marks, if not the ledger's own.
     """
+
+    job: str
+    run: bytes
+    beside: str
+    row: bytes
 
     def __init__(self, job: str, run: bytes, beside: str = "") -> None:
         self.job, self.run, self.beside = job, run, beside
         self.row = row_of(job)
 
     def mark(self, db: perco.Database, key: Any) -> Mark:
-        """The cell that tells whether an input has been taken; `key`: one of the table beside, else bytes.
+        """The cell that says whether an input has been taken; `key`: a key of the table beside, else bytes.
 
         Raises: TooLarge, TypeError, ValueError for what is no key.
         """
         if self.beside:
             table = db.schema.tables[self.beside]
-            return taken_in(table), table.key.decode(table.row(key))  # as it is read, whatever it was given as
+            return taken_in(table), table.key.decode(table.row(key))  # as it is read back
         return RUN, self.row + blake2b(key, digest_size=_INPUT_BYTES, key=self.row).digest()
 
     def has(self, value: bytes | None) -> bool:
@@ -103,7 +113,7 @@ class Ledger:
         return self.run in _runs(value)
 
     async def marked(self, txn: perco.Transaction, before: bytes | None) -> bytes:
-        """The mark that says so. Raises: PercoError."""
+        """The mark that says so, made from the mark before. Raises: PercoError."""
         if not self.beside:
             return self.run
         runs = _runs(before)
@@ -121,7 +131,7 @@ def taken_in(table: perco.Table[Any]) -> perco.Column[Any, bytes]:
 
 
 def _runs(mark: bytes | None) -> list[bytes]:
-    """Of jobs that have taken an input, as its mark says."""
+    """The runs of jobs that have taken an input, from its mark."""
     return [mark[at : at + _RUN_BYTES] for at in range(0, len(mark), _RUN_BYTES)] if mark else []
 
 
@@ -137,10 +147,12 @@ class _Look:
 class Watch:
     """Looks at marks, and whether the job is open, for many transactions at once.
 
-    A look is a snapshot that was taken after they began. An input that has been taken at that moment has been taken;
-    one that has not, and whose mark its transaction writes, is taken by it or by another that it conflicts with (T1).
-    And what is open then was open when they began.
+    A look is a snapshot that is taken after these transactions began. If an input has been taken by then, it stays
+    taken. If not, its transaction writes the mark: it takes the input, or conflicts with another that does (T1). And a
+    job that is open then was open when they began.
     """
+
+    db: Database
 
     def __init__(self, db: perco.Database, ledger: Ledger) -> None:
         self.db, self._ledger = db, ledger
@@ -148,7 +160,7 @@ class Watch:
         self._looking = trio.Lock()
 
     async def before(self, mark: Mark) -> bytes | None:
-        """What a mark says, to a transaction that has begun. Raises: JobClosed."""
+        """The value of a mark, for a transaction that has begun. Raises: JobClosed."""
         while True:
             look = self._next
             look.marks.append(mark)
@@ -160,7 +172,7 @@ class Watch:
                 return look.found[mark[1]]
 
     async def all_before(self, marks: list[Mark]) -> dict[Any, bytes | None]:
-        """The same of many marks, to one transaction, at a look of its own."""
+        """The values of many marks, by key, for one transaction, with a look of its own. Raises: JobClosed."""
         look = _Look()
         look.marks += marks
         await self._read(look)
@@ -174,13 +186,13 @@ class Watch:
             look.found.update(await snap.get_many(column, [key for _, key in look.marks]))
 
     async def _look(self, look: _Look) -> None:
-        """For all that come while the one before it is under way."""
+        """Look for all transactions that ask while the look before is under way."""
         try:
             async with self._looking:
                 self._next = _Look()
                 await self._read(look)
         except BaseException:
-            look.failed = True  # whoever waits for it looks again
+            look.failed = True  # transactions that wait for it look again
             if self._next is look:
                 self._next = _Look()
             raise
@@ -193,7 +205,7 @@ async def take(
 ) -> bool:
     """Take an input, in a transaction of its own; False: it has been taken before.
 
-    Raises: JobClosed; what `loader` does.
+    Raises: JobClosed; what `loader` raises.
     """
     before = await watch.before(mark)
     if ledger.has(before):
@@ -202,14 +214,14 @@ async def take(
     txn.set(*mark, written)  # first: a loader that commits by itself commits this as well
     await loader(txn, value)
     if txn.outcome == "aborted":
-        raise UsageError("the loader has discarded its transaction: to refuse a row, it raises something")
+        raise UsageError("the loader has discarded its transaction: to refuse a row, raise an exception")
     return True
 
 
 async def surely(retrying: perco.Retrying, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """As `retrying.run`. Of a commit of which nobody knows, another attempt finds out by its marks, or it meets it.
+    """As `retrying.run`. After a commit of unknown outcome it runs again, and finds its marks, or conflicts with it.
 
-    Raises: CommitUnknown, when that comes again and again.
+    Raises: CommitUnknown, after too many of them.
     """
     for left in reversed(range(_UNKNOWN_MAX)):
         try:
@@ -221,7 +233,7 @@ async def surely(retrying: perco.Retrying, function: Callable[..., Awaitable[T]]
 
 
 async def begin(db: perco.Database, job: str, beside: str = "") -> Ledger:
-    """Open a job, or go on with it. Raises: UsageError where it has its marks elsewhere."""
+    """Open a job, or continue it. Raises: UsageError if it has its marks elsewhere."""
     ledger = await _begin(db, job, beside, None, "")
     assert ledger is not None
     return ledger
@@ -241,12 +253,12 @@ async def begin_batch(db: perco.Database, job: str, batch: int, into: str) -> Le
     run, last = found[RUN], found[BATCH]
     _must_go(job, found.get(INTO, into), into)
     if run is not None and last is not None and last < batch:
-        await _end(db, job, only=run)  # its stream has given that batch up; tasks of it that are left find it closed
+        await _end(db, job, only=run)  # the stream has abandoned that batch; tasks that are left of it find it closed
     return await _begin(db, job, "", batch, into)
 
 
 async def end_batch(db: perco.Database, job: str, batch: int) -> None:
-    """A batch has taken effect: forget its inputs, but not its number."""
+    """Forget the inputs of a batch that has taken effect, but not its number."""
     async with db.snapshot() as snap:
         found = await snap.row(LEDGER, row_of(job), columns=[RUN, BATCH])
     if found[BATCH] == batch:
@@ -254,7 +266,7 @@ async def end_batch(db: perco.Database, job: str, batch: int) -> None:
 
 
 def _must_go(job: str, known: str, into: str) -> None:
-    """A job's batches go to one table: a batch that has been written to it looks written to another, too."""
+    """Check that a job's batches go to one table: a batch written to one table would look written to another, too."""
     if known != into:
         raise UsageError(
             f"job {job!r} writes its batches to table {known!r}: give what is written to table {into!r} a job of its "
@@ -276,15 +288,15 @@ async def _begin(db: perco.Database, job: str, beside: str, batch: int | None, i
             _must_go(job, found.get(INTO, into), into)
         if batch is None:
             if last is not None:
-                raise UsageError(f"job {job!r} is that of a stream's batches: give this one another name")
+                raise UsageError(f"job {job!r} belongs to a stream's batches: give this one another name")
         elif last is None:
             if await txn.get(RUN, row) is not None:
-                raise UsageError(f"job {job!r} is open and has no batches: give the stream's another name")
+                raise UsageError(f"job {job!r} is open and has no batches: give the stream's job another name")
             txn.set(BATCH, row, batch)
         elif batch < last:
             raise UsageError(
-                f"job {job!r} is at batch {last} and was given batch {batch}: batches go up. If its stream has begun "
-                "anew, with another checkpoint, give it another job=; or forget this one: perco.spark.acknowledge"
+                f"job {job!r} is at batch {last} and was given batch {batch}: batch numbers go up. If its stream "
+                "restarted with another checkpoint, give it another job=; or forget this one: perco.spark.acknowledge"
             )
         elif batch > last:
             if await txn.get(RUN, row) is not None:
@@ -302,7 +314,7 @@ async def _begin(db: perco.Database, job: str, beside: str, batch: int | None, i
             txn.set(BESIDE, row, beside)
         elif where != beside:
             was = f"beside={where!r}" if where else "no beside="
-            raise UsageError(f"job {job!r} was begun with {was}; go on with it so, or acknowledge it first")
+            raise UsageError(f"job {job!r} was begun with {was}; continue it in the same way, or acknowledge it first")
         return run
 
     run = await db.run(once)
@@ -310,7 +322,7 @@ async def _begin(db: perco.Database, job: str, beside: str, batch: int | None, i
 
 
 async def acknowledge(db: perco.Database, job: str) -> int:
-    """Close a job, and forget its inputs; returns how many they were. Again is harmless: it goes on where it ended."""
+    """Close a job, and forget its inputs; returns how many there were. Idempotent: it continues where it stopped."""
     return await _end(db, job)
 
 
@@ -331,12 +343,12 @@ async def taken(db: perco.Database, ledger: Ledger) -> int | None:
 
 
 def _inputs_of(row: bytes) -> tuple[bytes, bytes | None]:
-    """The range of the ledger's rows that a job's inputs have there."""
+    """The range of the ledger's rows that a job's inputs have."""
     return row + b"\0", row + b"\xff" * (_INPUT_BYTES + 1)
 
 
 async def _end(db: perco.Database, job: str, *, only: bytes | None = None) -> int:
-    """End a job; `only`: if this run is open, or has been closed, keeping the number of its batch."""
+    """End a job; `only`: end this run only, open or closed, and keep the number of its batch."""
     row = row_of(job)
 
     async def close(txn: perco.Transaction) -> tuple[bytes | None, str]:
@@ -364,7 +376,7 @@ async def _end(db: perco.Database, job: str, *, only: bytes | None = None) -> in
                 txn.delete(NAME, row)
                 txn.delete(BESIDE, row)
 
-    await db.run(forget_job)  # last: a job whose removal was interrupted is still listed
+    await db.run(forget_job)  # last, so that a job whose removal was interrupted is still listed
     return total
 
 
@@ -376,7 +388,7 @@ async def _forget(
     low: bytes,
     high: bytes | None,
 ) -> int:
-    """Take a run out of all marks of a range; returns of how many."""
+    """Remove a run from all marks of a range; returns from how many."""
 
     async def remove(txn: perco.Transaction, keys: list[Any]) -> int:
         changed = 0
@@ -391,7 +403,7 @@ async def _forget(
 
     total = 0
     keys: list[Any] = []
-    # Who begins now finds the job closed; who has begun may still mark what nobody had taken.
+    # Transactions that begin now find the job closed; those in flight may still mark inputs that were not taken.
     async with db.snapshot() as snap:
         async for found in snap._scan_between(table, low, high, columns=[column]):
             if run in _runs(found[column]):
@@ -403,7 +415,7 @@ async def _forget(
 
 
 async def jobs(db: perco.Database) -> dict[str, bool]:
-    """The jobs that have not been acknowledged whole, by name; False: its removal was interrupted."""
+    """The jobs that have not been acknowledged completely, by name; False: the removal was interrupted."""
     found = {}
     async with db.snapshot() as snap:
         async for row in snap.scan(LEDGER, columns=[NAME, RUN]):

@@ -1,4 +1,4 @@
-"""`perco.spark.load`: every row of a data set through a transaction of its own, exactly once."""
+"""`perco.spark.load`: loads every row of a data set exactly once, each in a transaction of its own."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pyspark.sql import DataFrame, SparkSession
 import perco
 from perco.errors import PercoError, UsageError
 from perco.naming import named
+from perco.schema.codecs import TupleCodec, codec_named
 from perco.spark import keys, ledger as ledgers
 from perco.spark.ledger import LEDGER, KeyNotUnique as KeyNotUnique, Ledger
 from perco.spark.partition import Failure, Loader, LoadOptions, PartitionResult, load_partition, short
 from perco.spark.sink import QUERY
 from perco.spark.store import WHERE, Store, in_task, serve
 from perco.tuning import collecting_less
-from perco.txn.codecs import TupleCodec, codec_named
 
 _SHARED: Final = 5  # keys that an error names as not unique
 _COLUMNS: Final = (
@@ -43,6 +43,12 @@ class Loaded:
         seconds: of all tasks together.
         partitions: the result of each task.
     """
+
+    job: str
+    partitions: list[PartitionResult]
+    committed: int
+    skipped: int
+    failed: int
 
     def __init__(self, job: str, partitions: list[PartitionResult], spark: SparkSession) -> None:
         self.job, self.partitions, self._spark = job, partitions, spark
@@ -70,7 +76,7 @@ class Loaded:
 
 
 class LoadFailed(PercoError):
-    """More inputs have failed than may: what has been loaded stays, and the same job loads only what is missing.
+    """More inputs have failed than allowed: what has been loaded stays, and the same job loads only what is missing.
 
     Attributes: `loaded`, what was done.
     """
@@ -79,8 +85,8 @@ class LoadFailed(PercoError):
         self.loaded = loaded
         first = loaded.failures[0]
         super().__init__(
-            f"{loaded}; the first: {first.reason}, of {first.row}. Mend them and load again with job={loaded.job!r}: "
-            "what has been loaded is not loaded twice. Or allow for more: LoadOptions(failures_max=...)."
+            f"{loaded}; the first: {first.reason}, of {first.row}. Fix them and load again with job={loaded.job!r}: "
+            "no row is loaded twice. Or allow more: LoadOptions(failures_max=...)."
         )
 
 
@@ -104,22 +110,22 @@ def load(
         perco.spark.load(spark.read.parquet("pages/"), "store/", loader, schema=app.schema, key="url", beside=app.pages)
 
     Each input takes effect exactly once, even if tasks run again, run twice at a time, or die after a commit. A ledger
-    in the store tells which inputs have; it is kept until the job is acknowledged, so another call with the same `job`
+    in the store says which inputs have; it is kept until the job is acknowledged, so another call with the same `job`
     loads only the missing ones.
 
     Args:
-        rows: its partitions are loaded side by side, one for each core of the executors.
+        rows: its partitions are loaded in parallel, one on each core of the executors.
         store: a folder, which is served to the executors meanwhile (`serve`); or an address, or a `Store`.
         loader: an `async def` function, or "module:name" of one. It reads and writes like any transaction, runs again
             on a conflict, and must have no effects outside the transaction.
         schema: the schema to open the store with; by default the store's own. It must have the tables that `loader`
             uses.
         key: identifies an input: a column's name, or a function of the row that returns a str, bytes, number or a
-            tuple of such. Each row needs a key of its own. By default it is the whole row, and each of several equal
-            rows counts: that moves rows between partitions, so that equal ones meet.
+            tuple of these. Each row needs a key of its own. By default it is the whole row, and each of several equal
+            rows is loaded; for that, rows move between partitions, so that equal ones are in the same partition.
         beside: a table in which the input's key is that of a row that `loader` writes. Then the ledger's mark lies in
             that row, which costs one cell; else it costs another tablet in each transaction.
-        job: the load's name when it is run again. Without one it is acknowledged when it has ended.
+        job: the load's name when it is run again. Without one, the load is acknowledged when it has ended.
         concurrency: transactions in flight in each partition, in place of `options.concurrency`.
 
     Raises: LoadFailed with more than `options.failures_max` failures; KeyNotUnique; UsageError; Spark's error if a task
@@ -137,9 +143,9 @@ def load(
     rdd, spark = _rdd(rows)
     function = _loader(loader)
     if beside is not None and (key is None or not isinstance(beside, perco.Table)):
-        raise UsageError("beside= is a perco.Table, and goes with key=, which gives keys of that table")
+        raise UsageError("beside= is a perco.Table, and needs key=, which gives keys of that table")
     if beside is not None and not isinstance(beside.key, TupleCodec) and codec_named(beside.key.name) is not beside.key:
-        raise UsageError(f"beside= wants a table with keys of perco's own codecs, which {beside.key.name!r} is not")
+        raise UsageError(f"beside= needs a table with keys of perco's own codecs, which {beside.key.name!r} is not")
     unnamed = job is None
     if unnamed and spark.sparkContext.getLocalProperty(QUERY) is not None:
         raise UsageError(
@@ -179,8 +185,8 @@ def acknowledge(store: str | os.PathLike[str] | Store, job: str, spark: SparkSes
 
 
 def jobs(store: str | os.PathLike[str] | Store, spark: SparkSession) -> dict[str, bool]:
-    """The jobs of a store that have not been acknowledged, by name; False: that was interrupted, and wants to be said
-    again."""
+    """The jobs of a store that have not been acknowledged, by name; False: the acknowledgement was interrupted, and
+    must be repeated."""
 
     async def main(reached: Store) -> dict[str, bool]:
         async with reached.open(perco.Schema(LEDGER)) as db:
@@ -244,7 +250,7 @@ def _rdd(rows: Any) -> tuple[RDD[Any], SparkSession]:
 
 
 def _loader(loader: Loader | str) -> Loader | str:
-    """Looked at here, where somebody reads the error."""
+    """Check a loader on the driver, where its user sees the error."""
     if isinstance(loader, str):
         _named(loader)
     else:
@@ -293,7 +299,7 @@ def _task(
 def _keyed(
     key: Callable[[Any], Any], beside: perco.Table[Any] | None, rows: Iterable[Any]
 ) -> Iterator[tuple[bytes, tuple[str, int]]]:
-    """The key of each row, as in its mark, with the key as text and 1. Rows without a key have failed already."""
+    """The digest of each row's key, as in its mark, and (the key as text, 1). Rows without a key failed already."""
     for row in rows:
         with contextlib.suppress(PercoError, TypeError, ValueError):
             value = key(row)
@@ -319,8 +325,8 @@ def _spread(digest: bytes) -> int:
 
 
 def _counted(rows: Iterable[tuple[bytes, Any]]) -> Iterator[tuple[bytes, Any]]:
-    """Of equal rows, all of which come here and next to each other, the second has another key than the first. Which is
-    which does not matter: they are equal."""
+    """Give equal rows different keys: all of them come to this partition, next to each other, and are numbered. Which
+    row gets which number does not matter."""
     last, number = b"", 0
     for digest, row in rows:
         last, number = digest, number + 1 if digest == last else 0

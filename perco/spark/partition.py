@@ -2,10 +2,10 @@
 
     Spark's iterator -> a few rows at a time, in a thread -> as many loaders as may run at once -> the store
 
-Rows are read while others are loaded: as many as are loaded at once, and as many again, but of each no more than 64. So
-loaders do not wait, and a slow store is waited for. An exception of a loader is its row's failure: the row's
-transaction is discarded, and the others continue until there are too many failures. If the store is away for too long,
-its error ends the task, and Spark runs it again; the ledger says which inputs are left.
+Rows are read while others are loaded, at most two batches ahead, each of as many rows as there are loaders, but no more
+than 64. So loaders do not wait for rows, and the reader waits for a slow store. If a loader raises, its row has failed:
+the row's transaction is discarded, and the other loaders continue until there are too many failures. If the store is
+unavailable for too long, its error ends the task, and Spark runs it again; the ledger says which inputs are left.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import trio
 
 import perco
 from perco.errors import CommitUnknown, StoreError
-from perco.options import check_options
+from perco.settings import check_options
 from perco.spark.ledger import JobClosed, Ledger, Watch, surely, take as take_input
 
-_REASON_MAX: Final = 500  # characters of what is told of a failure
+_REASON_MAX: Final = 500  # characters of a failure's row, and of its reason
 _FAILURES_KEPT: Final = 100
 _AT_ONCE: Final = 64  # rows read at once, at most
 
@@ -34,8 +34,8 @@ Loader = Callable[..., Awaitable[Any]]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadOptions:
     """Attributes:
-    concurrency: transactions in flight, of each partition.
-    attempts: how often one is tried that meets others.
+    concurrency: transactions in flight in each partition.
+    attempts: how often a transaction that conflicts is tried.
     failures_max: inputs that may fail before the job does; what has been loaded stays.
     """
 
@@ -86,7 +86,7 @@ async def load_partition(
     options: LoadOptions,
     result: PartitionResult,
 ) -> None:
-    """Load what `rows` yields: rows, or (key, row) where `key` is None. Counts in `result`. Keys are such as
+    """Load what `rows` yields: rows, or (key, row) if `key` is None. Counts in `result`. Keys are of the kind that
     `ledger.mark` takes.
 
     Raises: what ends the task.
@@ -134,7 +134,7 @@ async def load_partition(
 
 
 def first_of(group: BaseException) -> BaseException:
-    """What Spark shows of several errors at once: the first, with its own traceback."""
+    """The first of several errors at once, with its own traceback, for Spark to show."""
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]
     return group
@@ -142,7 +142,7 @@ def first_of(group: BaseException) -> BaseException:
 
 @contextmanager
 def one_error() -> Iterator[None]:
-    """Of those of a nursery inside."""
+    """Raise only the first of the errors of a nursery inside the block."""
     try:
         yield
     except ExceptionGroup as group:
@@ -152,7 +152,7 @@ def one_error() -> Iterator[None]:
 def _some(rows: Iterator[Any], count: int) -> list[Any]:
     some = []
     for row in itertools.islice(rows, count):
-        trio.from_thread.check_cancelled()  # a task that has failed waits for one row at the most
+        trio.from_thread.check_cancelled()  # a task that has failed waits for one row at most
         some.append(row)
     return some
 
@@ -166,5 +166,5 @@ def _failed(result: PartitionResult, row: Any, error: Exception) -> None:
 
 
 def short(text: str) -> str:
-    """As much of it as is told."""
+    """The text, cut to the length that is kept."""
     return text if len(text) <= _REASON_MAX else text[:_REASON_MAX] + "..."

@@ -9,7 +9,7 @@ import perco
 from perco.errors import UsageError
 from perco.txn.scan import range_of
 
-_DIGITS: Final = 8  # bytes after what two rows have in common by which the space between them is measured
+_DIGITS: Final = 8  # bytes after the common prefix of two rows that measure the space between them
 
 
 class Range(NamedTuple):
@@ -28,7 +28,7 @@ class Range(NamedTuple):
 
 
 def of_options(table: perco.Table[Any], start: str | None, stop: str | None, prefix: str | None) -> Range:
-    """Raises: UsageError for what is no key of the table."""
+    """The range of the options. Raises: UsageError for what is no key of the table."""
 
     def key(name: str, text: str | None) -> Any:
         if text is None:
@@ -47,13 +47,13 @@ def of_options(table: perco.Table[Any], start: str | None, stop: str | None, pre
                 raise UsageError(
                     f"{name}={text!r} is no key of table {table.name!r}: its keys are bytes, and given in hex"
                 ) from None
-        raise UsageError(f"{name}= wants a table whose keys have one part; of {table.name!r} filter the key's fields")
+        raise UsageError(f"{name}= needs a table whose keys have one part; for {table.name!r} filter the key's fields")
 
     return Range(*range_of(table, key("start", start), key("stop", stop), key("prefix", prefix)))
 
 
 def cut(whole: Range, starts: Sequence[bytes]) -> list[Range]:
-    """Its parts, which begin where tablets do."""
+    """The parts of a range, cut at `starts`."""
     at = [whole.low, *(start for start in sorted(starts) if start > whole.low)]
     ends: list[bytes | None] = [*at[1:], None]
     parts = (Range(low, high).within(whole) for low, high in zip(at, ends, strict=True))

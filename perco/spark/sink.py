@@ -1,17 +1,18 @@
-"""`df.write.format("perco")`: cells of a data frame, some rows to a transaction.
+"""`df.write.format("perco")`: writes the cells of a data frame, some rows to a transaction.
 
 `append` sets the cells that the frame has values for; `overwrite` also deletes those for which it has null. Both keep
 rows and cells that the frame does not have: nothing is truncated.
 
-A row takes effect once, even if Spark runs a task again or twice at a time, because a mark of the ledger lies beside
-its cells. Else a repeated task could put back a value that has been changed since. For the same reason a micro-batch
-of a stream takes effect once, even if Spark writes it again: the ledger has the number of the last one that was
-written.
+A row takes effect once, even if Spark runs a task again or twice at a time, because its transaction also writes a mark
+of the ledger. Otherwise a repeated task could put back a value that has been changed since. For the same reason a
+micro-batch of a stream takes effect once, even if Spark writes it again: the ledger has the number of the last one that
+was written.
 
-Of several rows with one key a single one takes effect. To the others its mark looks like that of an attempt before. The
-driver finds out when all tasks have ended: the attempts that Spark kept have had each row of the frame once, and each
-key has one mark. So if these rows are more than the marks, some share keys. No attempt that Spark has dropped can make
-that happen, since it only adds marks. If no row was skipped, each has written a mark of its own, and nobody counts.
+If several rows have one key, only one of them takes effect: to the others, its mark looks like that of an earlier
+attempt. The driver finds out when all tasks have ended. The attempts that Spark kept have had each row of the frame
+once, and each key has one mark, so if there are more rows than marks, some rows share keys. An attempt that Spark has
+dropped cannot cause that, because it only adds marks. If no row was skipped, each has written a mark of its own, and
+marks are not counted.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from pyspark.sql.types import ByteType, DataType, DoubleType, FloatType, Integer
 
 import perco
 from perco.errors import SchemaMismatch, UsageError
+from perco.schema.schema import Table
 from perco.spark import ledger as ledgers, types
 from perco.spark.ledger import LEDGER, KeyNotUnique, Ledger, Watch, surely
 from perco.spark.partition import one_error, short
@@ -39,16 +41,16 @@ from perco.tuning import collecting_less
 
 STREAM_OPTIONS: Final = ("table", "url", "path", "key")
 OPTIONS: Final = (*STREAM_OPTIONS, "job", "batch")
-QUERY: Final = "sql.streaming.queryId"  # of Spark's properties of what a stream runs
+QUERY: Final = "sql.streaming.queryId"  # Spark sets this property on what a stream runs
 _BATCH: Final = "streaming.sql.batchId"
 _ROWS: Final = 100  # in a transaction
 _BYTES: Final = 1 << 20
 _CONCURRENCY: Final = 16
 _ATTEMPTS: Final = 50
 _SKIPPED_KEPT: Final = 1000  # keys of skipped rows that a task remembers, to name one that several rows share
-_WROTE_KEPT: Final = 10_000  # keys of written rows, for the same
+_WROTE_KEPT: Final = 10_000  # keys of written rows that it remembers, for that
 _NAMED: Final = 5  # keys that an error names as not unique
-_WIDER: Final[dict[type[DataType], DataType]] = {  # what is stored as something wider
+_WIDER: Final[dict[type[DataType], DataType]] = {  # types that are stored as wider ones
     ByteType: LongType(),
     ShortType: LongType(),
     IntegerType: LongType(),
@@ -61,10 +63,11 @@ class Written(WriterCommitMessage):
     """A task's result.
 
     Attributes:
-        rows, skipped: written; and found to be written before, by another attempt or as another row of the same key.
+        rows, skipped: numbers of rows written, and of rows that another attempt, or another row of the same key, had
+            written before.
         ledger: None: the whole batch had taken effect before.
-        again: how many rows of a key were skipped, by key, as text; of the first thousand keys.
-        both: those of these keys of which this attempt wrote a row, too.
+        again: how many rows of a key were skipped, by key, as text; for the first thousand keys.
+        both: those of these keys for which this attempt wrote a row, too.
     """
 
     rows: int
@@ -84,7 +87,7 @@ class _Tally:
         self._again: Counter[Any] = Counter()
 
     def add(self, wrote: list[Any], skipped: list[tuple[Any, Any]]) -> None:
-        """Marks' keys of rows written; those of rows skipped, each with the row's key."""
+        """Count rows: `wrote`, the keys of their marks; `skipped`, the keys of their marks and the rows' own keys."""
         self.rows += len(wrote)
         self.skipped += len(skipped)
         if len(self._wrote) < _WROTE_KEPT:
@@ -106,6 +109,10 @@ class _Tally:
 class Sink:
     """The destination of a frame's rows. A plain value, which is sent to the tasks."""
 
+    store: Store
+    table: str
+    key: str
+
     def __init__(self, store: Store, table: str, key: str, schema: StructType, *, overwrite: bool) -> None:
         self.store, self.table, self.key, self._overwrite = store, table, key, overwrite
         self._names = schema.fieldNames()
@@ -120,7 +127,7 @@ class Sink:
             pass
 
     async def write(self, db: perco.Database, ledger: Ledger | None, batches: Iterator[pa.RecordBatch]) -> Written:
-        """A task's work; no ledger: everything has been written already."""
+        """Write a task's rows; no ledger: everything has been written already."""
         if ledger is None:
             return Written(0, await trio.to_thread.run_sync(_counted, batches))
         tally = _Tally()
@@ -155,7 +162,7 @@ async def _take(
 async def _put(
     txn: perco.Transaction, ledger: Ledger, cells: Cells, watch: Watch, rows: list[dict[str, Any]]
 ) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    """As `_Tally.add` takes them."""
+    """Write some rows; returns the arguments of `_Tally.add`."""
     keyed = [(cells.key_of(row), row) for row in rows]
     marks = [ledger.mark(watch.db, key if ledger.beside else cells.table.row(key)) for key, _ in keyed]
     found = await watch.all_before(marks)
@@ -174,7 +181,7 @@ async def _put(
 
 
 async def _must_be_unique(db: perco.Database, key: str, written: list[Written]) -> None:
-    """Of all tasks of a write that has ended. Raises: KeyNotUnique."""
+    """Check the keys of a write whose tasks have all ended. Raises: KeyNotUnique."""
     skipped = sum(each.skipped for each in written)
     ledger = next((each.ledger for each in written if each.ledger is not None), None)
     if not skipped or ledger is None:
@@ -206,10 +213,10 @@ async def _must_be_unique(db: perco.Database, key: str, written: list[Written]) 
 
 
 def _shared(written: list[Written], *, every: bool) -> dict[str, int]:
-    """Some keys that several rows share, with the number of rows that are known.
+    """Some keys that several rows share, with the known number of rows.
 
-    Args: `every`: whether all rows that were skipped share their keys. Else some were skipped since an attempt before
-    had written them: then a key is shared if the attempts that Spark kept have had two rows of it.
+    Args: `every`: whether all rows that were skipped share their keys. If not, some were skipped because an earlier
+    attempt had written them; then a key is shared if the attempts that Spark kept have had two rows of it.
     """
     again: Counter[str] = Counter()
     both: set[str] = set()
@@ -225,7 +232,7 @@ def _counted(batches: Iterator[pa.RecordBatch]) -> int:
 
 
 class PercoWriter(DataSourceArrowWriter):
-    """Writes a frame. Made where the driver plans, and sent to the tasks.
+    """Writes a frame. Spark makes it on the driver, and sends it to the tasks.
 
     Args: `job`, `batch`: of a micro-batch that may be repeated; "", 0: for a write that Spark makes once.
     """
@@ -259,7 +266,7 @@ class PercoWriter(DataSourceArrowWriter):
         trio.run(self._end, [each for each in messages if isinstance(each, Written)])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        if not self._named:  # a named one may be repeated, and then finds its marks
+        if not self._named:  # a named write may be repeated, and then finds its marks
             trio.run(self._end, [])
 
     async def _end(self, written: list[Written]) -> None:
@@ -326,6 +333,8 @@ def _run(function: Callable[..., Awaitable[Written]], batches: Iterator[pa.Recor
 class Cells:
     """Sets the cells of a row of the frame."""
 
+    table: Table[Any]
+
     def __init__(self, table: perco.Table[Any], key: str, names: list[str], *, overwrite: bool) -> None:
         self.table, self._key, self._overwrite = table, key, overwrite
         self._make_key = types.writing(table.key)
@@ -390,12 +399,12 @@ def _must_fit(table: perco.Table[Any], key: str, schema: StructType) -> None:
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
-    """Its rows, so many at a time that they fit into a transaction; one alone that is larger."""
+    """The rows of a batch, in pieces that fit into a transaction; a row that is larger comes alone."""
     rows = max(1, min(_ROWS, _BYTES * batch.num_rows // max(1, batch.nbytes)))
     for at in range(0, batch.num_rows, rows):
         some: list[dict[str, Any]] = []
         size = 0
-        for row in batch.slice(at, rows).to_pylist():  # some may be much larger than most
+        for row in batch.slice(at, rows).to_pylist():  # some rows may be much larger than most
             here = sum(len(value) for value in row.values() if isinstance(value, str | bytes))
             if some and size + here > _BYTES:
                 yield some

@@ -4,8 +4,8 @@
     docs = spark.read.format("perco").option("table", "docs").option("columns", "title,rank").load()
     docs.show()
 
-A frame stays at the moment at which it was loaded, whatever is done with it; load it again to see what came later. A
-pin holds that moment, and tasks renew its lease while they read. It has the rows that have a value in any of its
+A frame stays at the moment at which it was loaded, however often it is used; load it again to see later changes. A pin
+holds that moment, and tasks renew its lease while they read. A frame has the rows that have a value in any of its
 columns. A partition is a tablet, or a part of one.
 """
 
@@ -33,6 +33,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 import perco
+from perco.database.inside import inside
 from perco.errors import SchemaMismatch, UsageError, must_be_number
 from perco.spark import ranges, sink, types
 from perco.spark.partition import one_error
@@ -77,7 +78,7 @@ def register(
         store = reached(store) or Store(url=os.fspath(store))
     known = store
 
-    class Source(PercoSource):  # not of a module: it travels whole, with what it knows
+    class Source(PercoSource):  # in no module, so that it is sent to executors whole, with its attributes
         _store = known
         _lease_s = lease_s
 
@@ -87,7 +88,7 @@ def register(
 
 def _refuse_streams(reader: Any) -> None:
     """Make `readStream.format("perco")` raise. Spark asks a Python source whether it can be read as a stream only when
-    the query has started, in a thread of its own: there `PercoSource.streamReader` says the same."""
+    the query has started, in a thread of its own: there `PercoSource.streamReader` raises the same error."""
     if hasattr(reader, _REFUSES):
         return
     chosen = reader.format
@@ -105,9 +106,18 @@ def _refuse_streams(reader: Any) -> None:
 class Asked:
     """The options of `format("perco")`, for a read or a write."""
 
+    columns: list[Any] | None
+    ts: int | None
+    at: datetime | None
+    start: Any | None
+    stop: Any | None
+    prefix: Any | None
+    partitions: int
+    batch: int
+
     def __init__(self, options: Any, store: Store | None, known: tuple[str, ...]) -> None:
         given = {name: options[name] for name in options}
-        if "provider" in given or any(name.startswith("option.") for name in given):  # as Spark makes a table
+        if "provider" in given or any(name.startswith("option.") for name in given):  # `create table`
             raise UsageError(f"perco's tables cannot be in Spark's catalogue. {_VIEW}")
         unknown = sorted(set(given) - set(known))
         if unknown:
@@ -115,14 +125,14 @@ class Asked:
         self.table: str = given.get("table", "")
         if not self.table:
             raise UsageError(
-                "format('perco') wants .option('table', NAME); `perco status STORE` lists the tables. Spark does not "
+                "format('perco') needs .option('table', NAME); `perco status STORE` lists the tables. Spark does not "
                 f"pass options on from `create table ... using perco`. {_VIEW}"
             )
         url = given.get("url") or given.get("path")
-        if url is not None and (store is None or store.url != url):  # what opens one store is not for another
+        if url is not None and (store is None or store.url != url):  # one store's token is not for another
             store = reached(url) or Store(url=url)
         if store is None:
-            raise UsageError("format('perco') wants .option('url', ...), or a store that it is registered with")
+            raise UsageError("format('perco') needs .option('url', ...), or a store that it is registered with")
         self.store = store
         self.key: str = given.get("key", "key")
         self.columns = [name.strip() for name in given["columns"].split(",")] if "columns" in given else None
@@ -170,7 +180,7 @@ def _moment(text: str | None) -> datetime | None:
 
 
 class PercoSource(DataSource):
-    """See the module. Made known by `register`."""
+    """The data source; see the module. `register` makes it known to a session."""
 
     _store: ClassVar[Store | None] = None
     _lease_s: ClassVar[float] = _LEASE_S
@@ -195,7 +205,7 @@ class PercoSource(DataSource):
         asked = Asked(self.options, self._store, _OPTIONS)
         if self._moment is None and asked.ts is None and asked.at is None:
             raise UsageError(
-                "a frame with a schema of its own wants ts or at: else each of its queries has a moment of its own"
+                "a frame with a schema of its own needs ts or at: otherwise each query reads as of its own moment"
             )
         return PercoReader(asked, schema, self._lease_s, self._moment)
 
@@ -215,9 +225,9 @@ class PercoSource(DataSource):
 
 
 async def _moment_of(db: perco.Database, asked: Asked, lease_s: float) -> tuple[int, str]:
-    """The timestamp to read at, and the name of the pin that holds it; "": in a folder that nobody has open there is
-    none, and nobody who would remove anything."""
-    if db.local.readonly:
+    """The timestamp to read at, and the name of the pin that holds it; "": a folder that no process has open needs no
+    pin, because nothing is removed from it."""
+    if inside(db).place.readonly:
         async with db.snapshot(ts=asked.ts, at=asked.at) as snap:
             return snap.start_ts, ""
     name = f"spark {secrets.token_hex(8)}"
@@ -230,7 +240,11 @@ def _owner(asked: Asked) -> str:
 
 
 class Span(InputPartition):
-    """One task's read: the rows of a range, at a timestamp that a pin of that name holds."""
+    """One task's read: the rows of a range, at a timestamp that the named pin holds."""
+
+    range: Range
+    ts: int
+    pin: str
 
     def __init__(self, range: Range, ts: int, pin: str) -> None:
         super().__init__(None)
@@ -255,7 +269,7 @@ class PercoReader(DataSourceReader):
             if whole.empty:
                 return []
             ts, pin = self._moment or await _moment_of(db, asked, self._lease_s)
-            parts = ranges.cut(whole, db.local.store.bounds(table.name))
+            parts = ranges.cut(whole, inside(db).place.store.bounds(table.name))
             if len(parts) < asked.partitions:
                 parts = await self._finer(db, table, ts, parts)
             return [Span(part, ts, pin) for part in parts]
@@ -273,7 +287,7 @@ class PercoReader(DataSourceReader):
         return out
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Span):  # Spark's own, where there is none of ours
+        if not isinstance(partition, Span):  # Spark's own partition, if there is none of ours
             return iter(())
         return streamed(lambda send: self._read(partition, send))
 
@@ -309,7 +323,7 @@ class PercoReader(DataSourceReader):
                 await pin.renew()
 
     def _columns_of(self, table: perco.Table[Any]) -> list[perco.Column[Any, Any]]:
-        """Those that the frame has, which may be fewer than were asked for, and in another order."""
+        """The columns that the frame has, which may be fewer than were asked for, and in another order."""
         names = [name for name in self._schema.fieldNames() if name != self._asked.key]
         missing = [name for name in names if name not in table.columns]
         if missing:
@@ -329,6 +343,8 @@ class PercoReader(DataSourceReader):
 
 class Batch:
     """Rows on their way to Arrow."""
+
+    rows: int
 
     def __init__(
         self, table: perco.Table[Any], columns: list[perco.Column[Any, Any]], key: str, schema: StructType

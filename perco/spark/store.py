@@ -1,9 +1,8 @@
-"""How executors reach a store, and a folder that is served for as long as a job lasts."""
+"""How executors reach a store, and how a folder is served while a job runs."""
 
 from __future__ import annotations
 
 import datetime
-import ipaddress
 import json
 import os
 import secrets
@@ -17,10 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgpack
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+import trustme
 from pyspark.sql import SparkSession
 
 import perco
@@ -32,7 +28,7 @@ from perco.serve import tokens
 from perco.serve.opening import SOCKET, joining, open
 from perco.storage import owner
 
-WHERE: Final = "where Python looks; spark.addArtifacts sends one to the executors"  # modules are
+WHERE: Final = "where Python looks; spark.addArtifacts sends one to the executors"  # for errors: the place of modules
 _TOKEN_BYTES: Final = 24
 _VALID: Final = datetime.timedelta(days=30)
 _END_S: Final = 60.0
@@ -40,12 +36,12 @@ _END_S: Final = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Store:
-    """Where a served store is, and what it wants to hear. A plain value that travels in the closures of a job.
+    """The address of a served store, and its credentials. A plain value that travels in the closures of a job.
 
     Attributes:
         url: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT"; or a folder that a process of this machine has open.
-        token: what a server on TCP wants to hear. Not shown by `repr`.
-        ca: PEM certificates that a tls:// server's is checked against, or a file of them; "": the system's.
+        token: what a server on TCP asks for. Not shown by `repr`.
+        ca: PEM certificates that a tls:// server's certificate is checked against, or a file of them; "": the system's.
     """
 
     url: str
@@ -53,16 +49,16 @@ class Store:
     ca: str = field(default="", repr=False)
 
     def options(self) -> perco.Options:
-        return perco.Options(wire=perco.WireOptions(ca_file=self.ca))
+        return perco.Options(wire=perco.options.WireOptions(ca_file=self.ca))
 
     def joining(self) -> joining:
-        """For a program that takes the store's own schema."""
+        """Open the store with its own schema."""
         return joining(self.url, options=self.options(), token=self.token or None)
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[perco.Database]:
-        """To read, under the store's own schema: of whoever serves it, or beside the next owner of a folder that nobody
-        has open."""
+        """Open the store to read, with its own schema: through the process that serves it, or, if no process has the
+        folder open, from its files."""
         async with AsyncExitStack() as stack:
             try:
                 db = await stack.enter_async_context(self.joining())
@@ -73,13 +69,13 @@ class Store:
             yield db
 
     def open(self, schema: perco.Schema) -> open:
-        """For a program that declares its schema."""
+        """Open the store with a program's schema."""
         return open(self.url, schema, options=self.options(), token=self.token or None)
 
 
 @asynccontextmanager
 async def in_task(store: Store, opening: AbstractAsyncContextManager[perco.Database]) -> AsyncIterator[perco.Database]:
-    """A store, opened in a task. Raises: Unavailable, with a remedy if this machine does not reach it; the errors of
+    """Open a store in a task. Raises: Unavailable, with a remedy, if this machine does not reach it; the errors of
     `opening`."""
     async with AsyncExitStack() as stack:
         try:
@@ -88,14 +84,14 @@ async def in_task(store: Store, opening: AbstractAsyncContextManager[perco.Datab
             raise Unavailable(
                 f"the executor on {socket.gethostname()} does not reach the store at {store.url}. If the driver serves "
                 "it, give an address of the driver's machine that executors can reach, with serve(host=...) or "
-                "spark.driver.host; else start its server at such an address. Open its port in the firewall "
+                "spark.driver.host; otherwise start its server at such an address. Open its port in the firewall "
                 f"({error.what})"
             ) from error
         yield db
 
 
 def reached(store: str | os.PathLike[str] | Store) -> Store | None:
-    """A store that is served already; None: a folder, which is not.
+    """The store, if it is served already; None: it is a folder, to be served.
 
     Raises: UsageError.
     """
@@ -119,18 +115,18 @@ def serve(
 ) -> Iterator[Store]:
     """Serve a folder to the executors of a session while the block lasts.
 
-    A process of its own serves it, which ends when the block does, or when this process dies, whatever the cause; then
-    the folder can be opened again. If the executors are on this machine (`local[n]`) it listens on a socket in the
-    folder, for this user alone; else over TLS at a port of this machine, with a certificate and a token made for this
-    block. An address or a `Store`, which is served already, is passed on unchanged.
+    A child process serves it, which ends when the block does, or when this process dies, whatever the cause; then the
+    folder can be opened again. If the executors are on this machine (`local[n]`) it listens on a socket in the folder,
+    for this user alone; else with TLS on a port of this machine, with a certificate and a token made for this block. An
+    address or a `Store`, which is served already, is passed on unchanged.
 
     Args:
         folder: made if there is none.
-        host: by which the executors reach this machine; by default as Spark's own driver does, `spark.driver.host`.
+        host: the address at which executors reach this machine; by default Spark's own, `spark.driver.host`.
         durability: as in `perco.Options`.
 
-    Raises: StoreLocked where another process has the folder open and the executors are elsewhere; UsageError, and what
-    `perco.open` raises.
+    Raises: StoreLocked if another process has the folder open and the executors are elsewhere; UsageError, and the
+    errors of `perco.open`.
     """
     store = reached(folder)
     if store is not None:
@@ -141,9 +137,10 @@ def serve(
     here = master.startswith("local") and not master.startswith("local-cluster")
     order: dict[str, Any] = {"path": str(path), "durability": durability, "listen": [], "pid": os.getpid()}
     order |= {"token": "", "certificate": "", "key": ""}
+    ca = ""
     if not here:
         host = host or str(spark.conf.get("spark.driver.host"))
-        order["certificate"], order["key"] = _certificate(host)
+        order["certificate"], order["key"], ca = _certificate(host)
         order["token"] = secrets.token_hex(_TOKEN_BYTES)
         order["listen"] = [str(Address(None, host, 0, tls=True))]
     child = subprocess.Popen(
@@ -155,7 +152,7 @@ def serve(
             if here or not order["listen"]:
                 yield Store(url=f"unix:{path / SOCKET}")
             else:
-                yield Store(url=at[0], token=order["token"], ca=order["certificate"])
+                yield Store(url=at[0], token=order["token"], ca=ca)
         finally:
             assert child.stdin is not None
             child.stdin.close()
@@ -167,7 +164,7 @@ def serve(
 
 
 def _environment() -> dict[str, str]:
-    """So that the child finds what this process has found."""
+    """The child's environment, so that it finds the modules that this process finds."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
@@ -178,7 +175,7 @@ def _ordered(child: subprocess.Popen[bytes], order: dict[str, Any], path: Path) 
     child.stdin.flush()
     line = child.stdout.readline()
     if not line:
-        raise Unavailable(f"the process that was to serve {path} ended with {child.wait()}; it has said why on stderr")
+        raise Unavailable(f"the process started to serve {path} ended with {child.wait()}; its stderr says why")
     answer = json.loads(line)
     if "error" in answer:
         raise unpack_error(msgpack.unpackb(bytes.fromhex(answer["error"])))
@@ -188,28 +185,9 @@ def _ordered(child: subprocess.Popen[bytes], order: dict[str, Any], path: Path) 
     return at
 
 
-def _certificate(host: str) -> tuple[str, str]:
-    """(certificate, key) for this host, made for one job, as PEM."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "perco")])
-    try:
-        alternative: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        alternative = x509.DNSName(host)
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + _VALID)
-        .add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode()
+def _certificate(host: str) -> tuple[str, str, str]:
+    """(certificate, key, authority) for this host, made for one job, as PEM. The authority's key is forgotten."""
+    authority = trustme.CA()
+    issued = authority.issue_cert(host, not_after=datetime.datetime.now(datetime.UTC) + _VALID)
+    chain = "".join(each.bytes().decode() for each in issued.cert_chain_pems)
+    return chain, issued.private_key_pem.bytes().decode(), authority.cert_pem.bytes().decode()

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-_AHEAD: Final = 2  # made before they are taken
+_AHEAD: Final = 2  # values that are made before they are taken
 
 
 class _End(NamedTuple):
@@ -18,8 +18,8 @@ class _End(NamedTuple):
 
 
 def streamed(make: Callable[[Callable[[Any], Awaitable[None]]], Awaitable[None]]) -> Iterator[Any]:
-    """What `make(send)` sends: it runs on a loop in a thread of its own, at most two ahead of who takes it. Who takes
-    no more, and closes this, cancels it and waits for its end."""
+    """The values that `make(send)` sends. It runs on a loop in a thread of its own, at most two values ahead. Closing
+    the iterator cancels it and waits for its end."""
     made: queue.SimpleQueue[Any] = queue.SimpleQueue()  # `room` bounds it
     room, scope = trio.Semaphore(_AHEAD), trio.CancelScope()
     loop: list[trio.lowlevel.TrioToken] = []

@@ -1,9 +1,9 @@
-"""Columns of the catalogue as Spark and Arrow have them.
+"""The types of columns in Spark and Arrow.
 
     TEXT string   BYTES binary   INT64 bigint   FLOAT64 double   BOOL boolean   JSON, MSGPACK string, of JSON
     a key of several parts: a struct of _1, _2, ...   codecs of the user's own: binary, as stored
 
-MSGPACK has more than JSON: bytes in it are read as base64, and written from Spark as JSON has them.
+MSGPACK has more types than JSON: bytes in it are read as base64 text, and text written from Spark stays text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 
 import perco
 from perco.errors import UsageError
-from perco.txn.codecs import TupleCodec
+from perco.schema.codecs import TupleCodec
 
 _TYPES: Final[dict[str, tuple[DataType, pa.DataType]]] = {
     perco.TEXT.name: (StringType(), pa.string()),
@@ -57,7 +57,7 @@ def arrow_type(codec: perco.Codec[Any]) -> pa.DataType:
 
 
 def schema_of(table: perco.Table[Any], key: str, columns: Sequence[perco.Column[Any, Any]]) -> StructType:
-    """The key under the name `key`, which is never null, then the columns, which may be."""
+    """The schema of a frame: the key under the name `key`, never null, then the columns, which may be null."""
     if key in {column.name for column in columns}:
         raise UsageError(f"table {table.name!r} has a column {key!r}: name the key's with .option('key', ...)")
     fields = [StructField(key, spark_type(table.key), nullable=False)]

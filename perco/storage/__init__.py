@@ -43,11 +43,19 @@ from perco.storage.cells import (
     Write as Write,
 )
 from perco.storage.folder import Folder as Folder, file_system as file_system, owner as owner
-from perco.storage.lmdb_engine import LmdbEngine as LmdbEngine, LmdbOptions as LmdbOptions
-from perco.storage.rowstore import LocalRowStore as LocalRowStore, RowStore as RowStore
+from perco.storage.lmdb_engine import LmdbEngine as LmdbEngine
+from perco.storage.lmdb_options import LmdbOptions as LmdbOptions
+from perco.storage.lmdb_tablet import LmdbTablet as LmdbTablet
+from perco.storage.rowstore import (
+    Chaining as Chaining,
+    Deferring as Deferring,
+    LocalRowStore as LocalRowStore,
+    OwnerStore as OwnerStore,
+    Prompt as Prompt,
+    RowStore as RowStore,
+)
 from perco.storage.tablet import (
     BatchOptions as BatchOptions,
-    LmdbTablet as LmdbTablet,
     MemoryTablet as MemoryTablet,
     Tablet as Tablet,
     TabletStatistics as TabletStatistics,

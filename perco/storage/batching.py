@@ -1,25 +1,25 @@
 """The delay window: gathers a client's calls to one tablet for a moment (the paper's section 2.5).
 
     Batching(store)    a row store over any other; gathers reads, and mutations, of one tablet
-    Gathering          the same for any kind of call: commits in one step, claims of rows
+    Gathering          gathers calls of any kind: one-step commits, claims of rows
 
-A *fixed* window is that of the paper: the first caller opens it, and every call within `window_s` goes with it. An
-*adaptive* window is open only while an earlier call of that kind to that tablet is out; it ends when that is answered,
-or after `window_s`. Without an earlier call, calls of tasks that run in the same turn of the loop go together, if there
-have lately been several at a time, and wait for nothing else.
+A *fixed* window is the paper's: the first caller opens it, and every call within `window_s` joins it. An *adaptive*
+window is open only while an earlier call of that kind to that tablet is in flight; it ends when that call is answered,
+or after `window_s`. If no call is in flight, and calls have lately come several at a time, the calls of one turn of the
+loop leave together, and wait for nothing else.
 
 D1  Calls of one kind to one tablet that come within a window leave in one call, in the order in which they came.
-D2  Nothing is held longer than `window_s`. A batch that is full (`mutations_max`, `bytes_max`) leaves at once.
-D3  Nothing else is held: no timestamp (O2, T2), no scan or page of one, no message without an answer; and no call to
-    another tablet, or of another kind.
-D4  A caller that is cancelled while its batch is open takes its part out: it was never sent. A closed batch is sent,
-    and its mutations are waited for (T10).
-D5  A closed batch is divided by where its rows lie by then (P1, P3): one call for each tablet, none waits for another.
-D6  Each caller has its own answers. Groups stay whole (S1); a mutation is sent once, and if the reply of its call is
-    lost, its own verdict is NoReply (T4, C6).
+D2  Nothing is held longer than `window_s`. A full batch (`mutations_max`, `bytes_max`) leaves at once.
+D3  Nothing else is held: no timestamp (O2, T2), no scan or page of a scan, no message that needs no answer. No call
+    waits for a call to another tablet, or of another kind.
+D4  A caller that is cancelled while its batch is open withdraws its part, which was never sent. A closed batch is sent,
+    and the caller waits for its mutations (T10).
+D5  A closed batch is divided by the tablets that have its rows then (P1, P3): one call each; none waits for another.
+D6  Each caller gets its own answers. Groups stay whole (S1). A mutation is sent once; if the reply to its call is lost,
+    its own verdict is NoReply (T4, C6).
 D7  A read that waits when its session ends is not sent: SessionEnded (R5).
-D8  If one part of a call would have to wait for something else (C4), it is answered `None`, and its caller asks
-    again alone: no caller waits because of another's part.
+D8  A part of a call that would have to wait for something else (C4) is answered `None`, and its caller asks again,
+    alone: no caller waits because of another's part.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ import trio
 
 from perco.errors import SessionEnded, Unavailable
 from perco.storage.cells import Mutation, ReadRequest, RowCells, ScanPage, ScanRequest, Verdict
-from perco.storage.rowstore import RowStore
-from perco.storage.tablet import BatchOptions
+from perco.storage.rowstore import Deferring, RowStore
+from perco.storage.tablet import BatchOptions, Tablet
 
 _FOR_ALL = (Unavailable, SessionEnded)  # errors that are not about one part of a call
-_CELL_BYTES = 64  # size of a check, a write or a query, besides its value
+_CELL_BYTES = 64  # size of a check, a write or a query, without its value
 
-Wanted: TypeAlias = tuple[Hashable, Any, int]  # a tablet, what is asked of it, and about how many bytes that takes
+Wanted: TypeAlias = tuple[Hashable, Any, int]  # a tablet, the part for it, and the part's approximate bytes
 Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 
 
@@ -56,7 +56,7 @@ class _Caller:
         self.missing = wanted
         self.error: Exception | None = None
         self.sent = False  # some part is in a closed batch
-        self.gone = False  # cancelled: parts that are not sent yet must not be
+        self.gone = False  # cancelled: its unsent parts must not be sent
         self.waits = False
 
     def unwrap(self) -> None:
@@ -64,14 +64,14 @@ class _Caller:
             raise self.error
 
     def abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-        """D4."""
+        """Leave, unless the answer to a part that was sent must be waited for (D4)."""
         if self.sent and not self.again:
             return trio.lowlevel.Abort.FAILED
         self.gone = True
         return trio.lowlevel.Abort.SUCCEEDED
 
     def told(self) -> None:
-        """One more part has been answered."""
+        """Count one more answered part; wake the task after the last."""
         self.missing -= 1
         if not self.missing and self.waits and not self.gone:
             trio.lowlevel.reschedule(self.task, self)  # type: ignore[arg-type]
@@ -90,24 +90,24 @@ class _Batch:
         self.parts: list[_Part] = []
         self.bytes = 0
         self.closed = False
-        self.wake: trio.Event | None = None  # of the task that holds it
+        self.wake: trio.Event | None = None  # wakes the task that holds it
 
     def hurry(self) -> None:
-        """Its window ends now."""
+        """End its window now."""
         self.due = True
         if self.wake is not None:
             self.wake.set()
 
 
 class Gathering:
-    """Calls of one kind. Loop thread only.
+    """Gathers calls of one kind. Loop thread only.
 
     Args:
         spawn: runs something short, shielded from cancellation, and finishes it before the store closes.
-        ask: makes one call of all parts and returns an answer for each; None: its caller must ask alone (D8). Its
-            exceptions are raised for all parts.
+        ask: makes one call of all parts and returns an answer for each; None: its caller must ask alone (D8). An
+            exception reaches all callers; with `again`, if it may concern one part only, each of several asks alone.
         where: the tablet that has a part's row now (D5).
-        again: whether a cancelled caller may leave while its part is on its way.
+        again: whether parts may be asked again, so that a cancelled caller may leave while its part is in flight.
         dropped: called with a part and its answer if the caller has left.
     """
 
@@ -124,14 +124,14 @@ class Gathering:
         self._options, self._spawn, self._ask, self._where = options, spawn, ask, where
         self._again, self._dropped = again, dropped
         self._open: dict[Hashable, _Batch] = {}
-        self._out: dict[Hashable, int] = {}  # calls to each tablet; kept only where the window is adaptive
-        self._crowded: set[Hashable] = set()  # tablets of which a call has lately found another one out
+        self._out: dict[Hashable, int] = {}  # calls in flight to each tablet; kept only if the window is adaptive
+        self._crowded: set[Hashable] = set()  # tablets for which a call has lately found another one in flight
 
-    # A KeyboardInterrupt between joining a batch and the wait would leave a part behind whose task is gone.
+    # A KeyboardInterrupt between joining a batch and the wait would leave behind a part whose task is gone.
     @trio.lowlevel.enable_ki_protection
     async def ask(self, wanted: Sequence[Wanted]) -> list[Any] | None:
-        """Wait for a window to end and for the answers. Returns an answer for each part; or None: there was no other
-        call to join, so the caller makes its own call now, and calls `answered` when that has ended.
+        """Wait for the window to end, and for the answers. Returns an answer for each part; or None if there was no
+        other call to join: then the caller makes its own call, and calls `answered` when that has ended.
 
         Raises: what the call raises.
         """
@@ -160,7 +160,7 @@ class Gathering:
         return caller.answers
 
     async def _alone(self, batch: _Batch, caller: _Caller) -> bool:
-        """Let the tasks that run in the same turn of the loop join a batch, then close it. Returns whether none has."""
+        """Let the tasks that run in the same turn of the loop join a batch, then close it. Returns whether none did."""
         await trio.lowlevel.cancel_shielded_checkpoint()
         if not batch.closed:
             caller.gone = trio.current_effective_deadline() == -math.inf  # D4: cancelled while its batch was open
@@ -247,7 +247,7 @@ class Gathering:
             raise error
 
     def answered(self, key: Hashable) -> None:
-        """A call to a tablet has ended: the batch that waited for it leaves (D2)."""
+        """Note that a call to a tablet has ended: the batch that waited for it leaves (D2)."""
         if not self._options.adaptive:
             return
         out = self._out.pop(key) - 1
@@ -272,7 +272,7 @@ def _own(error: BaseException) -> Exception:
         return Unavailable("the program ended before an answer came")
     try:
         return copy.copy(error)
-    except TypeError:  # its class takes other arguments than `args`
+    except TypeError:  # its constructor takes arguments other than `args`
         return error
 
 
@@ -296,6 +296,8 @@ class Batching:
             default one `read` of the store.
     """
 
+    inner: RowStore
+
     def __init__(
         self,
         store: RowStore,
@@ -303,10 +305,28 @@ class Batching:
         spawn: Spawn,
         together: Callable[[list[Sequence[ReadRequest]]], Awaitable[Sequence[list[RowCells] | None]]] | None = None,
     ) -> None:
-        self.inner, self.groups = store, store.groups
-        self._losses = 0  # sessions whose reads were ended
+        self.inner = store
+        self._losses = 0  # sessions that have ended
         self._reads = Gathering(options, spawn, together or self._read_together, self._of_read, again=True)
         self._mutations = Gathering(options, spawn, self._apply_together, self._of_mutation, again=False)
+
+    chaining = None
+    prompt = None
+
+    @property
+    def groups(self) -> bool:
+        return self.inner.groups
+
+    @property
+    def once(self) -> bool:
+        return self.inner.once
+
+    @property
+    def deferring(self) -> Deferring:
+        return self
+
+    def tablets_here(self) -> Sequence[Tablet]:
+        return self.inner.tablets_here()
 
     def locate(self, table: str, row: bytes) -> int:
         return self.inner.locate(table, row)
@@ -315,11 +335,11 @@ class Batching:
         return self.inner.bounds(table)
 
     async def scan(self, request: ScanRequest) -> ScanPage:
-        """As the store does, at once (D3)."""
+        """Scan the store at once (D3)."""
         return await self.inner.scan(request)
 
     async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
-        """As the store does, at once (D3): it reads for a page of a scan."""
+        """Read from the store at once (D3): this read is for a page of a scan."""
         return await self.inner.read_first(requests, bytes_max)
 
     # ------------------------------------------------------------ reads
@@ -378,7 +398,7 @@ class Batching:
         return answers
 
     def end_reads(self) -> None:
-        """The session of the waiting reads has ended (D7)."""
+        """Fail the waiting reads, whose session has ended (D7)."""
         self._losses += 1
         self._reads.fail_open(lambda: SessionEnded(_ENDED))
 
@@ -403,8 +423,8 @@ class Batching:
     async def apply_late(
         self, table: str, row: bytes, size: int, make: Callable[[], Mutation | None]
     ) -> Verdict | None:
-        """Apply a mutation that is made only when its batch has been closed, and sent in the same step of the loop, so
-        that its entries in memory (C2) do not stand while it waits.
+        """Apply a mutation that is made only after its batch has been closed, and is sent in the same step of the loop.
+        So its entries in memory (C2) do not exist while it waits.
 
         Args:
             row: one of its rows.
@@ -433,11 +453,11 @@ class Batching:
         return [None if mutation is None else next(verdicts) for mutation in made]
 
 
-_ENDED = "the connection to the server was away for too long: what was begun before it has ended"
+_ENDED = "the connection to the server was lost for too long: everything begun before has ended"
 
 
 def _bytes_of(mutation: Mutation) -> int:
-    """About what it takes in a message."""
+    """The approximate size of a mutation in a message."""
     size = 0
     for row, checks, writes in mutation.rows:
         size += len(row) + _CELL_BYTES * (len(checks) + len(writes))

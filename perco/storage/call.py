@@ -1,12 +1,10 @@
 """One caller that waits for the verdicts of its mutations.
 
-A task is woken directly (`trio.lowlevel`): an Event per request would cost more than the request.
+A call may continue: as soon as the verdicts are in, `then` decides on the loop what to send next, without waking the
+task in between. A transaction in one tablet wakes its task only once.
 
-A call may go on: what to send next is decided on the loop as soon as the verdicts are in, without waking the task in
-between. A transaction in one tablet needs its task only once.
-
-T10  A cancelled task first takes its mutations out of the queue: then they were never sent. Once any of them is in a
-     closed batch, the task waits for the verdicts, whatever its scope says.
+T10  A cancelled task first withdraws its mutations from the queue: then they were never sent. Once any of them is in a
+     closed batch, the task waits for the verdicts, cancelled or not.
 """
 
 from __future__ import annotations
@@ -15,55 +13,62 @@ from collections.abc import Callable, Sequence
 
 import trio
 
+from perco.outcome import Awaited
 from perco.storage.cells import Mutation, Verdict
 
 Then = Callable[[Sequence[Verdict]], "Sequence[Mutation] | None"]
 
 
-class Call:
+class Call(Awaited):
     """The verdicts of one `apply`, some of them still to come."""
 
-    __slots__ = ("cancelled", "dropped", "error", "taken", "task", "then", "verdicts", "waiting")
+    then: Then | None
+    waiting: int
+    taken: bool
+    cancelled: bool
+    dropped: bool
+
+    error: BaseException | None
+
+    __slots__ = ("cancelled", "dropped", "taken", "then", "verdicts", "waiting")
 
     def __init__(self, task: trio.lowlevel.Task | None, mutations: int, then: Then | None = None) -> None:
-        self.task = task  # None: nobody waits, `then` is all that is told
+        super().__init__(task)  # None: `then` alone gets the verdicts
         self.then = then
-        self.cancelled = False  # asked to stop while it could not
+        self.cancelled = False  # too late: it could no longer stop
         self.verdicts: list[Verdict | None] = [None] * mutations
         self.waiting = mutations
         self.taken = False  # some mutation is in a closed batch
-        self.dropped = False  # cancelled before any was
-        self.error: Exception | None = None  # raised by `then`
+        self.dropped = False  # cancelled before any mutation was
 
     def answer(self, index: int, verdict: Verdict) -> None:
-        """A mutation's verdict, for a task that does not wait yet. Loop thread only."""
+        """Record a mutation's verdict, for a task that does not wait yet. Loop thread only."""
         self.verdicts[index] = verdict
         self.waiting -= 1
 
     def arrived(self, index: int, verdict: Verdict, resubmit: Callable[[Sequence[Mutation], Call], None]) -> None:
-        """A mutation's verdict, for a task that waits: when all are in, the call goes on, or its task is woken. Loop
-        thread only."""
+        """Record a mutation's verdict, for a task that waits: when all are in, continue the call or wake its task.
+        Loop thread only."""
         self.answer(index, verdict)
         if self.waiting:
             return
         if self.then is not None and self.resubmitted(resubmit):
             return
-        if self.task is not None:
-            trio.lowlevel.reschedule(self.task, self)  # type: ignore[arg-type]
+        self.wake()
 
     def resubmitted(self, resubmit: Callable[[Sequence[Mutation], Call], None]) -> bool:
-        """All verdicts are in: whether the call waits for what it has sent next."""
+        """Continue the call, whose verdicts are all in. Returns whether it waits for what it has sent next."""
         try:
             while (more := self.goes_on()) is not None:
                 resubmit(more, self)
                 if self.waiting:
                     return True
-        except Exception as error:  # in a continuation: its task's, not the loop's
+        except Exception as error:  # `then` raised it: its task gets it, not the loop
             self.error = error
         return False
 
     def goes_on(self) -> Sequence[Mutation] | None:
-        """All verdicts are in: what to send next for the same task, or None: wake it."""
+        """What to send next for the same task, now that all verdicts are in; None: wake it."""
         if self.then is None or self.cancelled:  # T10
             return None
         mutations = self.then(self.verdicts)  # type: ignore[arg-type]
@@ -72,11 +77,6 @@ class Call:
             self.waiting = len(mutations)
             self.taken = False
         return mutations
-
-    def unwrap(self) -> None:
-        """Makes the call its own `outcome.Outcome`: one object less for every wake-up."""
-        if self.error is not None:
-            raise self.error
 
     def abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
         if self.taken:

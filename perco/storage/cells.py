@@ -4,7 +4,7 @@ A cell is (table, row, group, column, timestamp) -> value. `row` and `value` are
 group, `column` is a small number (the catalogue gives columns their numbers), `timestamp` is at least 1.
 
 Nothing here knows what a lock is. A row's one atomic operation is *check, then write*; a `Mutation` applies it to one
-row, or to several rows of one tablet as a *group* (S1). Tuples, because every transaction builds a few dozen of them.
+row, or to several rows of one tablet as a *group* (S1). All are tuples, because every transaction builds dozens.
 
 S1  check-then-write of one row is atomic; mutations of one `apply` have verdicts of their own; the rows of one
     mutation are a group: all or nothing, one verdict.
@@ -24,14 +24,14 @@ ROLLBACK: Final = "rollback"
 NOTIFY: Final = "notify"
 PENDING: Final = "pending"  # weak notifications whose transaction is still undecided (N5)
 SHARED: Final = "shared"  # locks of cells that were only read (T14)
-TRACE: Final = "trace"  # what a committed transaction's shared locks leave
-FAILED_LIST: Final = "failed"  # changes whose observers were given up (N6)
+TRACE: Final = "trace"  # what a committed transaction's shared locks leave behind
+FAILED_LIST: Final = "failed"  # changes whose observers have failed too often (N6)
 PROTOCOL_GROUPS: Final = (DATA, LOCK, WRITE, ROLLBACK, NOTIFY, PENDING, SHARED, TRACE, FAILED_LIST)
-GROUPS_MAX: Final = 122  # besides the protocol's, in one table
+GROUPS_MAX: Final = 122  # in one table, not counting the protocol's
 
 TS_MAX: Final = (1 << 53) - 1  # O3: Bigtable's cell timestamp is ours x 1000 and has 63 bits
 COLUMN_MAX: Final = (1 << 32) - 1
-ROW_BYTES_MAX: Final = 400  # LMDB's keys end at 511 bytes; the rest is the escape, the column, the timestamp
+ROW_BYTES_MAX: Final = 400  # LMDB's keys have at most 511 bytes; the rest is for escapes, column and timestamp
 VALUE_BYTES_MAX: Final = 8 << 20
 
 # A check: (ABSENT, group, column, from_ts, to_ts) "no cell of (group, column) within [from_ts, to_ts]",
@@ -48,10 +48,10 @@ RowMutation: TypeAlias = tuple[bytes, Sequence[Check], Sequence[Write]]
 
 
 class Mutation(NamedTuple):
-    """Check, then write, atomically, the rows of one tablet.
+    """An atomic check-then-write of rows of one tablet.
 
-    `floor_ts`, if given, is compared with the tablet's floor and refused below it (T13; raised by collection).
-    `reserve` says that the tablet's reserve of free pages may be used: for what frees space or frees others (S4).
+    A mutation whose `floor_ts` is below the tablet's floor is refused (T13; garbage collection raises the floor).
+    `reserve` lets it use the tablet's reserve of free pages: for mutations that free space or unblock others (S4).
     """
 
     table: str
@@ -74,7 +74,7 @@ APPLIED: Final = Applied()
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A check did not hold: `rows[row]`, its `checks[check]`. Nothing was written. check -1: below the floor."""
+    """A check did not hold: `checks[check]` of `rows[row]`. Nothing was written. check -1: below the floor."""
 
     row: int
     check: int
@@ -82,7 +82,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The store could not write, and surely did not: `error` says why (S4)."""
+    """The store could not write, and nothing was written: `error` says why (S4)."""
 
     error: Exception
 
@@ -105,10 +105,10 @@ RowCells: TypeAlias = list[list[Cell]]  # one list per query
 
 
 class ScanQuery(NamedTuple):
-    """The cells that a scan reads of each row: of each column named, the newest `n` within [from_ts, to_ts].
+    """The cells that a scan reads of each row: for each column named, the newest `n` within [from_ts, to_ts].
 
-    `columns` None: every cell of the group in the row, as (column, ts, value), at most `n`. Without `values` each value
-    is left out: b"" stands for it.
+    `columns` None: every cell of the group in the row, as (column, ts, value), at most `n`. Without `values`, b""
+    stands for each value.
     """
 
     group: str
@@ -120,10 +120,10 @@ class ScanQuery(NamedTuple):
 
 
 class ScanRequest(NamedTuple):
-    """One page of a scan over [start, stop) of a table, in key order (or against it); stop None: to the end.
+    """One page of a scan over [start, stop) of a table, in key order (or in reverse); stop None: to the end.
 
     A row is in the page if any query finds a cell in it. `rows_max` and `bytes_max` bound the page; `seeks_max`
-    bounds the work on rows that hold nothing, so that a page may be empty and yet not the last.
+    bounds the work on rows that hold nothing, so a page may be empty without being the last.
     """
 
     table: str
@@ -141,7 +141,7 @@ ScanRow: TypeAlias = tuple[bytes, list[list[ScanCell]]]
 
 
 class ScanPage(NamedTuple):
-    """Rows in the scan's order; `next` is where to go on (the new start, or stop if reversed), None at the end."""
+    """Rows in the scan's order; `next` is where to continue (the new start, or stop if reversed), None at the end."""
 
     rows: list[ScanRow]
     next: bytes | None

@@ -1,7 +1,7 @@
 """Tablets with damaged files: which ones can be read, and a stand-in for those that cannot.
 
 A damaged file may do more than return wrong data: LMDB aborts the process that reads an impossible page. So the check
-runs in a process of its own, and announces each file before it reads it (see `perco.cli.containing`).
+runs in its own process, and announces each file before it reads it (see `perco.cli.containing`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Final
 from perco.errors import Corruption
 from perco.storage.call import Call
 from perco.storage.cells import Failed, Mutation, RowCells, ScanPage, ScanRequest
-from perco.storage.lmdb_engine import LmdbEngine, LmdbOptions
+from perco.storage.lmdb_engine import LmdbEngine
+from perco.storage.lmdb_options import LmdbOptions
 from perco.storage.tablet import MemoryTablet
 
-_CELLS: Final = 5_000  # read from one view: it pins pages where another process writes
+_CELLS: Final = 5_000  # read from one view, which pins pages if another process writes
 _BYTES: Final = 4 << 20
 
 
@@ -38,7 +39,7 @@ class DamagedTablet(MemoryTablet):
 
 
 def verify(path: Path, *, lock: bool) -> Iterator[None]:
-    """Read all of a tablet's file: whether its pages hang together, and its cells are found. Yields now and then.
+    """Check that the pages of a tablet's file are consistent, and that its cells can be found. Yields now and then.
 
     Raises: Corruption at the first damaged page or cell.
     """

@@ -42,7 +42,7 @@ class Batch(View, Protocol):
 class MemoryBatch:
     """The writes of one mutation to a `MemoryEngine`, kept apart until it is complete, so that it is all or nothing.
 
-    Checks come before writes (S1), so it need not see its own.
+    Checks come before writes (S1), so it need not see its own writes.
     """
 
     __slots__ = ("_engine", "_writes")
@@ -144,7 +144,7 @@ class MemoryEngine:
             del cells.keys[bisect_left(cells.keys, key)]
 
     def middle(self, group: str, stop: bytes | None) -> bytes | None:
-        """A row in the middle of a group's cells before `stop`, not the first one; None: all is in one row."""
+        """A row in the middle of a group's cells before `stop`, not the first one; None: all are in one row."""
         keys = self._group(group).keys
         if stop is not None:
             keys = keys[: bisect_left(keys, escape(stop))]
@@ -158,7 +158,7 @@ class MemoryEngine:
         return any(group.keys and group.keys[-1] >= escape(row) for group in self._groups.values())
 
     def copy_from(self, row: bytes) -> MemoryEngine:
-        """Another one, with all that lies from a row on."""
+        """A new engine with all cells from a row on."""
         other = MemoryEngine()
         for name, group in self._groups.items():
             copied = other._group(name)
@@ -167,7 +167,7 @@ class MemoryEngine:
         return other
 
     def remove_from(self, row: bytes) -> None:
-        """Remove all that lies from a row on."""
+        """Remove all cells from a row on."""
         for group in self._groups.values():
             at = bisect_left(group.keys, escape(row))
             for key in group.keys[at:]:
@@ -178,5 +178,5 @@ class MemoryEngine:
         return len(self._group(group).keys)
 
     def groups(self) -> list[str]:
-        """Those that hold anything: here a group has no other existence."""
+        """The groups that hold anything: here an empty group does not exist."""
         return sorted(name for name, group in self._groups.items() if group.keys)

@@ -1,15 +1,15 @@
 """The folder of an embedded store: its owner, its format, its tablets.
 
     web/
-      perco-format        the format's version; another one is refused by name
-      owner               locked (flock) by the writing process while it has the store open; says who, and which term
-      socket              where the owner serves other processes of the same user, while it does
-      unsynced            there only while a store with durability="process" is open: this boot's id
+      perco-format        the format's version; a store of any other version is refused (FormatUnknown)
+      owner               locked (flock) by the owner while it has the store open; names the process and its term
+      socket              the owner's, while it serves other processes of the same user
+      unsynced            there until a store with durability="process" is closed cleanly; holds the id of the boot
       tablets/NAME-N/     one LMDB environment per tablet; NAME-N.new: unfinished; NAME-N.next: replaces NAME-N
 
-P6  The files of a tablet that is compacted are made as NAME-N.new, and renamed to NAME-N.next when all of them are on
-    disk. From that moment they count, and NAME-N does not: it is removed, and the new ones get its name. A process
-    that is stopped anywhere in between leaves the old files or the new ones, whole; the next owner removes the others.
+P6  Compacting a tablet writes its files to NAME-N.new, which is renamed to NAME-N.next when all of them are on disk.
+    From that moment they count, and NAME-N does not: it is removed, and NAME-N.next gets its name. A process that is
+    stopped at any point leaves the old files or the new ones, whole; the next owner removes the others.
 
 A folder has one writing process at a time; others may read beside it. The kernel releases the lock when the process
 ends, however it ends: that makes the next owner safe (O1).
@@ -34,17 +34,17 @@ from pathlib import Path
 from perco.errors import FormatUnknown, NeedsCheck, PercoWarning, StoreFull, StoreLocked, UnsuitableFolder, UsageError
 
 FORMAT = "perco 1"
-_PORT = re.compile(r"^[^:]+:[0-9]+$")  # what a name ends in that was meant for a server's
+_PORT = re.compile(r"^[^:]+:[0-9]+$")  # a name like this was meant as a server's address
 _FORMAT_FILE = "perco-format"
 _OWNER_FILE = "owner"
 _OWNER_BYTES = 1024
 _UNSYNCED_FILE = "unsynced"
 _TABLETS = "tablets"
-_NEW = ".new"  # unfinished: nobody looks at it
+_NEW = ".new"  # unfinished: never opened as a tablet
 _NEXT = ".next"  # whole, and replaces the folder without the suffix (P6)
 _GLANCES_MAX, _GLANCE_S = 50, 0.002
 
-# flock and shared maps do not hold between hosts there.
+# File systems on which flock and shared maps do not work between hosts.
 _REMOTE = {
     "nfs",
     "nfs4",
@@ -66,7 +66,11 @@ _open_here: set[Path] = set()
 
 
 class Folder:
-    """A claimed folder. Use `Folder.claim` to own it, `Folder.beside` to read beside the owner."""
+    """An open folder. Use `Folder.claim` to own it, `Folder.beside` to read beside the owner."""
+
+    path: Path
+    readonly: bool
+    owner_alive: bool
 
     def __init__(self, path: Path, lock: int, *, readonly: bool, owner_alive: bool) -> None:
         self.path, self.readonly, self.owner_alive = path, readonly, owner_alive
@@ -75,7 +79,7 @@ class Folder:
 
     @classmethod
     def claim(cls, path: Path, *, durable: bool, accept_loss: bool, shared: bool = False) -> Folder:
-        """Own the folder, making it if there is none. `shared`: others are going to be served, and may wait for that.
+        """Own the folder; make it if there is none. `shared`: other processes will be served, and may wait for that.
 
         Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, StoreFull, UsageError.
         """
@@ -87,7 +91,7 @@ class Folder:
             made = [new for new in (path, *path.parents) if not new.exists()]
             path.mkdir(parents=True, exist_ok=True)
             known = _read_format(path)
-            # Readable for others who may read the store: they have to see its lock.
+            # Readable by other users who may read the store: they must see its lock.
             lock = os.open(path / _OWNER_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise _unusable(path, error) from error
@@ -96,20 +100,20 @@ class Folder:
             raise _locked(path)
         try:
             _open_here.add(_identity(path))
-            # In place and of one length: taking over a store needs no space on a full disk.
+            # Written in place, with a fixed length: taking over a store needs no space on a full disk.
             command = " ".join(sys.argv)[:200].replace("\n", " ")
             lines = str(os.getpid()), _boot_id(), secrets.token_hex(8), command, "shared" if shared else "alone", ""
             who = "\n".join(lines)
             record = who.encode(errors="replace")
             os.pwrite(lock, record.ljust(_OWNER_BYTES, b"\n"), 0)
-            if not known:  # or its maker was stopped: then nobody has synced what it made
+            if not known:  # new, or its maker was stopped before it synced what it made
                 for new in made or [path]:
                     _sync_entry(new)
                 _write_durably(path / _FORMAT_FILE, FORMAT + "\n")
             folder = cls(path, lock, readonly=False, owner_alive=False)
-            for newer in path.glob(f"{_TABLETS}/*{_NEXT}"):  # its last owner was stopped
+            for newer in path.glob(f"{_TABLETS}/*{_NEXT}"):  # P6: the last owner was stopped
                 _settle(newer)
-            for unfinished in path.glob(f"{_TABLETS}/*{_NEW}"):  # as long as a tablet, maybe: give its space back
+            for unfinished in path.glob(f"{_TABLETS}/*{_NEW}"):  # may be as large as a tablet: free its space
                 shutil.rmtree(unfinished, ignore_errors=True)
             folder._check_unsynced(durable=durable, accept_loss=accept_loss)
         except BaseException as error:
@@ -122,7 +126,7 @@ class Folder:
 
     @classmethod
     def beside(cls, path: Path) -> Folder:
-        """Read beside the process that owns the folder.
+        """Open the folder for reading, beside its owner if it has one.
 
         Raises: FormatUnknown, UnsuitableFolder, UsageError.
         """
@@ -159,7 +163,7 @@ class Folder:
             os.close(lock)
             raise UnsuitableFolder(
                 str(path),
-                f"process {owner(path)[0]} is writing to it, and reading beside a writer needs write permission "
+                f"process {owner(path)[0]} is writing to it, and reading alongside a writer needs write permission "
                 "on LMDB's lock files. Run as the same user, or wait until it has ended.",
             )
         _open_here.add(_identity(path))
@@ -167,15 +171,15 @@ class Folder:
         folder.without_lock = not writable
         return folder
 
-    without_lock = False  # a read-only folder without owner: LMDB's reader table cannot be written, nor is it needed
+    without_lock = False  # a read-only folder without owner: LMDB's reader table is not writable, and not needed
 
     def term(self) -> bytes:
-        """Names the term of the folder's present or last owner. Every claim begins another one, before a tablet
-        is opened."""
+        """Name the term of the folder's present or last owner. Every claim begins a new term, before a tablet is
+        opened."""
         return os.pread(self._lock, _OWNER_BYTES, 0)
 
     def owned_by_another(self) -> bool:
-        """Whether a writing process has the folder open at this moment (for one who reads beside it)."""
+        """Whether a writing process has the folder open at this moment (for a reader beside it)."""
         probe = os.open(self.path / _OWNER_FILE, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -196,7 +200,7 @@ class Folder:
             self._unsynced = True
 
     def _sync_tablets_and_unmark(self) -> None:
-        """The mark goes only after what it stands for is on disk (S2); the last owner may have been killed."""
+        """Sync all tablets, then remove the mark (S2); the last owner may have been killed."""
         marker = self.path / _UNSYNCED_FILE
         if marker.exists():
             for data in self.path.glob(f"{_TABLETS}/*/data.mdb"):
@@ -210,8 +214,8 @@ class Folder:
         return self._lock
 
     def make_tablet_folder(self, table: str, number: int, fill: Callable[[Path], None] = lambda path: None) -> Path:
-        """Where a tablet lies. One that is not there is made and filled under another name, and put in its place when
-        all of it is on disk: a power loss leaves it whole or not at all (S2). `fill` syncs the files that it makes.
+        """A tablet's folder. If there is none, it is made and filled under another name, and put in its place when all
+        of it is on disk: a power loss leaves it whole or not at all (S2). `fill` syncs the files that it makes.
         """
         path = tablet_path(self.path, table, number)
         if not self.readonly:
@@ -227,7 +231,7 @@ class Folder:
         return path
 
     def begin_tablet(self, table: str, number: int) -> Path:
-        """An empty folder in which to make a tablet that is not there; what was begun and not recorded goes (P4)."""
+        """Make an empty folder for a new tablet; remove one that was begun and not recorded (P4)."""
         path = tablet_path(self.path, table, number)
         making = path.with_name(path.name + _NEW)
         self.remove_tablet(table, number)
@@ -238,7 +242,7 @@ class Folder:
         return making
 
     def place_tablet(self, table: str, number: int) -> Path:
-        """All of what was begun is on disk: put it in its place, for good (S2)."""
+        """Put a new tablet, whose files are all on disk, in its place, durably (S2)."""
         path = tablet_path(self.path, table, number)
         making = path.with_name(path.name + _NEW)
         try:
@@ -250,7 +254,7 @@ class Folder:
         return path
 
     def remove_tablet(self, table: str, number: int) -> None:
-        """One that was begun, or put in its place, and is not recorded."""
+        """Remove a tablet that was begun, or put in its place, and is not recorded."""
         path = tablet_path(self.path, table, number)
         for left in (path.with_name(path.name + _NEW), path):
             shutil.rmtree(left, ignore_errors=True)
@@ -263,7 +267,7 @@ class Folder:
     # ------------------------------------------------------------ replacing a tablet's files
 
     def begin_next(self, table: str, number: int) -> Path:
-        """An empty folder in which to write a tablet's files anew (P6)."""
+        """Make an empty folder for a tablet's new files (P6)."""
         making = self._own(table, number, _NEW)
         try:
             shutil.rmtree(making, ignore_errors=True)
@@ -273,8 +277,8 @@ class Folder:
         return making
 
     def place_next(self, table: str, number: int) -> Path:
-        """The new files are on disk, and whole: from now on they count, and the old ones do not (P6, S2). If this
-        raises, ask `has_next`."""
+        """Make the new files, which are whole and on disk, count instead of the old ones (P6, S2). If this raises, ask
+        `has_next`."""
         making, placed = self._own(table, number, _NEW), self._own(table, number, _NEXT)
         try:
             _sync_folder(making)
@@ -313,14 +317,14 @@ class Folder:
             raise _unusable(self.path, error) from error
 
     def forget(self) -> None:
-        """In a forked child: drop its copy of the lock, which else would outlive the parent's."""
+        """In a forked child: drop its copy of the lock, which would otherwise outlive the parent's."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
             _open_here.discard(_identity(self.path))
 
     def release(self, *, clean: bool) -> None:
-        """Let go of the folder; `clean` says that its tablets have been closed after their last write."""
+        """Release the folder; `clean` says that its tablets have been closed after their last write."""
         if self._lock < 0:
             return
         if clean and self._unsynced:
@@ -331,14 +335,14 @@ class Folder:
 
 
 def tablet_path(folder: Path, table: str, number: int) -> Path:
-    """A tablet's folder, that of its newer files if there are two (P6)."""
+    """A tablet's folder: the one with the newer files, if there are two (P6)."""
     path = folder / _TABLETS / _name_of(table, number)
     newer = path.with_name(path.name + _NEXT)
     return newer if newer.exists() else path
 
 
 def _name_of(table: str, number: int) -> str:
-    """The name of a tablet's folder: a table's name may hold any character."""
+    """The name of a tablet's folder; quoted, because a table's name may hold any character."""
     return f"{urllib.parse.quote(table, safe='')}-{number}"
 
 
@@ -379,7 +383,7 @@ def unsynced(path: Path) -> str:
 
 
 def accept(path: Path) -> None:
-    """Take a store as it is, after a check: its tablets are synced and the mark of S2 goes.
+    """Accept a store as it is, after a check: sync its tablets, and remove the mark of S2.
 
     Raises: StoreLocked, FormatUnknown, UnsuitableFolder, UsageError.
     """
@@ -387,12 +391,12 @@ def accept(path: Path) -> None:
 
 
 def _identity(path: Path) -> Path:
-    """One name per folder, through whichever links it is reached."""
+    """One name per folder, whatever links lead to it."""
     return Path(os.path.realpath(path))
 
 
 def _refuse_other_encodings(path: Path) -> None:
-    """LMDB takes paths in UTF-8 only, and messages are text."""
+    """Refuse a path that is not UTF-8: LMDB takes no other, and messages are text."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -408,7 +412,7 @@ def _refuse_if_open_here(path: Path) -> None:
 
 
 def _locked_for_us(lock: int) -> bool:
-    """Take the owner's lock. A process that only looks for an owner shares it for a moment: that is waited out."""
+    """Take the owner's lock. A process that only looks for an owner holds it shared for a moment: wait for that."""
     for _ in range(_GLANCES_MAX):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -416,7 +420,7 @@ def _locked_for_us(lock: int) -> bool:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False  # somebody owns it
+            return False  # another process owns the folder
         fcntl.flock(lock, fcntl.LOCK_UN)
         time.sleep(_GLANCE_S)
     return False
@@ -440,7 +444,7 @@ def _unusable(path: Path, error: OSError) -> StoreFull | UnsuitableFolder:
 
 
 def _read_format(path: Path) -> bool:
-    """Whether a store of our format is there; False: an empty folder, which may become one."""
+    """Whether the folder holds a store of our format; False: it is empty, and may become one."""
     try:
         found = (path / _FORMAT_FILE).read_text(errors="replace").strip()
     except FileNotFoundError:
@@ -479,7 +483,7 @@ def _check_file_system(path: Path) -> None:
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that `path` lies on, or would; "" where it cannot be told."""
+    """The type of the file system that `path` lies on, or would; "" if that is unknown."""
     real = os.fsencode(os.path.realpath(path))
     best, kind = b"", ""
     for line in _mount_table().splitlines():
@@ -516,7 +520,7 @@ def _write_durably(path: Path, text: str) -> None:
 
 
 def _sync_entry(path: Path) -> None:
-    """Make durable that a file or folder is there; of a folder that we may enter but not read, nobody can."""
+    """Sync the entry of a file or folder; impossible in a folder that we may enter but not read."""
     with contextlib.suppress(PermissionError):
         _sync_folder(path.parent)
 

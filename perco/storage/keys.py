@@ -2,18 +2,18 @@
 
     key = escaped row | column, 4 bytes big-endian | (2^64 - 1 - timestamp), 8 bytes big-endian
 
-so the cells of a table lie by row, in the rows' byte order, then by column, then newest first: "the newest version at
-or below S" is one seek.
+so the cells of a table are ordered by row, bytewise, then by column, then newest first: "the newest version at or below
+S" is one seek.
 
-A row is made prefix-free by escaping. As long as it has few zero bytes (the rule)
+Rows are made prefix-free by escaping. With fewer than 32 zero bytes, as is the rule,
 
     0x00 -> 0x00 0xff          end of row -> 0x00 0x01
 
-and after the 32nd zero byte, so that 400 zero bytes still fit LMDB's 511, the rest goes in groups of eight bytes,
-padded with zeros, each followed by one byte: 0xff if more follows, else the number of bytes that count. The switch
-depends only on the bytes before it, so the order stays true.
+After a 32nd zero byte the rest of the row is written in groups of eight bytes, so that 400 zero bytes still fit LMDB's
+511. The last group is padded with zeros. Each group is followed by one byte: 0xff if more follows, else the number of
+bytes that count. The switch depends only on the bytes before it, so the order is kept.
 
-0x00 0x02 is reserved: "this row is longer than a key can be and goes on elsewhere".
+0x00 0x02 is reserved: "this row is longer than a key can be and continues elsewhere".
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def unescape(prefix: bytes) -> bytes:
     if zeros <= _PLAIN_ZEROS and prefix.endswith(_END):
         if zeros == 1:
             return prefix[:-2]
-        if prefix.count(_ESCAPED) == zeros - 1:  # each but the one of the end
+        if prefix.count(_ESCAPED) == zeros - 1:  # all but the zero of the end mark
             return prefix[:-2].replace(_ESCAPED, b"\x00")
     row = _unescape_zeros(prefix)
     if escape(row) != prefix:
@@ -126,7 +126,7 @@ def split_key(key: bytes) -> tuple[bytes, int, int]:
 def longest_key() -> int:
     """The longest key that a row within the limit can give; must stay within LMDB's 511.
 
-    The longest has its 32nd zero where the bytes after it just do not fill their groups.
+    Its row has the 32nd zero where the last group after it holds one byte.
     """
     return max(
         len(cell_key(escape(b"\x01" * ones + b"\x00" * (ROW_BYTES_MAX - ones)), 0, 1))

@@ -1,17 +1,17 @@
 """One LMDB environment: a tablet's cells on disk.
 
-S2  By default a committed batch has been synced; what is not synced is not visible (LMDB's own order).
-S3  Views are short: they end before the next await, or with the batch under way at the latest (they pin the pages that
-    it frees); LMDB's readers never wait for its writer.
+S2  By default a committed batch is synced, and nothing is visible before it is synced (LMDB's own order).
+S3  Views are short, because they pin the pages that a batch frees: they end before the next await, or at the latest
+    with the batch in flight. LMDB's readers never wait for its writer.
 S4  Room is made before a batch is written: the file is allocated ahead, with a reserve on top that only mutations
-    marked `reserve` (rollback, roll-forward, collection) may go into. So a full disk is noticed before anything is
-    written, fails the ordinary mutations of that batch, and leaves room for those that let others go on.
+    marked `reserve` (rollback, roll-forward, collection) may use. So a full disk is noticed before anything is written,
+    fails only the ordinary mutations of that batch, and leaves room for those that unblock others.
 S5  Write transactions begin and end on one thread (the tablet's writer).
 S6  The map grows between transactions, on the thread that reads (`grow`).
-P4  A tablet that was split is marked, in the transaction that removes the first of the rows that it has no more: a
-    reader beside, which may know nothing of that, finds the mark or the rows.
-F1  Whoever takes over an environment raises its epoch; every batch compares it, in the same write transaction. So a
-    process that was given up for dead writes nothing any more.
+P4  The transaction that removes the first of the rows that a split tablet has given away also marks the tablet. So a
+    reader beside the owner that does not know of the split finds the mark or the rows.
+F1  A process that takes over an environment raises its epoch; every batch compares it, in its own write transaction.
+    So a process that was presumed dead can write nothing any more.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import errno
 import os
 import sys
 import threading
+from _thread import LockType
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from typing import Any
 import lmdb
 
 from perco.errors import Corruption, PercoError, StoreFull, TabletSplit, Unavailable, UnsuitableFolder, UsageError
-from perco.options import check_options
 from perco.storage.cells import (
     DATA,
     GROUPS_MAX,
@@ -44,20 +44,22 @@ from perco.storage.cells import (
     ScanRequest,
     Verdict,
 )
-from perco.storage.engine import Cursor
+from perco.storage.fencing import check_epoch, next_epoch
 from perco.storage.keys import escape
+from perco.storage.lmdb_options import LmdbOptions
+from perco.storage.lmdb_view import Groups, LmdbView, goes_on
 from perco.storage.pages import PageDamaged, Pages, survey
 from perco.storage.row import NOWHERE, check_and_write, read_row, scan_rows
 
 _META_PAGES = 2
-_NODE_BYTES = 10  # of a page, for a cell besides its key and value
-_WORTH = 0.5  # pages saved for each page that is written again
-_MAP_BYTES_MIN = 256 << 10  # the named databases of every group, made one by one
+_NODE_BYTES = 10  # of a page, that a cell takes besides its key and value
+_WORTH = 0.5  # pages that a repack must save for each page that it writes
+_MAP_BYTES_MIN = 256 << 10  # room for the named databases of all groups, which are made one by one
 _EPOCH = b"\0epoch"  # a key beside the names of the groups
-_STOP = b"\0stop"  # another one: the first row that is with another tablet by now
+_STOP = b"\0stop"  # another one: the first row that another tablet has by now
 _SURVEYS_MAX = 100
 _NAMES_MAX = 1000  # more groups than any environment has
-# LMDB's errors for impossible pages, and for a transaction that has met one.
+# LMDB's errors for impossible pages, and for a transaction that has read one.
 _DAMAGE = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
@@ -70,39 +72,9 @@ _DAMAGE = (
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LmdbOptions:
-    """How a tablet's environment is opened.
-
-    Attributes:
-        sync: fsync every commit (S2). False survives the death of the process only.
-        map_bytes: the map to begin with; it grows by itself.
-        map_bytes_max: where growth ends and StoreFull begins.
-        reserve_bytes: kept allocated for rollback, roll-forward and collection when the disk is full (S4).
-        ahead_bytes: how far ahead of what is used the file is allocated.
-        readers_max: reader slots, over all processes.
-    """
-
-    sync: bool = True
-    map_bytes: int = 64 << 20
-    map_bytes_max: int = 1 << 40
-    reserve_bytes: int = 256 << 10
-    ahead_bytes: int = 1 << 20
-    readers_max: int = 256
-
-    def __post_init__(self) -> None:
-        check_options(self, zero=("reserve_bytes", "ahead_bytes"))
-
-
 def _is_full(error: lmdb.Error) -> bool:
-    """LMDB gives an errno as text only."""
+    """Whether the error means a full disk; LMDB gives an errno as text only."""
     return isinstance(error, lmdb.DiskError) or any(os.strerror(code) in str(error) for code in _FULL)
-
-
-def _goes_on(request: ScanRequest, next: bytes) -> bool:
-    if request.reverse:
-        return request.stop is None or next < request.stop
-    return next > request.start
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -110,76 +82,21 @@ def _identity(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-_parents: list[LmdbEngine] = []  # of forked children, kept for good: see `forget`
-
-
-class NotHere(Unavailable):
-    """The rows are with another process; nothing was written."""
-
-
-class Fenced(NotHere):
-    """Another process has taken over the tablet; nothing was written (F1)."""
-
-
-def next_epoch(stored: bytes | None) -> bytes:
-    """Of whoever takes over an environment that has this one (F1)."""
-    return (int.from_bytes(stored or b"", "big") + 1).to_bytes(8, "big")
-
-
-def check_epoch(ours: bytes, stored: bytes | None, path: object) -> None:
-    """`ours`: empty if nobody else may have it. Raises: Fenced (F1)."""
-    if ours and stored != ours:
-        raise Fenced(f"{path}: another process has taken the tablet over")
+_parents: list[LmdbEngine] = []  # in a forked child: engines of its parent, kept for good; see `forget`
 
 
 class MapTooSmall(Exception):
     """A batch needed more of the map than was foreseen; nothing was written. Grow it and write again (S6)."""
 
 
-class _Cursors(dict[str, Any]):
-    """The cursors of one transaction, by group, each opened when it is first asked for."""
-
-    __slots__ = ("_dbs", "_txn")
-
-    def __init__(self, txn: Any, dbs: dict[str, Any]) -> None:
-        self._txn, self._dbs = txn, dbs
-
-    def __missing__(self, group: str) -> Any:
-        cursor = self[group] = self._txn.cursor(self._dbs[group])
-        return cursor
-
-
-class _Groups(dict[str, Any]):
-    """LMDB's databases by locality group. A group that was never made can only have been named by damaged cells."""
-
-    __slots__ = ()
-
-    def __missing__(self, group: str) -> Any:
-        raise Corruption("", f"there is no locality group {group!r}")
-
-
-class _LmdbView:
-    """A transaction of LMDB as a `View` or `Batch`."""
-
-    __slots__ = ("_dbs", "_txn", "cursor")
-
-    def __init__(self, txn: Any, dbs: dict[str, Any]) -> None:
-        self._txn, self._dbs = txn, dbs
-        self.cursor: Callable[[str], Cursor] = _Cursors(txn, dbs).__getitem__  # no frame of ours for every seek
-
-    def get(self, group: str, key: bytes) -> bytes | None:
-        value: bytes | None = self._txn.get(key, None, self._dbs[group])
-        return value
-
-    def put(self, group: str, key: bytes, value: bytes) -> None:
-        self._txn.put(key, value, True, True, False, self._dbs[group])
-
-    def delete(self, group: str, key: bytes) -> None:
-        self._txn.delete(key, b"", self._dbs[group])
-
-
 class LmdbEngine:
     """One open environment. Reads on the loop's thread, `commit` on the writer's."""
+
+    path: Path
+    options: LmdbOptions
+    readonly: bool
+    still: LockType
+    map_bytes: int
 
     def __init__(self, path: Path, groups: Sequence[str], options: LmdbOptions, *, readonly: bool, lock: bool) -> None:
         self.path, self.options, self.readonly = path, options, readonly
@@ -187,9 +104,9 @@ class LmdbEngine:
         try:
             there = data.stat()
             used, identity = there.st_size, (there.st_dev, there.st_ino)
-        except FileNotFoundError:  # it is made, or its owner has just replaced it (P6)
+        except FileNotFoundError:  # it is yet to be made, or its owner has just replaced it (P6)
             used, identity = 0, (0, 0)
-        self._identity = identity if readonly and used else (0, 0)  # asked before it is opened: see `moved`
+        self._identity = identity if readonly and used else (0, 0)  # as of before it is opened: see `moved`
         try:
             self._env = lmdb.open(
                 str(path),
@@ -207,12 +124,12 @@ class LmdbEngine:
             raise Corruption(str(data), f"not a readable LMDB file: {error}") from error
         except lmdb.Error as error:
             raise UnsuitableFolder(str(path), f"LMDB cannot open it: {error}") from error
-        self.map_bytes = int(self._env.info()["map_size"])  # LMDB takes more if more is used
-        self._dbs = _Groups()
-        self._shared: tuple[Any, _LmdbView] | None = None
-        self.busy = False  # the writer's thread is at work with it
-        self.still = threading.Lock()  # held by who reads on a thread of its own: the map does not grow (S6)
-        self._epoch = b""  # F1; empty: the whole folder is this process's
+        self.map_bytes = int(self._env.info()["map_size"])  # LMDB maps more if more is used
+        self._dbs = Groups()
+        self._shared: tuple[Any, LmdbView] | None = None
+        self.busy = False  # the writer's thread is using it
+        self.still = threading.Lock()  # held while a thread other than the loop's reads: the map does not grow (S6)
+        self._epoch = b""  # F1; empty: this process has the whole folder
         self._data = -1
         try:
             self._page = int(self._env.stat()["psize"])
@@ -228,14 +145,14 @@ class LmdbEngine:
             raise
 
     def _check_size(self, data: Path) -> None:
-        """A truncated file would end the process with SIGBUS at the first read beyond its end. Raises: Corruption."""
+        """Refuse a truncated file: a read beyond its end would kill the process (SIGBUS). Raises: Corruption."""
         used = self.used_bytes()
-        if (size := data.stat().st_size) < used:  # looked at after `used`: meanwhile it only grows
+        if (size := data.stat().st_size) < used:  # read after `used`: the file only grows
             raise Corruption(str(data), f"the file is cut short: it has {size} bytes, and {used} are in use")
 
     @staticmethod
     def make(path: Path, groups: Sequence[str], options: LmdbOptions) -> None:
-        """Make an environment with these groups, durably; until this returns it may be there in part."""
+        """Make an environment with these groups, durably; until this returns it may be incomplete."""
         engine = LmdbEngine(path, groups, replace(options, sync=False), readonly=False, lock=True)
         try:
             engine.sync()
@@ -272,38 +189,38 @@ class LmdbEngine:
             return self._env.begin()
 
     def _adopt_map(self) -> None:
-        """Another process, the owner, has grown the map (S6)."""
+        """Adopt the map's new size, after another process, the owner, has grown it (S6)."""
         self._env.set_mapsize(0)
         self.map_bytes = int(self._env.info()["map_size"])
 
     def read(
         self, row: bytes, queries: Sequence[Any], empty: Container[str] = NOWHERE, *, shared: bool = False
     ) -> RowCells:
-        """Cells of a row, from a view of now; or `shared`: from one that may be as old as the last `end_shared`.
+        """Read cells of a row from a current view; with `shared`, from one at most as old as the last `end_shared`.
 
-        A caller of shared reads calls `end_shared` when a batch has ended (T2), and has one under way (S3).
+        Reads are shared only while a batch is in flight (S3); their caller calls `end_shared` when it has ended (T2).
         """
         try:
             if self._shared is not None:
                 return read_row(self._shared[1], row, queries, empty)
             if shared:
                 txn = self._env.begin()
-                self._shared = txn, _LmdbView(txn, self._dbs)
+                self._shared = txn, LmdbView(txn, self._dbs)
                 return read_row(self._shared[1], row, queries, empty)
-            if not self.readonly:  # the owner: nobody else grows its map
+            if not self.readonly:  # the owner: no other process grows its map
                 with self._env.begin() as txn:
-                    return read_row(_LmdbView(txn, self._dbs), row, queries, empty)
+                    return read_row(LmdbView(txn, self._dbs), row, queries, empty)
             self._open_groups([query[0] for query in queries if query[0] not in self._dbs])
             here = [query for query in queries if query[0] in self._dbs]
             with self._begin() as txn:
                 self._check_stop(txn, row)
-                found = iter(read_row(_LmdbView(txn, self._dbs), row, here))
+                found = iter(read_row(LmdbView(txn, self._dbs), row, here))
         except lmdb.Error as error:
             raise self._unreadable(error) from error
         return [next(found) if query[0] in self._dbs else [] for query in queries]
 
     def end_shared(self) -> None:
-        """Later reads use a newer view."""
+        """End the shared view: later reads use a newer one."""
         if self._shared is not None:
             txn, self._shared = self._shared[0], None
             txn.abort()
@@ -314,10 +231,10 @@ class LmdbEngine:
         return Corruption(str(self.path), f"LMDB cannot read it ({error})")
 
     def scan(self, request: ScanRequest) -> ScanPage:
-        """A page; see `ScanRequest`. Raises: Corruption if the next one would not be further on."""
+        """Read a page; see `ScanRequest`. Raises: Corruption if the next page would not be further on."""
         try:
             page = self._scan(request)
-            if page.next is not None and not _goes_on(request, page.next):
+            if page.next is not None and not goes_on(request, page.next):
                 raise Corruption(str(self.path), f"rows are out of order at {page.next!r:.100}")
             return page
         except lmdb.Error as error:
@@ -334,7 +251,7 @@ class LmdbEngine:
                 self._check_stop(txn, request.start, request.stop, whole=True)
                 if not present:
                     return ScanPage([], None)
-                page = scan_rows(_LmdbView(txn, self._dbs), request._replace(queries=present))
+                page = scan_rows(LmdbView(txn, self._dbs), request._replace(queries=present))
             rows = []
             for row, cells in page.rows:
                 found = iter(cells)
@@ -343,16 +260,16 @@ class LmdbEngine:
         with self._begin() as txn:
             if self.readonly:
                 self._check_stop(txn, request.start, request.stop, whole=True)
-            return scan_rows(_LmdbView(txn, self._dbs), request)
+            return scan_rows(LmdbView(txn, self._dbs), request)
 
     def _check_stop(self, txn: Any, start: bytes, stop: bytes | None = None, *, whole: bool = False) -> None:
-        """P4: raises TabletSplit where a row, or a part of the `whole` range, is with another tablet by now."""
+        """Raise TabletSplit if another tablet has the row by now, or a part of the `whole` range (P4)."""
         mark = txn.get(_STOP)
         if mark is not None and (start >= mark or (whole and (stop is None or stop > mark))):
             raise TabletSplit(self.path.name.rpartition("-")[0])
 
     def entries(self, group: str) -> int:
-        """How many cells the group holds: one page is read."""
+        """How many cells the group holds; reads one page."""
         if group not in self._dbs:
             return 0
         try:
@@ -362,7 +279,7 @@ class LmdbEngine:
             raise self._unreadable(error) from error
 
     def groups(self) -> list[str]:
-        """The names of all groups in the file, whoever made them."""
+        """The names of all groups in the file, including those that this engine has not opened."""
         try:
             with self._begin() as txn:
                 names = [bytes(name) for name in islice(txn.cursor().iternext(values=False), _NAMES_MAX + 1)]
@@ -392,10 +309,10 @@ class LmdbEngine:
             os.close(file)
 
     def verify_from(self, group: str, key: bytes, count: int, size: int) -> bytes | None:
-        """Read cells of a group, up to a number of cells or bytes, each both in order and by a search for it. A search
-        descends from the root; if inner pages are damaged it misses cells, and so would reads and writes.
+        """Read cells of a group, up to a number of cells or bytes: each in order, and again by a search. A search
+        descends from the root: if inner pages are damaged it misses cells, as reads and writes would.
 
-        Returns: the key to continue at; None: that was the end. Raises: Corruption.
+        Returns: the key to continue at; None: at the end. Raises: Corruption.
         """
         self._open_groups([group] if group not in self._dbs else [])
         last = b""
@@ -415,7 +332,7 @@ class LmdbEngine:
         return None
 
     def used_bytes(self) -> int:
-        """The bytes of the file that have ever been written; freed pages are reused. (A damaged file says anything.)"""
+        """The bytes of the file that have ever been written; freed pages are reused. (Any number in a damaged file.)"""
         return min(int(self._env.info()["last_pgno"] + 1) * self._page, sys.maxsize)
 
     def live_bytes(self) -> int:
@@ -431,7 +348,7 @@ class LmdbEngine:
     # ------------------------------------------------------------ writing (the writer's thread)
 
     def take_over(self) -> int:
-        """From now on whoever had it open for writing before is fenced off (F1); returns the new epoch. Before the
+        """Fence off every process that had it open for writing before (F1). Returns the new epoch. Call it before the
         writer's thread begins. Raises: StoreFull."""
         try:
             with self._env.begin(write=True) as txn:
@@ -444,7 +361,7 @@ class LmdbEngine:
         return int.from_bytes(self._epoch, "big")
 
     def epoch(self) -> int:
-        """How often it has been taken over."""
+        """How many times it has been taken over."""
         with self._begin() as txn:
             return int.from_bytes(txn.get(_EPOCH, b""), "big")
 
@@ -458,16 +375,16 @@ class LmdbEngine:
         written: Callable[[], None] | None = None,
         empty: Container[str] = NOWHERE,
     ) -> list[Verdict]:
-        """Check and write a batch in one write transaction; each mutation gets a verdict of its own (S1, S4).
+        """Check and write a batch in one write transaction; each mutation gets its own verdict (S1, S4).
 
-        `empty`: groups that hold no cell, and to which this batch puts none. If it raises, nothing was written; the
+        `empty`: groups that hold no cell, and into which this batch puts none. If this raises, nothing was written; the
         caller may try a smaller batch.
         """
         committing = 0
         try:
             with self._env.begin(write=True) as txn:
                 self._check_epoch(txn)
-                batch = _LmdbView(txn, self._dbs)
+                batch = LmdbView(txn, self._dbs)
                 verdicts: list[Verdict] = [check_and_write(batch, mutation, floor, empty) for mutation in mutations]
                 committing = txn.id()
                 if not any(isinstance(verdict, Applied) for verdict in verdicts):
@@ -489,30 +406,30 @@ class LmdbEngine:
             return [NoReply(f"LMDB: {error}")] * len(mutations)
 
     def _surely_not(self, txn_id: int) -> bool:
-        """Whether a commit that failed has left nothing: its meta page, which comes last, was not written."""
+        """Whether a failed commit has left nothing: its meta page, which is written last, was not written."""
         try:
-            with self._env.begin():  # raises if LMDB could not take the meta page back
+            with self._env.begin():  # raises if LMDB could not restore the meta page
                 return int(self._env.info()["last_txnid"]) < txn_id
         except lmdb.Error:
-            return False  # the environment is broken: who knows what is on the disk
+            return False  # the environment is broken: what is on disk is unknown
 
     def _disk_failed(self, error: lmdb.Error) -> StoreFull | Unavailable:
-        """LMDB tells a write that fell short as an I/O error, which mostly is a full disk."""
+        """The error for a failed write: LMDB reports a short write as an I/O error, and mostly the disk is full."""
         free = os.statvfs(self.path)
         if free.f_bavail * free.f_frsize < self.options.ahead_bytes:
             return StoreFull(str(self.path), str(error))
         return Unavailable(f"{self.path}: the disk failed ({error})")
 
     def repack(self, group: str, start: bytes, cells: int, skip: int) -> tuple[bytes | None, bool]:
-        """Write some cells again, in order, where so many were removed between them that their pages are half empty:
-        LMDB itself merges pages only below a quarter. Put in order they fill their pages.
+        """Rewrite some cells in order, so that they fill their pages. Removals leave pages half empty, because LMDB
+        itself merges a page only when less than a quarter of it is used.
 
         Args:
             start: the key to begin at.
-            cells, skip: how many, after so many that are passed over.
+            cells, skip: how many cells to rewrite, and how many to skip first.
 
-        Returns: the key to go on at (None: that was the end), and whether it was worth it; else nothing was written.
-        Raises: MapTooSmall; StoreFull, where LMDB could not use the free pages that there are; Unavailable.
+        Returns: the key to continue at (None: at the end), and whether it was worth it; if not, nothing was written.
+        Raises: MapTooSmall; StoreFull, if LMDB could not use the free pages; Unavailable.
         """
         with self._beside_batches() as txn:
             self._check_epoch(txn)
@@ -559,12 +476,12 @@ class LmdbEngine:
     # ------------------------------------------------------------ splitting
 
     def another(self, path: Path, groups: Sequence[str], options: LmdbOptions) -> LmdbEngine:
-        """An environment for a copy of some of this one, in an existing empty folder."""
+        """Make an environment for a copy of cells of this one, in an existing empty folder."""
         return LmdbEngine(path, groups, options, readonly=False, lock=True)
 
     def cells_from(self, group: str, key: bytes, count: int, size: int) -> list[tuple[bytes, bytes]]:
-        """The cells of a group, in order, from a key on: so many, or those in which so many bytes are reached. Any
-        thread that holds `still`."""
+        """The cells of a group, in order, from a key on: at most `count`, and none after their values have `size`
+        bytes. Any thread that holds `still`."""
         found: list[tuple[bytes, bytes]] = []
         with self._from(group, key, values=True) as cells:
             for cell in islice(cells, count):
@@ -575,13 +492,13 @@ class LmdbEngine:
         return found
 
     def keys_from(self, group: str, key: bytes, count: int) -> list[bytes]:
-        """The same, of the keys alone."""
+        """At most `count` keys of a group, in order, from a key on. Any thread that holds `still`."""
         with self._from(group, key, values=False) as keys:
             return list(islice(keys, count))
 
     @contextmanager
     def _from(self, group: str, key: bytes, *, values: bool) -> Iterator[Iterator[Any]]:
-        """All that a group has from a key on."""
+        """All cells of a group from a key on; without `values`, their keys."""
         if group not in self._dbs:
             yield iter(())
             return
@@ -593,7 +510,7 @@ class LmdbEngine:
             raise self._unreadable(error) from error
 
     def put_cells(self, cells: Sequence[tuple[str, bytes, bytes | None]]) -> None:
-        """Put cells, or remove them, in this order, whatever is there.
+        """Put or remove cells, in this order, without checks.
 
         Raises: MapTooSmall; StoreFull, Unavailable.
         """
@@ -605,7 +522,7 @@ class LmdbEngine:
                     txn.put(key, value, True, True, False, self._dbs[group])
 
     def take_marks(self, other: LmdbEngine) -> None:
-        """Copy the marks that another environment has beside its groups (F1, P4); this one replaces it (P6)."""
+        """Copy the marks (F1, P4) of another environment, which this one replaces (P6)."""
         with other.still, other._env.begin() as txn:
             marks = [(name, txn.get(name)) for name in (_EPOCH, _STOP)]
         with self._beside_batches() as txn:
@@ -614,7 +531,7 @@ class LmdbEngine:
                     txn.put(name, mark)
 
     def fill_up(self) -> None:
-        """Make the file as long as its pages say: LMDB does not write a last page that became free at once."""
+        """Make the file as long as its pages say: LMDB does not write a last page that is freed before its commit."""
         missing = self.used_bytes() - os.fstat(self._data).st_size
         if missing > 0:
             os.truncate(self._data, self.used_bytes())
@@ -627,7 +544,7 @@ class LmdbEngine:
         if (free := disk.f_bavail * disk.f_frsize) < need:
             raise StoreFull(
                 str(self.path),
-                f"compacting it needs {need >> 20} MiB for a while, and {free >> 20} MiB are free",
+                f"compacting it needs {need >> 20} MiB for a while, but only {free >> 20} MiB are free",
             )
 
     def file_bytes(self) -> int:
@@ -642,7 +559,7 @@ class LmdbEngine:
             return True
 
     def remove_from(self, row: bytes, cells: int) -> bool:
-        """Remove so many of the cells from a row on, which are another tablet's (P4). Writer's thread, between batches.
+        """Remove at most `cells` cells from a row on; another tablet has them (P4). Writer's thread, between batches.
 
         Returns whether there may be more. Raises: MapTooSmall; StoreFull; Unavailable.
         """
@@ -651,7 +568,7 @@ class LmdbEngine:
         with self._beside_batches() as txn:
             self._check_epoch(txn)
             txn.put(_STOP, row)
-            # What comes and goes first: whoever counts it finds it twice until it is gone here.
+            # First the groups whose cells come and go: a count finds their cells twice until they are removed here.
             for group in sorted(self._dbs, key=lambda group: group in (DATA, WRITE)):
                 with txn.cursor(self._dbs[group]) as cursor:
                     if not cursor.set_range(prefix):
@@ -669,7 +586,7 @@ class LmdbEngine:
             return any(self.keys_from(group, prefix, 1) for group in list(self._dbs))
 
     def make_room(self, need_bytes: int, *, reserve: bool) -> StoreFull | None:
-        """Allocate the file ahead of a batch that may need so many bytes; None: there is room (S4)."""
+        """Allocate the file ahead of a batch that may need `need_bytes`; None: there is room (S4)."""
         wanted = self._wanted(need_bytes, reserve=reserve)
         if wanted <= self._allocated:
             return None
@@ -679,7 +596,7 @@ class LmdbEngine:
                 os.posix_fallocate(self._data, self._allocated, target - self._allocated)
             except OSError as error:
                 if error.errno not in _FULL:
-                    return None  # a file system that cannot allocate ahead: the commit itself will tell
+                    return None  # the file system cannot allocate ahead: a commit fails if there is no room
                 full = StoreFull(str(self.path), error.strerror or str(error))
                 continue
             self._allocated = target
@@ -687,21 +604,21 @@ class LmdbEngine:
         return full
 
     def has_free(self, need_bytes: int, *, reserve: bool) -> bool:
-        """Whether so many bytes fit into pages that became free, where the file cannot grow: after old versions were
-        removed from a full disk (S4). Some of these pages may be too young to be used, or too scattered for a long
-        value; then the commit itself will tell."""
+        """Whether `need_bytes` fit into free pages, if the file cannot grow: after old versions were removed on a full
+        disk (S4). Some of these pages may be too recent to be reused, or too scattered for a long value; then the
+        commit itself fails."""
         wanted = self.live_bytes() + need_bytes + (0 if reserve else self.options.reserve_bytes)
         return wanted <= min(self._allocated, self.map_bytes)
 
     def has_map_for(self, need_bytes: int, *, reserve: bool) -> bool:
-        """Whether the map has room for so many bytes, and for the reserve on top of them (S4)."""
+        """Whether the map has room for `need_bytes`, and unless `reserve` for the reserve on top of them (S4)."""
         return self._wanted(need_bytes, reserve=reserve) <= self.map_bytes
 
     def _wanted(self, need_bytes: int, *, reserve: bool) -> int:
         return self.used_bytes() + need_bytes + (0 if reserve else self.options.reserve_bytes)
 
     def grow(self, need_bytes: int, *, reserve: bool) -> StoreFull | None:
-        """Grow the map, twofold at least; only while no transaction is open in this process (S6)."""
+        """Grow the map at least twofold, up to its limit; only while no transaction is open in this process (S6)."""
         self.end_shared()
         wanted = self._wanted(need_bytes, reserve=reserve)
         size = 2 * self.map_bytes
@@ -727,12 +644,12 @@ class LmdbEngine:
         self._env.sync(True)
 
     def forget(self) -> None:
-        """In a forked child: let go of it, without a touch to what the parent has open (S5)."""
+        """In a forked child: drop the environment without touching what the parent has open (S5)."""
         if self._shared is None and not self.busy and not self.still.locked():
-            self.close()  # or LMDB would not open it again in this process
+            self.close()  # otherwise LMDB would not open it again in this process
         else:
-            # To end the view would free the parent's reader slot, and the pages that it reads. And where the writer's
-            # thread was at work, it holds locks of LMDB that nobody in this process will ever let go of.
+            # Ending the view would free the parent's reader slot, and the pages that it reads. And a writer's thread
+            # that was at work held locks of LMDB that no thread of this process will ever release.
             _parents.append(self)
 
     def close(self) -> None:

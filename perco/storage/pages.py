@@ -1,12 +1,12 @@
 """Reads the pages of an LMDB file without LMDB: which are in use, which are free, and whether they are consistent.
 
-LMDB trusts its files: a damaged one makes it abort the process, or write over pages that are in use. This module reads
-the same bytes and believes none of them. It serves checks, and shows where a file's space has gone. It does not look at
-the meaning of cells, nor at their order, which a walk with LMDB's own cursors verifies.
+LMDB trusts its files: a damaged one can make it abort the process, or write over pages that are in use. This module
+reads the same bytes and trusts none of them. It serves checks, and shows where a file's space has gone. It does not
+look at the meaning of cells, nor at their order, which a walk with LMDB's own cursors verifies.
 
-Format (mdb.c of LMDB 0.9, 64 bits): two meta pages, of which the newer valid one counts; from it the tree of free pages
-and the tree of the named databases, each of which is a tree of its own. Values that are too long for a page have pages
-of their own, one after the other.
+Format (mdb.c of LMDB 0.9, 64 bits): two meta pages, of which the newer valid one counts. It leads to the tree of free
+pages and to the tree of the named databases, each of which is a tree of its own. Values that are too long for a page
+have consecutive pages of their own.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Pages:
     Attributes:
         size: bytes of a page.
         total: pages ever used, the two meta pages included.
-        trees: of each named database, and of "" for the list of their names, the pages in use.
-        free: reusable pages, including those that older readers may still look at.
+        trees: the pages in use, by named database; "" stands for the list of their names.
+        free: reusable pages, including those that older readers may still read.
         free_list: pages that the list of free pages takes.
     """
 
@@ -73,16 +73,16 @@ class Pages:
 
     @property
     def lost(self) -> int:
-        """Pages that are neither in use nor free: nobody will ever use them again."""
+        """Pages that are neither in use nor free: they will never be used again."""
         return self.total - self.used - self.free - self.free_list
 
 
 def survey(file: int, size: int, transaction: int) -> Iterator[Pages]:
-    """Go through the pages of a file as of a transaction, which a reader must hold meanwhile. Yields the result so far
+    """Walk the pages of a file as of a transaction, which a reader must keep open meanwhile. Yields the result so far
     now and then, and the whole result last.
 
     Args:
-        file: a descriptor of it.
+        file: the file's descriptor.
         size: bytes of a page.
 
     Raises: PageDamaged; LookupError if both meta pages are of other transactions by now.
@@ -115,7 +115,7 @@ def _meta(file: int, size: int, transaction: int) -> bytes:
 
 
 class _Walk:
-    """Each page belongs to one tree, or is free, once."""
+    """A walk over a file's pages, which checks that each has at most one use: in one tree, or free."""
 
     def __init__(self, file: int, size: int, last: int) -> None:
         self.found = Pages(size, last + 1)
@@ -123,7 +123,7 @@ class _Walk:
         self._seen = bytearray(last + 1)
 
     def tree(self, name: str, packed: bytes, named: list[tuple[str, bytes]] | None) -> Iterator[None]:
-        """The pages of a tree; `named` takes the trees that it names."""
+        """Walk the pages of a tree; `named` collects the trees that it names."""
         _, _, depth, branches, leaves, overflows, entries, root = _TREE.unpack(packed)
         counts = [0, 0, 0]
         cells = 0
@@ -145,7 +145,7 @@ class _Walk:
             raise PageDamaged(f"group {name!r} has {cells} cells in {sum(counts)} pages, and its head says {entries}")
 
     def free(self, packed: bytes) -> Iterator[None]:
-        """The list of free pages: under each transaction's number the pages that it freed."""
+        """Walk the list of free pages: for each transaction's number, the pages that it freed."""
         _, _, depth, _, _, _, _, root = _TREE.unpack(packed)
         before = 0
         for page, data in self._pages(root, depth, least=1):

@@ -38,9 +38,9 @@ NOWHERE: Final[frozenset[str]] = frozenset()
 
 
 def check_and_write(batch: Batch, mutation: Mutation, floor: int, empty: Container[str] = NOWHERE) -> Applied | Refused:
-    """Check every row of the mutation, then write every row of it (S1); below the floor: refused (T13).
+    """Check every row of the mutation, then write every row of it (S1). Below the floor it is refused (T13).
 
-    `empty`: groups that are known to hold no cell, where there is nothing to look for.
+    `empty`: groups that are known to hold no cell, and are not searched.
     """
     _, rows, floor_ts, _ = mutation
     if floor_ts is not None and floor_ts < floor:
@@ -73,7 +73,7 @@ def check_and_write(batch: Batch, mutation: Mutation, floor: int, empty: Contain
 
 
 def read_row(view: View, row: bytes, queries: Sequence[Query], empty: Container[str] = NOWHERE) -> RowCells:
-    """The cells that each query asks of one row; `empty` as in `check_and_write`."""
+    """The cells of one row that each query asks for; `empty` as in `check_and_write`."""
     prefix = escape(row)
     out: RowCells = []
     for group, column, low, high, n in queries:
@@ -146,7 +146,7 @@ def scan_rows(view: View, request: ScanRequest) -> ScanPage:
 
 
 def _scan_group(view: View, request: ScanRequest, query: ScanQuery) -> ScanPage:
-    """A page of all that one group holds: what scanners ask for, in one pass without a seek for every row."""
+    """A page of all cells of one group, as scanners ask for: one pass, without a seek for every row."""
     cursor = view.cursor(query.group)
     stop = None if request.stop is None else escape(request.stop)
     rows: list[ScanRow] = []
@@ -189,7 +189,7 @@ def _query(view: View, prefix: bytes, query: ScanQuery) -> list[ScanCell]:
         if not key.startswith(prefix):
             break
         _, column, ts = split_key(key)
-        if ts > query.to_ts:  # a seek past versions that nobody asked for, however many there are
+        if ts > query.to_ts:  # one seek past all newer versions, however many there are
             more = _seek(cursor, cell_key(prefix, column, query.to_ts))
         elif ts < query.from_ts:
             more = _seek(cursor, cell_key(prefix, column, 0) + b"\xff")
@@ -200,7 +200,7 @@ def _query(view: View, prefix: bytes, query: ScanQuery) -> list[ScanCell]:
 
 
 def _seek(cursor: Cursor, key: bytes) -> bool:
-    """Move the cursor forward. Over damaged pages a search may land before its start, again and again."""
+    """Move the cursor forward. On damaged pages a search may land before its key, again and again."""
     more = cursor.set_range(key)
     if more and cursor.key() < key:
         raise Corruption(f"key {key.hex()}", "a search for it ends before it")
@@ -225,7 +225,7 @@ class _Forward:
         return None if self._stop is not None and prefix >= self._stop else prefix
 
     def groups_at(self, prefix: bytes) -> list[str]:
-        """Those that have cells in a row."""
+        """The groups that have cells in a row."""
         return [group for group, key in self._at.items() if key is not None and key[:-TAIL_BYTES] == prefix]
 
     def leave(self, prefix: bytes) -> None:
@@ -235,7 +235,7 @@ class _Forward:
 
 
 class _Backward:
-    """The same against the key order: the next row is the largest before what was left."""
+    """Walks the rows of several groups in reverse key order: the next row is the largest that any cursor stands on."""
 
     def __init__(self, view: View, request: ScanRequest) -> None:
         self._start = escape(request.start)

@@ -2,21 +2,21 @@
 
     read(requests)    -> cells     newest (or oldest) n cells of columns within a timestamp range, one atomic
                                    snapshot per row
-    scan(request)     -> page      the same over a key range, in key order, resumable
+    scan(request)     -> page      cells of the rows of a key range, in key order, resumable
     apply(mutations)  -> verdicts  per mutation: check, then write, atomically
 
-Everything above works over anything that keeps this contract; wrappers stack on it. `LocalRowStore` is the one over
-tablets in this process, of LMDB or of memory.
+Everything above works with any implementation of this contract, and wrappers stack on it. `LocalRowStore` implements it
+over tablets in this process, in LMDB or in memory.
 
 P1  A row lies in one tablet. When a tablet is split, the rows change hands in one step of the loop, while no mutation
     of them is queued.
-P3  A mutation whose rows do not lie in one tablet (any more) fails with TabletSplit, and is not made in part.
+P3  A mutation whose rows do not lie in one tablet (any more) fails with TabletSplit, and writes none of them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 import trio
@@ -27,27 +27,74 @@ from perco.storage.cells import Failed, Mutation, ReadRequest, RowCells, ScanPag
 from perco.storage.handover import Handover
 from perco.storage.tablet import Tablet
 
-# A task that only ever meets data in memory gives way to others this often.
+# Reads do not wait for anything, so after this many of them other tasks get a turn.
 _READS_PER_CHECKPOINT = 64
 
 
-class RowStore(Protocol):
-    """Atomic single rows, and nothing more.
+class Chaining(Protocol):
+    """A store whose calls continue on the loop: when their verdicts are in, `then` decides what is sent next."""
 
-    Attribute `groups`: whether the rows of one mutation are all or nothing (S1). A store without groups is only ever
-    given mutations of one row.
+    @property
+    def queues(self) -> bool:
+        """Whether verdicts come later."""
+        ...
+
+    async def apply_then(self, mutations: Sequence[Mutation], then: Then | None) -> list[Verdict]: ...
+    def apply_behind(self, mutations: Sequence[Mutation], then: Then) -> None: ...
+
+
+class Deferring(Protocol):
+    """A store that gathers mutations, and can make one only after its batch has been closed."""
+
+    async def apply_late(
+        self, table: str, row: bytes, size: int, make: Callable[[], Mutation | None]
+    ) -> Verdict | None: ...
+
+
+class Prompt(Protocol):
+    """A store that answers without an await, and takes mutations without a task that waits for them."""
+
+    def find_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]: ...
+    def find_page(self, request: ScanRequest) -> ScanPage: ...
+    def submit(self, mutations: Sequence[Mutation], call: Call) -> None: ...
+
+
+class RowStore(Protocol):
+    """Atomic operations on single rows, and nothing more. Its attributes say what else a store offers.
+
+    Attributes:
+        groups: whether the rows of one mutation are all or nothing (S1). A store without groups is only ever given
+            mutations of one row.
+        once: whether a mutation takes effect at most once. Without that there are no commits in one step (C6).
+        chaining, deferring, prompt: see `Chaining`, `Deferring`, `Prompt`; None: the store does not offer it.
     """
 
-    groups: bool
+    @property
+    def groups(self) -> bool: ...
+    @property
+    def once(self) -> bool: ...
+    @property
+    def chaining(self) -> Chaining | None: ...
+    @property
+    def deferring(self) -> Deferring | None: ...
+    @property
+    def prompt(self) -> Prompt | None: ...
+    def tablets_here(self) -> Sequence[Tablet]:
+        """The tablets that this process has open; none if other processes have them."""
+        ...
 
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]: ...
     async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
-        """As `read`, of the first requests, one at least, until what is found has so many bytes; or more, with the last
-        one, or where as many fit into a message."""
+        """As `read`, for the first requests, at least one: it stops once the values found have `bytes_max` bytes. A
+        remote store stops when a message is full instead."""
         ...
 
     async def scan(self, request: ScanRequest) -> ScanPage: ...
-    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]: ...
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        """The verdict of each mutation, in their order. It raises only if nothing was sent: UsageError, SessionEnded,
+        a cancellation; and for a bug."""
+        ...
+
     def locate(self, table: str, row: bytes) -> int:
         """The tablet that holds a row, as a number: rows with the same number may form a group."""
         ...
@@ -57,10 +104,32 @@ class RowStore(Protocol):
         ...
 
 
+class OwnerStore(RowStore, Protocol):
+    """What the process that owns a store asks of it besides."""
+
+    def tables(self) -> list[str]: ...
+    async def raise_floor(self, ts: int, *, wait: bool) -> None:
+        """Refuse mutations that name a timestamp below `ts`, from now on (T13). With `wait` it returns when none that
+        was sent before can still take effect."""
+        ...
+
+    async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
+        """Find out how many cells there are, if the store does not count them; with `again` even if that is known."""
+        ...
+
+    def count(self, table: str, group: str) -> int:
+        """How many cells a group of a table has, as far as is known."""
+        ...
+
+    def knows(self, table: str, group: str) -> bool:
+        """Whether `count` is right at this moment; else a look is needed."""
+        ...
+
+
 def read_first_of(
     requests: Sequence[ReadRequest], bytes_max: int, tablet_of: Callable[[str, bytes], Tablet | None]
 ) -> list[RowCells] | None:
-    """Cells of the first rows, until their values are so many bytes; None: one of those rows is nowhere."""
+    """Cells of the first rows, until their values have `bytes_max` bytes; None: one of these rows has no tablet."""
     out: list[RowCells] = []
     size = 0
     for table, row, queries in requests:
@@ -76,8 +145,8 @@ def read_first_of(
 
 
 def scan_within(tablet: Tablet, end: bytes | None, request: ScanRequest) -> ScanPage:
-    """A page of what lies in a tablet, which holds the rows before `end`; the next one begins in its neighbour, if the
-    range goes on there."""
+    """A page of a scan within a tablet, which holds the rows before `end`. The next page begins in its neighbour, if
+    the range continues there."""
     if request.reverse:
         page = tablet.scan(request._replace(start=max(request.start, tablet.start)))
         ended = page.next is None and tablet.start > request.start
@@ -88,17 +157,32 @@ def scan_within(tablet: Tablet, end: bytes | None, request: ScanRequest) -> Scan
 
 
 class LocalRowStore:
-    """Tablets in this process."""
+    """A row store over tablets in this process."""
+
+    handover: Handover
 
     groups = True
+    once = True
+    deferring = None
+
+    @property
+    def chaining(self) -> Chaining:
+        return self
+
+    @property
+    def prompt(self) -> Prompt:
+        return self
+
+    def tablets_here(self) -> Sequence[Tablet]:
+        return self.tablets()
 
     def __init__(self) -> None:
         self.handover = Handover()
-        # First rows, and tablets. Never changed but replaced: other threads look here too.
+        # First rows, and tablets. The lists are replaced, never changed: other threads read them too.
         self._tables: dict[str, tuple[list[bytes], list[Tablet]]] = {}
         self._numbers: dict[int, int] = {}
         self._reads = 0
-        self._queues = False  # whether tablets queue what they are given, so that it can still be taken back
+        self._queues = False  # whether tablets queue mutations, so that they can still be withdrawn
 
     def add_table(self, table: str, tablets: Iterable[Tablet]) -> None:
         """Make a table known; its tablets cover all rows from the empty one on."""
@@ -114,7 +198,7 @@ class LocalRowStore:
         self._numbers[id(tablet)] = len(self._numbers)
 
     def add_split(self, tablet: Tablet, other: Tablet) -> None:
-        """The rows of a tablet from another's first one on are that one's from now on (P1)."""
+        """Give the rows of a tablet from `other.start` on to the tablet `other` (P1)."""
         starts, tablets = self._tables[tablet.table]
         at = tablets.index(tablet) + 1
         assert tablet.start < other.start
@@ -123,14 +207,15 @@ class LocalRowStore:
         self._tables[tablet.table] = [*starts[:at], other.start, *starts[at:]], [*tablets[:at], other, *tablets[at:]]
 
     def stop_of(self, tablet: Tablet) -> bytes | None:
-        """The first row that a tablet does not hold any more; None: it is its table's last."""
+        """The first row after those of a tablet; None: the tablet is the last of its table."""
         starts, tablets = self._tables[tablet.table]
         at = tablets.index(tablet) + 1
         return starts[at] if at < len(starts) else None
 
-    async def raise_floor(self, ts: int) -> None:
-        """Every tablet refuses mutations that name a timestamp below `ts` (T13). When this returns, none of those that
-        were let in before is still under way. A table that is added later needs another call."""
+    async def raise_floor(self, ts: int, *, wait: bool) -> None:
+        """Make every tablet refuse mutations that name a timestamp below `ts` (T13). When this returns, no mutation
+        that was admitted before is still in flight, whether that is waited for or not. A table that is added later
+        needs another call."""
         raised: set[Tablet] = set()
         while left := [tablet for tablet in self.tablets() if tablet not in raised]:  # they may be split meanwhile
             for tablet in left:
@@ -143,6 +228,17 @@ class LocalRowStore:
     def tables(self) -> list[str]:
         return list(self._tables)
 
+    async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
+        """See `OwnerStore.look`: tablets count their cells themselves."""
+
+    def count(self, table: str, group: str) -> int:
+        """See `OwnerStore.count`."""
+        return sum(tablet.entries(group) for tablet in self._tables[table][1]) if table in self._tables else 0
+
+    def knows(self, table: str, group: str) -> bool:
+        """Always: tablets count their cells."""
+        return True
+
     def _of(self, table: str) -> tuple[list[bytes], list[Tablet]]:
         found = self._tables.get(table)
         if found is None:
@@ -154,7 +250,7 @@ class LocalRowStore:
         return tablets[0] if len(tablets) == 1 else tablets[bisect_right(starts, row) - 1]
 
     def _tablet_of(self, mutation: Mutation) -> Tablet | None:
-        """None: its rows lie in different tablets (P3)."""
+        """The tablet that has the mutation's rows; None: they lie in different tablets (P3)."""
         rows = mutation.rows
         starts, tablets = self._of(mutation.table)
         if len(tablets) == 1:
@@ -187,7 +283,7 @@ class LocalRowStore:
         return self.find_first(requests, bytes_max)
 
     def find_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
-        """The same, at once."""
+        """As `read_first`, without an await."""
         found = read_first_of(requests, bytes_max, self.tablet)
         assert found is not None, "here are all tablets"
         return found
@@ -198,7 +294,7 @@ class LocalRowStore:
         return self.find_page(request)
 
     def find_page(self, request: ScanRequest) -> ScanPage:
-        """The same, at once."""
+        """As `scan`, without an await."""
         starts, tablets = self._of(request.table)
         if request.stop is not None and request.stop <= request.start:
             return ScanPage([], None)
@@ -213,10 +309,10 @@ class LocalRowStore:
         return scan_within(tablets[at], starts[at + 1] if at + 1 < len(starts) else None, request)
 
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
-        """Verdicts in the order of the mutations. T10: cancelled before it was sent, or not at all."""
+        """Apply mutations; verdicts are in their order. Cancelled before any is sent, or not at all (T10)."""
         return await self.apply_then(mutations, None)
 
-    # A KeyboardInterrupt between `submit` and the wait would leave a call behind whose task is gone.
+    # A KeyboardInterrupt between `submit` and the wait would leave behind a call whose task is gone.
     @trio.lowlevel.enable_ki_protection
     async def apply_then(self, mutations: Sequence[Mutation], then: Then | None) -> list[Verdict]:
         """As `apply`, and `then` may decide what to send next, on the loop, before the task is woken.
@@ -235,14 +331,13 @@ class LocalRowStore:
         return call.verdicts  # type: ignore[return-value]
 
     def apply_behind(self, mutations: Sequence[Mutation], then: Then) -> None:
-        """Apply mutations that nobody waits for: `then` is told on the loop, and may send more. It must not raise.
-
-        Only where tablets queue.
+        """Apply mutations that no task waits for: `then` gets the verdicts on the loop, and may send more. It must not
+        raise. Only if tablets queue.
         """
         assert self._queues
         call = Call(None, len(mutations), then)
         self.submit(mutations, call)
-        if not call.waiting:  # P3: there was no tablet to give any of it to
+        if not call.waiting:  # P3: there was no tablet for any of them
             call.resubmitted(self.submit)
 
     @property
@@ -265,7 +360,7 @@ class LocalRowStore:
                 tablet.submit(mutation, call, index)
 
     def submit_held(self, held: Sequence[tuple[Mutation, Call, int]]) -> None:
-        """Hand on what a tablet has held while it was split."""
+        """Pass on the mutations that a tablet held while it was split."""
         for mutation, call, index in held:
             tablet = self._tablet_of(mutation)
             if tablet is None:
@@ -274,8 +369,8 @@ class LocalRowStore:
                 tablet.submit(mutation, call, index)
 
     async def aclose(self) -> None:
-        """Commit all that is queued, then close. A call may go on from one tablet to another: so all are drained before
-        the first is closed."""
+        """Commit all that is queued, then close. A call may continue in another tablet, so all tablets are drained
+        before the first is closed."""
         with trio.CancelScope(shield=True):
             busy = True
             while busy:

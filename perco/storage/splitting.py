@@ -1,13 +1,13 @@
 """Copies the rows of a tablet from a key on into an environment of their own, while the tablet is written to.
 
-The copy goes through the groups a page at a time, each page from a view of its own. Commits of the tablet are noted
-meanwhile, and applied to the copy again, in order: however old a page was, later writes to its cells come after it. So
-the copy may lag, and never keeps pages of the tablet from being reused.
+The groups are copied a page at a time, each page from a view of its own. Meanwhile the tablet's commits are noted, and
+applied to the copy again, in order: however old a page was, later writes to its cells come after it. So the copy may
+lag, and never keeps pages of the tablet from being reused.
 
 P6  A tablet that is compacted is copied whole in the same way, and the copy replaces it.
-P2  The writer's thread notes a commit before it is answered. After the cut nothing is written there any more: when all
-    notes have been applied, the copy holds what the tablet holds.
-S2  The copy is on disk, whole, before anybody knows of it.
+P2  The writer's thread notes a commit before it is answered. After the cut nothing more is written to these rows: when
+    all notes have been applied, the copy holds what the tablet holds.
+S2  The copy is whole and on disk before it is used.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from typing import Final
 from perco.errors import Unavailable
 from perco.storage.cells import APPLIED, PROTOCOL_GROUPS, WRITE, Mutation, NoReply, Verdict
 from perco.storage.keys import TAIL_BYTES, cell_key, escape, unescape
-from perco.storage.lmdb_engine import LmdbEngine, LmdbOptions, MapTooSmall
+from perco.storage.lmdb_engine import LmdbEngine, MapTooSmall
+from perco.storage.lmdb_options import LmdbOptions
 
 _CELLS: Final = 5_000  # in a page
 _PAGE_BYTES: Final = 4 << 20
-_SYNCED_BYTES: Final = 16 << 20  # that are written to the disk at once
+_SYNCED_BYTES: Final = 16 << 20  # copied between two syncs
 _CELL_BYTES: Final = 64  # of a cell, besides its value
-_KEYS: Final = 20_000  # looked at at once, for the middle
+_KEYS: Final = 20_000  # read at a time, in search of the middle
 _NOTED_BYTES_MAX: Final = 64 << 20  # of writes that have not been applied to the copy yet
-_FEW: Final = 1_000  # so few are left for the moment in which nobody writes
+_FEW: Final = 1_000  # noted writes that may be left for the cut, while writes to these rows wait
 _ROUNDS: Final = 200
 
 
@@ -39,8 +40,12 @@ class Copying:
     Args:
         row, stop: the first row of the copy, and the first one after it (None: to the end).
         path: the empty folder of the copy's environment.
-        whole: the copy replaces the source (P6), so it gets its marks too.
+        whole: the copy replaces the source (P6), so it gets the source's marks too.
     """
+
+    row: bytes
+    stop: bytes | None
+    cells: int
 
     def __init__(
         self,
@@ -58,7 +63,7 @@ class Copying:
         self._groups = list(dict.fromkeys([*PROTOCOL_GROUPS, *groups, *source.groups()]))
         self._copy = source.another(path, self._groups, replace(options, sync=False))
         self._noted: deque[tuple[str, bytes, bytes | None]] = deque()
-        self._noted_bytes = self._applied_bytes = 0  # on the whole
+        self._noted_bytes = self._applied_bytes = 0  # in total
         self._failure: Unavailable | None = None
         self._pages = self._all_pages()
         self._rounds = self._unsynced = 0
@@ -73,7 +78,7 @@ class Copying:
         size = 0
         for mutation, verdict in zip(mutations, verdicts, strict=True):
             if isinstance(verdict, NoReply):
-                self._failure = Unavailable(f"nobody knows what was written meanwhile ({verdict.reason})")
+                self._failure = Unavailable(f"what was written meanwhile is unknown ({verdict.reason})")
             if verdict is not APPLIED:
                 continue
             for row, _, writes in mutation.rows:
@@ -90,7 +95,7 @@ class Copying:
     # ------------------------------------------------------------ the copying thread
 
     def step(self) -> bool:
-        """Copy a page. Returns whether all is there, but for a few of the last writes.
+        """Copy a page. Returns whether the copy is complete, except for a few of the latest writes.
 
         Raises: Unavailable, StoreFull.
         """
@@ -111,7 +116,7 @@ class Copying:
         return len(self._noted) <= _FEW
 
     def _sync(self) -> None:
-        """Nobody waits for it yet; all at once would hold up the others on the disk."""
+        """Sync what has been copied: one large sync at the end would hold up others that use the disk."""
         self._copy.sync()
         self._unsynced = 0
 
@@ -126,7 +131,7 @@ class Copying:
 
     def _all_pages(self) -> Iterator[Sequence[tuple[str, bytes, bytes | None]]]:
         stop = None if self.stop is None else escape(self.stop)
-        for group in list(self._groups):  # what is written to others, that are made meanwhile, is noted
+        for group in list(self._groups):  # writes to groups that are made meanwhile are noted
             key = escape(self.row)
             while True:
                 with self._source.still:
@@ -150,7 +155,7 @@ class Copying:
             self._applied_bytes += _size(cells)
 
     def finish(self) -> None:
-        """After the cut: what was noted last; all of it on disk (S2)."""
+        """After the cut: apply the last notes, and sync the whole copy (S2)."""
         self._apply_noted()
         assert not self._noted, "P2: nothing is noted after the cut"
         if self._whole:
@@ -162,7 +167,7 @@ class Copying:
         self._copy.close()
 
     def forget(self) -> None:
-        """In a forked child (S5)."""
+        """In a forked child: drop the copy, which is the parent's (S5)."""
         self._copy.forget()
 
 
@@ -171,8 +176,8 @@ def _size(cells: Sequence[tuple[str, bytes, bytes | None]]) -> int:
 
 
 def middle(engine: LmdbEngine, stop: bytes | None) -> Iterator[bytes | None]:
-    """Looks for a row before `stop` at which to split, in the middle of the cells; None: the search goes on. It ends
-    without one where all is in one row. Not on the loop's thread."""
+    """Search for a row before `stop` at which to split, in the middle of the cells. Yields None while the search goes
+    on, then the row, or nothing if all cells are in one row. Not on the loop's thread."""
     left = engine.entries(WRITE) // 2
     key = b""
     first: bytes | None = None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Concatenate, ParamSpec, TypeVar
 
-from perco.errors import BlockingOnly, PercoError, UsageError
+from perco.blocks import BlockingOnly
+from perco.errors import PercoError, UsageError
 from perco.fronts.tries import Tries, must_give, tell
 from perco.sync.held import Transaction
 from perco.sync.threads import Port, Threads
-from perco.txn.attempts import RetryOptions
-from perco.txn.client import Client
+from perco.txn.engine import Engine
+from perco.txn.retry import RetryOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,7 +30,7 @@ class Attempt(BlockingOnly):
     def __enter__(self) -> Transaction:
         attempts = self._attempts
         attempts._used = True
-        txn = self._txn = Transaction(attempts._port, attempts._tries.client, None, attempts._tries)
+        txn = self._txn = Transaction(attempts._port, attempts._tries.engine, None, attempts._tries)
         txn._there()
         return txn
 
@@ -39,7 +40,7 @@ class Attempt(BlockingOnly):
 
 
 def finish(txn: Transaction, error: BaseException | None) -> bool:
-    """The end of an attempt; whether there is to be another one, though it raised or its commit did."""
+    """End an attempt. Returns whether another one follows, because it raised, or its commit did."""
     tries = txn._tries
     assert tries is not None
     if txn._ended and txn._begun is None:
@@ -62,13 +63,13 @@ def finish(txn: Transaction, error: BaseException | None) -> bool:
         return txn._port.ask(at_end if error is not None else in_time, (), {}, error is None)
     except BaseException as raised:
         if error is None:
-            if tries.began:  # it was interrupted before it was made
+            if tries.began:  # the call was interrupted before it was made
                 finish(txn, raised)
             if isinstance(raised, KeyboardInterrupt):
                 tell(raised, txn._begun)
         elif isinstance(raised, PercoError) and isinstance(txn._port, Threads) and txn._port.closed is not None:
             txn.discard()
-            return False  # there is nothing to tell but `error`
+            return False  # `error` is all there is to report
         raise
     finally:
         txn._ended = True
@@ -81,7 +82,7 @@ class Attempts(BlockingOnly):
         with attempt as txn:
             txn.set(...)
 
-    The loop ends by itself: leave it neither with `break` nor with `return`.
+    The loop ends by itself: do not leave it with `break` or `return`.
     """
 
     _write = "for attempt in db.attempts():"
@@ -105,15 +106,15 @@ class Attempts(BlockingOnly):
 class Retrying:
     """`run` and `attempts` with limits and isolation of their own; from `db.options(...)`."""
 
-    def __init__(self, port: Port, client: Client, retry: RetryOptions, serializable: bool) -> None:
-        self._port, self._client, self._retry, self._serializable = port, client, retry, serializable
+    def __init__(self, port: Port, engine: Engine, retry: RetryOptions, serializable: bool) -> None:
+        self._port, self._engine, self._retry, self._serializable = port, engine, retry, serializable
 
     def run(self, function: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """As `Database.run`."""
         must_give(function, "a function")
-        tries = Tries(self._client, self._retry, self._serializable, function)
+        tries = Tries(self._engine, self._retry, self._serializable, function)
         while True:
-            txn = Transaction(self._port, self._client, None, tries)
+            txn = Transaction(self._port, self._engine, None, tries)
             ending = False
             try:
                 result = function(txn, *args, **kwargs)
@@ -132,11 +133,11 @@ class Retrying:
 
     def attempts(self) -> Attempts:
         """As `Database.attempts`."""
-        return Attempts(self._port, Tries(self._client, self._retry, self._serializable))
+        return Attempts(self._port, Tries(self._engine, self._retry, self._serializable))
 
 
 def finish_failed(txn: Transaction, error: BaseException) -> bool:
-    """After an error in the function: whether it is to be run again."""
+    """End an attempt after an error in the function. Returns whether to run the function again."""
     tries = txn._tries
     assert tries is not None
     if not tries.began:

@@ -1,24 +1,25 @@
-"""The objects that users of `perco.sync` hold: snapshots, transactions, scans."""
+"""The objects that users of `perco.sync` hold: snapshots and transactions."""
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from perco.errors import BlockingOnly, TooLarge, TransactionClosed
+from perco.clock.holds import Pin
+from perco.errors import TooLarge, TransactionClosed
 from perco.fronts.tries import Tries, tell
+from perco.protocol.reads import Isolation
+from perco.schema.codecs import encoded
+from perco.schema.schema import Column, Signal
 from perco.storage import VALUE_BYTES_MAX
-from perco.sync.threads import Port, blocking
-from perco.txn.client import Client
-from perco.txn.codecs import encoded
-from perco.txn.holds import Pin
-from perco.txn.past import PinnedSnapshot as _PinnedSnapshot
-from perco.txn.reads import Isolation
-from perco.txn.scan import Scan as _Scan
-from perco.txn.schema import Column, Signal
-from perco.txn.transaction import Row, Snapshot as _Snapshot, Transaction as _Transaction
+from perco.sync.calling import call, first_page
+from perco.sync.reading import Reading
+from perco.sync.threads import Port
+from perco.txn.engine import Engine
+from perco.txn.scan import Scan
+from perco.txn.snapshot import Snapshot as _Snapshot
+from perco.txn.transaction import Transaction as _Transaction
 
 P = ParamSpec("P")
 K = TypeVar("K")
@@ -26,73 +27,17 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 
-class Scan(BlockingOnly, Generic[K]):
-    """An iterator over rows; they are fetched by the page. May be left at any point."""
-
-    _write = "for row in snap.scan(...):"
-
-    def __init__(self, snapshot: Snapshot, of: _Scan[K]) -> None:
-        self._snapshot, self._of = snapshot, of
-
-    def __iter__(self) -> Scan[K]:
-        return self
-
-    def __next__(self) -> Row[K]:
-        while True:
-            self._snapshot._settle()
-            row = self._of.take()
-            if row is not None:
-                return row
-            if self._of.ended:
-                raise StopIteration
-            self._snapshot._ask(_fetch, (self._of,), {})
-
-    def all(self) -> list[Row[K]]:
-        """The rest of the rows as a list."""
-        return list(self)
-
-
-async def _fetch(_: _Snapshot, scan: _Scan[Any]) -> None:
-    await scan.fetch()
-
-
-async def _begin_scan(snapshot: _Snapshot, *args: Any, **kwargs: Any) -> _Scan[Any]:
-    scan = snapshot.scan(*args, **kwargs)
-    if not scan.ended:
-        await scan.fetch()
-    return scan
-
-
-def _scanning(method: Callable[Concatenate[Any, P], _Scan[K]]) -> Callable[Concatenate[Any, P], Scan[K]]:
-    @functools.wraps(method)
-    def scan(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Scan[K]:
-        return Scan(self, self._ask(_begin_scan, args, kwargs))
-
-    return scan
-
-
-class Snapshot:
+class Snapshot(Reading):
     """The store as of one timestamp. Any number of threads may read it.
 
     Attributes: `start_ts`, the timestamp; `wall`: see `perco.Snapshot`.
     """
 
     def __init__(self, port: Port, of: _Snapshot | None) -> None:
-        self._port, self._of = port, of
-
-    def _ask(self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> T:
-        return self._port.ask(function, (self._of, *args), kwargs)
-
-    def _settle(self) -> None:
-        """What was noted shall be seen by reads."""
+        super().__init__(port, of)
 
     def _there(self) -> Any:
         return self._of
-
-    get = blocking(_Snapshot.get)
-    get_many = blocking(_Snapshot.get_many)
-    row = blocking(_Snapshot.row)
-    scan = _scanning(_Snapshot.scan)
 
     @property
     def start_ts(self) -> int:
@@ -105,7 +50,7 @@ class Snapshot:
         return wall
 
     def end(self) -> None:
-        """Nothing is read any more; the versions that it needed may go (G1)."""
+        """End: nothing is read any more, and the versions that it needed may be removed (G1)."""
         if self._of is not None:
             self._of.end()
 
@@ -113,7 +58,9 @@ class Snapshot:
 class PinnedSnapshot(Snapshot):
     """The store as of a pin's timestamp: see `perco.PinnedSnapshot`."""
 
-    renew = blocking(_PinnedSnapshot.renew)
+    def renew(self, lease_s: float | None = None) -> None:
+        """Restart the lease: see `perco.PinnedSnapshot.renew`."""
+        self._ask("renew", (lease_s,), {})
 
     @property
     def pin(self) -> Pin:
@@ -124,18 +71,24 @@ class PinnedSnapshot(Snapshot):
 class Transaction(Snapshot):
     """Reads and writes that become visible together, or not at all: see `perco.Transaction`. One thread at a time."""
 
-    def __init__(self, port: Port, client: Client, of: _Transaction | None, tries: Tries | None = None) -> None:
+    def __init__(self, port: Port, engine: Engine, of: _Transaction | None, tries: Tries | None = None) -> None:
         super().__init__(port, of)
-        self._client, self._tries = client, tries
-        self._ended = False  # before it began
-        self._noted: deque[tuple[Any, ...]] = deque()  # writes that the loop has not been told of
-        self._cells = self._bytes = 0  # at least as many as there are
+        self._engine, self._tries = engine, tries
+        self._ended = False  # it may end before it has begun
+        self._noted: deque[tuple[Any, ...]] = deque()  # writes that have not been sent to the loop yet
+        self._cells = self._bytes = 0  # upper bounds of what has been written
 
     # ------------------------------------------------------------ on the loop
 
-    def _ask(self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> T:
-        result: T = self._port.ask(self._in_time, (function, args, kwargs), {})
-        return result
+    def _ask(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self._port.ask(self._in_time, (call, (name, args, kwargs), {}), {})
+
+    def _scan_from(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Scan[Any]:
+        scan: Scan[Any] = self._port.ask(self._in_time, (first_page, (name, args, kwargs), {}), {})
+        return scan
+
+    def _fetch(self, scan: Scan[Any]) -> None:
+        self._port.ask(self._in_time, (_fetched, (scan,), {}), {})
 
     async def _in_time(self, function: Callable[..., Awaitable[T]], args: Any, kwargs: Any) -> T:
         if self._tries is None or self._tries.retry.timeout_s is None:
@@ -157,7 +110,7 @@ class Transaction(Snapshot):
         return txn
 
     def _write(self, txn: Any) -> None:
-        """Tell the engine's transaction what was noted."""
+        """Pass the noted writes to the engine's transaction."""
         noted = self._noted
         while noted:
             column, row, data = noted.popleft()
@@ -172,19 +125,20 @@ class Transaction(Snapshot):
 
     @property
     def _begun(self) -> _Transaction | None:
-        return self._of  # type: ignore[return-value]
+        begun: _Transaction | None = self._of
+        return begun
 
     def _there(self) -> Any:
         if self._of is None:
-            self._ask(_nothing, (), {})
+            self._port.ask(self._in_time, (_nothing, (), {}), {})
         return self._of
 
     def _settle(self) -> None:
         if self._noted:
-            self._ask(_nothing, (), {})
+            self._port.ask(self._in_time, (_nothing, (), {}), {})
 
     def set(self, column: Column[K, V], key: K, value: V) -> None:
-        """Write a cell: see `perco.Transaction.set`. Never blocks, but at a limit."""
+        """Write a cell: see `perco.Transaction.set`. Never blocks, except at a limit."""
         if value is None:
             raise TypeError(f"None means absent; to remove a value use delete({column!r}, key)")
         self._usable(column)
@@ -195,23 +149,23 @@ class Transaction(Snapshot):
         self._note(column, column.table.row(key), data)
 
     def delete(self, column: Column[K, Any], key: K) -> None:
-        """Remove a cell's value: see `perco.Transaction.delete`. Never blocks, but at a limit."""
+        """Remove a cell's value: see `perco.Transaction.delete`. Never blocks, except at a limit."""
         self._usable(column)
         self._note(column, column.table.row(key), None)
 
     def signal(self, signal: Signal[K], key: K) -> None:
-        """Raise a signal: see `perco.Transaction.signal`. Never blocks, but at a limit."""
+        """Raise a signal: see `perco.Transaction.signal`. Never blocks, except at a limit."""
         self._must_be_open()
-        if signal not in self._client.signals:
-            self._client.must_be_signal(signal)
+        if signal not in self._engine.known.signals:
+            self._engine.known.must_be_signal(signal)
         signal.table.row(key)
         self._note(signal, key, None)
 
     def _usable(self, column: Column[Any, Any]) -> None:
-        """Raises what the engine's own would: closed, no column, not declared."""
+        """Raise what the engine's method would: closed, no column, not declared."""
         self._must_be_open()
-        if column not in self._client.bounds:
-            self._client.must_be_column(column)
+        if column not in self._engine.known.bounds:
+            self._engine.known.must_be_column(column)
 
     def _must_be_open(self) -> None:
         txn: Any = self._of
@@ -222,9 +176,9 @@ class Transaction(Snapshot):
         self._noted.append((column, key, data))
         self._cells += 1
         self._bytes += len(data) if data else 0
-        options = self._client.config.transaction
+        options = self._engine.limits
         if self._cells > options.cells_max or self._bytes > options.bytes_max:
-            self._settle()  # which raises TooLarge if it is so, for this very write
+            self._settle()  # raises TooLarge if this write does exceed a limit
 
     def commit(self) -> int:
         """Commit; see `perco.Transaction.commit`."""
@@ -253,7 +207,7 @@ class Transaction(Snapshot):
 
     @property
     def token(self) -> str:
-        """What `db.outcome` takes, from any process; "" for a transaction that never began to commit."""
+        """The token for `db.outcome`, in any process; "" for a transaction that never began to commit."""
         return "" if self._begun is None else self._begun.token
 
     @property
@@ -270,4 +224,8 @@ async def _commit(txn: _Transaction) -> int:
 
 
 async def _nothing(_: _Snapshot) -> None:
-    """Begins what has not begun, and writes what was noted."""
+    """Do nothing: making the call begins the transaction, and passes on the noted writes."""
+
+
+async def _fetched(_: _Snapshot, scan: Scan[Any]) -> None:
+    await scan.fetch()

@@ -11,9 +11,9 @@ import trio
 
 from perco.errors import UsageError
 from perco.fronts.tries import must_give
+from perco.schema.schema import Change, ObserverFunction
 from perco.sync.held import Transaction
 from perco.sync.threads import FromThread
-from perco.txn.schema import Change, ObserverFunction
 from perco.txn.transaction import Transaction as _Transaction
 
 K = TypeVar("K")
@@ -34,9 +34,9 @@ def observer(function: Callable[[Transaction, Change[K, V]], None]) -> ObserverF
         def count(txn, change):
             txn.set(words, change.key, len((change.value or "").split()))
 
-    It works for every worker, of `perco` and of `perco.aio` too. There are at most `OBSERVER_THREADS` such threads;
-    runs beyond that wait for one, whatever the concurrency. When the worker ends, it waits for them; their next
-    read ends them.
+    It works with every worker, those of `perco` and `perco.aio` included. There are at most `OBSERVER_THREADS` such
+    threads; runs beyond that wait for one, whatever the concurrency. When the worker ends, it waits for the functions
+    under way; their next read raises.
     """
     must_give(function, "a function", "perco.sync.observer")
     if inspect.iscoroutinefunction(function):
@@ -49,7 +49,7 @@ def observer(function: Callable[[Transaction, Change[K, V]], None]) -> ObserverF
         except LookupError:
             limiter = trio.CapacityLimiter(OBSERVER_THREADS)
             _limiter.set(limiter)
-        outside = Transaction(FromThread(), txn._client, txn)
+        outside = Transaction(FromThread(), txn._engine, txn)
         result: object = await trio.to_thread.run_sync(function, outside, change, limiter=limiter)
         if isinstance(result, Coroutine):
             result.close()
@@ -57,7 +57,7 @@ def observer(function: Callable[[Transaction, Change[K, V]], None]) -> ObserverF
         if txn.outcome == "open":
             outside._write(txn)
 
-    del in_thread.__dict__["__wrapped__"]  # who looks for an `async def` shall find this one
+    del in_thread.__dict__["__wrapped__"]  # a check for `async def` must find this function
     return in_thread
 
 

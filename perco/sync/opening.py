@@ -8,12 +8,14 @@ import threading
 
 import trio
 
-from perco.errors import BlockingOnly, UsageError
+from perco.blocks import BlockingOnly
+from perco.database.inside import inside
+from perco.database.options import Options
+from perco.errors import UsageError
+from perco.schema.schema import Schema
 from perco.serve import opening as engine
 from perco.sync.database import Database
 from perco.sync.threads import Threads, closed
-from perco.txn.client import Options
-from perco.txn.schema import Schema
 
 
 class open(BlockingOnly):
@@ -21,8 +23,8 @@ class open(BlockingOnly):
     those of `perco.open`.
 
     The store runs in a thread of its own. When the block ends, calls of other threads that still wait are cancelled:
-    they raise TransactionClosed, but for commits that are on their way. A store that is left open when the program
-    ends is closed then.
+    they raise TransactionClosed, except commits that are on their way. A store that is left open is closed when the
+    program ends.
     """
 
     _write = "with perco.sync.open(...) as db:`, or in asynchronous code `async with perco.aio.open(...) as db:"
@@ -71,11 +73,11 @@ class open(BlockingOnly):
             raise self._error
 
     def _close(self) -> None:
-        """End the loop and wait for it. An interrupt comes out when it has ended, a second one at once."""
+        """End the loop and wait for it. An interrupt is raised when it has ended, a second one at once."""
         thread = self._thread
         if thread is None or thread.ident is None or (self._portal is not None and self._portal.forked):
             return
-        self._ready.wait()  # set too when it has failed
+        self._ready.wait()  # also set if it has failed
         try:
             if self._token is not None:
                 self._token.run_sync_soon(self._end)
@@ -95,7 +97,7 @@ class open(BlockingOnly):
         except BaseException as error:
             self._error = error
         finally:
-            if self._portal is not None:  # whatever ended the loop, nobody waits for it any longer
+            if self._portal is not None:  # whatever ended the loop, no caller may wait for it any longer
                 self._portal.closed = self._portal.closed or closed
                 self._portal.waking.end()
                 self._portal.refuse()
@@ -112,7 +114,7 @@ class open(BlockingOnly):
             try:
                 await self._stop.wait()
             finally:
-                await portal.aclose(lambda: db.background.failure() or closed())
+                await portal.aclose(lambda: inside(db).background.failure() or closed())
 
     def _end(self) -> None:
         assert self._stop is not None

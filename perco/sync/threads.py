@@ -1,6 +1,6 @@
-"""The way of other threads to the loop.
+"""How other threads call into the loop.
 
-T10 A call that KeyboardInterrupt comes into is cancelled, and has ended when the exception comes out.
+T10 A KeyboardInterrupt cancels the call that it interrupts, and is raised when the call has ended.
 """
 
 from __future__ import annotations
@@ -8,51 +8,23 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from _thread import LockType
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 import trio
 
 from perco.errors import TransactionClosed, UsageError
-from perco.fronts.lookup import by_name
 from perco.fronts.portal import Call, Portal, Server
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """The same method of the object at hand (R9), waited for by the calling thread."""
-    call = by_name(method)
-
-    @functools.wraps(method)
-    def ask(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = self._ask(call, args, kwargs)
-        return result
-
-    return ask
-
-
-def asking(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """The same method of the object at hand (R9), which waits for nothing, called on the loop."""
-    call = by_name(method)
-
-    async def on_loop(*args: Any, **kwargs: Any) -> T:
-        return call(*args, **kwargs)
-
-    @functools.wraps(method)
-    def ask(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = self._ask(on_loop, args, kwargs)
-        return result
-
-    return ask
-
-
-# ------------------------------------------------------------------ the way to the loop
-
-
 class _Call(Call):
-    """A thread waits for it."""
+    """A call that a thread waits for."""
+
+    waking: _Waking
+    lock: LockType
 
     __slots__ = ("lock", "waking")
 
@@ -67,10 +39,10 @@ class _Call(Call):
 
 
 class _Waking(trio.abc.Instrument):
-    """Wakes callers when the loop has nothing to do for now, all at once.
+    """Wakes all answered callers at once, when the loop has nothing else to do.
 
-    Each time that the loop reads, it releases the interpreter's lock. A thread that is awake by then takes it, and the
-    loop has to wait for it: for many callers that costs more than their calls.
+    Each time that the loop reads, it releases the interpreter's lock. A thread that is awake by then takes the lock,
+    and the loop must wait for it: with many callers that costs more than their calls.
     """
 
     def __init__(self) -> None:
@@ -79,7 +51,7 @@ class _Waking(trio.abc.Instrument):
         self._over = False
 
     def answered(self, call: _Call) -> None:
-        """Loop thread, but for what is refused."""
+        """Wake the caller when the loop next waits; on other threads, or after the loop's end, at once."""
         if self._over or threading.get_ident() != self._thread:
             call.lock.release()
         else:
@@ -91,7 +63,7 @@ class _Waking(trio.abc.Instrument):
             call.lock.release()
 
     def end(self) -> None:
-        """The loop has ended: nobody else is going to wake them."""
+        """Wake all callers, and later ones at once: the loop has ended."""
         self._over = True
         self.before_io_wait(0)
 
@@ -99,9 +71,13 @@ class _Waking(trio.abc.Instrument):
 class Threads(Portal):
     """The portal of a loop in a thread of its own.
 
-    Callers wake it by an eventfd that only its leader waits for: half of what trio's own way costs, and one for all
-    callers that come before it looks.
+    Callers wake it through an eventfd that only its leader waits for. That costs half of trio's own way, and only once
+    for all callers that come before the leader looks.
     """
+
+    token: trio.lowlevel.TrioToken
+    thread: int
+    waking: _Waking
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -116,7 +92,7 @@ class Threads(Portal):
         os.close(self._fd)  # not before the last thread that may write to it has gone
 
     async def wait_woken(self, server: Server) -> None:
-        self._woken = False  # before the look, lest what comes after it be missed (F2)
+        self._woken = False  # before the look, so that no later call is missed (F2)
         if not self.queue:
             await trio.lowlevel.wait_readable(self._fd)
             os.eventfd_read(self._fd)
@@ -131,8 +107,8 @@ class Threads(Portal):
         """Make a call, and wait for its answer. Any thread but the loop's."""
         if threading.get_ident() == self.thread:
             raise UsageError(
-                "a blocking call from the store's own thread would wait for itself. In an `async def` observer use "
-                "what it is given, with await; let a function that blocks be an observer by `@perco.sync.observer`"
+                "a blocking call from the store's own thread would wait for itself. In an `async def` observer await "
+                "only what it is given, or decorate an observer that blocks with `@perco.sync.observer`"
             )
         call = _Call(self.waking, function, args, kwargs, waits)
         if self.closed is not None:
@@ -142,7 +118,7 @@ class Threads(Portal):
             if not self._woken:
                 self._woken = True
                 os.eventfd_write(self._fd, 1)
-            if self.closed is not None:  # meanwhile
+            if self.closed is not None:  # closed meanwhile
                 self.refuse()
             call.lock.acquire()
         except BaseException:
@@ -160,7 +136,7 @@ class Threads(Portal):
         return result
 
     def _interrupted(self, call: _Call) -> None:
-        """T10, F3: the caller has something else to do; the call is cancelled, and has ended when this returns."""
+        """T10, F3: cancel the call of an interrupted caller, and wait until it has ended."""
         try:
             self.token.run_sync_soon(self.cut, call)
             os.eventfd_write(self._fd, 1)  # the interrupt may have come between the flag and the write
@@ -170,11 +146,11 @@ class Threads(Portal):
             call.lock.acquire()
 
     def _why_cut(self) -> BaseException:
-        return self.closed() if self.closed is not None else AssertionError("F3: nobody but its caller cancels a call")
+        return self.closed() if self.closed is not None else AssertionError("F3: only its caller cancels a call")
 
 
 class FromThread:
-    """The way of an observer's thread: its calls are made in the task that waits for it."""
+    """Calls from an observer's thread: they are made in the task that waits for the thread."""
 
     def ask(
         self,
@@ -188,7 +164,7 @@ class FromThread:
         except RuntimeError as error:
             if "this thread wasn't created by Trio" not in str(error):
                 raise
-            raise UsageError("an observer's transaction is used in the observer's own thread only") from None
+            raise UsageError("use an observer's transaction only in the observer's own thread") from None
 
 
 Port = Threads | FromThread

@@ -10,13 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from perco.errors import UsageError
-from perco.testing.drawing import draw, svg
+from perco.testing.drawing import draw, mermaid
 from perco.testing.history import load
 from perco.testing.isolation import check
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0: it is; 1: it is not; 2: it cannot be decided."""
+    """Returns 0 if it is, 1 if it is not, 2 if it cannot be decided."""
     parser = argparse.ArgumentParser(
         prog="python -m perco.testing",
         description="Decide whether a history is snapshot isolation; name and draw what is wrong.",
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--serializable", action="store_true", help="ask for that instead")
     parser.add_argument("--no-real-time", action="store_true", help="let a transaction miss what had ended before it")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the first cycle")
+    parser.add_argument("--mermaid", action="store_true", help="the first cycle as a flowchart in Mermaid's language")
     given = parser.parse_args(arguments)
     try:
         text = sys.stdin.read() if str(given.file) == "-" else given.file.read_text(encoding="utf-8")
@@ -44,24 +44,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UsageError, UnicodeDecodeError) as error:
         print(f"perco.testing: {error}", file=sys.stderr)
         return 2
+    cycles = [anomaly for anomaly in report.anomalies if anomaly.cycle]
     if given.json:
         print(json.dumps(asdict(report)))
+    elif given.mermaid and cycles:
+        print(mermaid(cycles[0]), end="")
     else:
+        if given.mermaid:
+            print("perco.testing: there is no cycle to draw", file=sys.stderr)
         edges = ", ".join(f"{count} {kind}" for kind, count in sorted(report.edges.items())) or "no dependencies"
-        print(f"{report.transactions} transactions; {edges}; {report.unread} appends that nobody read")
+        print(f"{report.transactions} transactions; {edges}; {report.unread} appends that no transaction read")
         wanted = "serializable" if given.serializable else "snapshot isolation"
         print(f"{wanted}: {'yes' if report.ok else 'NO'}")
         for anomaly in report.anomalies:
             print("\n" + draw(anomaly, history))
-    cycles = [anomaly for anomaly in report.anomalies if anomaly.cycle]
-    if given.svg is not None and not cycles:
-        print(f"perco.testing: there is no cycle to draw; {given.svg} was not written", file=sys.stderr)
-    elif given.svg is not None:
-        try:
-            given.svg.write_text(svg(cycles[0]), encoding="utf-8")
-        except OSError as error:
-            print(f"perco.testing: {error}", file=sys.stderr)
-            return 2
     return 0 if report.ok else 1
 
 

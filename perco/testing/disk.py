@@ -1,14 +1,15 @@
-"""A disk of memory that outlives processes, and the tablets that they open on it.
+"""A disk in memory that outlives processes, and the tablets that they open on it.
 
-The tablets are the product's (`LmdbTablet`: its queue, its batches, what it holds while it is cut), over an engine of
-memory that behaves as an LMDB environment does: what a batch wrote is there as a whole, or not at all; a shared view
-stays as old as it was; an epoch fences off who had it before (F1). What the product does on other threads is done here
-by tasks of the process, in virtual time: so a process that dies in the middle of a batch leaves it written or not.
+The tablets are the product's (`LmdbTablet`: its queue, its batches, what it holds back during a cut), over an engine in
+memory that behaves like an LMDB environment: a batch is there as a whole, or not at all; a shared view does not see
+later batches; an epoch fences off the previous writer (F1). Tasks of the process do, in virtual time, what the product
+does on other threads: a process that dies in the middle of a batch leaves it written or not.
 """
 
 from __future__ import annotations
 
 import threading
+from _thread import LockType
 from collections import deque
 from collections.abc import Awaitable, Callable, Container, Sequence
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ import trio
 import trio.lowlevel
 
 from perco.errors import StoreError, StoreFull, TabletSplit
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import (
     BatchOptions,
     Failed,
@@ -32,15 +34,14 @@ from perco.storage import (
     ScanRequest,
     Tablet,
     Verdict,
-    lmdb_engine,
+    fencing,
 )
 from perco.storage.engine import MemoryBatch, MemoryEngine
 from perco.storage.handover import Handover, Written
 from perco.storage.row import NOWHERE, check_and_write, read_row, scan_rows
 from perco.storage.tablet import Resubmit
+from perco.tablets.local import LocalStore, Placed
 from perco.testing.processes import Process
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.local import LocalStore, Placed
 
 T = TypeVar("T")
 _PAGE = 20  # cells that are copied at once
@@ -48,8 +49,10 @@ Cells = Sequence[tuple[str, bytes, "bytes | None"]]
 
 
 class Environment:
-    """What lies on the disk for a tablet. `cells`: all of them; `epoch`: F1; `stop`: P5; `writer`: who opened it last
-    to write to it; None: nobody has since it was made."""
+    """A tablet on the disk. `cells`: all of them; `epoch`: F1; `stop`: P5; `writer`: the last to open it for writing;
+    None: none has since it was made."""
+
+    cells: MemoryEngine
 
     def __init__(self) -> None:
         self.cells = MemoryEngine()
@@ -59,7 +62,7 @@ class Environment:
 
 
 class Disk:
-    """Environments by name. `problems`: what was written to them that should not have been."""
+    """Environments by name. `problems`: writes to them that should not have happened."""
 
     def __init__(self) -> None:
         self.environments: dict[str, Environment] = {}
@@ -69,12 +72,17 @@ class Disk:
         return self.environments.setdefault(name, Environment())
 
     def place(self, name: str) -> None:
-        """A copy that was made beside gets its name (P4)."""
+        """Give a finished copy its name (P4)."""
         self.environments[name] = self.environments.pop(f"{name}.new")
 
 
 class MemoryEnvironment:
-    """An environment as a process has it open; in place of `LmdbEngine`."""
+    """An environment that a process has open; it replaces `LmdbEngine`."""
+
+    name: str
+    readonly: bool
+    options: LmdbOptions
+    still: LockType
 
     def __init__(self, disk: Disk, name: str, *, readonly: bool = False) -> None:
         self._disk, self.name, self.readonly = disk, name, readonly
@@ -84,8 +92,8 @@ class MemoryEnvironment:
         self.options = LmdbOptions()
         self.still = threading.Lock()
         self.busy = False
-        self.full = False  # the disk is, but for the reserve
-        self.gone = False  # its process is dead, and writes nothing while it is unwound
+        self.full = False  # the disk is full, except for the reserve
+        self.gone = False  # its process is dead: it must not write while it is unwound
         self.map_bytes = 1 << 30
 
     # ------------------------------------------------------------ reading
@@ -135,19 +143,19 @@ class MemoryEnvironment:
     # ------------------------------------------------------------ writing
 
     def take_over(self) -> int:
-        self._at.epoch = self._epoch = lmdb_engine.next_epoch(self._at.epoch)
+        self._at.epoch = self._epoch = fencing.next_epoch(self._at.epoch)
         self.is_mine()
         return int.from_bytes(self._epoch, "big")
 
     def is_mine(self) -> None:
-        """From now on nobody else is to write to it (F1)."""
+        """Record that no other process may write to it from now on (F1)."""
         self._at.writer = self
 
     def _changing(self) -> MemoryEngine:
-        """What is to be written to; whoever reads a shared view keeps the old state."""
+        """The cells to write to; readers of a shared view keep the old state."""
         if self.gone:
             raise StoreError("the process is dead")
-        lmdb_engine.check_epoch(self._epoch, self._at.epoch, self.name)
+        fencing.check_epoch(self._epoch, self._at.epoch, self.name)
         if self._at.writer not in (None, self):
             self._disk.problems.append(
                 f"F1: {self.name} is written to by a process from which another has taken it over"
@@ -207,7 +215,7 @@ class MemoryEnvironment:
     # ------------------------------------------------------------ splitting
 
     def another(self, path: Path, groups: Sequence[str], options: LmdbOptions) -> MemoryEnvironment:
-        """A fresh one, beside it; see `LmdbEngine.another`."""
+        """An environment for a copy of some of this one; see `LmdbEngine.another`."""
         self._disk.environments[f"{path.name}.new"] = Environment()
         return MemoryEnvironment(self._disk, f"{path.name}.new")
 
@@ -228,36 +236,36 @@ class MemoryEnvironment:
         self._at.epoch, self._at.stop = other._at.epoch, other._at.stop
 
     def clear_dead_readers(self) -> int:
-        """Readers of memory hold nothing up."""
+        """Returns 0: readers of memory hold nothing up."""
         return 0
 
     def check_room_for_copy(self) -> None:
-        """There is."""
+        """Raises nothing: there is always room."""
 
     def fill_up(self) -> None:
-        """There is no file."""
+        """Nothing to do: there is no file."""
 
     def sync(self) -> None:
-        """Memory is what this disk is made of."""
+        """Nothing to do: the disk is memory."""
 
     def close(self) -> None:
         self._shared = None
 
     def forget(self) -> None:
-        """Nobody forks."""
+        """Nothing to do: no process forks."""
 
 
 class Befalls(Protocol):
-    """Who decides what befalls batches."""
+    """Decides which fault hits a batch."""
 
     def batch(self, process: Process, tablet: str, mutations: Sequence[Mutation]) -> str:
-        """ "", "FULL", "DIES_BEFORE", "DIES_AFTER" or "STOPS_BEFORE": so long that another may take over."""
+        """Choose "", "FULL", "DIES_BEFORE", "DIES_AFTER", or "STOPS_BEFORE" (so long that another may take over)."""
         ...
 
     def kill(self, process: Process) -> None: ...
     def stop(self, process: Process) -> None: ...
     def pause_s(self, process: Process, *, beside: bool = False) -> float:
-        """How long a step on another thread takes; `beside`: one of what takes many, while all goes on."""
+        """How long a step on another thread takes; `beside`: a background step, of a copy for example."""
         ...
 
 
@@ -302,8 +310,8 @@ class DiskTablet(LmdbTablet):
         empty: Container[str] = NOWHERE,
     ) -> None:
         if written is not None:
-            written.tell()  # or the loop would wait, in real time
-        self._thread = threading.current_thread()  # there was something to write
+            written.tell()  # else the loop would wait, in real time
+        self._thread = threading.current_thread()  # not None: something was written
         self._orders.append((mutations, room, done, empty))
         self._ordered.set()
 
@@ -338,10 +346,10 @@ class DiskTablet(LmdbTablet):
         what = self._befalls.batch(self._process, engine.name, mutations) if mutations else ""
         if what == "STOPS_BEFORE":
             self._befalls.stop(self._process)
-            await trio.lowlevel.checkpoint()  # F1: it writes when it goes on, if it still may
+            await trio.lowlevel.checkpoint()  # F1: when it continues, it writes if it still may
         if what == "DIES_BEFORE":
             self._befalls.kill(self._process)
-            await trio.lowlevel.checkpoint()  # it is dead: this ends when it is buried
+            await trio.lowlevel.checkpoint()  # it is dead: this wait ends when it is buried
         if self._process.dead:
             return [Failed(StoreError("the process is dead"))] * len(mutations)
         engine.full = what == "FULL"

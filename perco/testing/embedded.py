@@ -1,9 +1,9 @@
 """The simulation of an embedded store: its processes come up one after the other over one store in memory.
 
-In each, clients do what `workloads.py` says, and a worker keeps what is derived up to date. Between them and the store
-lies a network (`faults.py`) that delays, loses, repeats and reorders, also beyond the death of the sender; the disk is
-full now and then; processes die before or after any mutation, and come back, or stand still while others break their
-locks.
+In each process, clients do what `workloads.py` says, and a worker keeps derived data up to date. The network between
+them and the store (`faults.py`) delays, loses, repeats and reorders mutations, even after their sender has died. The
+disk is full now and then. Processes die before or after any mutation, and come back. Live transactions are sometimes
+taken for dead, and others break their locks.
 """
 
 from __future__ import annotations
@@ -17,37 +17,39 @@ from typing import Any, Final
 
 import trio
 
+from perco.clock.oracle import Oracle, OracleOptions
+from perco.database.database import Database
+from perco.database.inside import inside, local_owner
+from perco.database.options import Options
 from perco.errors import SchemaMismatch, StoreError
-from perco.notify.database import Database
+from perco.notify.backfill import BackfillOptions
+from perco.protocol.records import Cellref, Lock
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import LocalRowStore, Mutation, RowStore
+from perco.testing.bare import SingleRows
 from perco.testing.faults import Fault, FaultyRowStore, kind_of, start_ts_of, use
 from perco.testing.machine import CrashedError, Machine
 from perco.testing.plan import Plan
 from perco.testing.processes import EndlessError
 from perco.testing.runs import TICK_S, TIME_MAX_S, Run, SimulationOptions, program
-from perco.testing.workloads import World
-from perco.txn.backfill import BackfillOptions
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.client import Options
+from perco.testing.world import World
 from perco.txn.driver import CommitOptions, Driver
 from perco.txn.fates import Fates
-from perco.txn.oracle import Oracle, OracleOptions
 from perco.txn.prefetch import PrefetchOptions
-from perco.txn.records import Cellref, Lock
-from perco.txn.transaction import Snapshot
+from perco.txn.snapshot import Snapshot
 
-_CALLS_MAX: Final = 200_000  # of the store, in one run; a usual one makes a tenth of that
+_CALLS_MAX: Final = 200_000  # of the store, in one run; a usual run makes a tenth of that
 FAULTS: Final = tuple(
     fault.name for fault in (Fault.LOSE_REQUEST, Fault.LOSE_REPLY, Fault.DELAY, Fault.REPEAT, Fault.ECHO, Fault.FAIL)
 )
 _ONCE: Final = tuple(fault for fault in FAULTS if fault not in ("REPEAT", "ECHO"))
 CRASHES: Final = ("CRASH_BEFORE", "CRASH_AFTER")
-# What is sent. (Removing notify cells by itself is rare: it has own tests.)
+# The steps that are sent. (Removing notify cells by itself is rare: it has its own tests.)
 STEPS: Final = (
     *("one step", "prewrite", "commit", "roll forward", "marker", "rollback", "bound", "clock"),
     *("catalogue", "notify", "vacuum", "give up", "replay"),
 )
-# How often at least these meet something, and whether that is the death of who sent it.
+# The least rate of faults at these steps, and the rate at which their sender dies.
 _RARE: Final = {
     "roll forward": 0.3,
     "marker": 0.5,
@@ -60,6 +62,8 @@ _RARE: Final = {
     "give up": 0.1,
     "replay": 0.1,
 }
+LATE_S: Final = 0.5  # for how long a message to a bare store may be under way
+_BARE_OFTEN: Final = 0.5  # of the stores without groups, how many have no other capability either
 _RARELY_DIES: Final = {
     "catalogue": 0.05,
     "notify": 0.02,
@@ -71,14 +75,16 @@ _RARELY_DIES: Final = {
 
 
 def faults_of(step: str) -> tuple[str, ...]:
-    """What can befall a step: a commit in one step is handed to a tablet of the same process, once (C6)."""
+    """The faults that can hit a step. A one-step commit has fewer: it goes to a tablet of its process, once (C6)."""
     if step == "one step":
         return (*_ONCE, *CRASHES)
+    if step == "bound":  # an oracle in the process itself never gets its own echo
+        return (*(fault for fault in FAULTS if fault != "ECHO"), *CRASHES)
     return (*FAULTS, *CRASHES)
 
 
 def _bounded(store: LocalRowStore, calls: int) -> None:
-    """From so many calls on the store raises: virtual time does not pass for those who never sleep."""
+    """Make the store raise after so many calls: virtual time does not pass for a task that never sleeps."""
     left = calls
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,7 +102,7 @@ def _bounded(store: LocalRowStore, calls: int) -> None:
 
 
 class _Hasty(Fates):
-    """Takes the living for dead now and then, as others do when a lease runs out: safe, only slow (L2)."""
+    """Takes live transactions for dead now and then, as happens when a lease expires: safe, only slow (L2)."""
 
     __slots__ = ("_rate", "_rng", "broken")
 
@@ -123,7 +129,7 @@ def _step_of(mutation: Mutation) -> str:
 
 
 def _tell_apart(driver: Driver) -> None:
-    """What this driver sends while it settles another's lock is known as such."""
+    """Mark what this driver sends while it settles another transaction's lock."""
     right = driver.resolve
 
     async def resolve(cell: Cellref, start_ts: int, lock: Lock) -> int | None:
@@ -137,7 +143,7 @@ def _tell_apart(driver: Driver) -> None:
 
 
 class _Actor:
-    """A life of a process or of a coordinator: a network between it and the store, its death, its pauses."""
+    """A life of a process: the network between it and the store, its pauses, its death."""
 
     def __init__(self, run: Embedded, name: str) -> None:
         self.name, self._run = name, run
@@ -147,8 +153,9 @@ class _Actor:
         self.dies_at, self.dies_in = 1 << 40, ""
         self._sent = 0
         self._seen: Counter[str] = Counter()
-        self._befalls: dict[int, str] = {}  # by the identity of a mutation that is under way
-        store = FaultyRowStore(run.machine.store, self._fault, before=self._before, after=self._after)
+        self._befalls: dict[int, str] = {}  # faults, by the identity of a mutation in flight
+        rows = SingleRows(run.machine.store) if run.bare else run.machine.store
+        store = FaultyRowStore(rows, self._fault, before=self._before, after=self._after)
         store.looking, store.shuffle, store.late = self.step, self._noise.shuffle, run.late
         self.store = store
 
@@ -161,7 +168,7 @@ class _Actor:
         self.died.set()
 
     async def step(self) -> None:
-        """Time passes; one that is dead goes no further."""
+        """Let time pass; raise if the process is dead."""
         doing = program.get()
         rng = self._noise if doing is None else doing.delays
         if rng.random() < self._run.slow:
@@ -170,7 +177,7 @@ class _Actor:
             raise self.store.dead
 
     def name_of(self, kind: str, mutation: Mutation) -> str:
-        """What a step is called: whose, where, and how often it was made."""
+        """The name of a step: whose it is, where, and how often it was made."""
         row = mutation.rows[0][0].decode(errors="replace")
         name = f"{self.name}: {kind}"
         if mutation.table != SYSTEM_TABLE:
@@ -179,7 +186,7 @@ class _Actor:
         return f"{name} #{self._seen[name]}"
 
     def _chance(self, kind: str) -> str:
-        """What befalls a step."""
+        """Draw the fault of a step; "": none."""
         rng, run = self._chances, self._run
         if (self._sent >= self.dies_at and self.dies_in in ("", kind)) or rng.random() < _RARELY_DIES.get(kind, 0.0):
             return rng.choice(CRASHES)
@@ -187,7 +194,7 @@ class _Actor:
         if rng.random() >= max(run.rate, rare):
             return ""
         fault = rng.choice(_ONCE if kind == "one step" else FAULTS)
-        # An oracle in the process itself cannot meet its own echo, which it would take for a second oracle (O1).
+        # An oracle in the process itself never gets its own echo, which it would take for a second oracle (O1).
         return "LOSE_REPLY" if fault == "ECHO" and kind == "bound" else fault
 
     async def _before(self, mutation: Mutation) -> None:
@@ -206,6 +213,7 @@ class _Actor:
         what = self._befalls.get(id(mutation))
         if what is None or what == "CRASH_AFTER":
             return None
+        self._run.sent[id(mutation)] = trio.current_time()
         return Fault[self._befalls.pop(id(mutation))]
 
     async def _after(self, mutation: Mutation) -> None:
@@ -215,13 +223,18 @@ class _Actor:
 
 
 class Embedded(Run):
-    """One run."""
+    """One run of an embedded store."""
+
+    machine: Machine
+    bare: bool
 
     def __init__(self, plan: Plan, options: SimulationOptions) -> None:
         super().__init__(plan, options)
-        self.machine = Machine(self._world(late=False).schema, groups=self.groups)
+        self.bare = not self.groups and plan.random("bare").random() < _BARE_OFTEN
+        self.machine = Machine(self._world(late=False).schema, groups=self.groups, bare_s=LATE_S if self.bare else None)
         _bounded(self.machine.store, _CALLS_MAX)
-        self.late: list[Mutation] = []  # messages that arrive when they like
+        self.late: list[Mutation] = []  # messages that arrive at any time
+        self.sent: dict[int, float] = {}  # when, by their identity
 
     async def _processes(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -231,8 +244,8 @@ class Embedded(Run):
                 begins = self.plan.choose(f"life {name}", self._begins, trio.current_time())
                 await self._live("p0", name, late=begins == "late")
             nursery.cancel_scope.cancel()
-        for mutation in self.late:
-            await self.machine.store.apply([mutation])
+        while self.late:
+            await self._deliver(self.late.pop(0))
 
     @contextlib.asynccontextmanager
     async def _last(self, world: World, options: Options) -> AsyncIterator[tuple[Database, RowStore]]:
@@ -246,25 +259,25 @@ class Embedded(Run):
         return self.machine.locks()
 
     async def _live(self, process: str, name: str, *, late: bool) -> None:
-        """A process from its start to its death."""
+        """Run a process from its start to its death."""
         self.outcome.lives += 1
         self._jump(process, name)
         actor = _Actor(self, name)
         rng = actor.rng
-        actor.dies_at, actor.dies_in = rng.randint(5, 600), rng.choice((*STEPS[:5], ""))  # in "": wherever it is
+        actor.dies_at, actor.dies_in = rng.randint(5, 600), rng.choice((*STEPS[:5], ""))  # "": in any step
         registered = self.growth.registered
         naps = self.plan.noise(name, "naps") if "napping" in self.kinds else None
         failures = self.plan.noise(name, "failures") if "failing" in self.kinds else None
         grown = self.growth.of(name, self.outcome.committed, trio.current_time())
         world = self._world(late=late, naps=naps, failures=failures, grown=grown)
         self._renewed |= late
-        # A vacuum may be the first to meet the locks that others have left (G2).
+        # A vacuum may be the first to encounter the locks that others have left (G2).
         sweeps_at = rng.choice((0.0, 0.05, 0.2)) if self._vacuums else 0.0
         ahead = "mirrored" in self.kinds and rng.random() < 0.8
         options = Options(
             wall=self._wall(process),
             seed=rng.getrandbits(32),
-            oracle=OracleOptions(range_size=rng.choice((40, 300, 3000))),
+            oracle=OracleOptions(range_size=rng.choice((40, 300, 3000)), note_period_s=0.1),
             commit=CommitOptions(one_step=rng.random() < 0.6),
             prefetch=PrefetchOptions(cache=ahead, predict=ahead),
             backfill=BackfillOptions(share=1.0, page_rows=8),
@@ -272,17 +285,24 @@ class Embedded(Run):
         fates = _Hasty(self.plan.noise(name, "hasty"), self._hasty)
 
         def prepare(db: Database) -> None:
-            use(db, actor.store)
-            _tell_apart(db.driver)
-            db.oracle = db.driver.oracle = Oracle(actor.store, options.oracle, options.wall)
-            db.fates = db.driver.fates = fates
+            _tell_apart(inside(db).driver)
+            if not self.bare:  # else all goes through it from the beginning
+                use(db, actor.store)
+                inside(db).engine.oracle = inside(db).driver.oracle = Oracle(actor.store, options.oracle, options.wall)
+            inside(db).engine.fates = inside(db).driver.fates = fates
 
         try:
-            opened = self.machine.opened(options, sweeper=not sweeps_at, schema=world.schema, prepare=prepare)
+            opened = self.machine.opened(
+                options,
+                sweeper=not sweeps_at,
+                schema=world.schema,
+                prepare=prepare,
+                below=actor.store if self.bare else None,
+            )
             async with opened as db:
-                if self.growth.has_gone_back(registered, db.catalogue):
+                if self.growth.has_gone_back(registered, inside(db).catalogue):
                     self._problem(f"N10: the catalogue went back: version {registered} had been registered")
-                if self.growth.is_older(grown, db.catalogue):
+                if self.growth.is_older(grown, inside(db).catalogue):
                     await self._refuse(db)
                     return
                 self.growth.registered = max(self.growth.registered, grown)
@@ -292,9 +312,11 @@ class Embedded(Run):
         except SchemaMismatch:
             if grown >= self.growth.latest:
                 raise
-            self.growth.refused += 1  # a newer program was faster
+            self.growth.refused += 1  # a newer program came first
         self.outcome.mistaken += fates.broken
-        # What a process has queued for its own tablets, and its oracle, ends with it (C6).
+        if self.bare:
+            return
+        # What a process has queued for its own tablets, or its oracle, is lost with it (C6).
         ends = [m.table == SYSTEM_TABLE or kind_of(m) == "one step" for m in self.late]
         self.late[:] = [mutation for mutation, end in zip(self.late, ends, strict=True) if not end]
 
@@ -313,6 +335,7 @@ class Embedded(Run):
                     nursery.start_soon(self._vacuum, db, actor)
                 if sweeps_at:
                     nursery.start_soon(self._sweep_from, db, sweeps_at)
+                inside(db).background.start(local_owner(db).note_time, "clock")
                 before = 0
                 while not actor.died.is_set() and not self._over(actor, busy):
                     if trio.current_time() > TIME_MAX_S:
@@ -331,12 +354,18 @@ class Embedded(Run):
 
     async def _sweep_from(self, db: Database, seconds: float) -> None:
         await trio.sleep(seconds)
-        db.background.start(db.sweeper.run, "sweeper")
+        inside(db).background.start(local_owner(db).sweeper.run, "sweeper")
 
     async def _network(self, rng: random.Random) -> None:
-        """Old messages arrive, of the living and of the dead."""
+        """Deliver late messages, of live and dead processes."""
         while True:
             await trio.sleep(rng.choice((0.001, 0.01, 0.1)))
             if self.late:
-                self.outcome.late += 1
-                await self.machine.store.apply([self.late.pop(rng.randrange(len(self.late)))])
+                await self._deliver(self.late.pop(rng.randrange(len(self.late))))
+
+    async def _deliver(self, mutation: Mutation) -> None:
+        """Deliver a late message; one to a bare store is lost if it has been under way for too long."""
+        if self.bare and trio.current_time() >= self.sent[id(mutation)] + LATE_S:
+            return
+        self.outcome.late += 1
+        await self.machine.store.apply([mutation])

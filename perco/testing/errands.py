@@ -1,16 +1,16 @@
-"""What programs ask of a served store beside their transactions, now and then, and what must be true of the answers.
+"""What programs ask of a served store besides their transactions, and what must be true of the answers.
 
 pins     a pin reads the same as long as its lease lasts, whatever is collected meanwhile (T15)
-splits   a tablet is split while all goes on (P1 - P5)
-meters   rows that count up are written, and read by all, while one of their tablets is split, or is not (`meters.py`)
+splits   a tablet is split under traffic (P1 - P5)
+meters   rows that count up are written, and read by all, while one of their tablets may be split (`meters.py`)
 past     the store as of a moment ago: the total is what it always is
-waits    until all has been observed, or for a while (N7)
-looks    what tasks wait for, who has which tablets, what waits
-upkeep   a vacuum, a back-fill
-away     the owner is out of reach for a while, other servers are not: what was read before reads the same afterwards,
-         or not at all (R5, F3)
+waits    until everything has been observed, or for a while (N7)
+looks    what tasks wait for, which server has which tablets, which changes wait, the pins, the oracle's times
+upkeep   a vacuum, a backfill
+away     the owner is unreachable for a while, tablet servers are not: what was read before reads the same
+         afterwards, or not at all (R5, F3)
 
-Each life of a program has one of these that it does rather than the others.
+Each life of a program prefers one of these to the others.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ from typing import Any, Final
 
 import trio
 
+from perco.database.database import Database
+from perco.database.inside import inside
 from perco.errors import CommitUnknown, NotIdle, SnapshotTooOld, StoreError, TransientError, UsageError
-from perco.serve.database import RemoteDatabase
+from perco.serve.client import remote_owner
 from perco.testing.meters import ROWS, Meters
-from perco.testing.workloads import Clients, World, twin
-from perco.txn.transaction import Snapshot
+from perco.testing.workloads import Clients
+from perco.testing.world import World, twin
+from perco.txn.snapshot import Snapshot
 
 _EACH_LIFE: Final = 8  # errands
 _PAUSES_S: Final = (0.02, 0.1, 0.3)
 _SPLITS_MAX: Final = 12  # in a run
-_PINS: Final = ("hourly", "nightly")  # that all processes share
+_PINS: Final = ("hourly", "nightly")  # shared by all processes
 _LEASES_S: Final = (0.3, 3.0)
 _AWAY_S: Final = (0.5, 2.5, 3.0)
 _BACK_S: Final = 0.5
 _TRANSFERS: Final = 3  # at a time
 _FAILS: Final = (StoreError, TransientError, CommitUnknown, SnapshotTooOld, NotIdle, UsageError)
-_SHORT_S: Final = 0.01  # less than the long ones of the windows
+_SHORT_S: Final = 0.01  # shorter than the long delay windows
 _SCANNED_S: Final = 0.4
 _METERED_S: Final = (0.1, 0.3, 0.6)
 _LOOKS_S: Final = (0.1, 0.6, 2.0)
@@ -47,9 +50,9 @@ _LOOKS_S: Final = (0.1, 0.6, 2.0)
 
 @dataclass(slots=True)
 class Errand:
-    """Of one program. `cut_off`: keeps it from reaching the owner for so many seconds; `alive`: whether it is."""
+    """The errands of a program. `cut_off`: makes the owner unreachable for so many seconds; `alive`: whether it is."""
 
-    db: RemoteDatabase
+    db: Database
     world: World
     rng: Random
     cut_off: Callable[[float], None]
@@ -57,19 +60,22 @@ class Errand:
 
     @property
     def waits_in_windows(self) -> bool:
-        """Whether its reads wait, and snapshots do not keep what they have read."""
+        """Whether its reads wait in a delay window, and its snapshots do not cache what they have read."""
         return self.db.config.batch.window_s >= _SHORT_S and not self.db.config.prefetch.cache
 
 
 class Errands:
-    """Of all programs of a run. `pins`, `splits`: how many there were, to their end."""
+    """The errands of all programs of a run. `pins`, `splits`: how many were completed."""
+
+    pins: int
+    splits: int
 
     def __init__(self, clients: Clients, meters: Meters) -> None:
         self._clients, self._meters = clients, meters
         self.pins = self.splits = self._asked_splits = 0
 
     async def run(self, of: Errand) -> None:
-        """Of one program; until cancelled."""
+        """Run a few errands of one program."""
         acts: list[Callable[[Errand], Awaitable[None]]] = [
             *(self._pin, self._split, self._past, self._wait, self._look, self._upkeep, self._away, self._meter),
         ]
@@ -79,7 +85,7 @@ class Errands:
         for _ in range(_EACH_LIFE):
             await trio.sleep(of.rng.choice(_PAUSES_S))
             act = rather if of.rng.random() < 0.4 else of.rng.choice(acts)
-            # UsageError: another program has a pin of that name, and the like.
+            # UsageError: another program has a pin of that name, for example.
             with suppress(*_FAILS):
                 await act(of)
 
@@ -104,13 +110,13 @@ class Errands:
         world, rng = of.world, of.rng
         table = rng.choice([world.values.table, world.length.table, world.balance.table, world.balance.table])
         rows = ["a1", "a2", "a4", "a5"] if table is world.balance.table else [*world.keys[1::2], *map(twin, world.keys)]
-        key: Any = rng.choice(rows) if rng.random() < 0.8 else None  # its middle
+        key: Any = rng.choice(rows) if rng.random() < 0.8 else None  # None: in its middle
         async with trio.open_nursery() as nursery:
-            if table is world.balance.table:  # what is written while it is copied, and cut, is not lost
+            if table is world.balance.table:  # writes during the copy and the cut must not be lost
                 for _ in range(_TRANSFERS):
                     nursery.start_soon(self._transfer, of)
             with suppress(*_FAILS):
-                await of.db.split(table, key)  # there may be one already, or nothing to split
+                await of.db.split(table, key)  # it may be split there already, or have nothing to split
                 self.splits += 1
             nursery.cancel_scope.cancel()
 
@@ -135,20 +141,29 @@ class Errands:
 
     async def _past(self, of: Errand) -> None:
         db, rng = of.db, of.rng
-        if rng.random() < 0.2:  # it may not have come
-            async with db.snapshot(ts=db.oracle.last + rng.choice((0, 1, 5))) as snap:
+        if rng.random() < 0.2:  # that moment may not have come
+            async with db.snapshot(ts=inside(db).oracle.last + rng.choice((0, 1, 5))) as snap:
                 await self._clients.balances(snap, of.world)
             return
-        wall_s = db.oracle.wall_ms() / 1000 - rng.choice((0.0, 0.5, 2.0))  # that clock may have been set back
+        wall_s = inside(db).oracle.wall_ms() / 1000 - rng.choice((0.0, 0.5, 2.0))  # that clock may have been set back
         async with db.snapshot(at=datetime.fromtimestamp(wall_s, UTC)) as snap:
             await self._clients.balances(snap, of.world)
 
     async def _wait(self, of: Errand) -> None:
-        await of.db.wait_idle(timeout=0.3)  # or nobody here has one of the observers
+        await of.db.wait_idle(timeout=0.3)  # times out if no process runs one of the observers
 
     async def _look(self, of: Errand) -> None:
         db = of.db
-        await of.rng.choice((db.tasks, db.servers, db.waiting, db.pins, db.oracle.oldest, db._now))()
+        await of.rng.choice(
+            (
+                remote_owner(db).tasks,
+                remote_owner(db).servers,
+                db.waiting,
+                db.pins,
+                inside(db).oracle.oldest,
+                inside(db).owner.now,
+            )
+        )()
 
     async def _upkeep(self, of: Errand) -> None:
         await of.rng.choice((of.db.vacuum, of.db.backfill))()
@@ -159,7 +174,7 @@ class Errands:
             before = await snap.get_many(of.world.values, of.world.keys)
             of.cut_off(away_s)
             async with trio.open_nursery() as nursery:
-                # Some read waits in a window, or some scan for an answer, whenever the session ends.
+                # Whenever the session ends, some read waits in a window, or some scan for a reply.
                 if away_s > min(_AWAY_S) and of.waits_in_windows:
                     nursery.start_soon(self._read_on, of, snap, before, nursery)
                 elif away_s > min(_AWAY_S) and of.rng.random() < 0.3:
@@ -173,7 +188,7 @@ class Errands:
                 nursery.cancel_scope.cancel()
 
     async def _read_on(self, of: Errand, snap: Snapshot, before: dict[str, Any], nursery: trio.Nursery) -> None:
-        """Again and again, without waiting for answers."""
+        """Read repeatedly, without waiting for replies."""
 
         async def read() -> None:
             with trio.move_on_after(4 * _SHORT_S), suppress(*_FAILS):
@@ -184,7 +199,7 @@ class Errands:
             await trio.sleep(_SHORT_S)
 
     async def _scan_on(self, of: Errand, snap: Snapshot, before: dict[str, Any], nursery: trio.Nursery) -> None:
-        """The same, of a table's rows; another one begins when the one before has waited for a while."""
+        """Scan the table repeatedly; the next scan may begin while the previous one still waits."""
         values = of.world.values
 
         async def scan() -> None:

@@ -1,15 +1,19 @@
-"""A row store that loses, delays and repeats, and counts what it did: an injector must prove that it fired."""
+"""A row store that loses, delays and repeats mutations, and counts this: an injector must prove that it fired."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
-from typing import Final
+from typing import Final, cast
 
 import trio
 
+from perco.database.database import Database
+from perco.database.inside import inside
 from perco.errors import StoreFull
+from perco.protocol.records import is_bare, unpack_record
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import (
     FAILED_LIST,
     LOCK,
@@ -22,16 +26,15 @@ from perco.storage import (
     Failed,
     Mutation,
     NoReply,
+    OwnerStore,
     ReadRequest,
     RowCells,
     RowStore,
     ScanPage,
     ScanRequest,
+    Tablet,
     Verdict,
 )
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.client import Client
-from perco.txn.records import is_bare, unpack_record
 
 
 class Fault(Enum):
@@ -61,11 +64,11 @@ _OLD: Final = {(WRITE, True), (TRACE, True)}
 
 
 def kind_of(mutation: Mutation) -> str:
-    """Which step of the protocol it is.
+    """The step of the protocol that a mutation is.
 
-    prewrite, commit (or roll-forward), one step, marker, rollback; tidy: notify cells removed, notify: put, by
-    themselves; give up, replay: to the failed list and back; vacuum; of the system table: bound, catalogue, clock,
-    lease; other.
+    prewrite, commit (or roll-forward), one step, marker, rollback; tidy, notify: only removes, or only puts, notify
+    cells; give up, replay: to the failed list and back; vacuum; in the system table: bound, catalogue, clock, lease;
+    other.
     """
     if mutation.table == SYSTEM_TABLE:
         return _SYSTEM_STEPS.get(mutation.rows[0][0], "other")
@@ -95,7 +98,7 @@ def kind_of(mutation: Mutation) -> str:
 
 
 def start_ts_of(mutation: Mutation) -> int:
-    """Whose step it is, 0 where it is no transaction's."""
+    """The start timestamp of the transaction whose step it is; 0: of none."""
     for _, _, writes in mutation.rows:
         for group, column, ts, value in writes:
             if group in (*_LOCKS, ROLLBACK) or (group == TRACE and is_bare(column)):
@@ -106,13 +109,20 @@ def start_ts_of(mutation: Mutation) -> int:
 
 
 class FaultyRowStore:
-    """Every mutation is numbered from 0; `plan` says what becomes of it.
+    """A row store with faults. It numbers mutations from 0; `plan` chooses the fault of each.
 
-    `before`, if given, is awaited before each mutation is made, one after the other: a place to stop, and to be
-    cancelled: it was not sent. `after` likewise when it was made and not yet answered: no place to be cancelled (T10).
-    `looking` is awaited before each read and scan.
+    `before`, if given, is awaited before each mutation is made, one after the other: a task can be stopped there, or
+    cancelled, and then the mutation was not sent. `after` is awaited when the mutation was made, before its reply:
+    there a task cannot be cancelled (T10). `looking` is awaited before each read and scan.
     Attributes: `fired`, how often each fault did; `late`, what is still to come; `log`, the kinds of all mutations.
     """
+
+    plan: Callable[[Mutation, int], Fault | None]
+    before: Callable[[Mutation], Awaitable[None]] | None
+    after: Callable[[Mutation], Awaitable[None]] | None
+    looking: Callable[[], Awaitable[None]] | None
+
+    groups: bool
 
     def __init__(
         self,
@@ -133,6 +143,21 @@ class FaultyRowStore:
         self.read_error: Exception | None = None  # reads fail
         self.dead: Exception | None = None  # everything raises: the process is gone
         self._store = store
+
+    chaining = None
+    deferring = None
+    prompt = None
+
+    @property
+    def once(self) -> bool:
+        return self._store.once
+
+    def tablets_here(self) -> Sequence[Tablet]:
+        return self._store.tablets_here()
+
+    async def raise_floor(self, ts: int, *, wait: bool) -> None:
+        self._alive()
+        await cast(OwnerStore, self._store).raise_floor(ts, wait=wait)
 
     def locate(self, table: str, row: bytes) -> int:
         return self._store.locate(table, row)
@@ -221,14 +246,15 @@ class FaultyRowStore:
             raise self.dead
 
     async def deliver_late(self) -> int:
-        """What was delayed or is to be repeated arrives; returns how many."""
+        """Deliver the delayed and the repeated mutations; returns how many."""
         late, self.late = self.late, []
         for mutation in late:
             await self._make(mutation)
         return len(late)
 
 
-def use(client: Client, store: FaultyRowStore) -> FaultyRowStore:
-    """From now on the client's transactions go through this store."""
-    client.driver.store = client.driver.reads = store
+def use(db: Database, store: FaultyRowStore) -> FaultyRowStore:
+    """Make the client's transactions go through this store."""
+    driver = inside(db).driver
+    driver.store = driver.reads = store
     return store

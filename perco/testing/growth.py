@@ -1,25 +1,28 @@
-"""How the programs of a simulation grow: which version of an observer a process has that comes up (N3, N10).
+"""How the programs of a simulation grow: which version of an observer a new process has (N3, N10).
 
-At some time a program has an observer more, and later a higher version of it. Those that come up then have it; those
-that live go on with what they have; and now and then an older program is started again, and has to be refused.
+At some time the program gets one more observer, and later a higher version of it. Processes that come up from then on
+have it; live ones keep what they have. Now and then an older program is started again, and must be refused.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from perco.schema.catalogue import Catalogue
 from perco.testing.plan import Plan
-from perco.txn.catalogue import Catalogue
 
 GROWN: Final = "copy"  # the observer
 _OFTEN: Final = 0.4  # of the seeds
-_AGAIN: Final = 0.2  # of the lives that could be of a newer program: of the one before
+_AGAIN: Final = 0.2  # of the lives that could have the newest program have the one before
 _LATEST: Final = 2
 
 
 class Growth:
-    """Of one run, which ends after so many `commits`. `latest`: the highest version that any process has come up with;
-    0: none."""
+    """The growth in one run, which ends after so many `commits`. `latest`: the highest version that any process has
+    come up with; 0: none."""
+
+    active: bool
+    latest: int
 
     def __init__(self, plan: Plan, commits: int = 200) -> None:
         self._plan = plan
@@ -28,15 +31,15 @@ class Growth:
         first = rng.randint(15, 80)
         self._from = (first * commits // 200, (first + rng.randint(20, 80)) * commits // 200)
         self.latest = 0
-        self.registered = 0  # the highest that surely is in the catalogue
-        self.refused = 0  # older programs
+        self.registered = 0  # the highest version that is certainly in the catalogue
+        self.refused = 0  # how many older programs were
 
     def wanted(self, commits: int) -> bool:
         """Whether it is time for a newer program."""
         return self.active and sum(commits >= each for each in self._from) > self.latest
 
     def of(self, life: str, commits: int, now: float) -> int:
-        """The version that a process has which comes up now; 0: it does not have the observer."""
+        """The version that a process has if it comes up now; 0: it does not have the observer."""
         rng = self._plan.random(life, "growth")
 
         def chance() -> str:
@@ -49,11 +52,11 @@ class Growth:
         return version
 
     def has_gone_back(self, registered: int, catalogue: Catalogue) -> bool:
-        """Whether a catalogue has less than what had been registered before it was read."""
+        """Whether a catalogue has a lower version than was registered before it was read."""
         entry = catalogue.observers.get(GROWN)
         return registered > (entry.version if entry is not None else 0)
 
     def is_older(self, version: int, catalogue: Catalogue) -> bool:
-        """Whether a process that has it, and has read that catalogue, must not run observers any more."""
+        """Whether a process of this version that has read this catalogue must no longer run observers."""
         entry = catalogue.observers.get(GROWN)
         return entry is not None and 0 < version < entry.version

@@ -3,10 +3,11 @@
     {"id": 7, "client": "a", "begin": 0.10, "end": 0.12, "status": "ok",
      "ops": [["r", "x", []], ["a", "x", 3]]}
 
-`begin` and `end` are seconds of one clock; `status` is "ok", "fail" (surely not committed) or "unknown". Operations, in
-the order in which they were made: ["r", key, values] and ["a", key, value] on lists, ["r", key, value] and
-["w", key, value] on registers. Whatever is appended or written to a key is written once: so a reader tells by the value
-who wrote it. Keys and values are strings or whole numbers; null, as which an absent register reads, is not written.
+`begin` and `end` are seconds of one clock; `status` is "ok", "fail" (certainly not committed) or "unknown". Operations,
+in the order in which they were made: ["r", key, values] and ["a", key, value] on lists, ["r", key, value] and
+["w", key, value] on registers. A value is appended or written to a key only once: so the value that is read tells which
+transaction wrote it. Keys and values are strings or whole numbers; null, the value of an absent register, is not
+written.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import IO, Any, Final
 
 import trio
 
+from perco.database.database import Database
 from perco.errors import UsageError
-from perco.notify.database import Database
-from perco.txn.reads import Isolation
+from perco.protocol.reads import Isolation
 from perco.txn.transaction import Transaction as Running
 
 OK: Final = "ok"
@@ -39,7 +40,7 @@ Op = tuple[str, Key, Any]
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """One transaction of a history; a retry is one of its own."""
+    """One transaction of a history; a retry is another one."""
 
     id: int
     client: str
@@ -49,7 +50,7 @@ class Transaction:
     ops: tuple[Op, ...]
 
     def line(self) -> str:
-        """As a line of a file."""
+        """The transaction as a line of a file."""
         return json.dumps(
             {
                 "id": self.id,
@@ -65,31 +66,31 @@ class Transaction:
 
 @dataclass(slots=True)
 class Ops:
-    """What one transaction does, told by the one who does it."""
+    """The operations of one transaction, as its caller reports them."""
 
     made: list[Op] = field(default_factory=list)
 
     def read(self, key: Key, value: Any) -> None:
-        """It read a list (as a sequence, [] for an absent one) or a register (None for an absent one)."""
+        """Note that it read a list (as a sequence, [] for an absent one) or a register (None for an absent one)."""
         self._note("r", key, list(value) if isinstance(value, tuple | list) else value)
 
     def append(self, key: Key, value: Any) -> None:
-        """It will have appended a value to a list, if it commits."""
+        """Note that it appends a value to a list, if it commits."""
         self._note("a", key, value)
 
     def write(self, key: Key, value: Any) -> None:
-        """It will have written a register, if it commits."""
+        """Note that it writes a register, if it commits."""
         self._note("w", key, value)
 
     def _note(self, kind: str, key: Key, value: Any) -> None:
         wrong = _wrong(kind, key, value)
         if wrong:
-            raise UsageError(wrong)  # here, and not when it has committed
+            raise UsageError(wrong)  # here, rather than after the commit
         self.made.append((kind, key, value))
 
 
 class Recorder:
-    """Collects a history, and writes it down line by line if it was given a file."""
+    """Collects a history, and writes it to a file, line by line, if it has one."""
 
     def __init__(self, file: IO[str] | None) -> None:
         self._file = file
@@ -100,9 +101,9 @@ class Recorder:
     async def transaction(
         self, db: Database, client: str, *, isolation: Isolation | None = None
     ) -> AsyncIterator[tuple[Running, Ops]]:
-        """One try of a transaction, recorded: `async with recorder.transaction(db, "a") as (txn, ops): ...`.
+        """Record one attempt of a transaction: `async with recorder.transaction(db, "a") as (txn, ops): ...`.
 
-        What it reads and writes is told to `ops` by the body. Raises what `db.transaction()` raises.
+        The body reports to `ops` what it reads and writes. Raises what `db.transaction()` raises.
         """
         ops, begin = Ops(), trio.current_time()
         txn: Running | None = None
@@ -141,7 +142,7 @@ class record:
 
 
 def load(lines: Iterable[str]) -> Iterator[Transaction]:
-    """Transactions of a file's lines.
+    """The transactions in a file's lines.
 
     Raises: UsageError with the number of the line that is not one.
     """
@@ -166,7 +167,7 @@ def load(lines: Iterable[str]) -> Iterator[Transaction]:
 
 
 def verify(one: Transaction, where: str) -> None:
-    """Raises UsageError, which begins with `where`, for what is not a transaction of a history."""
+    """Raises UsageError, which begins with `where`, if it cannot be a transaction of a history."""
     if type(one.id) is not int:
         raise UsageError(f"{where}: id {one.id!r}; it is a whole number")
     if one.status not in (OK, FAIL, UNKNOWN):
@@ -180,7 +181,7 @@ def verify(one: Transaction, where: str) -> None:
 
 
 def _wrong(kind: object, key: object, value: object) -> str:
-    """What is wrong with an operation, if anything. True and 1.0 are not 1: Python takes them for the same."""
+    """What is wrong with an operation; "": nothing. True and 1.0 are wrong, though they equal 1 in Python."""
     if kind not in ("r", "a", "w") or type(key) not in (str, int):
         return f"{[kind, key, value]!r} is not an operation: r, a or w, a key (a string or whole number), and a value"
     if kind == "r":

@@ -1,19 +1,20 @@
 """Is a history snapshot isolation? Pure.
 
-Every transaction has two moments, its start and its commit; between them nothing of others becomes visible to it. A
+Every transaction has two moments, its start and its commit; between them no writes of others become visible to it. A
 history is (strong) snapshot isolation if all these moments can be put in one order:
 
     start(a)  before commit(a)
     commit(a) before start(b)    b overwrote (ww) or read (wr) what a wrote; or a had ended when b began (rt)
     start(a)  before commit(b)   b overwrote what a read (rw): a did not see it
 
-So the history is one if and only if the graph of these has no cycle. A cycle is found by strongly connected components,
-in linear time, and the shortest of a component is named after Adya and Elle by the kinds of its edges. The order of a
-list's versions is that of its longest read; registers tell theirs by transactions that read before they wrote, and by
-real time: of blind writes that overlap the order is unknown, and what would follow from it is not found. Two rw edges
-in a row close no cycle here (write skew is allowed); for `serializable` every cycle counts.
+So a history is snapshot isolation if and only if the graph of these edges has no cycle. The strongly connected
+components, found in linear time, show whether there is one; the shortest cycle of each is named after Adya and Elle, by
+the kinds of its edges. A list's longest read gives the order of its versions. For registers, transactions that read
+before they wrote, and real time, give it: the order of blind writes that overlap is unknown, and anomalies that depend
+on it are not found. Two rw edges in a row close no cycle here (write skew is allowed); for `serializable` every cycle
+counts.
 
-What was appended last to a list and never read has no known place: let a history end with reads of all keys.
+The place of a value that was appended to a list and never read is unknown: let a history end with reads of all keys.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from perco.errors import UsageError
 from perco.testing.history import FAIL, OK, UNKNOWN, Key, Transaction, verify
 
 ANOMALIES_MAX: Final = 20
-_FOLLOWED_MAX: Final = 64  # versions that may come next to one, and are followed; more is a heap of lost updates
+_FOLLOWED_MAX: Final = 64  # possible next versions that are followed; more are a heap of lost updates
 _BUDGET: Final = 3_000_000  # edges that the search for the shortest cycle of one component may follow
 
 
@@ -45,7 +46,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """What is wrong: a name, the ids of the transactions, a sentence, and the cycle if it is one."""
+    """An anomaly: its name, the ids of the transactions, a sentence, and the cycle if it is one."""
 
     name: str
     transactions: tuple[int, ...]
@@ -68,11 +69,11 @@ class Report:
 
 
 def check(history: Iterable[Transaction], *, serializable: bool = False, real_time: bool = True) -> Report:
-    """Decide snapshot isolation, or with `serializable` that too.
+    """Decide whether a history is snapshot isolation, with `serializable` also whether it is serializable.
 
     Args:
         history: transactions that append to lists, or read and write registers; every value is written once to a key.
-        real_time: whether a transaction has to see what had ended before it began.
+        real_time: whether a transaction must see what had ended before it began.
 
     Raises: UsageError for a history that cannot be decided: a value written twice, a key used in both ways.
     """
@@ -131,7 +132,7 @@ class _Search:
                     self.writers[key][last[key]] = (one, False)
                 last[key] = value
                 self.writers[key][value] = (one, True)
-        # What ended unknown has committed if anybody has seen any of it; what nobody has seen does not matter.
+        # A transaction of unknown outcome has committed if another read any of its writes; else it does not matter.
         for one in self.all:
             if one.status == OK or (
                 one.status == UNKNOWN and any((key, value) in seen for kind, key, value in one.ops if kind != "r")
@@ -141,7 +142,7 @@ class _Search:
     # ------------------------------------------------------------ what each transaction saw
 
     def read_all(self) -> None:
-        """Own writes, repeated reads, and values that nobody should have seen."""
+        """Check reads of own writes, repeated reads, and values that should not have been visible."""
         for one in self.all:
             if one.id in self.committed:
                 self._read_one(one)
@@ -177,14 +178,14 @@ class _Search:
                 self.reads[key].append((one, before))
 
     def _is_sound(self, one: Transaction, key: Key, before: Any) -> bool:
-        """Whether all that was read was written by somebody who committed it, and read when he was done with it."""
+        """Whether all that was read was written by transactions that committed, and the last value is a final one."""
         found = before if isinstance(before, list) else [] if before is None else [before]
         writers = self.writers.get(key, {})
         sound = True
         for value in found:
             writer, _ = writers.get(value, (None, True))
             if writer is None:
-                self._note("garbage read", [one], f"{one.id} read {value!r} of {key!r}, which nobody wrote")
+                self._note("garbage read", [one], f"{one.id} read {value!r} of {key!r}, which no transaction wrote")
                 sound = False
             elif writer.status == FAIL:
                 text = f"{one.id} read {value!r} of {key!r}, which {writer.id} wrote and did not commit"
@@ -272,7 +273,7 @@ class _Search:
                 self._edge(one, "rw", key, other)
 
     def _find_lost(self, key: Key, unread: Sequence[Transaction]) -> None:
-        """Two that read the same list and appended to it, neither of which anybody has read: in whatever order."""
+        """Find lost updates among unread appends: two transactions that read the same list and both appended to it."""
         wrote = {one.id for one in unread}
         first: dict[tuple[Any, ...], Transaction] = {}
         for one, before in self.reads[key]:
@@ -302,7 +303,7 @@ class _Search:
             self._find(_Order(self), told)
 
     def _find(self, graph: _Graph, told: set[int]) -> None:
-        """Name a shortest cycle of each component, unless its transactions have been told of already."""
+        """Name a shortest cycle of each component, unless one of its transactions has been reported already."""
         for component in graph.components():
             if len(self.anomalies) >= ANOMALIES_MAX:
                 return
@@ -353,7 +354,7 @@ def _short(value: Any) -> str:
 
 
 def _next_in_time(writers: Sequence[Transaction], first: int) -> Iterable[Transaction]:
-    """Of writers in the order of their beginnings, from a place on: those that no other of them surely came before."""
+    """The writers, sorted by their beginnings, from index `first` on that no other of these certainly precedes."""
     first_end = float("inf")
     for i in range(first, len(writers)):
         one = writers[i]
@@ -364,7 +365,7 @@ def _next_in_time(writers: Sequence[Transaction], first: int) -> Iterable[Transa
 
 
 def _end(one: Transaction) -> float:
-    """When it had surely committed: what ended unknown may do so later."""
+    """When it had certainly committed; a transaction of unknown outcome may still commit later."""
     return one.end if one.status == OK else float("inf")
 
 
@@ -430,7 +431,7 @@ class _Graph:
         return found
 
     def shortest_cycle(self, component: Sequence[int]) -> list[Edge]:
-        """The shortest of a component; of a very large one, the shortest found within the budget."""
+        """The shortest cycle of a component; of a very large one, the shortest found within the budget."""
         inside = set(component)
         best: list[tuple[int, int, Edge | None]] = []
         least = len(inside) + 1
@@ -476,7 +477,7 @@ class _Graph:
 
 
 class _Moments(_Graph):
-    """Two nodes for each committed transaction, start and commit; for real time a chain of the moments in between."""
+    """Two nodes for each committed transaction, start and commit; for real time, also a chain of the ends."""
 
     def __init__(self, search: _Search, *, real_time: bool) -> None:
         self._ones = [one for one in search.all if one.id in search.committed]
@@ -504,11 +505,11 @@ class _Moments(_Graph):
                 self.add(self._chain + at, number[one.id], 0, None)
 
     def edges_of(self, steps: Sequence[tuple[int, int, Edge | None]]) -> list[Edge]:
-        """Steps through the chain of real time become one edge, from who had ended to who began."""
+        """Make steps through the chain of ends one edge, from the transaction that ended to the one that began."""
         found: list[Edge] = []
-        at = steps[-1][0]  # where the first step leaves from
+        at = steps[-1][0]  # where the first step begins
         turn = 0
-        if at >= self._chain:  # begin where the chain is left
+        if at >= self._chain:  # begin with the first step after the chain
             turn = next(i for i, step in enumerate(steps) if step[0] < self._chain) + 1
             at = steps[turn - 1][0]
             steps = (*steps[turn:], *steps[:turn])
@@ -526,7 +527,7 @@ class _Moments(_Graph):
 
 
 class _Order(_Graph):
-    """One node for each committed transaction: serializable if it has no cycle."""
+    """One node for each committed transaction; the history is serializable if there is no cycle."""
 
     def __init__(self, search: _Search) -> None:
         ids = sorted(search.committed)

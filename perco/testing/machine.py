@@ -9,23 +9,36 @@ from dataclasses import replace
 import trio
 import trio.testing
 
-from perco.notify.database import Database
-from perco.storage import LOCK, PENDING, SHARED, BatchOptions, LmdbOptions, LocalRowStore
+from perco.database.database import Database
+from perco.database.inside import inside, local_owner
+from perco.database.making import make
+from perco.database.options import Options
+from perco.schema.schema import Schema
+from perco.storage import LOCK, PENDING, SHARED, BatchOptions, LmdbOptions, LocalRowStore, RowStore
+from perco.tablets.backend import Backend
+from perco.tablets.local import LocalStore
+from perco.testing.bare import BareStore
 from perco.testing.faults import FaultyRowStore, use
-from perco.txn.client import Options
-from perco.txn.local import LocalStore
-from perco.txn.schema import Schema
 
 
 class CrashedError(Exception):
-    """What a client meets that is to be thought of as dead."""
+    """The error that a client gets when it is to count as dead."""
 
 
 class Machine:
-    """Holds the store; `opened` is a process that opens it, `crash` what ends one."""
+    """Holds the store; `opened` is a process that opens it, `crashing` one that dies.
 
-    def __init__(self, schema: Schema, *, groups: bool = True, one_step: bool = True) -> None:
-        self.schema, self._one_step = schema, one_step
+    Args:
+        groups: whether the store has groups.
+        bare_s: it has no capability at all (`bare.py`), and messages to it are under way for at most so many seconds.
+    """
+
+    schema: Schema
+
+    def __init__(
+        self, schema: Schema, *, groups: bool = True, one_step: bool = True, bare_s: float | None = None
+    ) -> None:
+        self.schema, self._one_step, self._bare_s = schema, one_step, bare_s
         self._local = LocalStore(
             "memory:",
             durable=True,
@@ -41,9 +54,13 @@ class Machine:
         return self._local.store
 
     def locks(self) -> int:
-        """How many locks stand, in any table, shared ones and pending entries included."""
+        """How many locks there are in all tables, read locks and pending entries included."""
         groups = (LOCK, SHARED, PENDING)
         return sum(tablet.entries(group) for tablet in self.store.tablets() for group in groups)
+
+    def _backend(self, below: RowStore | None) -> Backend:
+        """What a process that opens the store has of it."""
+        return self._local if self._bare_s is None else BareStore(self._local, below, late_s=self._bare_s)
 
     @asynccontextmanager
     async def opened(
@@ -53,33 +70,37 @@ class Machine:
         sweeper: bool = False,
         schema: Schema | None = None,
         prepare: Callable[[Database], None] = lambda db: None,
+        below: RowStore | None = None,
     ) -> AsyncIterator[Database]:
-        """A database on the store, as after a restart. Ends what it runs, and leaves the store.
+        """Open a database on the store, as after a restart. At the end, stop its tasks and keep the store.
 
-        `schema`: another than the machine's. `prepare` may change the database before it does anything.
+        Args:
+            schema: one to use in place of the machine's.
+            prepare: may change the database before it does anything.
+            below: what all calls of a bare store go through.
         """
         options = options or Options()
         if not self._one_step:
             options = replace(options, commit=replace(options.commit, one_step=False))
-        db = Database(self._local, schema or self.schema, options)
+        db = make(self._backend(below), schema or self.schema, options)
         prepare(db)
         try:
-            await db.oracle.start()
-            await db.declare()
+            await inside(db).oracle.start()
+            await local_owner(db).declare()
             if sweeper:
-                db.background.start(db.sweeper.run, "sweeper")
+                inside(db).background.start(local_owner(db).sweeper.run, "sweeper")
             yield db
-            assert not db.driver.damaged, db.driver.damaged
+            assert not inside(db).driver.damaged, inside(db).driver.damaged
         finally:
-            await db.background.aclose()
+            await inside(db).background.aclose()
 
     @asynccontextmanager
     async def crashing(
         self, number: int, *, made: bool, options: Options | None = None
     ) -> AsyncIterator[tuple[Database, FaultyRowStore]]:
-        """A database whose process dies at its mutation of that number, made or not."""
+        """Open a database whose process dies at the mutation of that number, after making it (`made`) or before."""
         async with self.opened(options) as db:
-            store = FaultyRowStore(db.driver.store)
+            store = FaultyRowStore(inside(db).driver.store)
 
             async def die(_: object) -> None:
                 if len(store.log) == number + made:
@@ -91,7 +112,7 @@ class Machine:
     async def swept(self) -> int:
         """Open it with a sweeper, and wait until no lock is left; returns how many it settled."""
         async with self.opened(sweeper=True) as db:
-            while not db.sweeper.clean:
+            while not local_owner(db).sweeper.clean:
                 await trio.testing.wait_all_tasks_blocked()
-            assert not db.driver.damaged, db.driver.damaged
-            return db.sweeper.settled
+            assert not inside(db).driver.damaged, inside(db).driver.damaged
+            return local_owner(db).sweeper.settled

@@ -1,11 +1,11 @@
 """Rows that count up, each written by one program at a time, and read by all: every read has one right answer.
 
 T9, C4  A read at a timestamp shows the newest value that was committed up to it, and none from after it.
-O2      What begins after a commit was answered, in whatever process, has a higher timestamp.
-T1, P1  A value whose commit was answered is there for good: nothing that splits, dies or is collected loses it.
+O2      A transaction that begins after a commit was answered, in any process, has a higher timestamp.
+T1, P1  A value whose commit was answered is never lost, whatever is split, dies or is collected.
 
-A writer reads its row and writes the next number, so values grow with their timestamps, also those of commits whose
-answer was lost. Programs share what they know of the rows, as no messages of the run do.
+A writer reads its row and writes the next number, so values grow with their timestamps, even if a commit's reply was
+lost. Programs share what they know of the rows without messages of the run.
 """
 
 from __future__ import annotations
@@ -19,22 +19,26 @@ from typing import Final
 
 import trio
 
+from perco.database.database import Database
 from perco.errors import CommitUnknown, SnapshotTooOld, StoreError, TransientError
-from perco.serve.database import RemoteDatabase
-from perco.testing.workloads import Clients, World
-from perco.txn.transaction import Snapshot
+from perco.testing.workloads import Clients
+from perco.testing.world import World
+from perco.txn.snapshot import Snapshot
 
 ROWS: Final = [f"m{i}" for i in range(8)]
 _WRITERS: Final = 3
 _READERS: Final = 3
 _SCANS: Final = 0.2  # of the reads
-_READS_MAX: Final = 64  # of a row, that are looked at again when a value becomes known
+_READS_MAX: Final = 64  # of a row, that are checked again when a value becomes known
 _PAUSES_S: Final = (0.0, 0.0, 0.002)
 _FAILS: Final = (StoreError, TransientError, CommitUnknown, SnapshotTooOld)
 
 
 class Meters:
-    """Of all programs of a run. `values`: how many commits were answered; `reads`: how many were looked at."""
+    """The meters of all programs of a run. `values`: how many commits were answered; `reads`: how many were checked."""
+
+    reads: int
+    values: int
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -43,8 +47,8 @@ class Meters:
         self._writers: dict[str, Callable[[], bool]] = {}  # whether the program that has a row is alive
         self.values = self.reads = 0
 
-    async def run(self, db: RemoteDatabase, world: World, rng: Random, alive: Callable[[], bool]) -> None:
-        """Write some rows that nobody else writes, and read any; until cancelled."""
+    async def run(self, db: Database, world: World, rng: Random, alive: Callable[[], bool]) -> None:
+        """Write some rows that no other program writes, and read any, until cancelled."""
         free = [row for row in ROWS if row not in self._writers or not self._writers[row]()]
         mine = rng.sample(free, min(_WRITERS, len(free)))
         self._writers.update(dict.fromkeys(mine, alive))
@@ -58,7 +62,7 @@ class Meters:
             for row in mine:
                 del self._writers[row]
 
-    async def _write(self, db: RemoteDatabase, world: World, rng: Random, row: str) -> None:
+    async def _write(self, db: Database, world: World, rng: Random, row: str) -> None:
         assert world.meter is not None
         while True:
             with suppress(*_FAILS):
@@ -68,7 +72,7 @@ class Meters:
                 self._committed(row, txn.commit_ts, value)
             await trio.sleep(rng.choice(_PAUSES_S))
 
-    async def _read(self, db: RemoteDatabase, world: World, rng: Random) -> None:
+    async def _read(self, db: Database, world: World, rng: Random) -> None:
         while True:
             with suppress(*_FAILS):
                 before = self._clients.answered
@@ -110,5 +114,5 @@ class Meters:
             self._clients.problem(f"T9: at {start_ts} meter {row} was {seen}; that was committed at {known[at][0]}")
 
     async def verify(self, snap: Snapshot, world: World) -> None:
-        """At rest: what was answered is there."""
+        """Check, at rest, that all answered commits are there."""
         await self._look_at_all(snap, world)

@@ -1,19 +1,19 @@
-"""Connections between the processes of a simulation, over which what is sent meets faults, message by message.
+"""Connections between the processes of a simulation, with faults that hit one message each.
 
-A connection carries the product's bytes. The network reads along, to know which call, answer or greeting they are, and
-asks its run what befalls each: a fault is one of a message, and is counted so.
+A connection carries the product's bytes. The network decodes them, to know which call, answer or greeting they are, and
+asks its run which fault hits each message; faults are counted by message.
 
     SLOW             it arrives later, and so does what follows it
     LOSE             the connection breaks, and it never arrives
-    CUT              the same, in the middle of it: some of its bytes arrive
-    LATE             its sender finds the connection broken; it arrives all the same, and is the last that does
-    DEAF             nothing arrives in this direction any more, and nobody is told (a half-open connection)
+    CUT              the connection breaks in the middle of it: some of its bytes arrive
+    LATE             its sender finds the connection broken; it arrives all the same, as the last message
+    DEAF             nothing arrives in this direction any more, without an error (a half-open connection)
     SENDER_DIES      before it leaves
-    RECEIVER_DIES    when it has arrived, before anybody has read it
+    RECEIVER_DIES    when it has arrived, before the receiver has read it
     SENDER_STOPS     before it leaves, for a while
 
-Between two processes of one host that hold the ends of a pair of sockets, nothing is lost while both live: there a
-message that is cut is one in the middle of which its sender died.
+Between two processes of one host that hold the ends of a socket pair, nothing is lost while both live: there, CUT means
+that the sender died in the middle of the message.
 """
 
 from __future__ import annotations
@@ -46,35 +46,35 @@ PUSHES: Final = {
     TASKS_ASKED: "TASKS_ASKED",
 }
 _HEARTBEAT: Final = "heartbeat"
-_PIECE_MAX: Final = 200  # bytes, where what arrives comes in pieces
+_PIECE_MAX: Final = 200  # bytes, if data arrives in pieces
 
 
 class Message(NamedTuple):
-    """What is being sent. `step`: the name of the call, `... answer`, of what is pushed; `arguments`: of a call that
-    changes rows, else None."""
+    """A message that is being sent. `step`: the name of a call, `... answer`, or the name of a push; `arguments`: of a
+    call that changes rows, else None."""
 
     sender: Process
     receiver: Process
     step: str
     arguments: Any
-    faults: tuple[str, ...]  # that can befall it
+    faults: tuple[str, ...]  # that can hit it
 
 
 class Befalls(Protocol):
-    """Who decides."""
+    """Decides which faults hit messages and connections."""
 
-    rng: Random  # for what is only noise
+    rng: Random  # for noise only
 
     def message(self, message: Message) -> str:
-        """What befalls it: "", or a fault and, of those that last, for how many seconds."""
+        """Choose "", or a fault with its argument, if any: seconds, or for CUT the share of bytes that arrives."""
         ...
 
     def connection(self, process: Process, to: str) -> str:
-        """ "", "REFUSED", or "HANGS": it takes for ever."""
+        """Choose "", "REFUSED", or "HANGS" (for ever)."""
         ...
 
     def delay_s(self, *processes: Process) -> float:
-        """How long bytes take between these."""
+        """How long bytes take between these processes."""
         ...
 
 
@@ -84,11 +84,11 @@ class _Way:
     def __init__(self) -> None:
         self.coming: deque[tuple[float, bytes, bool]] = deque()  # when, what, and whether it may come in pieces
         self.not_before = 0.0  # bytes stay in order
-        self.ended = self.broken = False  # after what is coming: nothing more; an error
+        self.ended = self.broken = False  # after `coming`: no more bytes; an error
         self.deaf = False
         self.wake = trio.Event()
-        self.rest = b""  # of a piece that was longer than was asked for
-        self.in_pieces = False  # may it be
+        self.rest = b""  # of a piece that was longer than the caller asked for
+        self.in_pieces = False  # whether `rest` may be
 
     def woken(self) -> None:
         self.wake.set()
@@ -96,25 +96,33 @@ class _Way:
 
 
 class _Connection:
-    """Two ends, 0 of whoever connected."""
+    """A connection; end 0 is that of the process that connected."""
+
+    network: Network
+    processes: tuple[Process, Process]
+    local: bool
+    ways: tuple[_Way, _Way]
+    greeted: list[bool]
+    ends: tuple[Stream, Stream]
+    cut_off: list[bool]
 
     def __init__(self, network: Network, processes: tuple[Process, Process], *, local: bool) -> None:
         self.network, self.processes, self.local = network, processes, local
         self.ways = (_Way(), _Way())  # ways[i]: to end i
-        self.cut_off = [False, False]  # an end that finds the connection broken when it sends
-        self.methods: dict[int, str] = {}  # of calls that are under way
+        self.cut_off = [False, False]  # whether an end finds the connection broken when it sends
+        self.methods: dict[int, str] = {}  # of calls in flight
         self.greeted = [False, False]
         self.ends = (Stream(self, 0), Stream(self, 1))
 
     def end(self, *, broken: bool) -> None:
-        """Both sides find it ended, as soon as what is on its way has arrived."""
+        """End it for both sides, once the bytes in flight have arrived."""
         for way in self.ways:
             way.ended, way.broken = True, way.broken or broken
             way.woken()
         self.cut_off = [True, True]
 
     def process_died(self, end: int, *, told: bool) -> None:
-        """Its kernel tells the other side, or not: the whole machine has gone."""
+        """The process at an end died. Its kernel tells the other side, unless the whole machine is gone."""
         if told:
             self.ways[1 - end].ended = True
             self.ways[1 - end].woken()
@@ -123,7 +131,7 @@ class _Connection:
             self.ways[end].deaf = True
 
     def steps(self, end: int, data: bytes) -> list[tuple[str, Any]]:
-        """Which messages a frame has that an end sends."""
+        """The messages in a frame that an end sends."""
         if not self.greeted[end]:
             self.greeted[end] = True
             return [("WELCOME" if end else "HELLO", None)]
@@ -167,7 +175,7 @@ class Stream(trio.abc.Stream):
         if len(data) > HEAD_BYTES:
             faults = LOCAL_FAULTS if connection.local else FAULTS
             for step, arguments in connection.steps(end, data):
-                in_pieces &= not step.startswith("TASKS")  # how long it is depends on the numbers of real processes
+                in_pieces &= not step.startswith("TASKS")  # its length depends on real process ids
                 fault, _, more = network.befalls.message(Message(sender, receiver, step, arguments, faults)).partition(
                     " "
                 )
@@ -178,7 +186,7 @@ class Stream(trio.abc.Stream):
         elif fault == SENDER_STOPS:
             network.processes.stop_for(sender, float(more))
         if fault in (SENDER_DIES, SENDER_STOPS):
-            await trio.lowlevel.checkpoint()  # of the dead nothing goes on here
+            await trio.lowlevel.checkpoint()  # a dead sender never continues from here
             self._check()
         if fault == DEAF:
             self._out.deaf = True
@@ -218,7 +226,7 @@ class Stream(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         way, rng = self._in, self._connection.network.befalls.rng
-        waited = False  # or it is a checkpoint of its own: half of a run's steps are made here
+        waited = False  # else it passes one checkpoint: half of a run's steps are made here
         while True:
             arrived = way.rest or (way.coming and not way.deaf and way.coming[0][0] <= trio.current_time())
             over = way.ended and not way.coming
@@ -258,16 +266,20 @@ class Stream(trio.abc.Stream):
 
 
 class Network:
-    """All connections. `in_pieces`: how much of what arrives comes in pieces."""
+    """All connections. `in_pieces`: the share of data that arrives in pieces."""
+
+    processes: Processes
+    befalls: Befalls
+    in_pieces: float
 
     def __init__(self, processes: Processes, befalls: Befalls, in_pieces: float) -> None:
         self.processes, self.befalls, self.in_pieces = processes, befalls, in_pieces
         self._listening: dict[str, tuple[Process, Callable[[trio.abc.Stream], Awaitable[None]]]] = {}
         self._connections: dict[Process, list[tuple[_Connection, int]]] = {}
-        self._away: dict[Process, tuple[str, float]] = {}  # who does not reach whom, until when
+        self._away: dict[Process, tuple[str, float]] = {}  # the name that a process cannot reach, until when
 
     def listen(self, name: str, serve: Callable[[trio.abc.Stream], Awaitable[None]]) -> Callable[[], None]:
-        """The current process serves there, each connection in a task; returns what ends that."""
+        """Let the current process serve there, each connection in a task; returns a function that ends this."""
         process = current()
         self._listening[name] = process, serve
 
@@ -287,14 +299,14 @@ class Network:
         if away == name and trio.current_time() < until:
             what = "REFUSED"
         if what == "REFUSED" or name not in self._listening or process.dead:
-            raise ConnectionRefusedError(f"nobody serves at {name}")
+            raise ConnectionRefusedError(f"no process serves at {name}")
         server, serve = self._listening[name]
         ours, theirs = self.pair(process, server)
         self.processes.spawn_in(server, lambda: serve(theirs))
         return ours
 
     def cut_off(self, process: Process, name: str, seconds: float) -> None:
-        """For so long it reaches nobody there."""
+        """Break a process's connections to a name, and refuse new ones for so many seconds."""
         self._away[process] = name, trio.current_time() + seconds
         there = self._listening.get(name, (None,))[0]
         for connection, end in self._connections.get(process, ()):
@@ -302,7 +314,7 @@ class Network:
                 connection.end(broken=True)
 
     def pair(self, one: Process, other: Process, *, local: bool = False) -> tuple[Stream, Stream]:
-        """The ends of a new connection between two processes; `local`: of one host."""
+        """The ends of a new connection between two processes; `local`: on one host."""
         connection = _Connection(self, (one, other), local=local)
         for end, process in enumerate((one, other)):
             if process not in self._connections:

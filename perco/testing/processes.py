@@ -1,12 +1,12 @@
-"""Processes in one event loop, which can be stopped (SIGSTOP), let go on (SIGCONT) and killed (SIGKILL).
+"""Processes in one event loop, which can be stopped (SIGSTOP), continued (SIGCONT) and killed (SIGKILL).
 
-Every task belongs to the process whose task started it. While a process is stopped none of its tasks takes a step,
-whatever it waits for: what wakes them is kept until it goes on, as the kernel keeps it for a real process. A killed
-process never takes a step again, so no `finally` of it runs while the others live: it tells nobody that it has gone,
-and what it had in memory does nothing any more. The simulation unwinds it when its run is over (`Processes.bury`).
+Every task belongs to the process whose task started it. While a process is stopped, none of its tasks takes a step,
+whatever it waits for: wake-ups are kept until it continues, as the kernel keeps them for a real process. A killed
+process never takes a step again, so none of its `finally` blocks run while the others live: it notifies no other
+process, and its memory has no effect any more. The simulation unwinds it when its run is over (`Processes.bury`).
 
-This is done where trio keeps the tasks that can run, so what is driven needs to know nothing of it. Calls that are to
-be made soon on the loop (`TrioToken.run_sync_soon`) are made by a task of the process that asked for them.
+This is done where trio keeps its runnable tasks, so the code under test needs no change. Calls that are scheduled on
+the loop (`TrioToken.run_sync_soon`) are made by a task of the process that scheduled them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import trio
 from trio._core import _run as scheduler
 from trio._core._run import CancelStatus
 
-from perco.storage.call import Call
+from perco.outcome import Awaited
 
 _ALL_S: Final = 1500.0  # virtual; a run ends itself long before
 _CLOSES_MAX: Final = 50  # a task that is closed may wait in its `finally`, again and again
@@ -31,11 +31,15 @@ _UNWIND_S: Final = 20.0  # virtual: waiting for servers that are gone ends long 
 
 
 class EndlessError(Exception):
-    """A run does not come to its end: something goes round in circles, or all wait for each other."""
+    """A run does not end: it loops, or all its tasks wait for each other."""
 
 
 class Process:
     """Some tasks that live and die together. `died` is set when it is killed; `ended` also when its main task ends."""
+
+    died: trio.Event
+    ended: trio.Event
+    scope: trio.CancelScope
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -43,7 +47,7 @@ class Process:
         self.died, self.ended = trio.Event(), trio.Event()
         self.scope = trio.CancelScope()
         self.nursery: trio.Nursery | None = None
-        self.on_death: list[Callable[[], None]] = []  # what the kernel does
+        self.on_death: list[Callable[[], None]] = []  # what the kernel does then
         self.error: Exception | None = None
         self._kept: list[trio.lowlevel.Task] = []
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -54,7 +58,7 @@ class Process:
         return f"<process {self.name}>"
 
     async def gone(self) -> None:
-        """Until it is dead, or has ended."""
+        """Wait until it is dead, or has ended."""
         async with trio.open_nursery() as nursery:
 
             async def until(event: trio.Event) -> None:
@@ -65,14 +69,14 @@ class Process:
             nursery.start_soon(until, self.ended)
 
     def stood_still_since(self, seconds: float) -> bool:
-        """Whether it stands still, or has within so many seconds."""
+        """Whether it is stopped, or was within the last `seconds`."""
         return self.stopped or trio.current_time() - self._stop_until < seconds
 
     def keep(self, task: trio.lowlevel.Task) -> None:
         self._kept.append(task)
 
     def kept(self) -> list[trio.lowlevel.Task]:
-        """Its tasks that could have gone on; no more."""
+        """Take its tasks that could have continued while it was stopped."""
         kept, self._kept = self._kept, []
         return kept
 
@@ -81,7 +85,7 @@ class Process:
         self._called.set()
 
     async def make_calls(self) -> None:
-        """Until cancelled: what is to be called soon."""
+        """Make the calls of `call_soon`, until cancelled."""
         while True:
             await self._called.wait()
             self._called = trio.Event()
@@ -94,18 +98,18 @@ _current: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 def current() -> Process:
-    """Whose task runs."""
+    """The process whose task runs."""
     process = _current.get()
     assert process is not None, "a task of no process"
     return process
 
 
 class _Runnable(deque[trio.lowlevel.Task]):
-    """trio's tasks that can run, without those of processes that are stopped."""
+    """trio's runnable tasks, without those of stopped processes."""
 
     def append(self, task: trio.lowlevel.Task) -> None:
         process = task.context.get(_current)
-        if process is None:  # it begins, or is one of trio's own
+        if process is None:  # it is new, or one of trio's own
             process = _current.get()
             if process is not None:
                 task.context.run(_current.set, process)
@@ -116,7 +120,7 @@ class _Runnable(deque[trio.lowlevel.Task]):
 
 
 class _NoEvents:
-    """In place of trio's I/O manager, without a look at the kernel for each step of a task: it has no events."""
+    """Replaces trio's I/O manager: it has no events, so it does not ask the kernel at each step of a task."""
 
     def __init__(self, manager: object) -> None:
         self._manager = manager
@@ -132,14 +136,14 @@ class _NoEvents:
 
 
 class _Token:
-    """In place of trio's token: nothing comes from other threads."""
+    """Replaces trio's token: no calls come from other threads."""
 
     def run_sync_soon(self, function: Callable[..., object], *args: Any, idempotent: bool = False) -> None:
         current().call_soon(function, args)
 
 
 def _end_shielded(task: trio.lowlevel.Task) -> None:
-    """Cancel a task of the dead, although it shields itself: it may wait for another task of theirs."""
+    """Cancel a task of a dead process even if it is shielded: it may wait for another task of a dead process."""
     status: CancelStatus | None = task._cancel_status
     while status is not None:
         if status._scope.shield:
@@ -149,14 +153,14 @@ def _end_shielded(task: trio.lowlevel.Task) -> None:
 
 
 class _Unanswered:
-    """An `outcome.Outcome`, for a task of the dead."""
+    """An `outcome.Outcome`, for a task of a dead process."""
 
     def unwrap(self) -> None:
         raise EndlessError("its process is dead")
 
 
 def _waits_in_vain(task: trio.lowlevel.Task) -> bool:
-    """Whether a cancelled task still waits: for an answer to a mutation that it has sent (T10)."""
+    """Whether a cancelled task still waits for the reply to a mutation that it has sent (T10)."""
     waits = task._next_send_fn is None and task._abort_func is None
     return waits and not any(nursery._parent_waiting_in_aexit for nursery in task.child_nurseries)
 
@@ -166,12 +170,14 @@ def _forget_answers(task: trio.lowlevel.Task) -> None:
     a task that already runs, or has ended."""
     for frame, _ in task.iter_await_frames():
         call = frame.f_locals.get("call")
-        if isinstance(call, Call):
+        if isinstance(call, Awaited):
             call.task = None
 
 
 class Processes:
-    """All of a run. `world` is whoever runs it: what is in none of them."""
+    """All processes of a run. `world`: the tasks of the run itself, which are in none of them."""
+
+    world: Process
 
     def __init__(self) -> None:
         self.all: list[Process] = []
@@ -197,7 +203,7 @@ class Processes:
             runner.runq, runner.trio_token, runner.io_manager = deque(self._queue), token, events
 
     async def run(self, main: Callable[[], Awaitable[None]]) -> None:
-        """Run the world; its processes have to be buried at its end."""
+        """Run the world; it must bury its processes at its end."""
         with self._installed():
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -211,13 +217,13 @@ class Processes:
                 nursery.cancel_scope.cancel()
 
     async def _watch(self) -> None:
-        """A run in which everybody waits for ever, shielded too, ends with an error that says where."""
+        """End a run whose tasks wait for ever, even shielded, with an error that says where."""
         await trio.sleep(_ALL_S)
         living = [process for process in (self.world, *self.all) if not process.dead and not process.ended.is_set()]
         self._abort(EndlessError(f"after {_ALL_S:g} s the run has not ended: {self._where(living)}"))
 
     def _abort(self, error: Exception) -> None:
-        """End the run with an error, whoever shields himself from that."""
+        """End the run with an error, even if tasks are shielded."""
 
         def current_time() -> float:
             raise error
@@ -225,15 +231,15 @@ class Processes:
         setattr(trio.lowlevel.current_clock(), "current_time", current_time)  # noqa: B010
 
     def discard(self) -> None:
-        """After a run that was aborted: nothing is left of its tasks that would disturb the next one."""
+        """Close the tasks of an aborted run, so that they do not disturb the next one."""
         for task in list(self._tasks):
             for _ in range(_CLOSES_MAX):
-                with contextlib.suppress(BaseException):  # what they do at their end is of no interest
+                with contextlib.suppress(BaseException):  # what they raise at their end does not matter
                     task.coro.close()
                     break
 
     def start(self, process: Process, main: Callable[[], Awaitable[None]]) -> None:
-        """`main` is its first task; when that ends, so does the process."""
+        """Start a process with `main` as its first task; when that ends, so does the process."""
         assert self._nursery is not None
         self.all.append(process)
         before = _current.set(process)
@@ -245,7 +251,7 @@ class Processes:
     async def _live(self, process: Process, main: Callable[[], Awaitable[None]]) -> None:
         try:
             async with trio.open_nursery() as calls:
-                calls.start_soon(process.make_calls)  # to the end: what ends a store has some made
+                calls.start_soon(process.make_calls)  # to the end: closing a store needs such calls
                 with process.scope:
                     async with trio.open_nursery() as nursery:
                         process.nursery = nursery
@@ -253,7 +259,7 @@ class Processes:
                         process.nursery = None
                         nursery.cancel_scope.cancel()
                 calls.cancel_scope.cancel()
-        except Exception as error:  # for whoever waits for its end
+        except Exception as error:  # for the task that waits for its end
             process.error = error
         finally:
             process.nursery = None
@@ -262,7 +268,7 @@ class Processes:
     # ------------------------------------------------------------ signals
 
     def stop(self, process: Process) -> None:
-        """From the next step of any of its tasks on, it stands still."""
+        """Stop a process: from now on, none of its tasks takes a step."""
         process.stopped = True
         rest = [task for task in self._queue if task.context.get(_current) is not process]
         for task in self._queue:
@@ -272,7 +278,7 @@ class Processes:
         self._queue.extend(rest)
 
     def stop_for(self, process: Process, seconds: float) -> None:
-        """The same, until then."""
+        """Stop a process for so many seconds."""
         if process.dead or process.ended.is_set():
             return
         until = trio.current_time() + seconds
@@ -289,7 +295,7 @@ class Processes:
         self.in_the_world(wake)
 
     def in_the_world(self, act: Callable[[], Awaitable[None]]) -> None:
-        """A task of no process, until the run ends."""
+        """Start a task that belongs to no process; it ends with the run at the latest."""
         assert self._nursery is not None
         before = _current.set(self.world)
         try:
@@ -298,7 +304,7 @@ class Processes:
             _current.reset(before)
 
     def spawn_in(self, process: Process, act: Callable[[], Awaitable[None]]) -> None:
-        """A task of a process's own accord; what it raises ends that."""
+        """Start a task in a process; an exception in it ends the process."""
         if process.nursery is None:
             return
         before = _current.set(process)
@@ -308,13 +314,13 @@ class Processes:
             _current.reset(before)
 
     def go_on(self, process: Process) -> None:
-        """It goes on with all that has happened to it meanwhile; the dead do not."""
+        """Continue a stopped process, with all wake-ups that it got meanwhile; a dead one does not continue."""
         if process.stopped and not process.dead:
             process.stopped = False
             self._queue.extend(process.kept())
 
     def kill(self, process: Process) -> None:
-        """It never takes a step again; the kernel closes what it had open."""
+        """Kill a process: it never takes a step again, and the kernel closes what it had open."""
         if process.dead or process.ended.is_set():
             return
         process.dead = True
@@ -324,7 +330,7 @@ class Processes:
             act()
 
     async def bury(self) -> None:
-        """Unwind the dead, which can reach nobody any more. Nothing that they raise is of interest."""
+        """Unwind the dead processes, which no longer reach any other. What they raise is ignored."""
         dead = [process for process in self.all if process.dead]
         for process in dead:
             process.stopped = False
@@ -333,7 +339,7 @@ class Processes:
         with trio.move_on_after(_UNWIND_S):
             for process in dead:
                 await process.ended.wait()
-        # What shields itself may wait for what others of the dead have not done, and will not do.
+        # A shielded task may wait for something that another dead process will never do.
         for _ in range(_CLOSES_MAX):
             tasks = [task for task in self._tasks if (of := task.context.get(_current)) is not None and of.dead]
             if not tasks:
@@ -349,7 +355,7 @@ class Processes:
         assert not left, f"not unwound: {left}, at {self._where(left)}"
 
     def _where(self, left: list[Process]) -> list[str]:
-        """Where their tasks wait."""
+        """Where the tasks of these processes wait."""
         runner = scheduler.GLOBAL_RUN_CONTEXT.runner
         tasks = [task for task in runner.tasks if (of := task.context.get(_current)) is not None and of in left]
         frames = [[f"{frame.f_code.co_qualname}:{line}" for frame, line in task.iter_await_frames()] for task in tasks]

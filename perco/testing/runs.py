@@ -1,14 +1,14 @@
-"""What every run of the simulation has: what it must have had, its clients and what they do, how it ends.
+"""What all runs of the simulation share: what must happen in them, what their clients do, and how they end.
 
-A last process comes up when nothing goes wrong any more, and then
+A last process comes up when no more faults occur, and then
 
     no lock is left, and `check` finds nothing                           (T1 - T8, N1, N2)
     all that the clients saw and did is snapshot isolation, or           (T2, T9, T11, O1, O2)
     serializable, where all of them are                                  (T14)
     what must hold in every snapshot held                                (T1, T9, T15)
-    what is derived is what the data say, and nobody waits any more      (N1, N3, N7, N10, N11)
+    derived data match the data, and no change waits any more            (N1, N3, N7, N10, N11)
     every observer committed at most once per change                     (N3)
-    as many faults fired as a run has to have, or the run counts as failed
+    as many faults fired as a run must have, or the run counts as failed
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+from _hashlib import HASH
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -26,10 +27,15 @@ from typing import Final, Protocol
 
 import trio
 
+from perco.check.check import CheckOptions, check as check_store
+from perco.database.database import Database
+from perco.database.inside import inside, local_owner
+from perco.database.options import Options
 from perco.errors import CommitUnknown, PercoError, SchemaMismatch, SnapshotTooOld, StoreError, TransientError
+from perco.notify.backfill import BackfillOptions
 from perco.notify.backoff import BackoffOptions
-from perco.notify.database import Database
 from perco.notify.worker import WorkerOptions
+from perco.protocol.retention import Keep
 from perco.storage import RowStore
 from perco.testing.faults import FaultyRowStore, use
 from perco.testing.growth import Growth
@@ -38,30 +44,28 @@ from perco.testing.isolation import check as check_history
 from perco.testing.machine import CrashedError
 from perco.testing.plan import Plan
 from perco.testing.processes import EndlessError
-from perco.testing.workloads import FAILING_OFTEN, KINDS, MIRRORED_OFTEN, OFTEN, SIGNALS_OFTEN, Clients, World
-from perco.txn.backfill import BackfillOptions
-from perco.txn.check import CheckOptions, check as check_store
-from perco.txn.client import Options
-from perco.txn.retention import Keep
-from perco.txn.transaction import Snapshot, Transaction
+from perco.testing.workloads import FAILING_OFTEN, KINDS, MIRRORED_OFTEN, OFTEN, SIGNALS_OFTEN, Clients
+from perco.testing.world import World
+from perco.txn.snapshot import Snapshot
+from perco.txn.transaction import Transaction
 
 _WALL: Final = 1_700_000_000.0
-LIVES_MAX: Final = 60  # a run that has not had its share of everything by then is a failure
-_TRIES_MAX: Final = 50  # transactions for each commit that a run has to have
-TIME_MAX_S: Final = 300.0  # virtual; a usual run takes a few
+LIVES_MAX: Final = 60  # a run in which not enough has happened by then has failed
+_TRIES_MAX: Final = 50  # transactions for each commit that a run must have
+TIME_MAX_S: Final = 300.0  # virtual; a usual run takes a few seconds
 _HOUR_S: Final = 3600.0
 TICK_S: Final = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationOptions:
-    """What a run has to have had before it may end.
+    """What must have happened in a run before it may end.
 
     Attributes:
-        clients, keys: how many act at once, at the least, and on how many lists.
+        clients, keys: how many clients act at once, at least, and on how many lists.
         commits, runs: committed transactions of clients, and observer runs.
         faults, kinds: faults that fired, and of how many kinds.
-        processes: at once; None: by the seed, one or several.
+        processes: at once; None: one or several, as the seed decides.
     """
 
     clients: int = 5
@@ -77,11 +81,11 @@ class SimulationOptions:
 class Outcome:
     """What happened under a seed.
 
-    `lives` of `processes`; `terms`: how often another owner began to serve; `servers`: processes that had tablets open;
-    `pins`, `splits`: that came to their end; `mistaken`: how often the living were taken for dead; `grown`: the highest
-    version of an observer that was added; `refused`: how often an older program wanted to run a lower one; `waits`: how
-    often observers were waited for, and nothing was missing; `fired`: faults by (step, fault); `problems`: what is
-    wrong, [] if nothing is; `digest`: of all that was sent and seen, for comparing two runs.
+    `lives` of `processes`; `terms`: of owners, one after the other; `servers`: tablet servers that were started;
+    `pins`, `splits`: completed ones; `mistaken`: how often a live transaction was taken for dead; `grown`: the highest
+    version of an observer that was added; `refused`: how often an older program wanted to run a lower one; `waits`: for
+    observers, completed ones; `fired`: faults by (step, fault); `problems`: what is wrong, [] if nothing is; `digest`:
+    of all that was sent and seen, for comparing two runs.
     """
 
     seed: int
@@ -129,7 +133,7 @@ program: ContextVar[Program | None] = ContextVar("program", default=None)
 
 
 class Noted:
-    """The transaction that a client has begun last."""
+    """The transaction that a client began last."""
 
     def __init__(self, clients: Clients, ran: Callable[[int], None]) -> None:
         self.txn: Transaction | None = None
@@ -149,7 +153,7 @@ class Noted:
 
 
 class Actor(Protocol):
-    """A process, as its clients' tasks know it."""
+    """A process, as its clients' tasks see it."""
 
     name: str
     rng: random.Random
@@ -161,7 +165,17 @@ class Actor(Protocol):
 class Run(ABC):
     """One run."""
 
-    _metered = False  # there are meters
+    plan: Plan
+    outcome: Outcome
+    growth: Growth
+    count: int
+    kinds: frozenset[str]
+    groups: bool
+    rate: float
+    slow: float
+    digest: HASH
+
+    _metered = False  # whether there are meters
 
     def __init__(self, plan: Plan, options: SimulationOptions) -> None:
         self.plan, self._options = plan, options
@@ -169,9 +183,9 @@ class Run(ABC):
         self.outcome = Outcome(plan.seed)
         self.kinds = frozenset(kind for kind in KINDS if rng.random() < OFTEN.get(kind, 0.5))
         if plan.random("signals").random() < SIGNALS_OFTEN:
-            self.kinds |= {"signals", "waits"}  # N7: until somebody has run for what is pending
+            self.kinds |= {"signals", "waits"}  # N7: until an observer has run for what is pending
         if plan.random("failing").random() < FAILING_OFTEN:
-            self.kinds |= {"failing", "napping"}  # N6: one gives up while another's run takes its time
+            self.kinds |= {"failing", "napping"}  # N6: a run gives up while another, slow run goes on
         if plan.random("mirrored").random() < MIRRORED_OFTEN:
             self.kinds |= {"mirrored"}
         self.growth = Growth(plan, options.commits)
@@ -186,13 +200,13 @@ class Run(ABC):
         self._keep = Keep(seconds=0) if self._vacuums else None
         self.groups = rng.random() < 0.7
         self.rate = rng.choice((0.004, 0.01, 0.03, 0.08))  # faults per mutation, or message
-        self.slow = rng.choice((0.0, 0.1, 0.4))  # messages that take their time
-        self._hasty = rng.choice((0.0, 0.05, 0.5))  # how often the living are taken for dead
+        self.slow = rng.choice((0.0, 0.1, 0.4))  # the share of slow messages
+        self._hasty = rng.choice((0.0, 0.05, 0.5))  # how often live transactions are taken for dead
         self._late_from = (
             rng.randint(20, 160) * options.commits // 200
-        )  # commits, until a process comes up that has more in its schema
+        )  # commits, until a process comes up with the late schema
         self._ahead: Counter[str] = Counter()  # of the wall clocks, in seconds
-        self._renewed = False  # somebody has come up with the late schema
+        self._renewed = False  # a process has come up with the late schema
         self._owners: dict[int, str] = {}
         self._again_s = 0.0  # a client's pause when the store could not be reached, or written to
         self.digest = hashlib.sha256()
@@ -212,11 +226,11 @@ class Run(ABC):
 
     @abstractmethod
     async def _processes(self) -> None:
-        """All that goes on until a run has had its share of everything."""
+        """Run the processes until enough of everything has happened."""
 
     @abstractmethod
     def _last(self, world: World, options: Options) -> AbstractAsyncContextManager[tuple[Database, RowStore]]:
-        """A process that comes up when nothing goes wrong any more, with a sweeper; and its store."""
+        """Open a process, with a sweeper, when no more faults occur; and its store."""
 
     @abstractmethod
     async def _verify(self, snap: Snapshot, world: World) -> None:
@@ -224,7 +238,7 @@ class Run(ABC):
 
     @abstractmethod
     def _locks(self) -> int:
-        """How many there are."""
+        """How many locks there are."""
 
     def _world(
         self,
@@ -255,7 +269,7 @@ class Run(ABC):
         self._owners[start_ts] = name
 
     def owner_of(self, start_ts: int) -> str:
-        """Whose transaction began then, as names of steps have it."""
+        """The client or run whose transaction began then, as names of steps have it."""
         return self._owners.get(start_ts, "somebody")
 
     # ------------------------------------------------------------ lives
@@ -288,7 +302,7 @@ class Run(ABC):
         return "late" if late else "begins"
 
     async def _refuse(self, db: Database) -> None:
-        """It is an older program than one that has been there (N10)."""
+        """Check that the worker of an older program is refused (N10)."""
         try:
             async with db.worker():
                 self._problem("N10: an older program runs observers of which the store has a higher version")
@@ -328,13 +342,13 @@ class Run(ABC):
                     raise
 
     async def _vacuum(self, db: Database, actor: Actor) -> None:
-        """Remove old versions again and again (G1 - G5)."""
+        """Remove old versions repeatedly (G1 - G5)."""
         pauses_s = actor.rng.choice(((0.0, 0.01, 0.05), (0.01, 0.05, 0.2)))
         while True:
             await trio.sleep(actor.rng.choice(pauses_s))
             try:
                 self.outcome.removed += (await db.vacuum()).removed.cells
-            except StoreError:
+            except (StoreError, TransientError):
                 pass
             except PercoError:  # the background of a dead process has failed too
                 if not actor.dead:
@@ -354,11 +368,11 @@ class Run(ABC):
             program.set(Program(name, plan.noise(name)))
             await self._transaction(db, world, actor, name, rng)
             await trio.sleep(rng.choice((0.0, 0.001, 0.005)))
-        await trio.sleep(1.0)  # what it has begun behind it may end
+        await trio.sleep(1.0)  # its background work may end
         busy[0] -= 1
 
     async def _transaction(self, db: Database, world: World, actor: Actor, name: str, rng: random.Random) -> None:
-        """One try, recorded. What a process did that died before it could tell is unknown."""
+        """Run and record one attempt. Its outcome is unknown if the process died before the reply."""
         ops, begin = Ops(), trio.current_time()
         if len(self._recorder.transactions) > _TRIES_MAX * self._options.commits:
             raise EndlessError("far too many transactions do not commit")
@@ -386,13 +400,12 @@ class Run(ABC):
             self.outcome.unknown += status == UNKNOWN
 
     # ------------------------------------------------------------ the end
-    # ------------------------------------------------------------ the end
 
     async def _end(self) -> None:
-        """Everything comes to rest, and is looked at."""
+        """Let everything come to rest, and check it."""
         world = self._world(late="late" in self.kinds, grown=self.growth.latest)
         self.outcome.grown, self.outcome.refused = self.growth.latest, self.growth.refused
-        # A share of real time would make of each run another one.
+        # A share of real time would make every run of the seed different.
         options = Options(wall=self._wall("the end"), seed=0, backfill=BackfillOptions(share=1.0))
         noise = self.plan.noise("the end")
 
@@ -400,7 +413,7 @@ class Run(ABC):
             await trio.sleep(noise.choice((0.0, 0.01)))
 
         async with self._last(world, options) as (db, store):
-            use(db, FaultyRowStore(db.driver.store, looking=slowly))  # N7: there is something to wait for
+            use(db, FaultyRowStore(inside(db).driver.store, looking=slowly))  # N7: there is something to wait for
             async with db.worker(options=WorkerOptions(concurrency=6, scanners=2, outputs=False)):
                 with trio.move_on_after(_HOUR_S) as scope:
                     await db.wait_idle()
@@ -408,7 +421,7 @@ class Run(ABC):
                     self._problem("N7: the observers do not come to rest")
                 if "failing" in self.kinds:
                     await self._end_failing(db, store)
-            while not db.sweeper.clean:  # noqa: ASYNC110
+            while not local_owner(db).sweeper.clean:  # noqa: ASYNC110
                 await trio.sleep(0.01)
             if self._locks():
                 self._problem(f"L1: {self._locks()} locks are left")
@@ -419,7 +432,7 @@ class Run(ABC):
                 lists = await self._clients.verify(snap, world)
                 await self._verify(snap, world)
             ops = [("r", key, value) for key, value in lists.items()]
-            await trio.sleep(1.0)  # what ended at the same moment is before this in real time
+            await trio.sleep(1.0)  # what ended at the same moment comes before this in real time
             self._recorder.add("end", begin + 0.5, trio.current_time(), OK, ops)
             result = await check_store(store, options=CheckOptions(pause_s=0.0))
             self.outcome.problems += [f"check: {finding}" for finding in result.findings]
@@ -428,7 +441,7 @@ class Run(ABC):
         self.outcome.problems += [f"{anomaly.name}: {anomaly.text}" for anomaly in report.anomalies]
 
     async def _end_failing(self, db: Database, store: RowStore) -> None:
-        """What is on the failed list is neither lost nor there twice; replayed, nothing fails any more (N6)."""
+        """Check that failed changes are neither lost nor listed twice, and succeed when they are replayed (N6)."""
         result = await check_store(store, options=CheckOptions(pause_s=0.0))
         self.outcome.problems += [f"check: {finding}" for finding in result.findings]
         if result.failed != await db.replay_failed():
@@ -442,7 +455,7 @@ class Run(ABC):
 
 
 def processes_of(plan: Plan, options: SimulationOptions) -> int:
-    """How many a run has at once, of those that clients are in; 1: the store is embedded."""
+    """How many processes with clients a run has at once; 1: the store is embedded."""
     rng = plan.random("run")
     for _ in KINDS:
         rng.random()

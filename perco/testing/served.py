@@ -1,27 +1,35 @@
-"""The simulation of a served store: what ships, over connections and a disk of memory, in virtual time.
+"""The simulation of a served store: the code that ships, over a simulated network and disk, in virtual time.
 
-A run has an owner of the store, which serves it (`Server`), and clients (`RemoteDatabase`), each a process of its own
-(`processes.py`) that is stopped, killed and started again. Between them lies a network (`network.py`), and under the
-owner a disk (`disk.py`) to which the product's tablets write in batches. Faults befall messages on the wire and batches
-on the disk, and are counted by those.
+A run has an owner of the store, which serves it (`Server`), and clients (`Database`), each in its own process
+(`processes.py`) that is stopped, killed and started again. Between them is a network (`network.py`), and below the
+owner a disk (`disk.py`) to which the product's tablets write in batches. Faults hit messages on the wire and batches on
+the disk, and are counted by these.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from random import Random
 from typing import Any, Final
 
 import trio
 
-from perco.errors import SchemaMismatch, StoreError
-from perco.notify.database import Database
+from perco.clock.oracle import OracleOptions
+from perco.database.database import Database
+from perco.database.inside import close, inside
+from perco.database.options import Options
+from perco.errors import SchemaMismatch, SessionEnded, StoreError
+from perco.history.vacuum import VacuumOptions
+from perco.notify.backfill import BackfillOptions
 from perco.rpc.channel import WireOptions
-from perco.serve.database import RemoteDatabase, open_served
+from perco.schema.schema import Schema
+from perco.serve.client import open_served
 from perco.serve.opening import open as opening
-from perco.serve.processes import ProcessOptions
+from perco.serve.placing import ProcessOptions
 from perco.serve.server import Server
 from perco.storage import LOCK, PENDING, SHARED, TS_MAX, BatchOptions, Mutation, RowStore, ScanQuery, ScanRequest
 from perco.testing.disk import Disk, DiskStore
@@ -42,15 +50,10 @@ from perco.testing.plan import Plan
 from perco.testing.processes import EndlessError, Process, Processes
 from perco.testing.runs import TICK_S, Outcome, Run, SimulationOptions
 from perco.testing.spread import ADDRESS, Servers, name_at
-from perco.testing.workloads import World
-from perco.txn.backfill import BackfillOptions
-from perco.txn.client import Options
+from perco.testing.world import World
 from perco.txn.driver import CommitOptions
-from perco.txn.oracle import OracleOptions
 from perco.txn.prefetch import PrefetchOptions
-from perco.txn.schema import Schema
-from perco.txn.transaction import Snapshot
-from perco.txn.vacuum import VacuumOptions
+from perco.txn.snapshot import Snapshot
 
 OWNER: Final = "the owner"
 _SHORTER: Final = 3
@@ -58,29 +61,32 @@ _CELLS_MAX: Final = 1 << 20
 _TIME_MAX_S: Final = 600.0
 WIRE: Final = WireOptions(heartbeat_s=0.3, silence_s=1.0, lease_s=1.0, connect_s=0.5, patience_s=4.0)
 _OFTEN: Final = {
-    *("READ", "SCAN", "APPLY", "COMMIT", "DRAW", "DONE", "CLAIM", "UNCLAIM", "LOOKED", "NOTIFIED", "RELEASED", "QUIET"),
+    *("READ", "SCAN", "APPLY", "COMMIT", "DRAW", "DONE", "CLAIM", "UNCLAIM", "LOOKED", "NOTIFIED", "QUIET"),
     *("READ answer", "SCAN answer", "APPLY answer", "COMMIT answer", "DRAW answer", "CLAIM answer"),
     *("READS", "COMMITS", "CLAIMS", "READS answer", "COMMITS answer", "CLAIMS answer"),
 }
-# How often at least something befalls what is sent rarely: the rarer it is, the more often.
+_SELDOM: Final = {"APPLY marker", "APPLY give up", "APPLY replay", "APPLY catalogue"}
+# The least rate of faults for messages that are sent rarely: the rarer they are, the higher.
 _RARELY: Final = 0.06
 _RATES: Final = {
     **{"HELLO": 0.01, "WELCOME": 0.01, "HOLDING": 0.01, "WORKS": 0.02, "VACUUM": 0.01, "ALIVE": 0.02},
-    **{"SPLIT": 0.02, "MIDDLE": 0.02, "COPY": 0.02, "CUT": 0.02, "LET_GO": 0.02, "REMOVE": 0.02, "SERVERS": 0.02},
-    **{"OPEN": 0.01, "FLOOR": 0.003, "SESSIONS": 0.01, "GROUPS": 0.01, "LISTEN": 0.02, "MOVED": 0.01},
+    **{"SPLIT": 0.02, "MIDDLE": 0.02, "COPY": 0.02, "CUT": 0.02, "LET_GO": 0.02, "REMOVE": 0.02},
+    **{"OPEN": 0.01, "FLOOR": 0.003, "SESSIONS": 0.01, "LISTEN": 0.02, "MOVED": 0.01},
 }
-_ORPHANS_S: Final = 2.0  # what is on its way to them takes up to 0.7 s
+_CLOSES_OFTEN: Final = 0.2
+_ORPHANS_S: Final = 2.0  # messages in flight to them take up to 0.7 s
 _SETTLES: Final = 20
 _STOPS_S: Final = (0.2, 0.6, 1.5, 3.0)
 DISK_FAULTS: Final = ("FULL", "DIES_BEFORE", "DIES_AFTER", "STOPS_BEFORE")
-# What is sent: calls and their answers, what wants no answer, what is pushed; and what is written.
+# What is sent: calls and their answers, one-way messages, pushes; and what is written.
 _CALLS: Final = (
     *("READ", "READS", "SCAN", "COMMIT", "COMMITS", "CLAIM", "CLAIMS", "DRAW", "TABLETS", "ADOPT", "WORKS", "ALIVE"),
     *("OUTLIVE", "IDLE", "UP_TO", "HOLD", "AT", "OLDEST", "LAST", "PIN", "DROP_PIN", "VACUUM", "BACKFILL", "TASKS"),
     *("SERVERS", "NOW", "SPLIT", "BYE"),
 )
 _APPLIED: Final = (
-    *("prewrite", "commit", "marker", "rollback", "one step", "notify", "tidy", "give up", "replay", "catalogue"),
+    # A client asks the owner to commit in one step: that is COMMIT.
+    *("prewrite", "commit", "marker", "rollback", "notify", "tidy", "give up", "replay", "catalogue"),
 )
 _ORDERS: Final = (
     *("OPEN", "CLOSE", "GROUPS", "FLOOR", "LISTEN", "STATISTICS", "STOP"),
@@ -103,6 +109,10 @@ WRITTEN: Final = (
 class _Actor(Process):
     """A process of a run."""
 
+    rng: Random
+    chances: Random
+    noise: Random
+
     def __init__(self, run: Served, name: str) -> None:
         super().__init__(name)
         self.rng, self.chances, self.noise = (
@@ -114,18 +124,23 @@ class _Actor(Process):
         self.children: list[Process] = []
 
     def number(self, name: str) -> str:
-        """A name for something that happens again and again."""
+        """A numbered name for something that happens repeatedly."""
         self.seen[name] = number = self.seen.get(name, 0) + 1
         return f"{name} #{number}"
 
 
 class Served(Run):
-    """One run."""
+    """One run of a served store."""
+
+    rng: Random
+    disk: Disk
+    kernel: Processes
+    network: Network
 
     _metered = True
 
     def __init__(self, plan: Plan, options: SimulationOptions) -> None:
-        # What is sent over the wire takes so much longer to compute: more runs find more than longer ones do.
+        # Messages over the wire cost much more CPU time: more runs find more than longer ones do.
         super().__init__(plan, replace(options, commits=options.commits // _SHORTER))
         self._again_s = 0.15
         rng = plan.random("served")
@@ -134,8 +149,8 @@ class Served(Run):
         self._latency = rng.choice((0.0, 0.0005, 0.004, 0.02))
         self._pieces = rng.choice((0.0, 0.05, 0.5))
         self._disk_s = rng.choice((0.0, 0.0002, 0.003, 0.02))
-        self._beside_s = rng.choice((0.0, 0.05, 0.2))  # a step of what takes many: a copy (P2)
-        self._far_s = rng.choice((0.0, 0.0, 0.05, 0.1))  # to and from those that are far away
+        self._beside_s = rng.choice((0.0, 0.05, 0.2))  # one of many steps, of a copy for example (P2)
+        self._far_s = rng.choice((0.0, 0.0, 0.05, 0.1))  # to and from processes that are far away
         self._wire_rate = rng.choice((0.0003, 0.001, 0.003))  # faults for each message that is sent often
         self._disk_rate = rng.choice((0.0002, 0.001, 0.004))
         self._servers = rng.choice((0, 0, 2, 3))  # tablet servers
@@ -176,7 +191,7 @@ class Served(Run):
         await self._meters.verify(snap, world)
 
     def _locks(self) -> int:
-        # Not what lies in a copy that came to nothing, nor rows that are another tablet's by now (P4).
+        # Not those in a copy that was abandoned, nor in rows that belong to another tablet by now (P4).
         found = 0
         for tablet in self._left.tablets():
             for group in (LOCK, SHARED, PENDING):
@@ -186,7 +201,7 @@ class Served(Run):
                 found += sum(len(cells) for _, [cells] in page.rows)
         return found
 
-    # ------------------------------------------------------------ what befalls whom
+    # ------------------------------------------------------------ faults
 
     def delay_s(self, *processes: Process) -> float:
         far = self._far_s if any(process.name.startswith("p1.") for process in processes) else 0.0
@@ -216,7 +231,9 @@ class Served(Run):
         detail, kind = self._detail(step, arguments)
         name = sender.number(f"{sender.name}: {detail}")
         self.digest.update(name.encode())
-        rate = self._wire_rate if step in _OFTEN else max(self._wire_rate, _RATES.get(step.partition(" ")[0], _RARELY))
+        rate = self._wire_rate
+        if step not in _OFTEN or kind in _SELDOM:
+            rate = max(rate, _RATES.get(step.partition(" ")[0], _RARELY))
         rng = sender.chances
 
         def chance() -> str:
@@ -240,7 +257,7 @@ class Served(Run):
         return what
 
     def _detail(self, step: str, arguments: Any) -> tuple[str, str]:
-        """What a message is called in a script, and in the table."""
+        """The name of a message in a script, and in the table."""
         if step == "APPLY":
             first = Mutation(*arguments[0])
             kind = kind_of(first)
@@ -254,7 +271,7 @@ class Served(Run):
 
     def batch(self, process: Process, tablet: str, mutations: Sequence[Mutation]) -> str:
         if not isinstance(process, _Actor):
-            return ""  # at the end nothing goes wrong
+            return ""  # no faults at the end
         rng = process.chances
         told = ""
         for mutation in mutations:
@@ -274,7 +291,7 @@ class Served(Run):
     # ------------------------------------------------------------ the owner
 
     async def _owns(self) -> None:
-        """One owner after the other: the kernel's lock on a folder lets no two be."""
+        """Run one owner after the other: the kernel's lock on a folder allows one at a time."""
         life = 0
         while not self._stopping:
             actor = _Actor(self, f"o.{life}")
@@ -289,13 +306,13 @@ class Served(Run):
                 await trio.sleep(self.plan.random(actor.name, "gone").choice((0.0, 0.05, 0.6)))
 
     async def _ended(self, actor: _Actor) -> None:
-        """Dead, or at its end. What it raised is the run's affair, unless it died of it."""
+        """Wait until it is dead or has ended; raise what it raised, unless it was killed."""
         await actor.gone()
         if actor.error is not None and not actor.dead:
             raise actor.error
 
     async def _orphans_end(self, owner: _Actor) -> None:
-        """F4: nobody else has the folder before its tablet servers have ended; those that stand still are killed."""
+        """F4: the next owner waits until the tablet servers of this one have ended; stopped ones are killed."""
         with trio.move_on_after(_ORPHANS_S):
             for process in owner.children:
                 await process.gone()
@@ -321,22 +338,28 @@ class Served(Run):
             servers = Servers(self, actor, processes, self._wire, rng.getrandbits(32))
             actor.children = servers.children
         local = DiskStore(self.disk, actor, self, actor.noise, elsewhere=servers)
-        with contextlib.suppress(StoreError):  # a full disk, at its beginning
+        with contextlib.suppress(StoreError):  # a full disk, while it opens the store
             async with _Opening(local, Schema(), options, servers) as db:
                 server = Server(db, self._wire, servers)
                 async with server.keeping():
                     if servers is not None:
                         await servers.listen(ADDRESS, None, "", "")
                     stop = self.network.listen(OWNER, lambda stream: server.connection(stream, None, ADDRESS))
-                    await self._all_over.wait()
-                    await self._settled(server, db)
+                    with trio.move_on_after(self._closes_after_s(actor)):
+                        await self._all_over.wait()
+                        await self._settled(server, db)
                     stop()
 
+    def _closes_after_s(self, owner: _Actor) -> float:
+        """How long an owner lives before it closes the store, as for a deployment: most never do."""
+        rng = self.plan.random(owner.name, "closes")
+        return rng.uniform(0.5, 5.0) if rng.random() < _CLOSES_OFTEN else math.inf
+
     async def _settled(self, server: Server, db: Database) -> None:
-        """R7: of clients that are gone, in whatever way, nothing is kept for ever."""
+        """R7: check that nothing is kept for ever for clients that are gone, in whatever way."""
         left: dict[str, list[Any]] = {}
         for _ in range(_SETTLES):
-            sessions, holds = server.sessions, db.oracle.holds
+            sessions, holds = server.sessions, inside(db).oracle.holds
             held: dict[str, Iterable[Any]] = {
                 "sessions": sessions.all,
                 "claims": sessions.claims,
@@ -350,7 +373,7 @@ class Served(Run):
         self._problem(f"R7: no client is left, and of them there are still {left}")
 
     def another(self, name: str) -> _Actor:
-        """A process that another one starts."""
+        """A process that another process starts."""
         return _Actor(self, name)
 
     # ------------------------------------------------------------ clients
@@ -396,12 +419,12 @@ class Served(Run):
                 raise
             self.growth.refused += 1
             return
-        except StoreError:
-            return  # nobody serves
+        except (StoreError, SessionEnded):
+            return  # no owner serves, or it has just ended
         try:
-            if self.growth.has_gone_back(registered, db.catalogue):
+            if self.growth.has_gone_back(registered, inside(db).catalogue):
                 self._problem(f"N10: the catalogue went back: version {registered} had been registered")
-            if self.growth.is_older(grown, db.catalogue):
+            if self.growth.is_older(grown, inside(db).catalogue):
                 await self._refuse(db)
                 return
             self.growth.registered = max(self.growth.registered, grown)
@@ -409,8 +432,8 @@ class Served(Run):
         except StoreError:
             pass
         finally:
-            await db.aclose()
-            failure = db.background.failure()
+            await close(db)
+            failure = inside(db).background.failure()
             if failure is not None and not actor.dead:
                 raise failure
 
@@ -419,7 +442,7 @@ class Served(Run):
             self.network.cut_off(actor, OWNER, seconds)
             self.outcome.fired["connect", "CUT_OFF"] += 1
 
-    async def _serve_clients(self, db: RemoteDatabase, world: World, actor: _Actor) -> None:
+    async def _serve_clients(self, db: Database, world: World, actor: _Actor) -> None:
         worker = self._worker_options(actor.rng)
         clients = -(-self._options.clients // self.count)
         busy = [clients]
@@ -450,7 +473,7 @@ class Served(Run):
 
 
 class _Opening(opening):
-    """`perco.open` by an owner, of a store that has been made."""
+    """`perco.open` as an owner, with a store that the caller has made."""
 
     def __init__(self, local: DiskStore, schema: Schema, options: Options, servers: Servers | None = None) -> None:
         super().__init__("memory:", schema, options=options)

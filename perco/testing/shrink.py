@@ -1,8 +1,8 @@
-"""A failing run becomes a short script: choices are left out as long as it still fails in the same way.
+"""Shrinks a failing run to a short script: leaves out choices as long as it still fails in the same way.
 
-Delta debugging (ddmin) over the names of a plan's choices: first whole lives and transactions, then what befell them;
-in halves, quarters, and so on down to single ones. Leaving one out moves what comes after, so each attempt is made with
-a few salts: other delays, another order of tasks, the same choices. Bounded by attempts and by time.
+Delta debugging (ddmin) over the names of a plan's choices: first whole lives and transactions, then what hit them; in
+halves, quarters, and so on down to single ones. Leaving one out shifts what comes after, so each attempt is made with a
+few salts: other delays, another order of tasks, the same choices. Bounded by attempts and by time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Choices = Mapping[str, str]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShrinkOptions:
     """Attributes:
-    seconds, attempts: when to be content with what there is.
+    seconds, attempts: after how many to stop with the smallest plan found.
     salts: how many orders of tasks each attempt is made with.
     """
 
@@ -32,8 +32,8 @@ class ShrinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """A plan that fails: its choices, the salt that they fail under, the problem, all that happened (when, what, what
-    befell it), how many runs it took."""
+    """A plan that fails: its choices, the salt that they fail with, the problem, all that happened (when, what, which
+    fault), how many runs it took."""
 
     seed: int
     choices: dict[str, str]
@@ -43,7 +43,7 @@ class Shrunk:
     attempts: int
 
     def script(self) -> str:
-        """Who does which step, on what, and what befalls it; in the order of time."""
+        """The steps in order of time: each with its actor, its cell, and the fault that hits it."""
         lines = []
         for when, name, choice in self.steps:
             kind, _, rest = name.partition(" ")
@@ -53,13 +53,13 @@ class Shrunk:
                 lines.append(f"{when:9.4f}  {rest} begins")
             elif choice:
                 lines.append(f"{when:9.4f}  {name}: {choice}")
-            elif " #" in name and " of " in name and ": " in name:  # a step in the store that nothing befell
+            elif " #" in name and " of " in name and ": " in name:  # a step in the store without a fault
                 lines.append(f"{when:9.4f}    {name}")
         return "\n".join([*lines, f"           {self.problem}"])
 
 
 def kind_of_problem(problem: str) -> str:
-    """What stays the same of it when everything else is smaller."""
+    """The part of a problem that stays the same while the run shrinks."""
     if "Traceback" in problem or "Error" in problem:
         return problem.strip().splitlines()[-1].split(":")[0].strip(" |")
     head = problem.split(":")[0]
@@ -76,7 +76,7 @@ def fails(plan: Plan, options: SimulationOptions | None = None) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """The innermost of groups and causes."""
+    """The innermost error of groups and causes."""
     while True:
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -87,7 +87,10 @@ def _root(error: BaseException) -> BaseException:
 
 
 class Shrinker:
-    """Looks for the smallest part of a failing plan that still fails like it."""
+    """Looks for the smallest part of a failing plan that still fails in the same way."""
+
+    attempts: int
+    problem: str
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class Shrinker:
         self.problem = ""
 
     def shrink(self) -> Shrunk | None:
-        """None: the seed does not fail, or not when it is replayed from its own plan."""
+        """Shrink the seed's plan. None: it does not fail, or not when it is replayed from its own plan."""
         whole = Plan(self._seed)
         problem = self._run(whole)
         if not problem:
@@ -137,14 +140,14 @@ class Shrinker:
         return False
 
     def _pass(self, kept: list[str], noted: Choices, wanted: str) -> list[str]:
-        """Once through all of it, in chunks of falling size."""
+        """Try to leave out each chunk once, in chunks of falling size."""
         size = max(len(kept) // 2, 1)
         while size and not self._spent():
             at = 0
             while at < len(kept) and not self._spent():
                 rest = kept[:at] + kept[at + size :]
                 if rest and self._fails({name: noted[name] for name in rest}, wanted):
-                    # What never came about any more is left out for nothing.
+                    # Choices that no longer come up are left out without an attempt.
                     assert self.best is not None
                     happened = {name for _, name, choice in self.best.done if choice}
                     kept = [name for name in rest if name in happened]

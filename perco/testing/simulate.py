@@ -1,4 +1,4 @@
-"""`python -m perco.testing.simulate --seeds 2000`: many runs of the simulation, and which fault met which step."""
+"""`python -m perco.testing.simulate --seeds 2000`: many runs of the simulation, and which fault hit which step."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from perco.testing.served import DISK_FAULTS, ORDERED, SENT, WRITTEN
 from perco.testing.shrink import ShrinkOptions, shrink
 from perco.testing.simulation import Outcome, simulate
 
-_SEEDS = 200  # with fewer, many a pair of step and fault does not come up
-_SEEDS_WHOLE = 2000  # with so many, each has to
+_SEEDS = 200  # with fewer, many pairs of step and fault do not come up
+_SEEDS_WHOLE = 2000  # with so many, each pair must come up
 _PART = 4  # seeds that a process takes at a time
 _PARTS_AHEAD = 8  # for each process
 _SAVED_EACH = 100  # seeds
@@ -73,8 +73,8 @@ def _some(seeds: range) -> list[Outcome]:
 
 
 def table(fired: Counter[tuple[str, str]]) -> tuple[str, list[str]]:
-    """Which fault met which step how often; and the cells that are empty: of an embedded store, on the wire of a served
-    one, on its disk."""
+    """How often each fault hit each step, and the empty cells: in an embedded store, on the wire of a served one, on
+    its disk."""
     parts = (
         ("embedded", STEPS, (*FAULTS, *CRASHES), faults_of),
         ("sent", SENT, WIRE_FAULTS, lambda step: WIRE_FAULTS),
@@ -97,7 +97,7 @@ class StateError(Exception):
 
 
 def _code() -> str:
-    """A digest of all that decides what a seed does."""
+    """A digest of all code that decides what a seed does."""
     root = Path(__file__).parents[1]
     whole = hashlib.sha256(f"{platform.python_version()} {trio.__version__}".encode())
     for path in sorted(root.rglob("*.py")):
@@ -108,7 +108,7 @@ def _code() -> str:
 
 @dataclass
 class _Sum:
-    """Of the runs that were made; kept in a file, so that a long series can be interrupted."""
+    """The sums over the runs so far; saved to a file, so that a long series can be interrupted."""
 
     first: int
     seeds: int
@@ -135,7 +135,7 @@ class _Sum:
         new.replace(path)
 
     def go_on(self, path: Path) -> _Sum:
-        """From where the file says. Raises: StateError, if it is of other seeds or of other code; OSError."""
+        """The sums so far, from the file. Raises: StateError, if it is of other seeds or of other code; OSError."""
         try:
             before: dict[str, Any] = json.loads(path.read_text())
             fired = Counter({(step, fault): count for step, fault, count in before.pop("fired")})
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shrink", action="store_true", help="with --seed: the short script of a run that fails")
     parser.add_argument("--seconds", type=float, default=120.0, help="for shrinking, at most (default: 120)")
     parser.add_argument(
-        "--state", type=Path, metavar="FILE", help="save there what is done; the same command then goes on from it"
+        "--state", type=Path, metavar="FILE", help="save there what is done; the same command then continues from it"
     )
     given = parser.parse_args(arguments)
     seeds, first = _SEEDS if given.seeds is None else given.seeds, given.first or 0
@@ -220,14 +220,14 @@ def _shrink(seed: int, seconds: float) -> int:
 
 
 def _begin() -> None:
-    """Ignore Ctrl-C: the parent ends its children. Freeze what was imported: no run has to look at it again."""
+    """Ignore Ctrl-C: the parent kills its children. Freeze what was imported: no garbage collection scans it again."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
 
 
 def _end_interrupted(signum: int, frame: object) -> None:
-    """At once. A KeyboardInterrupt might hit the locks of the pool, which turn it into a failure of their own."""
+    """Exit at once. A KeyboardInterrupt might hit the locks of the pool, which turn it into another failure."""
     for child in multiprocessing.active_children():
         child.kill()
     os.write(sys.stderr.fileno(), b"interrupted\n")
@@ -235,7 +235,7 @@ def _end_interrupted(signum: int, frame: object) -> None:
 
 
 def _outcomes(pool: ProcessPoolExecutor, seeds: range, processes: int) -> Iterator[Outcome]:
-    """In the order of the seeds, a few of which are given out ahead."""
+    """The outcomes in the order of the seeds, a few of which are submitted ahead."""
     parts = (seeds[start : start + _PART] for start in range(0, len(seeds), _PART))
     ahead: deque[Future[list[Outcome]]] = deque()
     for part in parts:
@@ -274,12 +274,12 @@ def _many(whole: _Sum, processes: int | None, state: Path | None) -> int:
     if empty and whole.seeds < _SEEDS:
         print(f"{len(empty)} pairs untested (few seeds)")
     elif empty:
-        print(f"never met: {', '.join(empty)}")
+        print(f"never occurred: {', '.join(empty)}")
     untested = bool(empty) and whole.seeds >= _SEEDS_WHOLE
     if whole.bad or not untested:
         print(f"{len(whole.bad)} of {whole.seeds} runs went wrong" if whole.bad else "nothing went wrong")
     else:
-        print(f"no run went wrong, but {len(empty)} pairs of step and fault never met: the table has to be full")
+        print(f"no run went wrong, but {len(empty)} pairs of step and fault never occurred: the table must be full")
     return 1 if whole.bad or untested else 0
 
 

@@ -1,10 +1,10 @@
-"""A store, its clients and observers, and all that can go wrong, from one seed: the same seed is the same run.
+"""A store, its clients and observers, and all that can go wrong, from one seed: the same seed gives the same run.
 
-By the seed the store is embedded, its processes one after the other (`embedded.py`), or served: what ships, an owner
-and clients over connections that break (`served.py`). What both have in common is in `runs.py`.
+The seed decides whether the store is embedded, with one process after the other (`embedded.py`), or served: the code
+that ships, with an owner and clients over connections that break (`served.py`). `runs.py` has what both share.
 
-The clock is virtual and trio's choice of the next task is seeded, so a run takes no longer than it computes. All that a
-run could do without is a choice of its `Plan`: noted, replayed, left out (`shrink.py`).
+The clock is virtual and trio's choice of the next task is seeded, so a run takes only the time that it computes. All
+that a run can do without is a choice of its `Plan`: noted, replayed, left out (`shrink.py`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from perco.testing.runs import (
 from perco.testing.served import Served
 
 _LOOKS_MAX: Final = 1_000_000  # at the clock; a usual run takes a tenth of that
-_LOOKS_EACH: Final = 50_000  # between two collections of garbage
+_LOOKS_EACH: Final = 50_000  # between two garbage collections
 
 
 class _Clock(trio.abc.Clock):
-    """Jumps to the next deadline when no task can run: nothing comes from outside. A run that goes round in circles
-    without a call of the store is told by how often the clock is looked at."""
+    """Jumps to the next deadline when no task can run: nothing comes from outside. It counts the looks at it, and so
+    detects a run that loops without calling the store."""
 
     def __init__(self, looks: int) -> None:
         self._looks = self._left = looks
@@ -61,8 +61,8 @@ class _Clock(trio.abc.Clock):
 
 @contextlib.contextmanager
 def _collected() -> Iterator[None]:
-    """What is dropped in a circle of references tells of its end when it is collected: at moments which are
-    the same in each run, not when Python likes to."""
+    """Collect garbage at the same moments in each run, not when Python chooses to: objects in reference cycles are
+    finalized then."""
     on = gc.isenabled()
     gc.disable()
     gc.collect()
@@ -80,14 +80,14 @@ def _collected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """trio's scheduler chooses by the seed."""
+    """Make trio's scheduler choose by the seed."""
     before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING
     state = scheduler._r.getstate()
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     scheduler._r.seed(seed)
     log = logging.getLogger("perco")
     level = log.level
-    log.setLevel(logging.CRITICAL + 1)  # observers that meet a full disk say so each time
+    log.setLevel(logging.CRITICAL + 1)  # observers log each full disk
     try:
         yield
     finally:
@@ -97,7 +97,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def run_plan(plan: Plan, options: SimulationOptions | None = None) -> Outcome:
-    """One run, in a trio loop of its own, in virtual time. Raises what no run may raise: an assertion, a bug."""
+    """Make one run, in its own trio loop, in virtual time. Raises what no run may raise: an assertion, a bug."""
     with _collected(), seeded(plan.seed + (plan.salt << 32)):
         options = options or SimulationOptions()
         simulation: Run = (Embedded if processes_of(plan, options) == 1 else Served)(plan, options)

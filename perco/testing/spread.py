@@ -1,7 +1,7 @@
-"""Tablet servers of a simulated store: processes that the product starts, obeys and kills, over the simulation's disk.
+"""Tablet servers of a simulated store: processes that the product starts, orders and kills, over the simulation's disk.
 
-`TabletServers` is the product's: it starts a server's process again when that ends, and kills one that is not heard of.
-Here a process is one of the simulation's, and the socket between the two a connection of its network.
+`TabletServers` is the product's: it restarts a server's process when that ends, and kills one that is silent. Here, the
+processes are the simulation's, and a connection of its network replaces the socket between owner and server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import trio.lowlevel
 from perco.rpc.addresses import Address
 from perco.rpc.channel import WireOptions
 from perco.serve.children import Child
-from perco.serve.processes import ProcessOptions, TabletServers
+from perco.serve.placing import ProcessOptions
+from perco.serve.processes import TabletServers
 from perco.serve.tablets import TabletServer, serve
 from perco.storage import BatchOptions, LmdbOptions, Mutation, Tablet
 from perco.storage.call import Call
@@ -32,24 +33,24 @@ _TIMEOUT_S: Final = 5.0
 
 
 def name_at(port: int) -> str:
-    """Of whoever serves at a port."""
+    """The name of the tablet server at a port."""
     return f"tablets at {port}"
 
 
 class World(Befalls, Protocol):
-    """What the simulation is to them."""
+    """The simulation, as tablet servers see it."""
 
     disk: Disk
     network: Network
     kernel: Processes
 
     def another(self, name: str) -> Any:
-        """A process of that name, that begins now."""
+        """A new process of that name."""
         ...
 
 
 class _Child:
-    """A process, as its parent has it."""
+    """A process, as its parent sees it."""
 
     def __init__(self, kernel: Processes, process: Process, pid: int) -> None:
         self._kernel, self._process, self.pid = kernel, process, pid
@@ -61,11 +62,11 @@ class _Child:
         self._kernel.kill(self._process)
 
     def close(self) -> None:
-        """Nothing is kept of it."""
+        """Nothing to do: no resources are held for it."""
 
 
 class Servers(TabletServers):
-    """Of one owner."""
+    """The tablet servers of one owner."""
 
     def __init__(self, world: World, owner: Process, options: ProcessOptions, wire: WireOptions, seed: int) -> None:
         super().__init__(
@@ -124,7 +125,7 @@ class _Server(TabletServer):
 
 
 async def _serve(world: World, process: Any, stream: trio.abc.Stream, wire: WireOptions) -> None:
-    """What such a process does."""
+    """The main task of a tablet server's process."""
     background = Background()
 
     async def opened(table: str, number: int, start: bytes, groups: Sequence[str], floor: int) -> tuple[Tablet, int]:
@@ -142,4 +143,4 @@ async def _serve(world: World, process: Any, stream: trio.abc.Stream, wire: Wire
 
 
 def _never(mutations: Sequence[Mutation], call: Call) -> None:
-    raise AssertionError("a client's call goes on with the client")
+    raise AssertionError("the client continues its own calls")

@@ -1,26 +1,26 @@
-"""A crash sweep: every step of a scenario meets every fault, alone and in pairs; what is left must be whole.
+"""A crash sweep: every fault hits every step of a scenario, alone and in pairs; what is left must be whole.
 
 A *scenario* says what the first process does, what every later one does, and what must hold at the end. A *step* is a
-mutation, of whichever process: they are numbered through, so a *schedule*, a few faults at steps, replays exactly. A
-run without faults tells the steps there are; a run with one fault tells the steps that may meet a second.
+mutation of any process; steps are numbered across processes, so a *schedule*, a few faults at steps, replays exactly. A
+run without faults shows which steps there are; a run with one fault shows the steps that a second fault can hit.
 
-    CRASH_BEFORE, CRASH_AFTER   the process dies, the mutation made or not; another recovers
-    LOSE_REQUEST, LOSE_REPLY    its process is told that nobody knows
+    CRASH_BEFORE, CRASH_AFTER   the process dies before or after the mutation is made; another recovers
+    LOSE_REQUEST, LOSE_REPLY    its process gets no reply, and does not know whether it was made
     PAUSE_BEFORE, PAUSE_AFTER   the process stands still, is taken for dead by another, which recovers and goes on; then
                                 it wakes up
     REPEAT                      made, and once more before a later step, or after everything
     DELAY                       taken for lost, it arrives before a later step, or after everything
 
-Of the last two there is one fault for each moment of arrival that anybody can tell from the next one: before a step, if
-from there to the following step something is read that the late mutation writes, or something is written that it writes
-or checks (`Watched`). A mutation of a process that died may arrive as well: that takes a pair.
+The last two have one fault for each moment of arrival that can be told from the next one: before a step, if between it
+and the following step something is read that the late mutation writes, or something is written that it writes or checks
+(`Watched`). A mutation of a process that died may arrive as well: that takes a pair.
 
-In a scenario with `one_step`, or that `vacuums`, a process has the store to itself, as whoever commits in one step or
-removes old versions has: nobody takes it for dead while it lives (C2), so it never stands still. A commit in one step
-goes to tablets of its own process, once, and ends with it (C6). With a vacuum, the oracle's bound, the published
-watermark and pins are steps as well, and end with their process too; and so do the floors of tablets.
+In a scenario with `one_step`, or that `vacuums`, a process has the store to itself, as one-step commits and vacuums
+require: no other process takes it for dead while it lives (C2), so it never stands still. A one-step commit goes to
+tablets of its own process, once, and ends with it (C6). With a vacuum, the oracle's bound, the published watermark and
+pins are steps as well, and end with their process too; so do the floors of tablets.
 
-At the end: no lock is left, `check` is clean, no timestamp was handed out twice (O1), and what the scenario says.
+At the end no lock is left, `check` is clean, no timestamp was handed out twice (O1), and `verify` passes.
 """
 
 from __future__ import annotations
@@ -31,15 +31,21 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import ClassVar, Final, NamedTuple
 
 import trio
 import trio.testing
 
+from perco.check.check import CheckOptions, check
+from perco.clock.timestamps import Timestamps
+from perco.database.database import Database
+from perco.database.inside import inside, local_owner
+from perco.database.options import Options
 from perco.errors import BackgroundFailure
-from perco.notify.database import Database
+from perco.notify.backfill import BackfillOptions
 from perco.notify.worker import WorkerOptions
+from perco.schema.catalogue import SYSTEM_TABLE
+from perco.schema.schema import Schema
 from perco.storage import (
     LocalRowStore,
     Mutation,
@@ -53,81 +59,30 @@ from perco.storage import (
 )
 from perco.storage.call import Call
 from perco.storage.tablet import Tablet
+from perco.testing.bare import SingleRows
 from perco.testing.faults import FaultyRowStore, kind_of, use
 from perco.testing.machine import CrashedError, Machine
+from perco.testing.schedules import END, LATE, ONE_STEP, Fault, Kind, Schedule, Step
 from perco.testing.simulation import seeded
-from perco.txn.backfill import BackfillOptions
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.check import CheckOptions, check
-from perco.txn.client import Options
-from perco.txn.schema import Schema
-from perco.txn.timestamps import Timestamps
 
 _WALL: Final = 1_700_000_000.0
-_HOUR_S: Final = 3600.0  # of virtual time: what has not ended by then never does
-_STEPS_MAX: Final = 1000  # in one run; a usual one makes a few dozen
-END: Final = -1  # arrives after everything
-
-
-class Kind(Enum):
-    CRASH_BEFORE = "dies before"
-    CRASH_AFTER = "dies after"
-    LOSE_REQUEST = "its request is lost"
-    LOSE_REPLY = "its reply is lost"
-    PAUSE_BEFORE = "stands still before"
-    PAUSE_AFTER = "stands still after"
-    REPEAT = "is repeated"
-    DELAY = "is late"
-
-
-LATE: Final = (Kind.REPEAT, Kind.DELAY)
-PAUSES: Final = (Kind.PAUSE_BEFORE, Kind.PAUSE_AFTER)
-_ONE_STEP: Final = "one step"
-
-
-class Fault(NamedTuple):
-    """At the step of that number; `arrives`: before which later step, of a late one."""
-
-    step: int
-    kind: Kind
-    arrives: int = END
-
-    def __str__(self) -> str:
-        when = ""
-        if self.kind in LATE:
-            when = " until the end" if self.arrives == END else f" until {self.arrives}"
-        return f"{self.step} {self.kind.name}{when}"
-
-
-Schedule = tuple[Fault, ...]
-
-
-class Step(NamedTuple):
-    """Which process, from 0, sent what (`kind_of`)."""
-
-    process: int
-    kind: str
-
-    def kinds(self, *, alone: bool) -> list[Kind]:
-        """What it can meet; `alone`: its process has the store to itself."""
-        never = (*PAUSES, Kind.REPEAT) if self.kind == _ONE_STEP else PAUSES if alone else ()
-        return [kind for kind in Kind if kind not in never]
-
-    @property
-    def name(self) -> str:
-        return f"{'first' if self.process == 0 else 'later'} {self.kind}"
+LATE_S: Final = 60.0  # for how long a message to a bare store may be under way
+_HOUR_S: Final = 3600.0  # of virtual time: what has not ended by then never ends
+_STEPS_MAX: Final = 1000  # in one run; a usual run makes a few dozen
 
 
 class Scenario:
-    """What is swept. One object lives for one run; it may note in itself what processes were told.
+    """A scenario to sweep. One object lives for one run; it may note in itself the replies that processes got.
 
-    Attributes: `name`; `groups`, whether the store has groups (S1); `one_step`, whether processes commit in one step
+    Attributes: `name`; `groups`, whether the store has groups (S1); `bare`, whether it has no capability at all
+    (`bare.py`); `one_step`, whether processes commit in one step
     where they can; `vacuums`, whether they remove old versions; `backwards`, whether mutations sent together arrive in
     reverse; `before`, the schema that `prepare` has, if it is of an older program.
     """
 
     name: ClassVar[str] = ""
     groups: ClassVar[bool] = True
+    bare: ClassVar[bool] = False
     one_step: ClassVar[bool] = False
     vacuums: ClassVar[bool] = False
     backwards: ClassVar[bool] = False
@@ -135,21 +90,27 @@ class Scenario:
     before: Schema | None = None
 
     async def prepare(self, db: Database) -> None:
-        """What is there before, made without faults. The default: nothing."""
+        """Write what is there before, without faults. The default: nothing."""
 
     async def first(self, db: Database) -> None:
-        """What is swept: what the first process does."""
+        """Do what is swept, in the first process."""
         raise NotImplementedError
 
     async def meet(self, db: Database) -> None:
-        """What those do that come after it, before anything else has settled what it left. The default: nothing."""
+        """Do the work of each later process, before anything has settled what the first left. The default: nothing."""
 
     async def later(self, db: Database) -> None:
-        """What they do after that, and after everything has been settled and observed. The default: nothing."""
+        """Do the rest of it, after everything has been settled and observed. The default: nothing."""
 
     async def verify(self, db: Database) -> None:
-        """Asserts what must hold at the end; nothing goes wrong any more."""
+        """Assert what must hold at the end, when no more faults occur."""
         raise NotImplementedError
+
+
+def bare(make: type[Scenario]) -> type[Scenario]:
+    """The scenario over a store without any capability."""
+    more = {"name": f"{make.name}, bare", "bare": True, "groups": False, "one_step": False}
+    return type(f"Bare{make.__name__}", (make,), more)
 
 
 async def observe(db: Database) -> None:
@@ -158,14 +119,14 @@ async def observe(db: Database) -> None:
     if db.schema.observers:
         async with db.worker(options=options):
             await db.wait_idle(timeout=_HOUR_S)
-    while not db.sweeper.clean:  # noqa: ASYNC110
+    while not local_owner(db).sweeper.clean:  # noqa: ASYNC110
         await trio.sleep(0.5)
 
 
 @dataclass(slots=True)
 class Result:
-    """Of one run: the steps that were made, the faults that fired, and what was wrong with the end; `moments`, by
-    the step of a late fault that arrived last: before which steps it would have made a difference."""
+    """The result of one run: the steps that were made, the faults that fired, and what was wrong at the end; `moments`,
+    by the step of a late fault that arrived last: the steps before which it would have made a difference."""
 
     schedule: Schedule
     alone: bool = False
@@ -176,8 +137,10 @@ class Result:
 
 
 class Watched:
-    """A late mutation that has not arrived. Between two steps that do not touch what it touches, it makes no difference
-    when it does: it commutes with them, and with whatever was read."""
+    """A late mutation that has not arrived. It commutes with steps and reads that do not touch what it touches: among
+    these, it makes no difference when it arrives."""
+
+    has_floor: bool
 
     def __init__(self, mutation: Mutation) -> None:
         self._table = mutation.table
@@ -204,7 +167,7 @@ class Watched:
         return any(group == written for writes in self._writes.values() for written, _ in writes)
 
     def met_by(self, mutation: Mutation) -> bool:
-        """Whether one of the two reads or writes what the other one writes."""
+        """Whether one of the two checks or writes what the other one writes."""
         if mutation.table != self._table:
             return False
         for row, checks, writes in mutation.rows:
@@ -218,7 +181,7 @@ class Watched:
 
 
 class _Noting(Timestamps):
-    """Notes what is handed out, by whichever process."""
+    """Notes the timestamps that are handed out, by any process."""
 
     __slots__ = ("_noted",)
 
@@ -235,16 +198,21 @@ class _Noting(Timestamps):
 
 
 class _Store(FaultyRowStore):
-    """What a process sees of the store."""
+    """The store as a process sees it."""
 
     def __init__(self, store: RowStore, process: _Process) -> None:
         super().__init__(store, looking=process.awake)
         self._process = process
-        if process.run.scenario.backwards:
+        scenario = process.run.scenario
+        self.opening = scenario.bare  # what is sent by then is no step
+        self._swept_system = not scenario.bare or scenario.vacuums  # else the oracle meets no fault
+        if scenario.backwards:
             self.shuffle = list.reverse
 
     async def _apply(self, mutation: Mutation) -> Verdict:
         process = self._process
+        if self.opening or (mutation.table == SYSTEM_TABLE and not self._swept_system):
+            return await self._make(mutation)
         await process.awake()
         self._alive()
         fault = await process.run.step(process, mutation)
@@ -275,7 +243,13 @@ class _Store(FaultyRowStore):
 
 
 class _Process:
-    """From its opening of the store to its end or death; meanwhile it may stand still."""
+    """A process, from its opening of the store to its end or death; it may stand still meanwhile."""
+
+    run: Run
+    number: int
+    ended: trio.Event
+    stopped: trio.Event
+    died: bool
 
     def __init__(self, run: Run, number: int) -> None:
         self.run, self.number = run, number
@@ -290,13 +264,19 @@ class _Process:
 
     async def live(self) -> None:
         run = self.run
+        if run.scenario.bare:
+            self._store = _Store(SingleRows(run.machine.store), self)
         try:
-            async with run.opened(self.number) as db:
+            async with run.opened(self.number, self._store) as db:
                 self.db = db
-                self._store = _Store(db.driver.store, self)
-                use(db, self._store)
-                if run.scenario.vacuums:
-                    db.oracle._store = db.oracle.pins._store = self._store
+                if self._store is not None:
+                    self._store.opening = False
+                    inside(db).oracle._store = inside(db).oracle.pins._store = local_owner(db).store
+                else:
+                    self._store = _Store(inside(db).driver.store, self)
+                    use(db, self._store)
+                    if run.scenario.vacuums:
+                        inside(db).oracle._store = inside(db).oracle.pins._store = self._store
                 try:
                     with self._scope:
                         await _work(run.scenario, db, first=self.number == 0)
@@ -305,7 +285,7 @@ class _Process:
                 except* BackgroundFailure as failures:  # its background died first
                     if not self.died or not all(_only_crashed(each.__cause__) for each in failures.exceptions):
                         raise
-            failure = db.background.failure()
+            failure = inside(db).background.failure()
             if failure is not None and not (self.died and _only_crashed(failure.__cause__)):
                 raise failure
         finally:
@@ -323,8 +303,8 @@ class _Process:
             await trio.lowlevel.checkpoint()
 
     async def pause(self) -> None:
-        """Until it is woken, or dies; whatever its tasks ask of the store waits as well. Two of them may stand still at
-        once, and one may die while another stands still."""
+        """Stand still until it is woken, or dies; all that its tasks ask of the store waits as well. Two tasks may
+        pause it at once, and it may die in one while another pauses it."""
         if self.died:
             return
         if not self.paused:
@@ -334,14 +314,14 @@ class _Process:
             await self._wait()
 
     async def _wait(self) -> None:
-        with trio.move_on_after(_HOUR_S):  # else a run that nobody wakes would go on for ever, for it is shielded
+        with trio.move_on_after(_HOUR_S):  # else a run that is never woken would last for ever, since it is shielded
             await self._awake.wait()
             return
         self.run.result.problem = f"process {self.number} stands still, and nobody woke it"
         raise AssertionError(self.run.result.problem)
 
     async def wake(self) -> None:
-        """Until it has ended, or stands still again."""
+        """Wake it, and wait until it has ended, or stands still again."""
         if not self.ended.is_set():
             self.stopped = trio.Event()
             self._awake.set()
@@ -365,7 +345,7 @@ def _only_crashed(error: BaseException | None) -> bool:
 async def _work(scenario: Scenario, db: Database, *, first: bool) -> None:
     if not first:
         await scenario.meet(db)
-    db.background.start(db.sweeper.run, "sweeper")
+    inside(db).background.start(local_owner(db).sweeper.run, "sweeper")
     if first:
         await scenario.first(db)
         return
@@ -375,6 +355,7 @@ async def _work(scenario: Scenario, db: Database, *, first: bool) -> None:
 
 
 class _Late(NamedTuple):
+    sent: float
     arrives: int
     process: _Process
     mutation: Mutation
@@ -382,22 +363,30 @@ class _Late(NamedTuple):
 
 
 class Run:
-    """One schedule, carried out."""
+    """One run of a scenario under a schedule."""
+
+    result: Result
+    machine: Machine
 
     def __init__(self, scenario: Scenario, schedule: Schedule) -> None:
         self.scenario = scenario
         self.result = Result(schedule, scenario.one_step or scenario.vacuums)
-        self.machine = Machine(scenario.schema, groups=scenario.groups, one_step=scenario.one_step)
+        self.machine = Machine(
+            scenario.schema,
+            groups=scenario.groups,
+            one_step=scenario.one_step,
+            bare_s=LATE_S if scenario.bare else None,
+        )
         self._faults = {fault.step: fault for fault in schedule}
         self._late: list[_Late] = []
         self._handed_out: list[int] = []
         self._standing: list[_Process] = []
-        self._watched: dict[int, Watched] = {}  # by the step, what arrives last
+        self._watched: dict[int, Watched] = {}  # by step, the mutations that arrive last
         self._noted: set[Tablet] = set()
         self._note_touches(self.machine.store)
 
     def _note_touches(self, store: LocalRowStore) -> None:
-        """Of whatever goes through the store, by whichever process: reads look at their end, in one go."""
+        """Note all that goes through the store, from any process; a read is noted when it ends, as a whole."""
 
         def looking(read: Callable[..., Awaitable[list[RowCells]]]) -> Callable[..., Awaitable[list[RowCells]]]:
             async def reads(requests: Sequence[ReadRequest], *bytes_max: int) -> list[RowCells]:
@@ -422,7 +411,7 @@ class Run:
         store.find_page, store.submit = finds, submits  # type: ignore[method-assign]
 
     def _note_floors(self) -> None:
-        """Of each tablet, when its floor rises."""
+        """Note when the floor of a tablet rises."""
         for tablet in set(self.machine.store.tablets()) - self._noted:
             self._noted.add(tablet)
             raise_floor = tablet.raise_floor
@@ -438,16 +427,16 @@ class Run:
             tablet.raise_floor = raises  # type: ignore[method-assign]
 
     def _note_counts(self, db: Database) -> None:
-        count = db._entries
+        count = local_owner(db).idle.entries
 
         def counts(group: str) -> int:
             self._touched(lambda watched: watched.counted_by(group))
             return count(group)
 
-        db._entries = counts  # type: ignore[method-assign]
+        local_owner(db).idle.entries = counts  # type: ignore[method-assign]
 
     def _touched(self, does: Callable[[Watched], bool]) -> None:
-        """Something is done that may touch what is late."""
+        """Note a moment for each late mutation that something just done touches."""
         last = len(self.result.steps) - 1
         for step, watched in self._watched.items():
             if last > step and does(watched):
@@ -465,7 +454,7 @@ class Run:
         return self.result
 
     async def _processes(self, nursery: trio.Nursery) -> None:
-        """One after the other, until one that came after the first has ended and nothing is under way any more."""
+        """Run one after the other, until a later one than the first has ended and nothing is in flight any more."""
         number = 0
         while True:
             process = _Process(self, number)
@@ -490,32 +479,34 @@ class Run:
 
     async def _end(self) -> None:
         async with self.opened(len(self.result.steps)) as db:
-            db.background.start(db.sweeper.run, "sweeper")
+            inside(db).background.start(local_owner(db).sweeper.run, "sweeper")
             await observe(db)
             assert not self.machine.locks(), f"{self.machine.locks()} locks are left"
             await self.scenario.verify(db)
-            result = await check(self.machine.store, ts=db.oracle.last, options=CheckOptions(pause_s=0.0))
+            result = await check(self.machine.store, ts=inside(db).oracle.last, options=CheckOptions(pause_s=0.0))
             assert result.clean, "\n".join(map(str, result.findings))
 
     @asynccontextmanager
-    async def opened(self, number: int) -> AsyncIterator[Database]:
-        """The store, for a process. One that lives beside another, which stands still, shares the oracle with it."""
+    async def opened(self, number: int, below: RowStore | None = None) -> AsyncIterator[Database]:
+        """Open the store for a process. If another one stands still meanwhile, the two share an oracle. `below`: see
+        `Machine.opened`."""
         wall, backfill = lambda: _WALL + trio.current_time(), BackfillOptions(share=1.0, page_rows=2)
         if self.scenario.vacuums:
             for tablet in self.machine.store.tablets():
-                tablet.floor = 0  # its process has ended, and with it what it had in memory
-        async with self.machine.opened(Options(seed=number, wall=wall, backfill=backfill)) as db:
+                tablet.floor = 0  # its process has ended, and its memory is gone
+        options = Options(seed=number, wall=wall, backfill=backfill)
+        async with self.machine.opened(options, below=below) as db:
             beside = self._standing[-1].db if self._standing else None
             if beside is not None:
-                db.oracle = db.driver.oracle = beside.oracle
+                inside(db).engine.oracle = inside(db).driver.oracle = inside(beside).oracle
             else:
-                db.oracle._timestamps = _Noting(db.oracle._timestamps.bound, self._handed_out)
+                inside(db).oracle._timestamps = _Noting(inside(db).oracle._timestamps.bound, self._handed_out)
             self._note_counts(db)
             self._note_floors()
             yield db
 
     async def step(self, process: _Process, mutation: Mutation) -> Fault | None:
-        """A mutation is about to be made; what arrives before it arrives. Returns what it meets."""
+        """Note a mutation that is about to be made, and deliver what arrives before it. Returns its fault."""
         number = len(self.result.steps)
         assert number < _STEPS_MAX, "it goes round in circles"
         self.result.steps.append(Step(process.number, kind_of(mutation)))
@@ -524,7 +515,7 @@ class Run:
         if fault is not None:
             self.result.fired.append(fault)
             if fault.kind in LATE:
-                self._late.append(_Late(fault.arrives, process, mutation, number))
+                self._late.append(_Late(trio.current_time(), fault.arrives, process, mutation, number))
                 if fault.arrives == END:
                     self._watched[number] = Watched(mutation)
         return fault
@@ -533,19 +524,23 @@ class Run:
         self._deliver([late for late in self._late if everything or late.arrives == step])
 
     def _own_arrive(self, process: _Process) -> None:
-        """What a process has queued for its own tablets is made when it closes, and is gone when it dies (C6)."""
+        """Make what a process has queued for its own tablets if it has closed; drop it if it has died (C6)."""
         own = [late for late in self._late if late.process is process and self._is_own(late.mutation)]
         self._deliver(own, made=not process.died)
 
     def _is_own(self, mutation: Mutation) -> bool:
-        """The oracle and whoever vacuums have the system table to themselves."""
-        return kind_of(mutation) == _ONE_STEP or (self.scenario.vacuums and mutation.table == SYSTEM_TABLE)
+        """Whether it is queued for its process's own tablets, as with a vacuum those for the system table are."""
+        if self.scenario.bare:
+            return False
+        return kind_of(mutation) == ONE_STEP or (self.scenario.vacuums and mutation.table == SYSTEM_TABLE)
 
     def _deliver(self, due: list[_Late], *, made: bool = True) -> None:
-        """At once: nobody's turn comes sooner or later by it, so the run goes on as without it but for what it does."""
+        """Deliver these at once: no task's turn comes sooner or later by it, so only their effect changes the run."""
         self._late = [late for late in self._late if late not in due]
         for late in due:
             self._watched.pop(late.step, None)
+        if self.scenario.bare:  # a message is not under way for ever
+            due = [late for late in due if trio.current_time() < late.sent + LATE_S]
         for late in due if made else ():
             call = Call(None, 1)
             self.machine.store.submit([late.mutation], call)
@@ -553,7 +548,7 @@ class Run:
 
 
 def run(make: Callable[[], Scenario], schedule: Schedule = ()) -> Result:
-    """Carry out one schedule, in a trio loop of its own, in virtual time; the same schedule is the same run."""
+    """Run one schedule, in its own trio loop, in virtual time; the same schedule gives the same run."""
     with seeded(0):
         one = Run(make(), schedule)
         try:
@@ -564,7 +559,7 @@ def run(make: Callable[[], Scenario], schedule: Schedule = ()) -> Result:
 
 
 def next_faults(result: Result, *, least: int = 0) -> Iterator[Schedule]:
-    """All schedules with one more fault, at a later step than those of a run, from `least` on; a late one arrives
+    """All schedules with one more fault than that of a run, at a later step, from `least` on; a late fault arrives
     last."""
     schedule = result.schedule
     after = schedule[-1].step + 1 if schedule else 0
@@ -574,8 +569,8 @@ def next_faults(result: Result, *, least: int = 0) -> Iterator[Schedule]:
 
 
 def arrivals(result: Result) -> list[Schedule]:
-    """Of a run in which the newest fault is a late one, and arrived last: each earlier moment of its arrival that
-    makes a difference."""
+    """The schedules of a run whose newest fault is a late one that arrived last, with each earlier moment of its
+    arrival that makes a difference."""
     *others, last = result.schedule
     return [(*others, last._replace(arrives=step)) for step in result.moments.get(last.step, ())]
 
@@ -583,8 +578,8 @@ def arrivals(result: Result) -> list[Schedule]:
 def deeper(
     make: Callable[[], Scenario], result: Result, *, moments: int | None = None, least: int = 0
 ) -> Iterator[Result]:
-    """All runs with one more fault than a run had, from the step `least` on; a late one arrives last, and before each
-    step, or the first few."""
+    """All runs with one more fault than a run had, from the step `least` on. A late fault arrives last, and at each
+    moment that makes a difference, or the first few (`moments`)."""
     for schedule in next_faults(result, least=least):
         one = run(make, schedule)
         yield one
@@ -594,8 +589,8 @@ def deeper(
 
 @dataclass(slots=True)
 class Report:
-    """What a sweep did: `runs`, of how many faults each; `met`, which fault met which step, and `possible`, which could
-    have; `wrong`, the runs that ended badly."""
+    """What a sweep did: `runs`, how many, by the number of faults; `met`, how often each fault hit each step, and
+    `possible`, which could have; `wrong`, the runs that ended badly."""
 
     runs: Counter[int] = field(default_factory=Counter)
     met: Counter[tuple[str, Kind]] = field(default_factory=Counter)
@@ -623,18 +618,18 @@ class Report:
         return sorted({name for name, _ in self.met})
 
     def table(self) -> str:
-        """Which fault met which step how often."""
+        """How often each fault hit each step."""
         lines = [" " * 16 + "".join(f"{kind.name:>14}" for kind in Kind)]
         lines += [f"{name:16}" + "".join(f"{self.met[name, kind]:>14}" for kind in Kind) for name in self.steps()]
         return "\n".join(lines)
 
     def empty(self) -> list[str]:
-        """Steps that never met a fault that they could have met."""
+        """Steps, each with a fault that could have hit it but never did."""
         return sorted(f"{name} x {kind.name}" for name, kind in self.possible if not self.met[name, kind])
 
 
 def singles(make: Callable[[], Scenario], *, moments: int | None = None) -> Report:
-    """No fault, then every fault at every step; late ones before every later step, or the first few, and last."""
+    """Run without a fault, then with every fault at every step; late ones as in `deeper`."""
     report = Report()
     dry = run(make)
     report.add(dry)
@@ -645,11 +640,11 @@ def singles(make: Callable[[], Scenario], *, moments: int | None = None) -> Repo
 
 
 def pairs(make: Callable[[], Scenario], first: Schedule) -> Iterator[Result]:
-    """A first fault, with every second one at every later step. A late second one arrives at its first moment, or last.
+    """Run a first fault with every second one at every later step. A late second one arrives at its first moment, or
+    last.
 
-    A late first one arrives before the second; or after it, when it meets what the second has brought about, which is
-    why these moments are those of the run with both; or right before it, when all that was done until then has been
-    done.
+    A late first one arrives before the second; or after it, where it encounters the effects of the second, so these
+    moments are those of the run with both; or right before it, after everything that precedes the second.
     """
     alone = run(make, first)
     [fault] = first
@@ -668,12 +663,12 @@ def pairs(make: Callable[[], Scenario], first: Schedule) -> Iterator[Result]:
 
 
 def firsts(make: Callable[[], Scenario]) -> list[Schedule]:
-    """What to call `pairs` with to have them all."""
+    """The first faults whose `pairs`, taken together, are all pairs."""
     return list(next_faults(run(make)))
 
 
 def sample(make: Callable[[], Scenario], pairs: int, rng: random.Random) -> Report:
-    """So many pairs, drawn; of late ones, at any moment of arrival."""
+    """Run so many random pairs of faults; late ones arrive before any later step, or last."""
     report = Report()
     dry = run(make)
     while report.runs[2] < pairs:
@@ -689,17 +684,3 @@ def sample(make: Callable[[], Scenario], pairs: int, rng: random.Random) -> Repo
                 result = run(make, (*others, last._replace(arrives=rng.choice(later))))
         report.add(result)
     return report
-
-
-def again(schedule: Schedule) -> str:
-    """A schedule as the command takes it."""
-    return ",".join(f"{fault.step}:{fault.kind.name}:{fault.arrives}" for fault in schedule)
-
-
-def parse(text: str) -> Schedule:
-    """The schedule that `again` wrote."""
-    out = []
-    for part in text.split(","):
-        step, kind, arrives = part.split(":")
-        out.append(Fault(int(step), Kind[kind], int(arrives)))
-    return tuple(out)

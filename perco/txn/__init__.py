@@ -1,5 +1,5 @@
-"""Transactions: pure cores, one driver, and the objects that users hold.
+"""Transactions that run: the driver of the pure commit, and the objects that users hold.
 
-Read `records.py` (how transactions are written down), `snapshot.py`, `commit.py`, `recovery.py` (the pure cores),
-`mutations.py` (each step as checks and writes), `driver.py` (does what they decide), `transaction.py`, `client.py`.
+Read `driver.py` (performs commits), `resolver.py` (reads, and settles what is in the way), `engine.py` (what the
+transactions of a store share), `transaction.py`, `running.py` (`db.run`).
 """

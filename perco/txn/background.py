@@ -1,8 +1,8 @@
 """Tasks that belong to an opened store, and end with it.
 
-They are trio system tasks, each in a cancel scope of its own: so they survive the cancellation of whoever happened to
-start them, the store joins them when it closes, and what one of them raises never comes wrapped in an ExceptionGroup
-out of the user's `async with`. One that dies of a bug makes the store unusable, with a PercoError that says so.
+They are trio system tasks, each in its own cancel scope: they survive the cancellation of the task that started them,
+the store joins them when it closes, and their errors never leave the user's `async with` wrapped in an ExceptionGroup.
+A task that dies of a bug makes the store unusable, with a PercoError that says so.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ T = TypeVar("T")
 class Background:
     """Loop thread only."""
 
+    ended: bool
+
     def __init__(self) -> None:
         self._scope: list[trio.CancelScope] = []
         self._short = 0
         self._long = 0
-        self._changed: trio.Event | None = None  # somebody waits for the end
+        self._changed: trio.Event | None = None  # set when a task ends; None: nothing waits for that
         self._failure: BaseException | None = None
         self.stopped: BaseException | None = None  # SystemExit and the like, out of a user's function
         self._closed = False
@@ -32,7 +34,7 @@ class Background:
         self.on_failure: list[Callable[[], None]] = []
 
     def spawn(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Something short, to be finished before the store closes: phase two, a rollback."""
+        """Start a short task that must finish before the store closes: phase two, a rollback."""
         self._short += 1
         trio.lowlevel.spawn_system_task(self._run_short, action, name="perco-background")
 
@@ -47,7 +49,7 @@ class Background:
             self._notify()
 
     def hold(self) -> None:
-        """Something short without a task of its own begins; `let_go` ends it."""
+        """Count short work that has no task of its own; `let_go` ends it."""
         self._short += 1
 
     def let_go(self, error: Exception | None = None) -> None:
@@ -57,7 +59,7 @@ class Background:
         self._notify()
 
     def start(self, loop: Callable[[], Awaitable[None]], name: str) -> Callable[[], None]:
-        """Something that runs until the store closes; returns what ends it earlier."""
+        """Start a task that runs until the store closes; returns a function that ends it earlier."""
         scope = trio.CancelScope()
         self._scope.append(scope)
         if self._closed:  # short work that the end waits for may start it
@@ -67,8 +69,8 @@ class Background:
         return scope.cancel
 
     async def apart(self, action: Callable[[], Awaitable[T]], name: str) -> T:
-        """Run an action in a task of the store's own, and return its result. If the caller is cancelled, or
-        interrupted, the action is cancelled, and waited for. Raises: the action's errors."""
+        """Run an action in a task of its own, and return its result. If the caller is cancelled or interrupted,
+        cancels the action and waits for its end. Raises: the action's errors."""
         done = trio.Event()
         made: list[T] = []
         failed: list[PercoError] = []
@@ -119,14 +121,14 @@ class Background:
                 act()
 
     def stop(self, error: BaseException) -> None:
-        """A user's function wants the program to end: the block is cancelled, and this comes out of it."""
+        """Cancel the store's block, which then raises `error`: a user's function wants the program to end."""
         if self.stopped is None:
             self.stopped = error
             for act in self.on_failure:
                 act()
 
     def failure(self) -> BackgroundFailure | None:
-        """What killed a background task, if anything did."""
+        """The error that killed a background task, if any."""
         if self._failure is None:
             return None
         failure = BackgroundFailure(
@@ -145,18 +147,18 @@ class Background:
             raise failure
 
     async def change(self) -> None:
-        """Until a task ends."""
+        """Wait until a task ends."""
         if self._changed is None:
             self._changed = trio.Event()
         await self._changed.wait()
 
     @property
     def crowd(self) -> int:
-        """Short tasks under way."""
+        """How many short tasks are under way."""
         return self._short
 
     async def aclose(self) -> None:
-        """Finish what is short, end what is long. Not cancelled by the scope it is called in."""
+        """Wait for short tasks, cancel long ones. The caller's cancel scope does not cancel this."""
         self._closed = self.ended = True
         with trio.CancelScope(shield=True):
             for scope in self._scope:

@@ -1,25 +1,27 @@
-"""Steps that follow from the verdicts of another, decided on the loop without waking the transaction's task.
+"""Next steps of a commit, decided on the loop from the verdicts of the last one, without waking the commit's task.
 
 `Chain` leads from the last prewrite to the commit of the primary, `Settling` from a refused group to its single cells.
-Each takes verdicts and returns what to send next; a task, or the row store itself, does the sending.
+Each takes verdicts and returns the next mutations; a task, or the row store itself, sends them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from perco.clock.oracle import Oracle
 from perco.errors import TabletSplit
+from perco.protocol.commit import Commit, State
 from perco.storage import APPLIED, Failed, Mutation, NoReply, Verdict
-from perco.txn.commit import Commit, State
 from perco.txn.entered import Entered
-from perco.txn.oracle import Oracle
 
 
 class Chain:
     """From the last prewrite's verdict straight to the primary's commit, while the task still sleeps.
 
-    T2 holds as ever: commit_ts is drawn when every prewrite has been acknowledged.
+    T2 still holds: commit_ts is drawn when every prewrite has been acknowledged.
     """
+
+    entered: bool
 
     __slots__ = ("_commit", "_event", "_memory", "_oracle", "_sent", "_told", "_version", "entered")
 
@@ -29,7 +31,7 @@ class Chain:
         self._commit, self._oracle, self._version, self._event = commit, oracle, version, event
         self._memory = memory
         self._told = self._sent = False
-        self.entered = False  # C2: the primary's part stands in the memory of entered cells
+        self.entered = False  # C2: the primary's part is in the memory of entered cells
 
     def __call__(self, verdicts: Sequence[Verdict]) -> list[Mutation] | None:
         if self._sent:
@@ -51,7 +53,7 @@ class Chain:
         return [commit.primary_commit()]
 
     def ended(self, verdicts: Sequence[Verdict]) -> None:
-        """The task is awake again, with the verdicts of what was sent last."""
+        """Take the verdicts of what was sent last, in the commit's task, which is awake again."""
         if not self._told:
             self._prewritten(verdicts)
         if self._sent:
@@ -65,12 +67,15 @@ class Chain:
 
 
 class Settling:
-    """Groups of our own cells to be settled. A refused group holds a cell that somebody else has settled already, or
-    cells that a split tablet has no more (P3): then the others of it go one by one, or their locks, and what they
-    notify (N1), would stay.
+    """Groups of a transaction's own cells to settle. A group is refused if another task has settled one of its cells,
+    or if a tablet split has moved some of them away (P3). Then its cells are settled one by one: otherwise the
+    remaining locks, and the notifications that they stand for (N1), would stay.
 
-    `left`: some could not be written and are left to whoever meets them.
+    `left`: some could not be written; later readers, or the sweeper, settle them.
     """
+
+    groups: Sequence[Mutation]
+    left: bool
 
     __slots__ = ("_by_cell", "groups", "left")
 
@@ -79,7 +84,7 @@ class Settling:
         self.left = False
 
     def told(self, verdicts: Sequence[Verdict]) -> list[Mutation]:
-        """What came of what was sent last; returns what to send next."""
+        """Take the verdicts of what was sent last; returns what to send next."""
         by_cell, self._by_cell = self._by_cell, None
         cells: list[Mutation] = []
         for i, verdict in enumerate(verdicts):

@@ -3,7 +3,7 @@
 A one-step commit leaves no lock that a reader could meet: its records become visible when its write transaction ends,
 some time after its commit_ts was drawn. Until then its cells are entered here.
 
-C2  Enter: in the same step as commit_ts is drawn, no await between.
+C2  Enter: in the step that draws commit_ts, with no await between.
 C3  Leave: when the write transaction has ended, even if the caller is gone. A commit without an answer stays until it
     has been settled (`left`).
 C4  Read: a reader at S asks here first, then opens its view, and waits for an entry with commit_ts <= S. Nothing waits
@@ -11,7 +11,7 @@ C4  Read: a reader at S asks here first, then opens its view, and waits for an e
 
 A cell has at most one entry: a second transaction waits for the first, and holds nothing meanwhile (T7).
 
-Why it is right: a reader with S >= commit_ts drew S after the entry stood, asks here before it looks, and an entry
+Why it is right: a reader with S >= commit_ts drew S after the entry was made, asks here before it looks, and an entry
 leaves only once its records are visible. So it meets the entry or the records.
 """
 
@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import NamedTuple
 
-from perco.txn.commit import Commit
-from perco.txn.records import Cellref
+from perco.protocol.commit import Commit
+from perco.protocol.records import Cellref
 
 Where = tuple[str, bytes, int]  # (table, row, column)
 
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 
 class Entered:
-    """Loop thread only. `cells`: by cell; `left`: cells of those whose answer did not come, by start_ts."""
+    """Loop thread only. `cells`: entries by cell; `left`: those whose answer was lost, and their cells, by start_ts."""
 
     __slots__ = ("cells", "left")
 
@@ -44,7 +44,7 @@ class Entered:
         self.left: dict[int, tuple[Entry, list[Where]]] = {}
 
     def in_the_way(self, commit: Commit) -> tuple[Where, Entry] | None:
-        """Another's entry for a cell that this commit would enter."""
+        """Another transaction's entry for a cell that this commit would enter."""
         cells = self.cells
         if cells:
             for where in commit.cells:
@@ -54,7 +54,7 @@ class Entered:
         return None
 
     def enter(self, commit: Commit) -> None:
-        """C2: `commit.commit_ts` has just been drawn."""
+        """C2: enter the cells of a commit whose commit_ts has just been drawn."""
         header = commit.header
         entry = Entry(commit.commit_ts, header.start_ts, header.primary)
         cells = self.cells
@@ -62,25 +62,25 @@ class Entered:
             cells[where] = entry
 
     def leave(self, commit: Commit) -> None:
-        """C3: the write transaction has ended, or was never begun."""
+        """C3: remove a commit's entries: its write transaction has ended, or was never begun."""
         cells = self.cells
         for where in commit.cells:
             entry = cells.pop(where)
             assert entry.commit_ts == commit.commit_ts, "C3: an entry is its own transaction's"
 
     def stands(self, entry: Entry) -> bool:
-        """Whether it has not left."""
+        """Whether an entry has not left yet."""
         table, row, column = entry.primary
         cells = self.cells
         return cells.get((table, row, column)) is entry or cells.get((table, row, -entry.start_ts)) is entry
 
     def leave_behind(self, commit: Commit) -> None:
-        """Nobody knows whether the write transaction has ended: the entries stay until `settled`."""
+        """Keep the entries until `settled`: whether the write transaction has ended is unknown."""
         where = commit.cells
         self.left[commit.header.start_ts] = self.cells[where[0]], where
 
     def settled(self, start_ts: int) -> bool:
-        """The fate of a transaction has been learnt from the store; whether it had been left behind."""
+        """Remove what a transaction left behind, once its fate is known; returns whether it had left anything."""
         if start_ts not in self.left:
             return False
         for where in self.left.pop(start_ts)[1]:

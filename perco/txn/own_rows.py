@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any, Final
 
-_CHUNK: Final = 512  # rows of a list; one of twice as many is split
+_CHUNK: Final = 512  # rows in a list; a list of twice as many is split
 
 
 class SortedRows:
@@ -21,7 +21,7 @@ class SortedRows:
 
     def __init__(self) -> None:
         self._chunks: list[list[bytes]] = [[]]
-        self._firsts: list[bytes] = [b""]  # a lower bound of each list, and above all of the one before
+        self._firsts: list[bytes] = [b""]  # a lower bound of each list, above all rows of the one before
 
     def add(self, row: bytes) -> None:
         at = bisect_right(self._firsts, row) - 1
@@ -48,7 +48,7 @@ class SortedRows:
 
 
 class OwnRows:
-    """By table, the rows of all writes that `within` has seen."""
+    """The rows of all writes that `within` has seen, by table."""
 
     __slots__ = ("_noted", "_tables")
 

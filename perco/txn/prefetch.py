@@ -1,24 +1,24 @@
 """A transaction's cache of its reads, and the cells that are read ahead for it (the paper's section 2.5). Pure.
 
     ahead = predictor.begin("app.index_page")       one for each transaction
-    plan = ahead.plan(table, row, columns)          what else to ask of the row, in the same read
-    ahead.took(table, plan, cells)                  what came
+    plan = ahead.plan(table, row, columns)          what to read of the row along with these columns
+    ahead.took(table, plan, cells)                  the result of that read
     ahead.find(table, row, column)                  what is known of a cell, without a read
 
-To read a second cell of a row costs almost nothing once the first is read, while another read costs a round trip. So
+Reading a second cell of a row along with the first costs almost nothing, while another read costs a round trip. So
 whenever a column is read, the columns of that row that are *likely* to be read later in the transaction are read with
-it. How likely, was seen in the past: of the transactions that began a row with that column, or went on to it, how many
-read the other one later. There is one such memory for each observer, and for each function that is run; old
-transactions count less and less; a function that gains nothing by it is only looked at now and then. A value too long
-for its record takes a second read: where that is likely, the newest data of the cell is asked for as well, and used if
-it is what the record points at.
+it. The likelihood comes from past transactions: of those that began a row with that column, or went on to it, how many
+read the other one later. Each observer, and each function that is run, has its own memory, in which old transactions
+count less and less; for a function that gains nothing, only some transactions are looked at. A value too long for its
+record takes a second read: where that is likely, the newest data of the cell is read along, and used if the record
+points at it.
 
-A long value that is likely to be needed is asked for as long as all that one read brings ahead stays small
-(`ahead_bytes_max`, by what such values were in the past).
+Long values are read ahead only while the total of one read stays small (`ahead_bytes_max`, estimated from the sizes of
+past values).
 
-T9  Cells that are read ahead are kept as found, and looked at only when they are really read: a cell with a lock in its
-    way is then read anew, and damage is reported then. A cell without a lock is the same for any later read at this
-    timestamp: a transaction that commits at or below it had its lock in place, or was entered (C4), before the draw.
+T9  Cells read ahead are kept as found, and interpreted only when the transaction reads them: a cell with a lock is then
+    read again, and damage is reported then. A cell without a lock is the same for any later read at this timestamp: a
+    transaction that commits at or below it had its lock in place, or was entered (C4), before the timestamp was drawn.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
-from perco.options import check_options
+from perco.protocol.snapshot import InData, Missing, Seen, Value, look
+from perco.settings import check_options
 from perco.storage import LOCK, WRITE, Cell, Query, RowCells
-from perco.txn.snapshot import InData, Missing, Seen, Value, look
 
-_FADE: Final = 1 - 1 / 16  # what a transaction counts for when one more has come
+_FADE: Final = 1 - 1 / 16  # the weight of a transaction after the next one
 _KEPT_PER_CHECKPOINT: Final = 64
-_FRUITLESS: Final = 32  # transactions without a gain, and it is not kept up for each
+_FRUITLESS: Final = 32  # after so many transactions without a gain, only some are looked at
 _LOOK_EVERY: Final = 16
 _ROWS_LEARNT: Final = 64  # of one transaction
-_TRIGGERS_MAX: Final = 1024  # that are remembered of one function
-_WRAPPED_MAX: Final = 16  # functions around a function
+_TRIGGERS_MAX: Final = 1024  # remembered for one function
+_WRAPPED_MAX: Final = 16  # wrappers around a function
 _SEEN_MIN: Final = 1.5  # more than one transaction
 
 _Place: TypeAlias = tuple[str, int]
-_Trigger: TypeAlias = tuple[str, int, bool]  # a column, and whether it is the first that is read of its row
+_Trigger: TypeAlias = tuple[str, int, bool]  # a column, and whether it is the first that was read in its row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefetchOptions:
     """Attributes:
-    cache: a transaction keeps what it has read, and reads no cell twice. None: where the store is served.
-    predict: it is given with a read what it is likely to read of the row later; that takes the cache. None: where the
-        store is served.
-    likely_share: of the transactions seen, how many must have read a column later for it to be read ahead.
-    columns_max: that are read ahead in one row.
-    ahead_bytes_max: of long values that one read brings ahead, as far as that can be foreseen.
-    cells_max, bytes_max: that a transaction keeps; what is more, is read anew.
-    functions_max: observers and functions that are remembered; the one not run for the longest time is forgotten.
+    cache: a transaction keeps what it has read, and reads no cell twice. None: in clients of a served store.
+    predict: a read also returns what the transaction is likely to read of the row later; this implies the cache. None:
+        in clients of a served store.
+    likely_share: the share of past transactions that must have read a column later for it to be read ahead.
+    columns_max: columns that are read ahead in one row.
+    ahead_bytes_max: bytes of long values that one read returns ahead, as estimated.
+    cells_max, bytes_max: how much a transaction keeps; anything beyond is read again.
+    functions_max: observers and functions that are remembered; the least recently run one is forgotten.
     """
 
     cache: bool | None = None
@@ -74,14 +74,14 @@ class PrefetchOptions:
 
 @dataclass(slots=True)
 class PrefetchCounters:
-    """Of one observer or function, or of all; of the transactions that were looked at.
+    """Counters of one observer or function, or of all, over the transactions that were looked at.
 
     Attributes:
-        reads: rows that were read of the store.
+        reads: rows that were read from the store.
         sent: cells in them.
-        predicted: of these, read ahead.
-        used, wasted: of the predicted, really read by the end of the transaction, or not.
-        kept: cells that were read from what the transaction had: those used, and those read again.
+        predicted: those of them that were read ahead.
+        used, wasted: predicted cells that the transaction then read, or did not read.
+        kept: cells that were read from the cache: those used, and those read again.
     """
 
     reads: int = 0
@@ -97,7 +97,7 @@ class PrefetchCounters:
 
 
 class Raw(NamedTuple):
-    """As it was found, and not looked at; `data`: of the group that was asked for as well, the newest."""
+    """A cell as found, not yet interpreted; `data`: its newest data in `group`, if that was read along."""
 
     locks: Sequence[Cell]
     writes: Sequence[Cell]
@@ -108,8 +108,8 @@ class Raw(NamedTuple):
 class Plan(NamedTuple):
     """A read of one row.
 
-    Attributes: `columns`, those asked for, then those read ahead; `groups`, of each the data group that is asked for as
-    well, or ""; `asked`, how many are asked for.
+    Attributes: `columns`, those asked for, then those read ahead; `groups`, for each the data group that is read along,
+    or ""; `asked`, how many are asked for.
     """
 
     row: bytes
@@ -127,7 +127,7 @@ class Plan(NamedTuple):
         return out
 
     def without(self, columns: Container[int]) -> Plan:
-        """The same without some that were to be read ahead."""
+        """The plan without some of the columns that were to be read ahead."""
         left = [
             (column, group)
             for i, (column, group) in enumerate(zip(self.columns, self.groups, strict=True))
@@ -136,12 +136,12 @@ class Plan(NamedTuple):
         return self._replace(columns=tuple(c for c, _ in left), groups=tuple(g for _, g in left))
 
     def only_asked(self) -> Plan:
-        """The same with nothing that was not asked for."""
+        """The plan with only what was asked for."""
         return self._replace(columns=self.columns[: self.asked], groups=("",) * self.asked)
 
 
 class _Later:
-    """What was read of a row after one column of it: faded counts."""
+    """The columns that were read after one column of a row: faded counts."""
 
     __slots__ = ("columns", "likely", "seen")
 
@@ -168,8 +168,8 @@ class _Later:
 
 
 class _Long:
-    """How many values of a column were too long for their records, faded; the data group of the last, and how large
-    they are."""
+    """How many values of a column were too long for their records, as faded counts; the data group of the last one,
+    and how large they are."""
 
     __slots__ = ("group", "long", "seen", "size")
 
@@ -180,13 +180,17 @@ class _Long:
 
 
 class _Memory:
-    """Of one observer or function."""
+    """What is remembered of one observer or function."""
+
+    fruitless: int
+    passed_by: int
+    counters: PrefetchCounters
 
     __slots__ = ("counters", "fruitless", "later", "long", "passed_by")
 
     def __init__(self) -> None:
-        self.fruitless = 0  # transactions, one after the other, that read no cell twice and no second cell of a row
-        self.passed_by = 0  # since then
+        self.fruitless = 0  # consecutive transactions that read no cell twice and no second cell of a row
+        self.passed_by = 0  # transactions since then
         self.counters = PrefetchCounters()
         self.later: dict[_Trigger, _Later] = {}
         self.long: dict[_Place, _Long] = {}
@@ -199,13 +203,16 @@ class _RowAhead:
 
     def __init__(self) -> None:
         self.cells: dict[int, Value | Missing | Raw] = {}
-        self.order: list[int] = []  # columns, as they were first really read
-        self.triggers: list[tuple[int, int]] = []  # of each read its first column, and how many are known after it
-        self.unused: set[int] = set()  # read ahead
+        self.order: list[int] = []  # columns, in the order in which they were first read
+        self.triggers: list[tuple[int, int]] = []  # for each read its first column, and the length of `order` after it
+        self.unused: set[int] = set()  # columns read ahead, and not read since
 
 
 class Predictor:
     """Remembers what observers and functions read. Bounded; loop thread only."""
+
+    predicts: bool
+    on: bool
 
     def __init__(self, options: PrefetchOptions, *, served: bool) -> None:
         self.options = options
@@ -216,8 +223,8 @@ class Predictor:
         self._forgotten = PrefetchCounters()
 
     def begin(self, function: str) -> Ahead | None:
-        """For one transaction of an observer or a function, of that name; None where it has gained nothing for long:
-        then only one in some is looked at, whether it would."""
+        """The read-ahead of one transaction of an observer or function; None if it has gained nothing for long: then
+        only one transaction in `_LOOK_EVERY` is looked at."""
         memory = self._memories.get(function)
         if memory is None:
             memory = self._memories[function] = _Memory()
@@ -233,7 +240,7 @@ class Predictor:
         return Ahead(memory, self)
 
     def statistics(self) -> dict[str, PrefetchCounters]:
-        """By observer or function; those that were forgotten together under ""."""
+        """Counters by observer or function; under "" the sum of those that were forgotten."""
         out = {}
         for name, memory in [*self._memories.items()]:
             out[name] = PrefetchCounters()
@@ -245,7 +252,7 @@ class Predictor:
 
 
 def with_data(seen: Seen, raw: Raw) -> Seen:
-    """What was seen, with the long value that came along if that is what the record points at."""
+    """What was seen, with the long value that was read along, if the record points at it."""
     data = raw.data
     if type(seen) is InData and data is not None and data[0] == seen.start_ts and raw.group == seen.group:
         return Value(seen.commit_ts, data[1])
@@ -253,8 +260,8 @@ def with_data(seen: Seen, raw: Raw) -> Seen:
 
 
 def name_of(function: object) -> str:
-    """By which a function is remembered."""
-    for _ in range(_WRAPPED_MAX):  # there are objects that have every attribute
+    """The name under which a function is remembered."""
+    for _ in range(_WRAPPED_MAX):  # bounded: some objects have every attribute
         inside = function.func if isinstance(function, partial) else getattr(function, "__wrapped__", None)
         if inside is None:
             break
@@ -270,14 +277,14 @@ class Ahead:
 
     def __init__(self, memory: _Memory, of: Predictor) -> None:
         self._memory, self._options, self._predicts = memory, of.options, of.predicts
-        self._kept = 0  # cells that were met since its task gave way to others
-        self._budget = of.options.ahead_bytes_max  # bytes that the read under way may bring ahead
+        self._kept = 0  # cells read from the cache since the task last yielded
+        self._budget = of.options.ahead_bytes_max  # bytes of long values that the current read may still return ahead
         self._rows: dict[tuple[str, bytes], _RowAhead] = {}
         self._cells = self._bytes = 0
         self._gained = False
 
     def find(self, table: str, row: bytes, column: int) -> Value | Missing | InData | None:
-        """What is known of a cell, without a read; None: it has to be read; InData: that is.
+        """What is known of a cell, without a read. None: it must be read; InData: its data must be read.
 
         Raises: Corruption.
         """
@@ -289,7 +296,7 @@ class Ahead:
             return None
         if type(known) is Raw:
             if known.locks:
-                del here.cells[column]  # T9: it may be gone by now, and if not, it is to be met
+                del here.cells[column]  # T9: read it again, past the lock if it is still there
                 here.unused.discard(column)
                 self._memory.counters.wasted += 1
                 return None
@@ -311,12 +318,12 @@ class Ahead:
         return known
 
     def begin_read(self) -> None:
-        """Of some rows; `plan` is asked for each."""
+        """Begin a read of some rows; `plan` is called for each."""
         options = self._options
         self._budget = min(options.ahead_bytes_max, options.bytes_max - self._bytes)
 
     def plan(self, table: str, row: bytes, columns: Sequence[int]) -> Plan:
-        """A read of cells that are not known; it is made."""
+        """Plan a read of cells that are not known; the caller makes it."""
         where = table, row
         here = self._rows.get(where)
         if here is None:
@@ -339,7 +346,7 @@ class Ahead:
         return Plan(row, every, tuple(self._group(table, column) for column in every), len(columns))
 
     def took(self, table: str, plan: Plan, cells: RowCells) -> list[tuple[int, Raw]]:
-        """What came: what was read ahead is kept; returns what was asked for, by column."""
+        """Take the result of a read: keep what was read ahead; return what was asked for, by column."""
         here = self._rows.get((table, plan.row))
         counters = self._memory.counters
         counters.reads += 1
@@ -371,7 +378,7 @@ class Ahead:
         return with_data(seen, raw)
 
     def keep(self, table: str, row: bytes, column: int, seen: Value | Missing) -> None:
-        """What a cell turned out to be, for whoever reads it again."""
+        """Keep what was found in a cell, for later reads of it."""
         here = self._rows.get((table, row))
         size = len(seen.value) if type(seen) is Value else 0
         self._note_size(table, column, size)
@@ -379,14 +386,14 @@ class Ahead:
             here.cells[column] = seen
 
     def rests(self) -> bool:
-        """Whether who only ever meets what is kept should give way to others now; then that is done."""
+        """Whether the task should yield now, after many reads from the cache; if so, restarts the count."""
         if self._kept < _KEPT_PER_CHECKPOINT:
             return False
         self._kept = 0
         return True
 
     def drop(self) -> None:
-        """There is nothing to be learnt from this transaction: it did not run, or nobody knows to its end."""
+        """Learn nothing from this transaction: it did not run, or was dropped without an end."""
         for here in self._rows.values():
             self._memory.counters.wasted += len(here.unused)
         self._rows = {}
@@ -430,7 +437,7 @@ class Ahead:
         long = self._memory.long.get((table, column))
         if long is None:
             if type(seen) is not InData:
-                return  # as most are
+                return  # the usual case
             long = self._memory.long[table, column] = _Long()
         long.seen = long.seen * _FADE + 1
         long.long *= _FADE

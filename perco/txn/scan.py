@@ -1,8 +1,8 @@
 """Scans: rows in key order, page by page, as a snapshot sees them.
 
-T9  Whatever a scan meets, it answers as point reads would, or waits; never a part.
-T14 A serializable transaction notes of a scan how far it was taken; it is read again at commit.
-C4  What commits in one step has no locks to meet: the memory of entered cells is asked.
+T9  A scan answers as point reads would, or waits; it never returns a partial result.
+T14 A serializable transaction notes how far each scan has been taken, and repeats it at commit.
+C4  One-step commits leave no locks: a scan asks the memory of entered cells.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from perco.errors import AsyncOnly, Corruption, UsageError
+from perco.blocks import AsyncOnly
+from perco.errors import Corruption, UsageError
+from perco.protocol.reads import Range
+from perco.protocol.records import Cellref
+from perco.protocol.snapshot import InData, Missing, Seen, Value, look
+from perco.schema.catalogue import Bound
+from perco.schema.codecs import TupleCodec, decoded_key
+from perco.schema.schema import Column, Table
 from perco.storage import LOCK, WRITE, Cell, ReadRequest, RowCells, ScanQuery, ScanRequest
-from perco.txn.catalogue import Bound
-from perco.txn.codecs import TupleCodec, decoded_key
 from perco.txn.own_rows import OwnRows
-from perco.txn.reads import Range
-from perco.txn.records import Cellref
-from perco.txn.schema import Column, Table
-from perco.txn.snapshot import InData, Missing, Seen, Value, look
-
-if TYPE_CHECKING:
-    from perco.txn.transaction import Row, Snapshot
+from perco.txn.reader import Reader
+from perco.txn.row import Row
 
 K = TypeVar("K")
 
 _ROWS_PER_READ = 256
-_BYTES_PER_PAGE = 4 << 20  # of values that are not in their records, and what goes beyond that with the last row
+_BYTES_PER_PAGE = 4 << 20  # of values that are not in their records; the last row may exceed it
 
 
 def range_of(table: Table[Any], start: Any, stop: Any, prefix: Any) -> tuple[bytes, bytes | None]:
-    """[low, high) of rows."""
+    """The range [low, high) of rows."""
     low = b"" if start is None else table.row(start)
     high = None if stop is None else table.row(stop)
     if prefix is not None:
@@ -54,13 +54,13 @@ def _after_prefix(prefix: bytes) -> bytes | None:
 
 
 class Scan(AsyncOnly, Generic[K]):
-    """An asynchronous iterator over rows. A plain object: left half-way, there is nothing to close."""
+    """An asynchronous iterator over rows. If left half-way, there is nothing to close."""
 
     _write = "async for row in snap.scan(...):` or `await snap.scan(...).all()"
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        snapshot: Reader,
         table: Table[K],
         columns: Sequence[Column[K, Any]],
         bounds: Sequence[Bound],
@@ -73,15 +73,15 @@ class Scan(AsyncOnly, Generic[K]):
         self._low, self._high, self._reverse = low, high, reverse
         self._left = limit
         self._ended = high is not None and high <= low  # nothing is left to fetch
-        # The page: its rows in key order, those before (or against the order, from) `_at` taken; what was found in it.
+        # The page: its rows in key order, those before `_at` taken (in reverse, popped); what was found in it.
         self._rows: list[bytes] = []
         self._at = 0
         self._found: dict[tuple[bytes, int], Value | Missing] = {}
         self._span: tuple[bytes, bytes | None] = (low, low)
         self._last: bytes | None = None  # the row that was taken last
-        self._range: Range | None = None  # what has been taken in all, of a serializable transaction (T14)
-        self._noted = len(snapshot._writes)  # own writes that the page has, or is too early for
-        # Rows that were looked at, in the scan's order, whose values are still to be read; what comes after them.
+        self._range: Range | None = None  # all that has been taken, in a serializable transaction (T14)
+        self._noted = len(snapshot._writes)  # own writes that the page has taken into account
+        # Rows that were scanned, in the scan's order, whose values are still to be read; where the scan goes on.
         self._seen: list[tuple[bytes, dict[int, Seen]]] = []
         self._next: bytes | None = None
 
@@ -103,7 +103,7 @@ class Scan(AsyncOnly, Generic[K]):
         return self._ended or self._left == 0
 
     def take(self) -> Row[K] | None:
-        """The next row of the page that was fetched; None: there is no other in it."""
+        """The next row of the fetched page; None: it has no more."""
         while self._left != 0:
             row = self._next_row()
             if self._range is not None:
@@ -124,7 +124,7 @@ class Scan(AsyncOnly, Generic[K]):
         return [row async for row in self]
 
     def _taken(self, taken: Range, row: bytes | None) -> None:
-        """A row was taken; None: all of the page was."""
+        """Note that a row was taken; None: all of the page was."""
         if row is None:
             taken.passed(None if self._ended else self._high if self._reverse else self._low)
             return
@@ -135,7 +135,7 @@ class Scan(AsyncOnly, Generic[K]):
         taken.took(row, versions)
 
     def _next_row(self) -> bytes | None:
-        """The next row of the page, own rows written meanwhile included; None: fetch another page."""
+        """The next row of the page, including rows that the transaction wrote meanwhile; None: fetch another page."""
         writes = self._snapshot._writes
         if len(writes) != self._noted:
             for table, row, column in islice(reversed(writes), len(writes) - self._noted):
@@ -160,7 +160,7 @@ class Scan(AsyncOnly, Generic[K]):
         return at == len(self._rows) or self._rows[at] != row
 
     async def fetch(self) -> None:
-        """The next page; moves the range on."""
+        """Fetch the next page, and move the range on."""
         snapshot = self._snapshot
         if not snapshot._open:
             raise snapshot._closed()
@@ -171,7 +171,7 @@ class Scan(AsyncOnly, Generic[K]):
         try:
             rows = await self._finish()
         except Corruption as error:
-            failure = error  # in the past it may have been removed: that is told first
+            failure = error  # old versions may have been removed: that is reported first
         await snapshot._still_kept(self._table.name, failure)
         next_row = self._next
         if self._seen:
@@ -185,7 +185,7 @@ class Scan(AsyncOnly, Generic[K]):
         self._move(next_row)
 
     async def _look(self) -> None:
-        """What stands in the next rows; values that are not in their records are still to be read."""
+        """Scan the next rows; values that are not in their records are still to be read."""
         snapshot, table = self._snapshot, self._table.name
         driver, ts = snapshot._driver, snapshot.start_ts
         columns = tuple(bound.column for bound in self._bounds)
@@ -216,7 +216,7 @@ class Scan(AsyncOnly, Generic[K]):
         self._seen, self._next = seen, page.next
 
     async def _finish(self) -> set[bytes]:
-        """The values of the next rows that were looked at: as many as a page holds, or of one; returns those rows."""
+        """Read the values of the next scanned rows, as many as a page holds, but at least one; returns those rows."""
         snapshot, table = self._snapshot, self._table.name
         driver, ts = snapshot._driver, snapshot.start_ts
         requests: list[ReadRequest] = [
@@ -227,7 +227,7 @@ class Scan(AsyncOnly, Generic[K]):
         ]
         values: list[RowCells] = []
         if requests:
-            with suppress(Corruption):  # there is no such group: told below, with its cell
+            with suppress(Corruption):  # there is no such group: reported below, with its cell
                 values = await driver.reads.read_first(requests, _BYTES_PER_PAGE)
         out: dict[tuple[bytes, int], Value | Missing] = {}
         size = done = read = 0

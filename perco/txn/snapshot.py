@@ -1,90 +1,170 @@
-"""Decides what a read at S sees, as a pure function of the cells found.
+"""The object that users hold to read: the store as of one timestamp.
 
-    look(locks, writes, S) -> MISSING | Value | InData | Blocked
-
-T9  A read at S that meets a lock with start_ts <= S neither skips it nor returns around it: it is `Blocked` until it
-    knows the outcome of the lock's transaction. A lock above S cannot matter: that transaction's commit_ts will be
-    above S as well.
+Reads of one snapshot may run concurrently. `None` means absent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
-from perco.storage import LOCK, WRITE, Cell, Query
-from perco.txn.records import ACK, DELETE, PUT, PUT_DATA, RECORD_HEAD, data_group, unpack_record
+import trio
 
+from perco.errors import Corruption, UsageError
+from perco.protocol.records import Cellref
+from perco.protocol.snapshot import Missing, Seen, Value, look, plain
+from perco.schema.catalogue import Bound
+from perco.schema.codecs import decoded
+from perco.schema.schema import Column, Table, must_be_table
+from perco.storage import LOCK, WRITE
+from perco.txn.reader import Reader
+from perco.txn.row import Row
+from perco.txn.scan import Scan, range_of
 
-class Missing:
-    """No value: never written, or deleted. `commit_ts` 0: never written."""
-
-    __slots__ = ("commit_ts",)
-
-    def __init__(self, commit_ts: int = 0) -> None:
-        self.commit_ts = commit_ts
-
-    def __repr__(self) -> str:
-        return f"Missing({self.commit_ts})"
-
-
-class Value(NamedTuple):
-    commit_ts: int
-    value: bytes
+K = TypeVar("K")
+V = TypeVar("V")
 
 
-class InData(NamedTuple):
-    """The value lies in a data group at start_ts."""
+class Snapshot(Reader):
+    """The store as of one timestamp.
 
-    commit_ts: int
-    start_ts: int
-    group: str
+    Attributes: `start_ts`, the timestamp; `wall`, for a snapshot `at=` a time: the wall time (seconds) of the note
+    of the clock that it is as of, else None.
+    """
 
+    __slots__ = ()
 
-class Blocked(NamedTuple):
-    """An undecided lock: (its start_ts, its packed Lock)."""
+    async def get(self, column: Column[K, V], key: K, *, lock: bool = False) -> V | None:
+        """The value of a cell, or None.
 
-    start_ts: int
-    lock: bytes
+        Args:
+            lock: commit only if no other transaction has written the cell by then; later only transactions that see
+                this one's writes can write it (T14). Costs as much as a write. No effect if nothing is written.
 
+        Raises: TransactionClosed, TooLarge, Corruption; TypeError or ValueError for a key of the wrong kind.
+        """
+        if not self._open:
+            raise self._closed()
+        bound = self._bounds.get(column) or self._engine.known.bind(column)
+        row = column.table.row(key)
+        if lock:
+            self._lock(bound, row)
+        if self._writes:
+            own = self._writes.get((bound.table, row, bound.column))
+            if own is not None:
+                return None if own[1] is None else column.codec.decode(own[1])
+        ts, number = self.start_ts, bound.column
+        seen: Seen
+        if self._known is not None and self._known[0] == (bound.table, row, number):
+            seen = self._known[1]
+            await trio.lowlevel.checkpoint_if_cancelled()
+        elif self._ahead is not None:
+            seen = await self._get_ahead(self._ahead, bound.table, row, number)
+        else:
+            driver = self._driver
+            if driver.entered.cells:
+                entry = driver.entered.cells.get((bound.table, row, number))
+                if entry is not None and entry.commit_ts <= ts:
+                    await driver.past(entry)  # C4
+            [[locks, writes]] = await driver.reads.read(
+                ((bound.table, row, ((LOCK, number, 0, ts, 1), (WRITE, number, 0, ts, 1))),)
+            )
+            value = plain(locks, writes)
+            if value is not None:
+                if self._reads is not None:
+                    self._reads.note(bound.table, row, number, writes[0][0])
+                return decoded(column.codec, value, column, key)
+            try:
+                seen = look(locks, writes)
+            except Corruption as error:
+                raise driver.at(Cellref(bound.table, row, number), error) from error
+            if type(seen) is not Value and type(seen) is not Missing:
+                seen = await driver.finish(bound.table, row, number, ts, seen)
+        if self._reads is not None:
+            self._reads.note(bound.table, row, number, seen.commit_ts)
+        if type(seen) is Missing:
+            return None
+        return decoded(column.codec, seen.value, column, key)  # type: ignore[union-attr]
 
-Seen: TypeAlias = Missing | Value | InData | Blocked
-NEVER: Final = Missing()
+    async def get_many(self, column: Column[K, V], keys: Iterable[K], *, lock: bool = False) -> dict[K, V | None]:
+        """The values of many cells of a column, by key, in the order asked; None where absent. `lock`: see `get`."""
+        bound = self._usable(column)
+        if isinstance(keys, str | bytes):
+            raise UsageError(f"get_many takes a list of keys, such as [{keys!r}], not {keys!r}")
+        wanted = {key: column.table.row(key) for key in keys}
+        if lock:
+            for row in wanted.values():
+                self._lock(bound, row)
+        seen = await self._see(bound.table, [(row, (bound.column,)) for row in wanted.values()])
+        out: dict[K, V | None] = {}
+        for key, row in wanted.items():
+            own = self._writes.get((bound.table, row, bound.column))
+            out[key] = self._value(column, key, own, seen[row, bound.column])[0]
+        return out
 
+    async def row(
+        self, table: Table[K], key: K, columns: Sequence[Column[K, Any]] | None = None, *, lock: bool = False
+    ) -> Row[K]:
+        """Several columns of one row (all declared ones by default); absent values are None. `lock`: see `get`."""
+        columns = list(must_be_table(table).columns.values()) if columns is None else columns
+        bounds = self._of_table(table, columns)
+        row = table.row(key)
+        if lock:
+            for bound in bounds:
+                self._lock(bound, row)
+        seen = await self._see(table.name, [(row, tuple(bound.column for bound in bounds))])
+        return self._assemble(key, row, columns, bounds, seen)
 
-def queries_for(column: int, ts: int) -> tuple[Query, Query]:
-    """What to read of a row to see one of its cells at `ts`: locks first, newest write second."""
-    return (LOCK, column, 0, ts, 1), (WRITE, column, 0, ts, 1)
+    def scan(
+        self,
+        table: Table[K],
+        *,
+        start: K | None = None,
+        stop: K | None = None,
+        prefix: K | tuple[Any, ...] | None = None,
+        columns: Sequence[Column[K, Any]] | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        lock: bool = False,
+    ) -> Scan[K]:
+        """Rows in key order that have a value in any of the columns: `async for row in txn.scan(...)`.
 
+        Args:
+            start, stop: keys; start is included, stop is not.
+            prefix: only keys that begin with it: a str or bytes, or for tuple keys a tuple of the first parts.
+            columns: which to read; all declared ones by default.
+            limit: the largest number of rows.
+            reverse: in descending key order.
 
-def plain(locks: Sequence[Cell], writes: Sequence[Cell]) -> bytes | None:
-    """The hot path of `look`: the value, where no lock is in the way and a put carries it, else None."""
-    if locks or not writes:
-        return None
-    record = writes[0][1]
-    return record[RECORD_HEAD:] if len(record) >= RECORD_HEAD and record[0] == PUT else None
+        The loop may be left at any point: nothing is held between two rows.
 
+        Raises: UsageError for `lock`: there are no range locks.
+        """
+        if lock:
+            raise UsageError(
+                "a scan takes no read locks: rows that are not there yet could not be locked. "
+                "Lock single cells with get, get_many or row."
+            )
+        low, high = range_of(must_be_table(table), start, stop, prefix)
+        return self._scan_between(table, low, high, columns=columns, limit=limit, reverse=reverse)
 
-def look(locks: Sequence[Cell], writes: Sequence[Cell], settled: int = -1) -> Seen:
-    """What is seen of one cell; `settled`: the start_ts of a lock whose fate is known and taken account of."""
-    if locks and locks[0][0] != settled:
-        return Blocked(*locks[0])  # T9
-    if not writes:
-        return NEVER
-    commit_ts, value = writes[0]
-    if len(value) >= RECORD_HEAD and value[0] == PUT:
-        return Value(commit_ts, value[RECORD_HEAD:])
-    return _look_further(commit_ts, value)
+    def _scan_between(
+        self,
+        table: Table[K],
+        low: bytes,
+        high: bytes | None,
+        *,
+        columns: Sequence[Column[K, Any]] | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Scan[K]:
+        """As `scan`, of the rows in [`low`, `high`) (None: to the end). These are rows as stored, and need not be those
+        of keys."""
+        columns = list(must_be_table(table).columns.values()) if columns is None else columns
+        bounds = self._of_table(table, columns)
+        if limit is not None and (not isinstance(limit, int) or limit < 0):
+            raise UsageError(f"limit is {limit!r}; it is a number of rows, an int, and cannot be negative")
+        return Scan(self, table, columns, bounds, low, high, limit, reverse)
 
-
-def _look_further(commit_ts: int, value: bytes) -> Seen:
-    kind, start_ts, body = unpack_record(value)
-    if kind == PUT_DATA:
-        return InData(commit_ts, start_ts, data_group(body))
-    if kind in (DELETE, ACK):
-        return Missing(commit_ts)
-    return Value(commit_ts, body)
-
-
-def data_query(seen: InData, column: int) -> Query:
-    return (seen.group, column, seen.start_ts, seen.start_ts, 1)
+    def _lock(self, bound: Bound, row: bytes) -> None:
+        raise UsageError("a snapshot commits nothing, so it has no use for lock=True; read in a transaction")

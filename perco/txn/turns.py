@@ -11,8 +11,8 @@ it tries again, and goes when it is first in all its lines. A first attempt stan
 W1  Nothing is locked. The attempt that has the turn commits by the same checks as any other (T7), and may lose to one
     that stands in no line: a first attempt, or another process. Then it pauses at random, as it would without lines.
 W2  Older first: a line is in the order of first conflicts, except that the attempt that has the turn stays at its head.
-    So attempts wait for older ones, or for running ones, which wait for nobody: no two wait for each other.
-W3  An attempt stands in line from the end of the pause to its own end, however that comes.
+    So attempts wait for older ones, or for running ones, which do not wait: no two wait for each other.
+W3  An attempt stands in line from the end of the pause to its own end, in whatever way it ends.
 W4  No attempt waits longer than `turn_s` at a time; then it leaves its lines and tries out of turn.
 """
 
@@ -25,20 +25,24 @@ from math import inf
 
 import trio
 
-Where = tuple[str, bytes, int]  # table, row, column; of a range that was scanned its first row, and -1
+Where = tuple[str, bytes, int]  # table, row, column; for a scanned range its first row, and -1
 
-_CELLS_MAX = 64  # whose lines one stands in: the last that it met others on
+_CELLS_MAX = 64  # in whose lines a transaction stands: those of its latest conflicts
 
 
 class Ticket:
-    """Somebody's places: its number says since when. Made by `Lines.ticket`."""
+    """The places of a transaction in lines; a lower number is older. Made by `Lines.ticket`."""
+
+    number: int
+    stands: bool
+    has_turn: bool
 
     __slots__ = ("called", "cells", "has_turn", "number", "stands")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.cells: dict[Where, None] = {}  # the oldest first
-        self.stands = False  # in the lines of all these
+        self.stands = False  # in the lines of all these cells
         self.has_turn = False
         self.called: trio.Event | None = None  # set when it gets the turn
 
@@ -49,7 +53,7 @@ def _number(ticket: Ticket) -> int:
 
 @dataclass(slots=True)
 class TurnCounters:
-    """`turns`: given; `waits`: those that others stood before; `overdue`: waits that `turn_s` ended (W4)."""
+    """`turns`: turns given; `waits`: attempts that had to wait for one; `overdue`: waits that `turn_s` ended (W4)."""
 
     turns: int = 0
     waits: int = 0
@@ -57,7 +61,9 @@ class TurnCounters:
 
 
 class Lines:
-    """One line for each cell that somebody waits for or has the turn at. Plain values: no I/O, no clock."""
+    """One line for each cell that an attempt waits for, or has the turn at. Plain values: no I/O, no clock."""
+
+    counters: TurnCounters
 
     def __init__(self) -> None:
         self._lines: dict[Where, list[Ticket]] = {}
@@ -71,12 +77,12 @@ class Lines:
         return replace(self.counters)
 
     def ticket(self) -> Ticket:
-        """A place behind everybody who has one."""
+        """A ticket that is younger than all others."""
         self._given += 1
         return Ticket(self._given)
 
     def met(self, ticket: Ticket, cells: Iterable[Where]) -> None:
-        """From now on it stands in the lines of these too."""
+        """Note the cells of a conflict: the ticket will stand in their lines too."""
         assert not ticket.stands
         for cell in cells:
             ticket.cells.pop(cell, None)
@@ -85,7 +91,7 @@ class Lines:
             del ticket.cells[next(iter(ticket.cells))]
 
     def join(self, ticket: Ticket) -> bool:
-        """Stand in all lines at once; whether it has the turn."""
+        """Stand in all lines at once; returns whether it has the turn."""
         assert not ticket.stands
         ticket.stands = True
         first = True
@@ -98,7 +104,7 @@ class Lines:
         return first
 
     def leave(self, ticket: Ticket) -> list[Ticket]:
-        """Stand in no line any more; returns who has got the turn by that. Again: of no effect."""
+        """Leave all lines; returns the tickets that have got the turn by that. Idempotent."""
         if not ticket.stands:
             return []
         ticket.stands = False
@@ -124,8 +130,10 @@ class Lines:
 
 
 class Turn:
-    """Of one transaction that has met others: `met` after a failed attempt, `take` before the next one, `leave` after
-    that, however it ended (W3)."""
+    """The turns of a transaction that has conflicted: call `met` after a failed attempt, `take` before the next one,
+    and `leave` after that, however it ended (W3)."""
+
+    lost: int
 
     __slots__ = ("_lines", "_ticket", "_turn_s", "lost")
 
@@ -133,15 +141,15 @@ class Turn:
         """`turn_s`: see W4, in seconds; 0: it stands in no lines."""
         self._lines, self._turn_s = lines, turn_s
         self._ticket = lines.ticket()
-        self.lost = 0  # attempts that failed though it had the turn, or on what has no line (W1)
+        self.lost = 0  # attempts that failed in spite of a turn, or where there is no line (W1)
 
     def __del__(self) -> None:
         if self._ticket.stands and trio.lowlevel.in_trio_run():
             self.leave()  # a Ctrl-C came between the attempt and its end
 
     def met(self, cells: Sequence[Where]) -> bool:
-        """An attempt has failed, on these cells. Whether to pause before `take`: it stood in their lines already, or
-        there are none, so no line helps (W1)."""
+        """Note that an attempt has failed on these cells. Returns whether to pause before `take`: it stood in their
+        lines already, or there are no cells, so no line helps (W1)."""
         self.leave()
         known = self._ticket.cells
         if self._turn_s > 0 and not all(cell in known for cell in cells):
@@ -152,7 +160,7 @@ class Turn:
 
     @trio.lowlevel.enable_ki_protection
     async def take(self, at_most_s: float = inf) -> None:
-        """Wait for the turn, no longer than `turn_s` and `at_most_s`. Cancelled: it stands in no line."""
+        """Wait for the turn, no longer than `turn_s` and `at_most_s`. If cancelled, it stands in no line."""
         ticket, lines = self._ticket, self._lines
         if not ticket.cells:
             await trio.lowlevel.checkpoint()
@@ -174,8 +182,8 @@ class Turn:
 
     @trio.lowlevel.enable_ki_protection
     def leave(self) -> None:
-        """The attempt is over: whoever is next goes. (Where the loop itself has ended nobody is left to go.)"""
+        """End the turn, and wake the next attempts. (If the loop itself has ended, there are none.)"""
         called = self._lines.leave(self._ticket)
         for ticket in called if trio.lowlevel.in_trio_run() else ():
-            assert ticket.called is not None, "whoever gets the turn later has waited for it"
+            assert ticket.called is not None, "a transaction that gets the turn later has waited for it"
             ticket.called.set()

@@ -1,32 +1,33 @@
-"""Reads again, at commit_ts, what a serializable transaction has read (T14); `reads.py` says what it means.
+"""Repeats, at commit_ts, the reads of a serializable transaction (T14); `reads.py` says what they mean.
 
-T7  The transaction holds locks meanwhile, so nothing here waits for others: neither for their locks, nor for what they
-    commit in one step, who may be waiting for ours.
-C4  Before each look the memory of entered cells is asked: an entry at or below commit_ts refuses as a lock does.
+T7  The transaction holds locks meanwhile, so nothing here waits for other transactions: neither for their locks, nor
+    for their one-step commits. They may be waiting for ours.
+C4  Before each read the memory of entered cells is asked: an entry at or below commit_ts fails the validation, as a
+    lock does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perco.protocol.reads import UNDECIDED, Range, Reads, Stale, queries_at, version_at
+from perco.protocol.records import Cellref
 from perco.storage import ReadRequest, RowStore, ScanCell
 from perco.txn.entered import Entered
 from perco.txn.fates import Fates
-from perco.txn.reads import UNDECIDED, Range, Reads, Stale, queries_at, version_at
-from perco.txn.records import Cellref
 
 _ROWS_PER_READ = 256
 
 
 class Validation:
-    """Of one transaction that holds its locks and has drawn its commit_ts."""
+    """The validation of a transaction that holds its locks and has drawn its commit_ts."""
 
     def __init__(self, store: RowStore, fates: Fates, entered: Entered, start_ts: int, commit_ts: int) -> None:
         self._store, self._fates, self._entered = store, fates, entered
         self._start_ts, self._commit_ts = start_ts, commit_ts
 
     async def run(self, reads: Reads) -> Stale | None:
-        """None: everything is as it was read."""
+        """What is not as it was read; None: everything is."""
         rows: dict[tuple[str, bytes], list[int]] = {}
         for table, row, column in reads.cells:
             rows.setdefault((table, row), []).append(column)
@@ -41,7 +42,7 @@ class Validation:
         return None
 
     async def _cells(self, wanted: Sequence[tuple[tuple[str, bytes], list[int]]], reads: Reads) -> list[Cellref]:
-        """Those of some rows' cells that are not as they were read."""
+        """The cells of some rows that are not as they were read."""
         ts = self._commit_ts
         cells_of = [Cellref(table, row, column) for (table, row), columns in wanted for column in columns]
         if self._entered.among(cells_of, ts):

@@ -1,6 +1,6 @@
 """The whole index computed from all pages at once: what the incremental index must be equal to.
 
-It is kept as plain as it can be. There is nothing in it to go wrong in the same way as in the incremental one.
+It is as plain as possible, so that it cannot go wrong in the same way as the incremental one.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from perco.webindex.pages import (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What the index holds of pages with one content: their words, and those of the pages that link to any of them."""
+    """The index's entry for pages with one content: their words, and the texts of the links to any of them."""
 
     url: str
     """Of the canonical page: the one of the highest rank; of several, the one with the smallest URL."""
@@ -51,14 +51,14 @@ DEFAULT_RANK = 1.0
 
 
 def usable_rank(rank: float | None) -> float:
-    """The rank that counts: one that is missing, or no number, is the default."""
+    """The rank that counts: the default if it is missing or not finite."""
     return rank if rank is not None and math.isfinite(rank) else DEFAULT_RANK
 
 
 def seat(rank: float, url: str) -> tuple[int, str]:
-    """Where a page stands among those with its content; the smallest is canonical: the highest rank, then the
-    smallest URL. Such a tuple can be part of a row key."""
-    (bits,) = struct.unpack(">q", struct.pack(">d", rank + 0.0))  # 0.0: not the negative zero
+    """A page's place among those with its content: the highest rank first, then the smallest URL. The page with the
+    smallest tuple is canonical. Such a tuple can be part of a row key."""
+    (bits,) = struct.unpack(">q", struct.pack(">d", rank + 0.0))  # + 0.0: no negative zero
     return (-bits if bits >= 0 else bits & 0x7FFF_FFFF_FFFF_FFFF), key_part(url)
 
 
@@ -76,7 +76,7 @@ def build(
     duplicates_max: int = DUPLICATES_MAX,
 ) -> dict[str, Document]:
     """The documents of these pages, in the order of their URLs. Of several pages with one URL the last counts;
-    a page whose URL has no canonical form counts for nothing.
+    a page whose URL has no canonical form is ignored.
 
     Args:
         ranks: of pages, by their canonical URLs; the default for all others.
@@ -120,7 +120,7 @@ def digest(documents: Mapping[str, Document] | Iterable[Document]) -> str:
 
 
 def digest_in_order(documents: Iterable[Document]) -> str:
-    """The same of documents that already come in the order of their URLs, one at a time."""
+    """As `digest`, of documents that come in the order of their URLs, one at a time."""
     running = hashlib.sha256()
     for each in documents:
         running.update(

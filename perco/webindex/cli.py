@@ -18,7 +18,8 @@ import perco
 from perco.cli.screen import FINE, FOUND, GOES_ON, called, complain, perform, perform_or, show_json
 from perco.cli.values import parse_moment
 from perco.webindex import demo as demos
-from perco.webindex.crawl import CrawlError, problem_with
+from perco.webindex.crawl import problem_with
+from perco.webindex.crawled import CrawlError
 from perco.webindex.index import WebIndex
 from perco.webindex.screen import Stages, about, console
 from perco.webindex.search import EmptyQueryError, Hit, SearchIndex, SearchIndexError
@@ -26,7 +27,7 @@ from perco.webindex.service import Service, search_path, serve
 
 _LOOK_EVERY_S = 0.5
 
-web = typer.Typer(
+web: typer.Typer = typer.Typer(
     name="web",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -63,8 +64,8 @@ def demo(
 ) -> None:
     """Build a search index, kill it, repair it, search it.
 
-    Indexes your Python's documentation, in a minute or two. Everything it writes lies in DIR. The next demo makes its
-    stores there anew, and leaves everything else in DIR alone.
+    Indexes your Python's documentation, in a minute or two. Everything it writes lies in DIR. The next demo replaces
+    its stores there, and leaves everything else in DIR alone.
 
     \b
     Examples:
@@ -73,8 +74,8 @@ def demo(
       perco demo --spark
     """
     if spark:
-        perform_or("interrupted; the next run starts anew", _spark_demo, folder, limit)
-    perform_or("interrupted; the next run starts anew", demos.run, folder, limit)
+        perform_or("interrupted; the next run starts from scratch", _spark_demo, folder, limit)
+    perform_or("interrupted; the next run starts from scratch", demos.run, folder, limit)
 
 
 @web.command()
@@ -132,10 +133,10 @@ def recrawl(store: Store, json: Json = False) -> None:
 
 @web.command()
 def rank(store: Store, json: Json = False) -> None:
-    """Rank all pages anew by their links (PageRank).
+    """Rank all pages by their links (PageRank).
 
     Among pages with the same content, the one with the highest rank becomes the canonical one. The command reads all
-    links, so run it now and then. Ranks that moved by less than a hundredth stay.
+    links, so run it now and then. Ranks that would change by less than a hundredth stay.
 
     \b
     Example:
@@ -170,8 +171,8 @@ def search(
     """Search the index, also during a load.
 
     Among pages with the same content it shows the canonical one, the others as duplicates, and the texts of links to
-    any of them. The best come first: by their words, and by rank. With --at it builds the index of that moment from
-    the store's history.
+    any of them. The best hits come first, by their words and by rank. With --at it builds the index of that moment
+    from the store's history.
 
     \b
     Examples:
@@ -251,7 +252,7 @@ async def _load_on_spark(store: Path, sources: list[str], master: str, *, json: 
 
 
 def _spark() -> Any:
-    """What needs Spark, imported only then. Raises: UsageError."""
+    """The module that needs Spark, imported only when it is used. Raises: UsageError."""
     try:
         from perco.webindex import on_spark
     except ModuleNotFoundError as error:
@@ -261,7 +262,7 @@ def _spark() -> Any:
 
 
 async def _until_searchable(service: Service, sources: list[str], stages: Any) -> None:
-    """Load, then wait for the observers; the failure of the crawler comes out as itself."""
+    """Load, then wait for the observers. Raises: CrawlError, not in a group."""
     failed: list[CrawlError] = []
 
     async def work() -> None:

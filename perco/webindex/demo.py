@@ -1,8 +1,8 @@
 """`perco demo`: what perco is for, in a minute, on your own documentation, with nothing staged.
 
-The parent watches; the work is done by `perco web load` in a child, which is killed half-way, for real, and started
-again. Then: is the store in order, who is canonical once pages are ranked by their links, what follows from one edit,
-and is the index what a batch build from the same pages gives?
+The parent watches; `perco web load` does the work in a child, which is killed half-way, for real, and started again.
+Then the demo shows whether the store is in order, which pages are canonical once they are ranked by their links, what
+follows from one edit, and whether the index is what a batch build from the same pages gives.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from rich.text import Text
 from rich.tree import Tree
 
 import perco
+from perco.check.check import check
 from perco.cli.checking import verdict
 from perco.cli.screen import called, counted
-from perco.notify.tracing import Traced, trace
-from perco.txn.check import check
+from perco.database.inside import inside
 from perco.webindex.batch import build, digest
-from perco.webindex.crawl import DOCS_URL
+from perco.webindex.crawled import DOCS_URL
 from perco.webindex.index import Listing, WebIndex
 from perco.webindex.pages import Page, unpack
 from perco.webindex.screen import Stages, console, linked_by, one_line, others
 from perco.webindex.search import Hit, SearchIndex
 from perco.webindex.service import Service, reap, search_path, serve
 
-_MARK = "perco-demo"  # in a folder that this made: only in such a one are stores made anew
-_STORES = ("store", "spark", "embedded")  # all else in it is somebody's own
+_MARK = "perco-demo"  # in a folder that a demo made: stores are replaced only in such a folder
+_STORES = ("store", "spark", "embedded")  # everything else in it is the user's
 _QUERY = "asyncio future callback"
-_AGO_S = (60, 30, 10, 5, 2)  # moments to look back at: the first for which the store is old enough
+_AGO_S = (60, 30, 10, 5, 2)  # moments to look back at: the first one for which the store is old enough
 _EDITED = DOCS_URL + "asyncio.Future"
 
 
 async def run(folder: Path, limit: int | None) -> int:
-    """All of it; returns the exit code."""
+    """Run the demo; returns the exit code."""
     store = fresh(folder)
     say(f"1  A crawler makes pages of your Python's documentation; observers make a search index of them: {folder}/")
     began = time.monotonic()
@@ -77,8 +77,8 @@ def say(text: str) -> None:
 
 
 def fresh(folder: Path) -> Path:
-    """Where the store is going to be. Of a folder that an earlier demo made its stores are removed, and nothing else;
-    one with anything in it that no demo made is left alone."""
+    """The path of the store to be made. From a folder that an earlier demo made, its stores are removed, and nothing
+    else; a folder with other files is refused."""
     mark = folder / _MARK
     if folder.exists() and not folder.is_dir():
         raise perco.UsageError(f"{folder} is a file; name a folder with --dir")
@@ -99,7 +99,10 @@ def fresh(folder: Path) -> Path:
 
 
 class Child:
-    """`perco web load STORE --json`, and the last that it told of itself."""
+    """`perco web load STORE --json`, and the last progress that it reported."""
+
+    command: list[str]
+    told: trio.Event
 
     def __init__(self, store: Path, limit: int | None) -> None:
         self.command = [sys.executable, "-m", "perco", "web", "load", str(store), "--json"]
@@ -109,7 +112,7 @@ class Child:
         self._complaints = b""
 
     async def run(self, task_status: trio.TaskStatus[trio.Process]) -> None:
-        """Until it ends, however it does."""
+        """Run it until it ends, however it does."""
         process = await trio.lowlevel.open_process(self.command, stdin=-3, stdout=-1, stderr=-1, start_new_session=True)
         task_status.started(process)
         try:
@@ -187,7 +190,7 @@ def _show(hits: list[Hit]) -> None:
 
 
 async def _second_life(store: Path, limit: int | None) -> float:
-    """Until all is searchable; returns its seconds."""
+    """Load until all is searchable; returns the seconds that it took."""
     child = Child(store, limit)
     with Stages() as stages:
         async with trio.open_nursery() as nursery:
@@ -211,7 +214,7 @@ async def _second_life(store: Path, limit: int | None) -> float:
 
 async def _checked(store: Path) -> bool:
     async with perco.open(store, readonly=True) as db:
-        result = await check(db.driver.store, ts=await db.oracle.draw())
+        result = await check(inside(db).driver.store, ts=await inside(db).oracle.draw())
     word = "clean" if result.clean else f"[red]{verdict(result)}[/red]"
     console.print(
         f"   perco check: {word} ({counted(result.cells, 'cell')} in {counted(result.rows, 'row')}, "
@@ -221,7 +224,7 @@ async def _checked(store: Path) -> bool:
 
 
 async def _rank(service: Service) -> None:
-    """PageRank, and what it changes: who is canonical."""
+    """Rank the pages, and show what that changes: which pages are canonical."""
     say("\n4  Pages with the same content are one document. Which is its face? The one with the highest PageRank.")
     from perco.webindex.rank import rank_all  # numpy takes long to import
 
@@ -254,18 +257,18 @@ async def _rank(service: Service) -> None:
 
 
 def _short(url: str | None) -> str:
-    return (url or "nobody").removeprefix(DOCS_URL)
+    return (url or "no page").removeprefix(DOCS_URL)
 
 
 def _show_listing(listing: Listing) -> None:
     duplicates = others([_short(url) for url in listing.duplicates]) or "none"
-    links = linked_by([(_short(source), text) for source, text in listing.anchors]) or "nobody"
+    links = linked_by([(_short(source), text) for source, text in listing.anchors]) or "no page"
     console.print(f"     rank {listing.rank:.3g}; duplicates: {duplicates}", style="dim", markup=False)
     console.print(f"     linked to by {links}", style="dim", markup=False)
 
 
 async def _edit(service: Service) -> tuple[str, float]:
-    """One page changed: who ran, why, for which rows, and how long until it could be found. Returns (URL, seconds)."""
+    """Change one page; show which observers ran, why, and when it could be found. Returns (URL, seconds)."""
     db, index, word = service.db, service.index, "zq" + secrets.token_hex(4)
     url, content = await _canonical_with_duplicates(service)
     say(f'\n5  One page is edited: "{word}" is added to {_short(url)}' + (", which is canonical." if content else "."))
@@ -283,8 +286,8 @@ async def _edit(service: Service) -> tuple[str, float]:
     await db.wait_idle()
     hits = service.search.search(word)
     edit_s = time.perf_counter() - began
-    # The newest first; the page's rank may be of the load that wrote the page before.
-    caused = next(tree for tree in await trace(db, "pages", index.pages.row(url)) if _wrote(tree, url))
+    # The newest tree comes first; another transaction may have written the page's rank before.
+    caused = next(tree for tree in await db.trace(index.pages, url) if _wrote(tree, url))
     async with db.snapshot() as snap:
         await _show_tree(index, snap, caused, runs)
         after = None if content is None else await snap.get(index.listing, content)
@@ -299,7 +302,7 @@ async def _edit(service: Service) -> tuple[str, float]:
 
 
 async def _canonical_with_duplicates(service: Service) -> tuple[str, bytes | None]:
-    """A page, and the hash of its cluster; of a crawl that was cut short any page, and None."""
+    """A canonical page with duplicates, and the hash of its cluster; if there is none, any page, and None."""
     index = service.index
     async with service.db.snapshot() as snap:
         document = await index.document(snap, _EDITED)
@@ -310,16 +313,18 @@ async def _canonical_with_duplicates(service: Service) -> tuple[str, bytes | Non
     return document.url, place[0] if document.duplicates and place is not None else None
 
 
-def _wrote(tree: Traced, url: str) -> bool:
+def _wrote(tree: perco.Traced, url: str) -> bool:
     return ("pages", url, "contents") in tree.writes
 
 
-async def _show_tree(index: WebIndex, snap: perco.Snapshot, edit: Traced, runs: list[tuple[str, Any, float]]) -> None:
+async def _show_tree(
+    index: WebIndex, snap: perco.Snapshot, edit: perco.Traced, runs: list[tuple[str, Any, float]]
+) -> None:
     """The tree of `perco trace`: every run below its cause, as recorded in the acknowledgements. The times of the runs
     are from this process, in which the observers ran."""
     took = {(id, key): seconds for id, key, seconds in runs}
 
-    async def add(below: Tree, run: Traced) -> None:
+    async def add(below: Tree, run: perco.Traced) -> None:
         assert run.on is not None
         table, key, column = run.on
         of = f" {_short(key)}" if isinstance(key, str) else f" {key.hex()[:8]}"
@@ -339,7 +344,7 @@ async def _show_tree(index: WebIndex, snap: perco.Snapshot, edit: Traced, runs: 
 
 
 async def _compare(store: Path, load_s: float, edit_s: float) -> bool:
-    """The index against a batch build from the same pages; whether they are equal."""
+    """Compare the index with a batch build from the same pages; returns whether they are equal."""
     say("\n6  Is it right? A plain batch function makes the same index from the same pages and ranks.")
     index = WebIndex()
     async with perco.open(store, index.schema, readonly=True) as db, db.snapshot() as snap:
@@ -367,7 +372,7 @@ async def _compare(store: Path, load_s: float, edit_s: float) -> bool:
 
 
 async def _past(store: Path) -> None:
-    """History: the same search, a while ago."""
+    """Search the store's history: the same query, as of a while ago."""
     index = WebIndex()
     async with perco.open(store, index.schema, readonly=True) as db:
         now = datetime.now(UTC)
@@ -375,7 +380,7 @@ async def _past(store: Path) -> None:
             try:
                 async with db.snapshot(at=now - timedelta(seconds=ago_s)) as snap:
                     documents = await index.documents(snap)
-            except perco.SnapshotTooOld:
+            except perco.errors.SnapshotTooOld:
                 continue
             with SearchIndex.in_memory(documents) as past:
                 hits = past.search(_QUERY, 3)

@@ -1,7 +1,7 @@
 """Hands documents to the search index, many at a time.
 
-Observers run by the dozen and each waits until its document is in SQLite for good. Whoever comes while a transaction
-of SQLite is being made durable goes with the next one: group commit again, on a thread, so that the loop turns.
+Dozens of observers run at once, and each waits until its document is durable in SQLite. Documents that arrive while a
+transaction of SQLite is being synced go into the next one: group commit, in a thread, so that the loop keeps running.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ class _Batch:
 class Exporter:
     """Writes to one search index, once it is connected to it."""
 
+    forgotten: int
+    rows: int
+    transactions: int
+
     def __init__(self, on_export: Callable[[int], None] | None = None) -> None:
         self._index: SearchIndex | None = None
         self._on_export = on_export
@@ -39,16 +43,16 @@ class Exporter:
         self.rows = self.transactions = self.forgotten = 0
 
     def connect(self, index: SearchIndex, oldest: Callable[[], Awaitable[int]] | None = None) -> None:
-        """Where documents go from now on.
+        """Set the index that documents go to from now on.
 
         Args:
-            oldest: the smallest version that may still be exported, by whichever process; what went before it is
-                forgotten now and then.
+            oldest: the smallest version that any process may still export; documents deleted before it are forgotten
+                now and then.
         """
         self._index, self._oldest = index, oldest
 
     async def put(self, row: ExportRow) -> None:
-        """Returns when the row is durable in the index.
+        """Export a row; returns when it is durable in the index.
 
         Raises: SearchIndexError if SQLite could not take it; then it may be put again.
         """
@@ -58,7 +62,7 @@ class Exporter:
             self._open = _Batch()
         batch = self._open
         batch.rows.append(row)
-        async with self._turn:  # in the order of arrival: whoever gets it first writes for all of its batch
+        async with self._turn:  # in the order of arrival: the first to get it writes the whole batch
             if not batch.done:
                 await self._write(self._index, batch)
         if batch.error is not None:
@@ -71,7 +75,7 @@ class Exporter:
             try:
                 await trio.to_thread.run_sync(index.export, batch.rows)
                 if self._oldest is not None and self.transactions % _FORGET_EVERY == 0:
-                    with suppress(perco.Unavailable, perco.SessionEnded):  # of a served store: another time
+                    with suppress(perco.Unavailable, perco.errors.SessionEnded):  # of a served store: forget later
                         self.forgotten += await trio.to_thread.run_sync(index.forget, await self._oldest())
             except Exception as error:
                 batch.error = error

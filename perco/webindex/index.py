@@ -7,30 +7,30 @@
                             '--> links, docs.linked --gather--> docs.anchors
     docs.said --reprocess--> docs.stale --parse again
 
-parse    a page changed: its title, text and links, and the hash of its content. Links that are new, changed or gone
-         are rows of `links`, whose key is (target, source): the inversion. A page that shows others in frames says what
-         they say; so it is parsed again when one of them says something else.
-rank     a page has another rank: it stands elsewhere among its duplicates.
-gather   the links to a page changed: their texts anew. A page that everybody links to is a hot target.
-elect    a cluster changed, the pages with one content hash: who is canonical, who its duplicates are, and the texts of
-         the links to any of them. The rows of `members` lie in the order of the election, so nobody counts votes: the
-         first row is the canonical. A page that everybody copies is a hot cluster.
+parse    a page changed: extract its title, text and links, and hash its content. A link is a row of `links`, whose key
+         is (target, source): the inversion. Links that are new, changed or gone are written. The text of a page
+         includes that of the pages in its frames, so it is parsed again when the text of one of them changes.
+rank     the rank of a page changed: move the page among its duplicates.
+gather   the links to a page changed: collect their texts again. A page with many links to it is a hot target.
+elect    a cluster changed, the pages with one content hash: choose the canonical page, and list its duplicates and the
+         texts of the links to any of them. The rows of `members` are in the order of the election: the first row is the
+         canonical page. A page with many copies is a hot cluster.
 export   a listing changed: hand the document to the search index, as of the run's snapshot, whose timestamp is the
          row's version there. An older one never replaces a newer one and a repeated one changes nothing: effectively
          once, whenever the process dies.
-reprocess  a page that others show says something else: they are stale.
+reprocess  the text of a page in other pages' frames changed: these pages are stale.
 
-What makes the order of arrival irrelevant, under snapshot isolation:
+Why the order of arrival does not matter, under snapshot isolation:
 
--   `docs.place` is one small cell, (content hash, rank), and the page's row in `members` goes with it. Whoever changes
-    a page's place, or the links to it, writes this cell: two who do so at once conflict there, and nowhere else.
--   A cluster's row is written by elect alone, from one snapshot, and all that is searched of it lies under its hash.
-    When the canonical changes nothing has to be carried from page to page, so nothing can be forgotten on the way.
--   Runs for a signal may overlap. So each writes a cell of its row even where nothing is new: of two the second sees
-    the first, and the last to commit has seen the most.
--   Who shows a page reads what it says under a lock, so that either sees the other.
+-   `docs.place` is one small cell, (content hash, rank), and the page's row in `members` changes with it. Transactions
+    that change a page's place, or the links to it, write this cell: two at once conflict there, and nowhere else.
+-   Only elect writes a cluster's row, from one snapshot, and all that is searched of it is stored under its hash. When
+    another page becomes canonical, nothing has to be carried from page to page, so nothing can be lost on the way.
+-   Runs for a signal may overlap. So each writes a cell of its row even if nothing is new: of two, the second sees the
+    first, and the last to commit has seen the most.
+-   The run for a page reads the text of the pages in its frames under a read lock, so of two runs one sees the other.
 
-`batch.build` makes the same documents from the same pages without any of this; the tests hold one against the other.
+`batch.build` makes the same documents from the same pages without any of this; the tests compare the two.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import perco
+from perco import Column, Schema, Signal, Table
 from perco.webindex.batch import (
     ANCHORS_MAX,
     DEFAULT_RANK,
@@ -65,21 +66,21 @@ from perco.webindex.pages import (
 )
 from perco.webindex.search import ExportRow
 
-STALE_AT_ONCE = 2500  # pages that one run of `reprocess` tells; a hundred such runs may follow each other (N9)
+STALE_AT_ONCE = 2500  # pages that one run of `reprocess` signals; a hundred such runs may follow each other (N9)
 _READ_AT_ONCE = 8  # of a cluster's members; mostly the first few have all the links that are kept
 
 Anchors = tuple[tuple[str, str], ...]  # (source URL, text)
 
 
 class Place(NamedTuple):
-    """Where a page stands: in the cluster of its content hash, by its rank."""
+    """A page's place: in the cluster of its content hash, by its rank."""
 
     content: bytes
     rank: float
 
 
 class Listing(NamedTuple):
-    """What there is to know of a cluster but its words, which are those of any of its pages."""
+    """All about a cluster except its words, which are those of any of its pages."""
 
     canonical: str
     rank: float
@@ -92,11 +93,43 @@ class WebIndex:
 
     Args:
         exporter: where documents go; None for programs that load or read and run no observers.
-        limits: how much of a page is taken.
-        anchors_max: of how many links to a document the texts are kept.
+        limits: how much of a page is indexed.
+        anchors_max: for how many links to a document the texts are kept.
         duplicates_max: how many duplicates of a document are kept, and searched by the links to them.
-        stale_at_once: how many pages one run of `reprocess` tells that what they show has changed.
+        stale_at_once: how many pages one run of `reprocess` signals as stale.
     """
+
+    limits: ParseLimits
+    anchors_max: int
+    duplicates_max: int
+    exporter: Exporter
+    pages: Table[str]
+    contents: Column[str, bytes]
+    rank: Column[str, float]
+    docs: Table[str]
+    parsed: Column[str, Any]
+    own: Column[str, str]
+    outlinks: Column[str, Any]
+    embedded: Column[str, Any]
+    place: Column[str, Any]
+    anchors: Column[str, Any]
+    told: Column[str, str]
+    linked: Signal[str]
+    said: Signal[str]
+    stale: Signal[str]
+    links: Table[tuple[str, str]]
+    anchor: Column[tuple[str, str], str]
+    uses: Table[tuple[str, str]]
+    user: Column[tuple[str, str], str]
+    members: Table[tuple[bytes, int, str]]
+    member: Column[tuple[bytes, int, str], str]
+    dups: Table[bytes]
+    canonical: Column[bytes, str]
+    listing: Column[bytes, Any]
+    changed: Signal[bytes]
+    crawls: Table[str]
+    sources: Column[str, Any]
+    schema: Schema
 
     def __init__(
         self,
@@ -114,10 +147,10 @@ class WebIndex:
         self.rank = self.pages.column("rank", perco.FLOAT64)
         self.docs = perco.Table("docs", key=perco.TEXT)
         self.parsed = self.docs.column("parsed", perco.MSGPACK, group="text")  # (title, text with that of frames)
-        self.own = self.docs.column("own", perco.TEXT, group="text")  # text without that of frames, where there are any
+        self.own = self.docs.column("own", perco.TEXT, group="text")  # text without that of frames, if there are any
         self.outlinks = self.docs.column("outlinks", perco.MSGPACK)  # ((target, anchor text), ...)
         self.embedded = self.docs.column("embedded", perco.MSGPACK)  # (URL, ...) of the pages in its frames
-        self.place = self.docs.column("place", perco.MSGPACK)  # Place; none of what is no document
+        self.place = self.docs.column("place", perco.MSGPACK)  # Place; only of documents
         self.anchors = self.docs.column("anchors", perco.MSGPACK)  # Anchors: of the links to it
         self.told = self.docs.column("told", perco.TEXT)  # how far `reprocess` has come
         self.linked = self.docs.signal("linked")
@@ -151,7 +184,7 @@ class WebIndex:
     # ------------------------------------------------------------ loading
 
     async def load(self, txn: perco.Transaction, page: Page) -> bool:
-        """Put a page, unless it is there already; whether it was new or different."""
+        """Store a page, unless it is there already; returns whether it was new or different."""
         url = canonical_url(page.url)
         if url is None:
             return False
@@ -165,14 +198,14 @@ class WebIndex:
         return True
 
     async def remove(self, txn: perco.Transaction, url: str) -> None:
-        """A page is gone."""
+        """Remove a page."""
         txn.delete(self.contents, url)
         txn.delete(self.rank, url)
 
     # ------------------------------------------------------------ pages
 
     async def on_page(self, txn: perco.Transaction, change: perco.Change[str, Any]) -> None:
-        """Title, text and links of a page that has changed, or that shows one that has."""
+        """Parse a page that has changed, or that shows one that has: its title, text and links."""
         url = change.key
         packed = await txn.get(self.contents, url)
         before = await txn.row(self.docs, url, [self.parsed, self.own, self.outlinks, self.embedded, self.place])
@@ -199,14 +232,14 @@ class WebIndex:
             txn.signal(self.said, url)
 
     def _relink(self, txn: perco.Transaction, url: str, before: dict[str, str], links: dict[str, str]) -> None:
-        """The difference of a page's links: nothing of its old self stays."""
+        """Write what has changed in a page's links, and delete those that are gone."""
         source = key_part(url)
         for target in before.keys() - links.keys():
             txn.delete(self.anchor, (key_part(target), source))
             txn.signal(self.linked, target)
         for target, text in links.items():
             if before.get(target) != text:
-                # A source that is too long for a key stands behind its text, which has no NUL in it.
+                # A source that is too long for a key is stored after the text, which has no NUL in it.
                 txn.set(self.anchor, (key_part(target), source), text if source == url else f"{text}\0{url}")
                 txn.signal(self.linked, target)
         self._put(txn, self.outlinks, url, tuple(before.items()) or None, tuple(links.items()) or None)
@@ -226,14 +259,14 @@ class WebIndex:
         return bool(await txn.scan(self.uses, prefix=(key_part(url),), columns=[self.user], limit=1).all())
 
     async def on_rank(self, txn: perco.Transaction, change: perco.Change[str, float]) -> None:
-        """A page has another rank."""
+        """Move a page that has another rank."""
         place = _place(await txn.get(self.place, change.key))
         after = None if place is None else place._replace(rank=usable_rank(change.value))
-        # A run for the page that has read the old rank, and is under way now, conflicts and runs again.
+        # A run for the page that has read the old rank, and is in flight now, conflicts and runs again.
         self._move(txn, change.key, place, after)
 
     async def on_links(self, txn: perco.Transaction, change: perco.Change[str, None]) -> None:
-        """The links to a page have changed."""
+        """Gather the texts of the links to a page again."""
         url = change.key
         before = await txn.row(self.docs, url, [self.place, self.anchors])
         scan = txn.scan(self.links, prefix=(key_part(url),), columns=[self.anchor], limit=self.anchors_max)
@@ -246,7 +279,7 @@ class WebIndex:
                 txn.signal(self.changed, place.content)
 
     async def on_said(self, txn: perco.Transaction, change: perco.Change[str, None]) -> None:
-        """A page says something else: those that show it are to be parsed again, so many in a run."""
+        """Signal the pages that show a changed page, to be parsed again; a limited number in a run."""
         url, shown = change.key, key_part(change.key)
         told = await txn.get(self.told, url)
         start, stop = (shown, f"{told}\0" if told is not None else ""), (f"{shown}\0", "")
@@ -264,8 +297,8 @@ class WebIndex:
     # ------------------------------------------------------------ clusters
 
     def _move(self, txn: perco.Transaction, url: str, before: Place | None, after: Place | None) -> None:
-        """A page's place, which is written in any case, its row among the members of its cluster, and the news of it
-        to both clusters."""
+        """Write a page's place, even if it is the same, and its row among the members of its cluster; signal both
+        clusters of a move."""
         if after is None:
             txn.delete(self.place, url)
         else:
@@ -280,7 +313,7 @@ class WebIndex:
             txn.signal(self.changed, content)
 
     async def on_cluster(self, txn: perco.Transaction, change: perco.Change[bytes, None]) -> None:
-        """Some page of a cluster is new, gone, or has another rank or other links to it."""
+        """Elect again: some page of a cluster is new, gone, or has another rank or other links to it."""
         await self._elect(txn, change.key)
 
     async def _elect(self, txn: perco.Transaction, content: bytes) -> None:
@@ -308,14 +341,14 @@ class WebIndex:
         return tuple(gathered[: self.anchors_max])
 
     async def export(self, txn: perco.Transaction, change: perco.Change[bytes, Any]) -> None:
-        """The document as of this run's snapshot, to the search index."""
+        """Export the document, as of this run's snapshot, to the search index."""
         content, document = change.key, None
         if change.value is not None:
             listing = Listing(*change.value)
             document = await self._document(txn, content, listing)
             if document is None:
-                # The canonical has gone meanwhile. It may be back before its cluster is asked again, and then nothing
-                # would have changed: so the election is held here, and what it changes is exported.
+                # The canonical page has left the cluster. It may be back before the cluster's next election, which
+                # would then change nothing: so the election is held here, and what it changes is exported.
                 await self._elect(txn, content)
                 return
         await self.exporter.put(ExportRow(content.hex(), txn.start_ts, document))
@@ -323,7 +356,7 @@ class WebIndex:
     # ------------------------------------------------------------ reading
 
     async def _document(self, snap: perco.Snapshot, content: bytes, listing: Listing) -> Document | None:
-        """None if the canonical page is not in this cluster any more."""
+        """The document of a listing; None if the canonical page is not in this cluster any more."""
         row = await snap.row(self.docs, listing.canonical, [self.parsed, self.place])
         place = _place(row[self.place])
         if place is None or place.content != content:
@@ -362,7 +395,7 @@ class WebIndex:
     # ------------------------------------------------------------ cells
 
     def _put(self, txn: perco.Transaction, column: Any, key: Any, before: Any, after: Any) -> None:
-        """Write what has changed; None: it is gone."""
+        """Write a cell that has changed; None: there is no value."""
         if after is None:
             if before is not None:
                 txn.delete(column, key)

@@ -1,8 +1,8 @@
-"""The web index on Spark: crawled by tasks, loaded through them, observed by them; read back as a data frame.
+"""The web index on Spark: tasks crawl, load and run observers; the result is read back as a data frame.
 
     sources --(a task each)--> pages --(load)--> store <--(observers, as tasks)--> search index
 
-What is exported goes into a file beside the store, so it is this process that exports, while tasks run all else.
+The search index is a file beside the store, so this process exports to it, while tasks run all other observers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 import perco
 import perco.spark
 from perco.errors import UsageError
-from perco.webindex.crawl import CrawlError, Skipped, read_crawl
+from perco.webindex.crawled import CrawlError, Skipped, read_crawl
 from perco.webindex.index import WebIndex
 from perco.webindex.pages import Page, canonical_url
 from perco.webindex.search import SearchIndex
@@ -37,11 +37,11 @@ _EXPORT: Final = "export"
 _INDEX: Final = WebIndex()
 
 schema: Final = WebIndex().schema
-del schema.observers[_EXPORT]  # this is what the driver runs
+del schema.observers[_EXPORT]  # the driver runs this one
 
 
 async def load_page(unchanged: Accumulator[int], txn: perco.Transaction, page: Page) -> None:
-    """The loader."""
+    """Load a page; counts it in `unchanged` if the store had it already."""
     if not await _INDEX.load(txn, page):
         unchanged.add(1)
 
@@ -50,7 +50,7 @@ async def load_page(unchanged: Accumulator[int], txn: perco.Transaction, page: P
 
 
 def crawled(skipped: Accumulator[int], given: tuple[int, Sequence[str]]) -> Iterator[tuple[str, tuple[Any, Page]]]:
-    """What a crawler delivers of a source: the page of each URL, and where it stood. Raises: CrawlError."""
+    """The pages of a source, by URL, each with its position in the crawl. Raises: CrawlError."""
     number, source = given
     command = [sys.executable, "-m", "perco.webindex.crawl", *source]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True) as crawler:
@@ -69,7 +69,7 @@ def crawled(skipped: Accumulator[int], given: tuple[int, Sequence[str]]) -> Iter
 
 
 def later(one: tuple[Any, Page], other: tuple[Any, Page]) -> tuple[Any, Page]:
-    """Of two pages of one URL that which came last, as where one process loads them."""
+    """The later of two pages of one URL, which is the one that counts in a load by one process."""
     return one if one[0] > other[0] else other
 
 
@@ -85,9 +85,9 @@ def _page(given: tuple[Any, Page]) -> Page:
 
 
 def split(arguments: Sequence[str]) -> list[list[str]]:
-    """The crawler's arguments, for a task each: every source by itself, with what is said of all of them.
+    """The crawler's arguments for each task: one source, with the options that apply to all sources.
 
-    Raises: UsageError for a limit of several sources together.
+    Raises: UsageError for a limit with several sources.
     """
     sources: list[list[str]] = []
     shared: list[str] = []
@@ -104,7 +104,7 @@ def split(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def session(master: str) -> SparkSession:
-    """A Spark whose Python is this one, unless the environment says otherwise. Raises: UsageError."""
+    """A Spark session whose Python is this one, unless the environment says otherwise. Raises: UsageError."""
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         raise UsageError("Spark needs Java 17 or newer, and there is no java here: apt install openjdk-17-jre-headless")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -115,7 +115,7 @@ def session(master: str) -> SparkSession:
 
 
 async def on_spark(spark: SparkSession, work: Callable[[], T]) -> T:
-    """What blocks, in a thread; whoever cancels this cancels Spark's jobs."""
+    """Run blocking work in a thread; cancelling it cancels Spark's jobs."""
     try:
         return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
     except trio.Cancelled:
@@ -134,7 +134,7 @@ async def load(service: Service, spark: SparkSession, store: perco.spark.Store, 
     counts = service.loaded
 
     def load_all() -> perco.spark.Loaded:
-        # Left by a failed load: pages may have changed since; unchanged ones are not written again.
+        # A failed load may have left its job. Pages may have changed since; unchanged ones are not written again.
         perco.spark.acknowledge(store, _JOB, spark)
         pages, loader = latest.values().map(_page), partial(load_page, unchanged)
         given: dict[str, Any] = {"schema": _INDEX.schema, "key": url_of, "beside": _INDEX.pages, "job": _JOB}
@@ -152,7 +152,7 @@ async def load(service: Service, spark: SparkSession, store: perco.spark.Store, 
 
 
 async def both(folder: Path, limit: int | None, say: Callable[[str], None]) -> bool:
-    """`perco demo --spark`: the documentation of this Python by way of Spark, and embedded; whether they are equal."""
+    """`perco demo --spark`: load this Python's documentation by Spark, and embedded; returns whether both are equal."""
     sources = ["--limit", str(limit)] if limit is not None else []
     say(f"1  Spark begins: a crawl, loaders and observers as its tasks; the store is {folder}/spark")
     began = time.monotonic()
@@ -202,7 +202,7 @@ def _why(spark_s: float, embedded_s: float, begun_s: float) -> str:
 
 
 def _compare(spark: SparkSession, folder: Path, say: Callable[[str], None]) -> bool:
-    """Compare both stores as data frames: the rows that only one of them has."""
+    """Compare both stores as data frames, by the rows that only one of them has; returns whether they are equal."""
     perco.spark.register(spark)
     spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
     equal = True

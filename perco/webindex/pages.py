@@ -1,25 +1,26 @@
-"""What a crawl delivers for a URL, and what an index needs of it: title, text and links.
+"""Pages as a crawl delivers them, and what an index needs of them: title, text and links.
 
 Everything here is a pure function of its arguments, because the incremental index and the batch build that
 checks it must read a page in the same way.
 
-Markup is read as a stream of tags, in one pass, and never built into a tree. A tree builder that follows the
-HTML standard takes quadratic time on deep nesting and quadratic memory on formatting elements left open
-(250 KB of `<p><font color=..>` make more than a gigabyte of nodes), so one hostile page would stop a worker.
-Title, text, links and base need no tree; the tests hold this reader against a real HTML parser.
+Markup is read as a stream of tags and text, in one pass, and never built into a tree: lxml's parser (libxml2 2.14 and
+later cut markup as the HTML standard says) calls `_Reader` for each. A tree builder that follows the standard takes
+quadratic time on deep nesting and quadratic memory on formatting elements left open (250 KB of `<p><font color=..>`
+make more than a gigabyte of nodes), so one hostile page would stop a worker. Title, text, links and base need no tree;
+the tests compare this reader with a browser's parser.
 """
 
 import codecs
 import hashlib
-import html
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 import msgpack
+from lxml import etree
 from w3lib.encoding import html_body_declared_encoding, http_content_type_encoding, read_bom, resolve_encoding
 from w3lib.url import canonicalize_url
 
@@ -152,7 +153,7 @@ def canonical_url(url: str, base: str | None = None, bytes_max: int = URL_BYTES_
             url = urljoin(base, url)
         canonical = url if _is_plain(url) else _canonical(url)
     except ValueError:
-        # urllib and w3lib say so of bad ports, bad IPv6 and text that has no UTF-8 form.
+        # urllib and w3lib raise it for bad ports, bad IPv6 and text that has no UTF-8 form.
         return None
     if canonical is None or len(canonical) > bytes_max:
         return None
@@ -164,8 +165,8 @@ KEY_PART_BYTES_MAX = 180
 
 
 def key_part(url: str) -> str:
-    """What stands for a canonical URL in a key that has other parts: itself, or, if it is long, its beginning and a
-    digest. URLs are compared by this wherever the smallest counts."""
+    """A canonical URL as part of a row key: itself, or, if it is long, its beginning and a digest. Wherever the
+    smallest URL counts, URLs are compared by this."""
     if len(url) <= KEY_PART_BYTES_MAX:
         return url
     digest = hashlib.sha256(url.encode()).hexdigest()[:32]
@@ -209,7 +210,7 @@ _BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
 
 
 def kind(page: Page) -> Kind:
-    """Whether the body is markup, plain text or neither: what the headers say, or how it begins."""
+    """Whether the body is markup, plain text or neither, by what the headers say, or by how it begins."""
     named = (page.content_type or "").partition(";")[0].strip().lower()
     if named in _HTML_TYPES:
         return "html"
@@ -249,9 +250,9 @@ _ENCODINGS = frozenset(
     | {"gb18030", "gbk", "gb2312", "hz", "big5", "big5hkscs", "euc_jp", "shift_jis", "cp932", "iso2022_jp"}
     | {"euc_kr", "cp949", "tis-620"}
 )
-# A body with a mark at its beginning is told by that; Python wants one for these names.
+# A body with a byte order mark is decoded by that; Python's codecs of these names fail without one.
 _WITHOUT_MARK = {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}
-# What servers claim without having looked. Text that is valid UTF-8 is hardly ever one of these.
+# Encodings that servers claim without checking. Text that is valid UTF-8 is hardly ever in one of these.
 _CARELESS = frozenset({"cp1252", "iso8859-1", "iso8859-15", "ascii"})
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,39}")
 
@@ -282,7 +283,7 @@ def _candidates(page: Page, body: bytes, markup: bool) -> Iterator[str]:
 
 
 def _decode(page: Page, body: bytes, whole: bool, markup: bool) -> tuple[str, tuple[str, ...]]:
-    """The text of the body, and a note when that took a guess."""
+    """The text of the body, and a note if that took a guess."""
     encoding, mark = read_bom(body)
     if encoding is not None and mark is not None:
         return body[len(mark) :].decode(encoding, "replace"), ()
@@ -303,166 +304,83 @@ def _decode(page: Page, body: bytes, whole: bool, markup: bool) -> tuple[str, tu
 
 # --------------------------------------------------------------------------------------------- markup
 
-# Every quantifier here is possessive, so that a match takes time in proportion to its length.
-# A quotation mark has a meaning only after "=".
-_REST_OF_TAG = r"""(?> [^>=]++ | =\s*+(?>"[^"]*+(?:"|\Z) | '[^']*+(?:'|\Z) | [^\s>"'][^\s>]*+ |) )*+"""
-# One construct that begins with "<": a comment, a tag, or what the standard calls a bogus comment.
-_CONSTRUCT = re.compile(
-    rf"""<(?:
-        (?P<comment>!--)
-      | (?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*+)(?P<attributes>{_REST_OF_TAG})(?P<close>>|\Z)
-      | (?P<bogus>[!?/])
-    )""",
-    re.VERBOSE | re.ASCII,
+_INLINE = frozenset(
+    (
+        *("a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i"),
+        *("ins", "kbd", "label", "mark", "nobr", "q", "s", "samp", "small", "span", "strike", "strong", "sub"),
+        *("sup", "time", "tt", "u", "var", "wbr"),
+    )
 )
-_ATTRIBUTE = re.compile(
-    r"""[\s/]*+ (?P<name>[^\s/>][^\s/>=]*+)
-        (?>\s*+=\s*+(?> "(?P<double>[^"]*+)(?:"|\Z) | '(?P<single>[^']*+)(?:'|\Z) | (?P<bare>[^\s>"'][^\s>]*+) |))?+
-    """,
-    re.VERBOSE | re.ASCII,
-)
-_REFERENCE = re.compile(r"&(?:#[0-9]{1,8};?|#[xX][0-9a-fA-F]{1,8};?|[a-zA-Z][a-zA-Z0-9]{1,31};)")
-_RAW_ELEMENTS = ("script", "style", "xmp", "iframe", "noembed", "noframes", "textarea", "title")
-_RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE | re.ASCII) for name in _RAW_ELEMENTS}
-_TEXT_IN_RAW = frozenset({"xmp", "textarea"})
+_HIDDEN = frozenset({"script", "style", "iframe", "noembed", "noframes", "title"})
 _EMBEDS = {"iframe": "src", "frame": "src", "embed": "src", "object": "data"}
-_WITH_ATTRIBUTES = ("a", "area", "base", "img", "frame", "embed", "object")
-_INLINE = (
-    *("abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn", "em", "font", "i"),
-    *("ins", "kbd", "label", "mark", "nobr", "q", "s", "samp", "small", "span", "strike", "strong", "sub"),
-    *("sup", "time", "tt", "u", "var", "wbr"),
-)
-# Text and the tags in it that say nothing, which is most of a page: taken in one step.
-_RUN = re.compile(
-    rf"""(?: [^<]++
-           | <(?!/?(?:{"|".join(_WITH_ATTRIBUTES + _RAW_ELEMENTS)})(?:[\s/>]|\Z)) /?[a-z]{_REST_OF_TAG}>
-           | <(?![a-z!?/]) )*+""",
-    re.VERBOSE | re.IGNORECASE | re.ASCII,
-)
-_TAG_NAME = re.compile(rf"</?([a-zA-Z][^\s/>]*+){_REST_OF_TAG}>", re.VERBOSE | re.ASCII)
-
-
-class _Gaps(dict[str, str]):
-    """What stands for a tag in the text, by its name. An inline tag is inside a word (<b>o</b>ne is one word),
-    any other ends it (one<td>two)."""
-
-    def __missing__(self, name: str) -> str:
-        return self.get(name.lower(), " ")
-
-
-_GAPS = _Gaps.fromkeys(_INLINE, "")
-# The rest follows from what is missing; these are only looked up faster.
-_GAPS.update(dict.fromkeys(("p", "br", "div", "table", "tr", "td", "ul", "li", "dl", "dt", "dd"), " "))
-
-
-def _words_of(run: str) -> str:
-    if "<" in run:
-        pieces = _TAG_NAME.split(run)
-        pieces[1::2] = map(_GAPS.__getitem__, pieces[1::2])
-        run = "".join(pieces)
-    return _unescape(run)
-
-
-def _unescape(raw: str) -> str:
-    if "&" not in raw:
-        return raw
-    return _REFERENCE.sub(lambda found: html.unescape(found[0]), raw)
-
-
-def _attributes(raw: str) -> dict[str, str]:
-    """Attribute values by lower-case name; as in a browser the first of a name counts."""
-    values: dict[str, str] = {}
-    for found in _ATTRIBUTE.finditer(raw):
-        value = found["double"] or found["single"] or found["bare"] or ""
-        values.setdefault(found["name"].lower(), _unescape(value))
-    return values
+_SILENT = _INLINE | _HIDDEN
+_SEEN = frozenset({"a", "area", "base", "img", *_EMBEDS, *_HIDDEN})
 
 
 def _tidy(text: str, chars_max: int) -> str:
-    """Single spaces, and no NUL: what stores text often ends it there."""
+    """The text with single spaces and no NUL, because what stores text often cuts it at a NUL."""
     return " ".join(text.replace("\0", " ").split())[:chars_max].rstrip()
 
 
-@dataclass(slots=True)
 class _Reader:
-    """One pass over decoded markup."""
+    """What a page says, from the tags and the text that lxml finds in it: the target of its parser."""
 
-    markup: str
-    hrefs_max: int
-    title: str | None = None
-    base: str | None = None
-    pieces: list[str] = field(default_factory=list)
-    hrefs: list[tuple[str, str]] = field(default_factory=list)
-    embeds: list[str] = field(default_factory=list)
-    hrefs_cut: bool = False
-    _open_href: str | None = None
-    _open_since: int = 0
+    title: str | None
+    base: str | None
 
-    def read(self) -> None:
-        markup, position = self.markup, 0
-        while position < len(markup):
-            run = _RUN.match(markup, position)
-            if run is not None and run.end() > position:
-                position = run.end()
-                self.pieces.append(_words_of(run[0]))
-            found = _CONSTRUCT.match(markup, position)
-            position = len(markup) if found is None else self._construct(found)
+    def __init__(self, hrefs_max: int) -> None:
+        self.hrefs_max = hrefs_max
+        self.title = self.base = None
+        self.pieces: list[str] = []
+        self.hrefs: list[tuple[str, str]] = []
+        self.embeds: list[str] = []
+        self.hrefs_cut = False
+        self._hidden: list[str] | None = None  # the text of an element that is not shown, while it is open
+        self._open_href: str | None = None
+        self._open_since = 0
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        """An inline tag leaves the text as it is (<b>o</b>ne is one word), any other parts it (one<td>two)."""
+        if tag not in _SILENT:
+            self.pieces.append(" ")
+        if tag in _SEEN:
+            self._element(tag, attributes)
+
+    def data(self, text: str) -> None:
+        (self.pieces if self._hidden is None else self._hidden).append(text)
+
+    def end(self, tag: str) -> None:
+        if tag not in _SILENT:
+            self.pieces.append(" ")
+        if tag == "a":
+            self._close_link()
+        elif tag in _HIDDEN and self._hidden is not None:
+            if tag == "title" and self.title is None:
+                self.title = "".join(self._hidden)
+            self._hidden = None
+
+    def close(self) -> None:
         self._close_link()
 
-    def _construct(self, found: re.Match[str]) -> int:
-        """Takes in one construct; returns where the next text begins."""
-        if found["comment"] is not None:
-            # From inside the opening: <!--> is a whole comment.
-            return self._after("-->", found.start() + 2)
-        if found["bogus"] is not None:
-            return self._after(">", found.end())
-        if not found["close"]:
-            return len(self.markup)
-        name = found["name"].lower()
-        if name in _TEXT_IN_RAW or (name in _EMBEDS and name != "iframe"):
-            self.pieces.append(" ")
-        if name in _EMBEDS and not found["end"]:
-            self._embed(_attributes(found["attributes"]).get(_EMBEDS[name]))
-        if found["end"]:
-            if name == "a":
-                self._close_link()
-        elif name in _WITH_ATTRIBUTES:
-            self._element(name, _attributes(found["attributes"]))
-        elif name in _RAW_END:
-            return self._raw(name, found.end())
-        return found.end()
-
-    def _after(self, closing: str, start: int) -> int:
-        at = self.markup.find(closing, start)
-        return len(self.markup) if at < 0 else at + len(closing)
-
-    def _raw(self, name: str, start: int) -> int:
-        """The content of an element that holds no markup. Its end tag is left to be read."""
-        found = _RAW_END[name].search(self.markup, start)
-        end = len(self.markup) if found is None else found.start()
-        if name == "title" and self.title is None:
-            self.title = _unescape(self.markup[start:end])
-        elif name in _TEXT_IN_RAW:
-            self.pieces.append(_unescape(self.markup[start:end]))
-        return end
-
-    def _element(self, name: str, attributes: dict[str, str]) -> None:
-        if name == "img":
-            self.pieces.append(f" {attributes.get('alt', '')} ")
-        elif name == "base":
+    def _element(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if tag in _HIDDEN:
+            self._hidden = []
+        if tag in _EMBEDS:
+            address = attributes.get(_EMBEDS[tag])
+            if address and len(self.embeds) < self.hrefs_max:
+                self.embeds.append(address)
+        elif tag == "img":
+            self.pieces.append(attributes.get("alt", "") + " ")
+        elif tag == "base":
             if self.base is None:
                 self.base = attributes.get("href")
-        elif name == "area":
+        elif tag == "area":
             if "href" in attributes:
                 self._add(attributes["href"], attributes.get("alt", ""))
-        elif name == "a":
+        elif tag == "a":
             self._close_link()
             self._open_href = attributes.get("href")
             self._open_since = len(self.pieces)
-
-    def _embed(self, address: str | None) -> None:
-        if address and len(self.embeds) < self.hrefs_max:
-            self.embeds.append(address)
 
     def _close_link(self) -> None:
         if self._open_href is not None:
@@ -476,11 +394,21 @@ class _Reader:
             self.hrefs_cut = True
 
 
+def _read(markup: str, hrefs_max: int) -> _Reader:
+    """Read markup as the HTML standard cuts it into tags and text; no tree is built. A link ends where a table, or a
+    cell of one, begins: lxml closes it there, as old browsers did."""
+    reader = _Reader(hrefs_max)
+    parser = etree.HTMLParser(target=reader, huge_tree=True)
+    parser.feed(markup.replace("\0", " "))
+    parser.close()
+    return reader
+
+
 # --------------------------------------------------------------------------------------------- parse
 
 
 def parse(page: Page, limits: ParseLimits = DEFAULT_LIMITS) -> Parsed:
-    """Title, text and links of a page. A redirect is one link without an anchor text; an error is nothing."""
+    """Title, text and links of a page. A redirect is one link without an anchor text; an error gives nothing."""
     if is_redirect(page):
         return _parse_redirect(page, limits)
     if not indexable(page):
@@ -510,9 +438,7 @@ def _parse_text(page: Page, decoded: str, limits: ParseLimits) -> Parsed:
 
 
 def _parse_html(page: Page, decoded: str, limits: ParseLimits) -> Parsed:
-    # All white space becomes single spaces in the end; this saves the costly way through the references.
-    reader = _Reader(decoded.replace("&nbsp;", " "), limits.hrefs_max)
-    reader.read()
+    reader = _read(decoded, limits.hrefs_max)
     text, notes = _bounded_text("".join(reader.pieces), limits)
     resolve = _resolver(page, reader.base, limits)
     own = canonical_url(page.url, None, limits.url_bytes_max)
@@ -525,7 +451,7 @@ def _parse_html(page: Page, decoded: str, limits: ParseLimits) -> Parsed:
 
 
 def rendered(text: str, embedded: Iterable[str], limits: ParseLimits = DEFAULT_LIMITS) -> str:
-    """The text of a page as one sees it: its own, then that of the pages it shows in frames, each without its own."""
+    """The text of a page as a reader sees it: its own, then that of the pages in its frames, without their frames."""
     return _tidy(" ".join((text, *embedded)), limits.text_chars_max)
 
 

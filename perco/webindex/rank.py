@@ -1,8 +1,8 @@
-"""PageRank, in a batch: what a page is worth, computed from all links at once and written where observers see it.
+"""PageRank, in a batch: the ranks of all pages, computed from all links at once and written where observers see them.
 
-A rank follows from the whole graph, so no small change can bring it up to date (the paper's section 1: what cannot be
-broken down into small updates is better done as a batch). What follows from a rank can: only the pages whose rank has
-moved are looked at again.
+A rank depends on the whole graph, so small updates cannot keep it up to date (the paper's section 1: what cannot be
+broken down into small updates is better done as a batch). But they can keep up to date what depends on a rank: only the
+pages whose rank has changed are looked at again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class RankOptions:
     """How ranks are computed, and which are worth writing.
 
     damping: the share of readers who follow a link; the others open any page.
-    error: the computation ends when no round moves the ranks by more than this, all together, of 1.
-    rounds_max: or after so many rounds.
-    moved: a rank that differs from the one that is there by less than this share of it stays as it is.
+    error: the computation ends when a round moves the ranks, whose sum is 1, by no more than this in total.
+    rounds_max: or after this many rounds.
+    moved: a stored rank stays as it is if the new one differs by less than this share of it.
     rows_per_txn: ranks written in one transaction.
     """
 
@@ -43,7 +43,7 @@ DEFAULT_OPTIONS = RankOptions()
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """What a ranking saw and did."""
+    """The numbers of pages and links that a ranking saw, and of ranks that it wrote."""
 
     pages: int
     links: int
@@ -59,7 +59,7 @@ def pagerank(
         pages: how many.
         sources, targets: of each link between two of them.
 
-    A page without links is taken to link to all.
+    A page without links counts as linking to all.
     """
     if not pages:
         return np.zeros(0)
@@ -94,7 +94,7 @@ async def rank_all(db: perco.Database, index: WebIndex, options: RankOptions = D
                 sources.append(numbers[source])
                 targets.append(numbers[target])
     ranks = pagerank(len(before), sources, targets, options)
-    # As many digits as a rank is good for: ranked again, the same pages have the same ranks.
+    # Only as many digits as are exact: ranked again, the same pages have the same ranks.
     found = {url: float(f"{rank:.6g}") for url, rank in zip(before, ranks, strict=True)}
     moved = [url for url, rank in found.items() if _moved(before[url], rank, options.moved)]
     changed = 0
@@ -110,6 +110,6 @@ def _moved(before: float | None, after: float, share: float) -> bool:
 async def _write(txn: perco.Transaction, index: WebIndex, ranks: dict[str, float]) -> int:
     there = await txn.get_many(index.rank, ranks)
     for url, before in there.items():
-        if before is not None:  # a page that has gone has no rank any more
+        if before is not None:  # a page that is gone has no rank any more
             txn.set(index.rank, url, ranks[url])
     return sum(before is not None for before in there.values())

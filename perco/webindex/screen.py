@@ -1,4 +1,4 @@
-"""The stages of a running web index on a terminal: a table that is drawn anew, or a line now and then in a pipe."""
+"""The stages of a running web index: on a terminal a table that is redrawn, in a pipe a line now and then."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LINE_EVERY_S = 2.0
 
 
 class _Console(Console):
-    """A reader that goes away ends a command by an ordinary error, which nurseries and the command line know."""
+    """A console that raises an ordinary error, known to nurseries and the command line, when its reader goes away."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-console = _Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+console: Console = _Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
 def stages_table(progress: dict[str, Any], title: str = "") -> Table:
@@ -55,7 +55,7 @@ def stages_table(progress: dict[str, Any], title: str = "") -> Table:
 
 
 def one_line(progress: dict[str, Any]) -> str:
-    """The same in a line."""
+    """The stages in one line."""
     load, stages = progress["load"], progress["stages"]
     waiting = sum(stage["waiting"] for stage in stages.values())
     conflicts = sum(stage["conflicts"] for stage in stages.values())
@@ -70,13 +70,13 @@ _NAMED_MAX = 3
 
 
 def others(urls: Sequence[str]) -> str:
-    """Some of them, and how many more."""
+    """Some URLs, and how many more there are."""
     more = len(urls) - _NAMED_MAX
     return ", ".join(urls[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def linked_by(anchors: Sequence[tuple[str, str]]) -> str:
-    """Who links with what words; one for each of the words."""
+    """The pages that link, and their link texts; one page for each text."""
     first: dict[str, str] = {}
     for source, text in anchors:
         first.setdefault(text, source)
@@ -87,7 +87,7 @@ def linked_by(anchors: Sequence[tuple[str, str]]) -> str:
 
 
 def about(hit: Hit) -> list[str]:
-    """What else there is to know of a document: its duplicates, and who links to any of them with what words."""
+    """More about a document: its rank, its duplicates, and the links to any of them with their texts."""
     lines = [f"rank {hit.rank:.3g}"]
     if hit.duplicates:
         lines[0] += f", also at {others(hit.duplicates)}"
@@ -114,9 +114,7 @@ class Stages:
         if self._live is not None:
             self._live.update(stages_table(progress))
         elif (said := one_line(progress | {"seconds": 0.0})) == self._idle:
-            self._untold = (
-                None  # `perco web run` with nothing to do: a line every two seconds would tell nobody anything
-            )
+            self._untold = None  # `perco web run` with nothing to do: a line every two seconds would say nothing new
         elif time.monotonic() - self._told >= _LINE_EVERY_S:
             self._told, self._untold = time.monotonic(), None
             self._idle = "" if any(stage["waiting"] for stage in progress["stages"].values()) else said
@@ -129,5 +127,5 @@ class Stages:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-        elif self._untold is not None:  # the last of all is what one wants to know
+        elif self._untold is not None:  # the last state is always printed
             console.print(one_line(self._untold))

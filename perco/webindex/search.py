@@ -1,4 +1,4 @@
-"""A search index in one SQLite file: where the documents go that people search.
+"""A search index in one SQLite file: the documents that people search.
 
 The file is fed from outside, by an exporter that may die and start again at any point. So a row says which
 version of a document it is, and only a newer version replaces it: exporting the same rows twice, or old rows
@@ -53,7 +53,7 @@ DEFAULT_OPTIONS = SearchOptions()
 
 @dataclass(frozen=True, slots=True)
 class ExportRow:
-    """What is to be known from this version on; None when the document is gone.
+    """The state of a document from this version on; None: the document is gone.
 
     The key stays when the document gets another URL, as it does when a duplicate becomes canonical.
     """
@@ -84,7 +84,7 @@ class EmptyQueryError(ValueError):
     """There is no word in the query."""
 
 
-# A document that is gone keeps its row, with a version and nothing else, and is in no view and no full text.
+# A document that is gone keeps its row, with its key and a version only; the view and the full text do not have it.
 _LAYOUT = """
 CREATE TABLE pages (
     id INTEGER PRIMARY KEY,
@@ -127,7 +127,7 @@ _Words = tuple[str, str, str]
 
 @contextlib.contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Errors of SQLite as errors of the index, with what they mean for the caller."""
+    """Raise errors of SQLite as errors of the index, with what they mean for the caller."""
     try:
         yield
     except sqlite3.Error as error:
@@ -163,7 +163,7 @@ class SearchIndex:
 
     def _prepare(self) -> None:
         new = self._is_new()
-        # Not before: it would change a file that is not ours.
+        # Only after the check: it would change a file that is not ours.
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute(f"PRAGMA synchronous = {self._options.synchronous}")
         if new:
@@ -215,7 +215,7 @@ class SearchIndex:
     # ----------------------------------------------------------------------------------------- writing
 
     def export(self, rows: Sequence[ExportRow]) -> int:
-        """Takes in the rows that are newer than what is there, all in one transaction; returns how many."""
+        """Store the rows that are newer than what is there, all in one transaction; returns how many."""
         for row in rows:
             _check(row)
         with _told("the export failed"), self._transaction("IMMEDIATE"):
@@ -241,13 +241,13 @@ class SearchIndex:
         return True
 
     def forget(self, before: int) -> int:
-        """Removes what is known of documents that went before this version; returns how many. For when no older export
-        can come any more, that would bring one back."""
+        """Remove the rows of documents that were deleted before this version; returns how many. For when no older
+        export can come any more, which would bring one back."""
         with _told("the export failed"), self._transaction("IMMEDIATE"):
             return self._db.execute("DELETE FROM pages WHERE title IS NULL AND version < ?", (before,)).rowcount
 
     def _index(self, old: "_Old | None", number: int | None, new: _Words | None) -> None:
-        """Brings the full text from the old words to the new. It has no copy, so it must be told both."""
+        """Update the full text from the old words to the new. It keeps no copy, so it needs both."""
         if old is not None and old.words == new:
             return
         if old is not None:
@@ -259,7 +259,7 @@ class SearchIndex:
             self._db.execute("INSERT INTO words (rowid, title, anchors, body) VALUES (?, ?, ?, ?)", (number, *new))
 
     def _anchor_words(self, document: Document) -> str:
-        """What the links say, each text once: a word is not better for being on every page."""
+        """The texts of the links, each once: a word does not count more if every page links with it."""
         distinct = dict.fromkeys(text for _, text in document.anchors if text)
         return "\n".join(distinct)[: self._options.anchor_words_chars_max]
 
@@ -268,15 +268,15 @@ class SearchIndex:
     def search(self, query: str, limit: int = 10, marks: tuple[str, str] = ("[", "]")) -> list[Hit]:
         """The best documents that have all the words of the query, the best first: by their words, and by rank.
 
-        A query is words, nothing else: operators and quotes have no meaning. What is joined by punctuation,
-        as asyncio.Future is, must be found in that order. EmptyQueryError when there is no word in it. In a
-        snippet the words that were found stand between `marks`.
+        A query is words, nothing else: operators and quotes have no meaning. Words joined by punctuation, such
+        as asyncio.Future, must be found in that order. EmptyQueryError if there is no word in it. In a snippet
+        the words that were found stand between `marks`.
         """
         phrases = self._phrases(query)
         options = self._options
         weights = (options.title_weight, options.anchors_weight, options.text_weight, options.rank_weight)
         wanted = max(0, min(limit, options.hits_max))
-        # One transaction: the snippets are of what was found, whatever another process writes meanwhile.
+        # One transaction, so that the snippets are of what was found, even if another process writes meanwhile.
         with _told("the search failed"), self._transaction("DEFERRED"):
             found = self._db.execute(_FIND, (*weights, phrases, wanted)).fetchall()
             hits = []
@@ -287,7 +287,7 @@ class SearchIndex:
             return hits
 
     def _phrases(self, query: str) -> str:
-        """The query in the language of FTS5: every word quoted, so that none of it is taken for syntax."""
+        """The query in the language of FTS5: every word quoted, so that none is mistaken for syntax."""
         # Lone surrogates have no UTF-8 form, and a NUL would end the query.
         cut = query[: self._options.query_chars_max]
         clean = cut.encode("utf-8", "replace").decode().replace("\0", " ").replace('"', " ")
@@ -306,16 +306,16 @@ class SearchIndex:
         return None if row is None else _document(row)
 
     def version(self, key: str) -> int | None:
-        """The version that was last taken in for a key, be it a deletion; None if it was never heard of."""
+        """The version last stored for a key, even if it is a deletion; None if the key is unknown."""
         row = self._db.execute("SELECT version FROM pages WHERE key = ?", (key,)).fetchone()
         return None if row is None else int(row[0])
 
     def count(self) -> int:
-        """The number of documents, without the deleted."""
+        """The number of documents, without deleted ones."""
         return int(self._db.execute("SELECT count(*) FROM documents").fetchone()[0])
 
     def documents(self) -> Iterator[Document]:
-        """All documents in the order of their URLs, read piece by piece: an export in between is seen."""
+        """All documents in the order of their URLs, read in pieces: an export in between is seen."""
         after = ("", "")
         while True:
             rows = self._db.execute(
@@ -333,7 +333,7 @@ class SearchIndex:
             return digest_in_order(self.documents())
 
     def check(self) -> None:
-        """Reads all of the file; SearchIndexError when its parts do not fit together."""
+        """Read the whole file; SearchIndexError if its parts do not fit together."""
         with _told("the search index is damaged"):
             (found,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
             self._db.execute("INSERT INTO words (words, rank) VALUES ('integrity-check', 1)")
@@ -357,7 +357,7 @@ def _check(row: ExportRow) -> None:
 
 
 def _popularity(rank: float) -> float:
-    """A page twice as popular is better by so much, whether it was popular before or not."""
+    """The popularity of a page: it grows by 1 each time that one plus the rank doubles."""
     return math.log2(1 + max(rank, 0.0))
 
 

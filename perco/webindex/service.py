@@ -1,7 +1,7 @@
 """The web index as a running program: a crawler process, loaders, observers, and what they are doing.
 
 The crawl streams: pages are loaded while the crawler still makes them, observers run while pages are still loaded, and
-the search index answers all the while.
+the search index answers meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 import perco
-from perco.webindex.crawl import DOCS_URL, CrawlDecoder, CrawlError, Done, Noted, Skipped
+from perco.webindex.crawled import DOCS_URL, CrawlDecoder, CrawlError, Done, Noted, Skipped
 from perco.webindex.exporter import Exporter
 from perco.webindex.index import WebIndex
 from perco.webindex.pages import Page, canonical_url
@@ -29,13 +29,13 @@ _COMPLAINTS_MAX = 4096
 
 
 def search_path(store: Path) -> Path:
-    """Where the search index of a store lies."""
+    """The file of a store's search index."""
     return store / SEARCH_FILE
 
 
 @dataclass(slots=True)
 class Loaded:
-    """What a load has done so far."""
+    """The counts of a load so far."""
 
     crawled: int = 0
     changed: int = 0
@@ -49,7 +49,7 @@ class Loaded:
 
 @dataclass(slots=True)
 class Progress:
-    """One look at all stages, for people and for the parent process."""
+    """The state of all stages at one moment, for people and for the parent process."""
 
     load: dict[str, Any]
     stages: dict[str, dict[str, Any]]
@@ -62,7 +62,7 @@ class Progress:
 
 
 async def reap(process: trio.Process) -> None:
-    """End a child process that still runs, and let go of its pipes; completes though cancelled."""
+    """Kill a child process that still runs, and close its pipes; completes even if cancelled."""
     if process.poll() is not None:
         return
     process.kill()
@@ -76,18 +76,24 @@ async def reap(process: trio.Process) -> None:
 class Service:
     """An open web index whose observers run."""
 
+    db: perco.Database
+    index: WebIndex
+    search: SearchIndex
+    worker: perco.WorkerHandle
+    loaded: Loaded
+
     def __init__(self, db: perco.Database, index: WebIndex, search: SearchIndex, worker: perco.WorkerHandle) -> None:
         self.db, self.index, self.search, self.worker = db, index, search, worker
         self.loaded = Loaded()
         self._began = trio.current_time()
 
     async def load(self, sources: Sequence[str]) -> Loaded:
-        """Crawl and load; pages of a finished crawl of the documentation that are no longer there are removed.
+        """Crawl and load. After a complete crawl of the documentation, pages that are no longer in it are removed.
 
         Args:
             sources: arguments of `python -m perco.webindex.crawl`.
 
-        Raises: CrawlError when the crawler did not get to its end.
+        Raises: CrawlError if the crawler did not finish.
         """
         loaded = self.loaded = Loaded()
         seen: set[str] = set()
@@ -103,7 +109,7 @@ class Service:
         return loaded
 
     async def remember_sources(self, sources: Sequence[str]) -> None:
-        """What `recrawl` will crawl."""
+        """Store the sources that `recrawl` will crawl."""
         async for attempt in self.db.attempts():
             async with attempt as txn:
                 txn.set(self.index.sources, "last", list(sources))
@@ -117,7 +123,7 @@ class Service:
         command = [sys.executable, "-m", "perco.webindex.crawl", *sources]
         complaints = bytearray()
         async with trio.open_nursery() as nursery:
-            # In a session of its own: Ctrl-C is for this process, which ends the crawler.
+            # In a session of its own: Ctrl-C is for this process, which kills the crawler.
             process = await trio.lowlevel.open_process(command, stdin=-3, stdout=-1, stderr=-1, start_new_session=True)
             try:
                 assert process.stdout is not None
@@ -169,18 +175,19 @@ class Service:
             self.loaded.removed += 1
 
     async def progress(self) -> Progress:
-        """One look at everything."""
+        """The state of everything now."""
         waiting = await self.db.waiting()
+        counters = self.db.statistics().counters
         stages = {}
-        for id, counters in self.worker.statistics().items():
-            stages[id] = {**asdict(counters), "waiting": waiting.get(id, 0)}
+        for id, runs in self.worker.statistics().items():
+            stages[id] = {**asdict(runs), "waiting": waiting.get(id, 0)}
         return Progress(
             asdict(self.loaded),
             stages,
             self.index.exporter.rows,
             await trio.to_thread.run_sync(self._count),
             await self.db.is_idle(),
-            self.db.sweeper.settled,
+            counters.rolled_forward + counters.rolled_back,
             trio.current_time() - self._began,
             [f"{held.seconds:.2f} s at {held.where}" for held in self.db.statistics().loop.held],
         )
@@ -209,7 +216,7 @@ async def serve(
     index = WebIndex(exporter)
     async with perco.open(store, index.schema, options=options) as db:
         with SearchIndex(search_path(store)) as writing, SearchIndex(search_path(store)) as reading:
-            # Others may export as well: the watermark stands below all that is under way anywhere (G1).
-            exporter.connect(writing, db.oracle.watermark)
+            # Other processes may export as well: the watermark is below every transaction in flight anywhere (G1).
+            exporter.connect(writing, db.watermark)
             async with db.worker(concurrency=concurrency, scanners=4) as worker:
                 yield Service(db, index, reading, worker)

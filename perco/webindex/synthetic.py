@@ -1,16 +1,16 @@
-"""Pages of a web that is not there, from a seed: as many as one likes, distributed as on the web.
+"""A synthetic web, made from a seed: any number of pages, distributed as on the real web.
 
 Each page is a function of the seed, its number and how many there are, so that a million take no memory and any of them
-can be made again. What is like the web, and what it is modelled on:
+can be made again. How it resembles the web, and what it is modelled on:
 
 -   Links to a page follow a power law: page k is linked to in proportion to (k + 1) ** -0.6, which makes the share of
     pages with n links fall as n ** -2.7 or so (Broder et al. 2000 found -2.1 for links to pages and -2.7 for links from
-    them). Half of the links stay on the page's own host, most of those near it.
+    them). Half of the links lead to a page whose number is near the page's own.
 -   Hosts have power-law sizes too. Links from a page are log-normal: most have a few, some have a hundred.
--   Three pages in ten say what another says (Fetterly et al. 2003: 29 %), as mirrors do: with its links. The sizes of
+-   Three pages in ten are copies of another (Fetterly et al. 2003: 29 %), with its links, as mirrors are. The sizes of
     clusters follow a power law.
 -   Words follow Zipf's law. A link's text is mostly from the title of the page that it leads to.
--   One page in fifty shows another in a frame, one of a few that many show; one in fifty is a redirect or an error.
+-   One page in fifty shows another in a frame, always one of the same few; one in fifty is a redirect or an error.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SYNTHETIC_URL = "https://h{host}.synthetic.invalid/p{page}"
 
 @dataclass(frozen=True, slots=True)
 class WebOptions:
-    """What the web is like.
+    """The shape of the web.
 
-    skew: of the links to pages; 0: all alike, towards 1: one page has them all.
-    links_median, links_sigma, links_max: from a page, log-normal.
-    at_home: the share of links that stay on the host.
-    copies, copies_skew: the share of pages that are copies, and how unlike the sizes of clusters are.
-    words: on a page, at the median.
+    skew: of the links to pages; 0: all pages alike, towards 1: one page has them all.
+    links_median, links_sigma, links_max: of the links from a page, log-normal.
+    at_home: the share of links to a page with a number near the page's own.
+    copies, copies_skew: the share of pages that are copies, and how unequal the sizes of clusters are.
+    words: the median number of words on a page.
     vocabulary: how many words there are.
     framed, broken: shares of pages that show another, and of redirects and errors.
     """
@@ -52,11 +52,16 @@ class WebOptions:
 
 DEFAULT_OPTIONS = WebOptions()
 _FRAMES = 20  # pages that others show
-_HOST_PAGES = 40  # of a host, about
+_HOST_PAGES = 40  # of a host, on average
 
 
 class SyntheticWeb:
     """`pages` pages of the web with this seed."""
+
+    pages: int
+    seed: int
+    options: WebOptions
+    hosts: int
 
     def __init__(self, pages: int, seed: int = 0, options: WebOptions = DEFAULT_OPTIONS) -> None:
         self.pages, self.seed, self.options = pages, seed, options
@@ -69,21 +74,21 @@ class SyntheticWeb:
         return map(self.page, order)
 
     def url(self, number: int) -> str:
-        """Of a page. Its host is drawn once and for all; host 0 is the largest."""
+        """The URL of a page. Its host depends on the seed and its number only; host 0 is the largest."""
         rng = Random(f"{self.seed}/host/{number}")
         return SYNTHETIC_URL.format(host=_skewed(rng, self.hosts, 0.5), page=number)
 
     def original(self, number: int) -> int:
-        """The page that a page is a copy of; most are their own."""
+        """The page that a page is a copy of; for most pages, the page itself."""
         rng = Random(f"{self.seed}/copy/{number}")
         if rng.random() >= self.options.copies:
             return number
         copied = _skewed(rng, self.pages, self.options.copies_skew)
-        # Which pages are copied much has nothing to do with which are linked to much.
+        # Which pages are copied often must not depend on which are linked to often.
         return (copied * 7919 + self.seed) % self.pages
 
     def page(self, number: int) -> Page:
-        """What a crawl of it would deliver."""
+        """A page as a crawl would deliver it."""
         rng, options = Random(f"{self.seed}/page/{number}"), self.options
         url = self.url(number)
         kind = rng.random()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import perco
+from perco.check.check import CheckOptions
 from perco.storage import BatchOptions, LmdbOptions
-from perco.txn.check import CheckOptions
 
 wrong: Any = "a"
 
@@ -19,25 +19,31 @@ wrong: Any = "a"
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: perco.RetryOptions(attempts=wrong), "RetryOptions: attempts is 'a'; it must be an int of at least 1"),
-        (lambda: perco.RetryOptions(attempts=True), "attempts is True; it must be an int"),
+        (
+            lambda: perco.options.RetryOptions(attempts=wrong),
+            "RetryOptions: attempts is 'a'; it must be an int of at least 1",
+        ),
+        (lambda: perco.options.RetryOptions(attempts=True), "attempts is True; it must be an int"),
         (lambda: perco.WorkerOptions(concurrency=0), "concurrency is 0; it must be an int of at least 1"),
         (lambda: LmdbOptions(reserve_bytes=-1), "reserve_bytes is -1; it must be an int of at least 0"),
-        (lambda: perco.RetryOptions(backoff_s=-1.0), "backoff_s is -1.0; it is a number from 0 on"),
-        (lambda: perco.RetryOptions(backoff_s=math.nan), "it is a number from 0 on"),
+        (lambda: perco.options.RetryOptions(backoff_s=-1.0), "backoff_s is -1.0; it must be a number of at least 0"),
+        (lambda: perco.options.RetryOptions(backoff_s=math.nan), "it must be a number of at least 0"),
         (lambda: perco.WorkerOptions(failing_share=1.5), "above 0, and at most 1"),
         (lambda: perco.WorkerOptions(failing_share=wrong), "failing_share is a number, not 'a'"),
-        (lambda: perco.OracleOptions(note_period_s=timedelta(1)), "has .total_seconds()"),  # type: ignore[arg-type]
-        (lambda: perco.VacuumOptions(on=wrong), "on is a bool, not 'a'"),
+        (lambda: perco.options.OracleOptions(note_period_s=timedelta(1)), "has .total_seconds()"),  # type: ignore[arg-type]
+        (lambda: perco.options.VacuumOptions(on=wrong), "on is a bool, not 'a'"),
         (lambda: perco.Options(retry=wrong), "retry is a RetryOptions, not 'a'"),
         (lambda: perco.Options(wall=wrong), "wall is a function, not 'a'"),
         (lambda: perco.Options(on_event=wrong), "on_event is a function, not 'a'"),
         (lambda: BatchOptions(bytes_max=wrong), "BatchOptions: bytes_max is 'a'"),
         (
-            lambda: perco.WireOptions(heartbeat_s=0.0),
+            lambda: perco.options.WireOptions(heartbeat_s=0.0),
             "heartbeat_s is 0; it must be above 0, and less than silence_s (10)",
         ),
-        (lambda: perco.WireOptions(heartbeat_s=10.0), "heartbeat_s is 10; it must be above 0, and less than silence_s"),
+        (
+            lambda: perco.options.WireOptions(heartbeat_s=10.0),
+            "heartbeat_s is 10; it must be above 0, and less than silence_s",
+        ),
         (lambda: CheckOptions(looks=0), "CheckOptions: looks is 0"),
     ],
 )
@@ -49,6 +55,6 @@ def test_what_is_wrong_is_named(make: Callable[[], object], said: str) -> None:
 
 def test_what_is_right_is_taken() -> None:
     perco.Options(seed=-5, on_event=print)
-    perco.RetryOptions(timeout_s=None, backoff_s=0)
-    perco.CommitOptions(commit_timeout_s=math.inf)
+    perco.options.RetryOptions(timeout_s=None, backoff_s=0)
+    perco.options.CommitOptions(commit_timeout_s=math.inf)
     LmdbOptions(reserve_bytes=0, ahead_bytes=0)

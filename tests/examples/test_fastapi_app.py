@@ -16,7 +16,7 @@ from examples.fastapi_app import make_app
 from tests.examples.links_worker import ROUNDS
 from tests.examples.running import ROOT
 
-pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")  # the temporary folder may lie on tmpfs
+pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")  # the temporary folder may lie on tmpfs
 
 
 def served(folder: str | Path, body: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
@@ -59,7 +59,7 @@ def test_links_are_kept_counted_and_found_by_tag_and_are_there_again_after_a_res
 def test_what_the_store_cannot_do_now_is_a_503_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(client: httpx.AsyncClient) -> None:
         async def full(*_: object, **__: object) -> None:
-            raise perco.StoreFull("the store", "a test")
+            raise perco.errors.StoreFull("the store", "a test")
 
         monkeypatch.setattr("examples.fastapi_app.visit", full)
         answer = await client.post("/links/trio/visits")

@@ -16,7 +16,7 @@ from tests.examples.running import ROOT
 CELLS = json.loads((ROOT / "examples/notebook.ipynb").read_text())["cells"]
 
 
-@pytest.mark.filterwarnings("ignore::perco.PercoWarning")  # the temporary folder may lie on tmpfs
+@pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")  # the temporary folder may lie on tmpfs
 def test_every_cell_prints_what_the_notebook_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

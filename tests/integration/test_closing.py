@@ -13,7 +13,7 @@ import trio.testing
 
 import perco
 from perco.storage import LmdbEngine, LmdbTablet
-from perco.txn.local import LocalStore
+from perco.tablets.local import LocalStore
 from tests.integration.test_hung_disk import HungDisk
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
@@ -106,11 +106,11 @@ async def test_an_opening_that_fails_at_a_tablet_can_be_tried_again(
             nonlocal failures
             if path.name == "docs-1" and not failures:
                 failures += 1
-                raise perco.UnsuitableFolder(str(path), "too many open files")
+                raise perco.errors.UnsuitableFolder(str(path), "too many open files")
             super().__init__(path, *args, **kwargs)
 
-    monkeypatch.setattr("perco.txn.local.LmdbEngine", Failing)
-    with pytest.raises(perco.UnsuitableFolder) as caught:  # whose traceback keeps what was opened alive
+    monkeypatch.setattr("perco.tablets.local.LmdbEngine", Failing)
+    with pytest.raises(perco.errors.UnsuitableFolder) as caught:  # whose traceback keeps what was opened alive
         async with perco.open(tmp_path / "s", SCHEMA):
             pass
     assert failures == 1
@@ -127,7 +127,7 @@ async def test_a_schema_that_no_folder_can_hold_leaves_the_store_as_it_was(tmp_p
     many = perco.Table("many")
     for i in range(123):
         many.column(f"c{i}", perco.BYTES, group=f"g{i}")
-    with pytest.raises(perco.SchemaMismatch, match="122 locality groups"):
+    with pytest.raises(perco.errors.SchemaMismatch, match="122 locality groups"):
         async with perco.open(tmp_path / "s", perco.Schema(docs, many)):
             pass
     async with perco.open(tmp_path / "s", SCHEMA) as db, db.snapshot() as snap:

@@ -9,9 +9,11 @@ import pytest
 import trio
 
 import perco
+from perco.database.inside import inside, local_owner
+from perco.protocol.records import PUT_DATA, Cellref, Lock, ack_of, pack_lock, pack_record
 from perco.storage import LOCK, NOTIFY, WRITE, Mutation, Write
-from perco.txn.records import PUT_DATA, Cellref, Lock, ack_of, pack_lock, pack_record
 from tests.acceptance.cli.stores import run
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT)
 body = docs.column("body", perco.TEXT, group="raw")
@@ -26,9 +28,9 @@ async def see(txn: perco.Transaction, change: perco.Change[str, str]) -> None:
 
 async def damage(path: Path, group: str) -> None:
     async with perco.open(path, schema) as db:
-        bound = db.bind(body)
-        ts = await db.oracle.draw()
-        await db.oracle.draw()
+        bound = inside(db).known.bind(body)
+        ts = await inside(db).oracle.draw()
+        await inside(db).oracle.draw()
         absent = Cellref("docs", b"absent", bound.column)
         cell: Write = {
             "lock": (LOCK, bound.column, ts, b"junk"),
@@ -41,7 +43,7 @@ async def damage(path: Path, group: str) -> None:
             "notify": (NOTIFY, ack_of(bound.column, bound.observers[0]), ts, b"junk"),
             "record of no group": (WRITE, bound.column, ts, pack_record(PUT_DATA, 1, b"data:gone")),
         }[group]
-        [verdict] = await db.local.store.apply([Mutation("docs", ((b"a", (), (cell,)),))])
+        [verdict] = await local_of(db).store.apply([Mutation("docs", ((b"a", (), (cell,)),))])
         assert verdict
 
 
@@ -57,13 +59,13 @@ async def test_a_store_with_a_damaged_cell_opens_and_works(
                 async with db.transaction() as txn:
                     txn.set(body, "b", value)
                 with trio.fail_after(60):
-                    while not db.sweeper.clean:  # noqa: ASYNC110
+                    while not local_owner(db).sweeper.clean:  # noqa: ASYNC110
                         await trio.sleep(0.01)
                 async with db.snapshot() as snap:
                     if group == "lock of no group":  # it did not commit, so nothing has to be made of it
                         assert await snap.get(body, "a") is None
                     else:
-                        with pytest.raises(perco.Corruption, match=r"^docs\['a'\]\.body.* Run `perco check`"):
+                        with pytest.raises(perco.errors.Corruption, match=r"^docs\['a'\]\.body.* Run `perco check`"):
                             await snap.get(body, "a")
                     assert await snap.get(body, "b") == value
                 await db.vacuum()

@@ -13,8 +13,10 @@ import pytest
 import trio
 
 import perco
+from perco.database.inside import inside
 from perco.errors import UsedAfterFork
 from perco.storage import LmdbEngine, LmdbTablet
+from tests.support.places import local_of
 
 table = perco.Table("t")
 value = table.column("v", perco.INT64)
@@ -71,7 +73,7 @@ def test_a_child_may_open_the_folder_anew(tmp_path: Path) -> None:  # S5
         async with perco.open(path, schema) as db:
             async with db.transaction() as txn:
                 txn.set(value, b"k", 1)
-            await db.oracle.note()
+            await inside(db).oracle.note()
             forked = os.fork()
             if forked == 0:
                 thread = threading.Thread(target=child, args=(path,))
@@ -120,7 +122,7 @@ async def test_a_fork_while_reads_share_a_view_leaves_the_parents_view_alone(
     """The child lets go of all that it has; the pages that the parent reads must stay."""
     async with perco.open(tmp_path / "store", schema) as db:
         await put(db, b"k", 1)
-        [tablet] = [tablet for tablet in db.local.store.tablets() if tablet.table == table.name]
+        [tablet] = [tablet for tablet in local_of(db).store.tablets() if tablet.table == table.name]
         assert isinstance(tablet, LmdbTablet)
         engine = tablet.engine
         commit, gate = engine.commit, threading.Event()
@@ -177,7 +179,7 @@ async def test_a_child_lets_go_of_what_its_parent_is_writing(tmp_path: Path, mon
         async with db.transaction() as txn:
             txn.set(value, b"a", 1)
         monkeypatch.setattr(LmdbEngine, "commit", commit)
-        engines = [tablet.engine for tablet in db.local.store.tablets() if tablet.table == "t"]  # type: ignore[attr-defined]
+        engines = [tablet.engine for tablet in local_of(db).store.tablets() if tablet.table == "t"]  # type: ignore[attr-defined]
         commit_it = await db.begin()
         commit_it.set(value, b"a", 2)
         async with trio.open_nursery() as nursery:

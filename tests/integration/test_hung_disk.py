@@ -11,22 +11,24 @@ import pytest
 import trio
 
 import perco
+from perco.database.inside import inside
 from perco.storage import LmdbTablet, Mutation
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
 SCHEMA = perco.Schema(docs)
-IMPATIENT = perco.Options(commit=perco.CommitOptions(commit_timeout_s=0.2, one_step=False))
-IN_ONE_STEP = perco.Options(commit=perco.CommitOptions(commit_timeout_s=0.2))
+IMPATIENT = perco.Options(commit=perco.options.CommitOptions(commit_timeout_s=0.2, one_step=False))
+IN_ONE_STEP = perco.Options(commit=perco.options.CommitOptions(commit_timeout_s=0.2))
 
-pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")
 
 
 class HungDisk:
     """The writer of a table stands before its n-th commit until `answer` is called."""
 
     def __init__(self, db: perco.Database, nth: int, row: bytes = b"") -> None:
-        tablet = db.local.store.tablet("docs", row)
+        tablet = local_of(db).store.tablet("docs", row)
         assert isinstance(tablet, LmdbTablet)
         self._commit: Callable[..., Any] = tablet.engine.commit
         self._left = nth
@@ -121,16 +123,16 @@ async def test_what_queues_behind_a_hung_batch_was_never_sent(tmp_path: Path) ->
 async def test_a_vacuum_on_a_hung_disk_ends_and_does_its_work_when_it_answers(
     tmp_path: Path, cancelled: bool
 ) -> None:  # T10 T13
-    impatient = perco.CommitOptions(commit_timeout_s=1000 if cancelled else 0.2)
-    options = perco.Options(commit=impatient, vacuum=perco.VacuumOptions(on=False))
+    impatient = perco.options.CommitOptions(commit_timeout_s=1000 if cancelled else 0.2)
+    options = perco.Options(commit=impatient, vacuum=perco.options.VacuumOptions(on=False))
     async with perco.open(tmp_path / "s", perco.Schema(docs, keep=perco.Keep(seconds=0)), options=options) as db:
         async with db.transaction() as txn:
             txn.set(n, "k", 1)
         with HungDisk(db, 1) as disk:
-            tablet = db.local.store.tablet("docs", b"")
+            tablet = local_of(db).store.tablet("docs", b"")
             assert isinstance(tablet, LmdbTablet)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(db.local.store.apply, [Mutation("docs", ((b"x", (), (("data", 1, 1, b"v"),)),))])
+                nursery.start_soon(local_of(db).store.apply, [Mutation("docs", ((b"x", (), (("data", 1, 1, b"v"),)),))])
                 while not disk.hung:
                     await trio.lowlevel.checkpoint()
                 if cancelled:
@@ -154,7 +156,7 @@ async def test_what_a_continuation_raises_is_its_tasks_and_nobody_elses(tmp_path
         raise ZeroDivisionError
 
     async with perco.open(tmp_path / "s", SCHEMA) as db:
-        store, column = db.local.store, db.bind(n).column
+        store, column = local_of(db).store, inside(db).known.bind(n).column
         mutation = Mutation("docs", ((b"x", (), (("data", column, 1, b"v"),)),))
         with pytest.raises(ZeroDivisionError):
             await store.apply_then([mutation], broken)

@@ -39,7 +39,7 @@ async def client(db: perco.Database, recorder, name: str, *, lock: bool) -> None
 @pytest.mark.parametrize("mode", ["serializable", "locks"])
 async def test_a_history_over_lmdb_is_serializable(tmp_path: Path, mode: str) -> None:  # T14
     isolation: perco.Isolation = "serializable" if mode == "serializable" else "snapshot"
-    options = perco.Options(transaction=perco.TransactionOptions(isolation=isolation))
+    options = perco.Options(transaction=perco.options.TransactionOptions(isolation=isolation))
     with record() as recorder:
         async with perco.open(tmp_path / "store", perco.Schema(lists), options=options) as db:
             async with trio.open_nursery() as nursery:

@@ -14,20 +14,22 @@ import trio
 import trio.testing
 
 import perco
+from perco.check.check import check
+from perco.database.inside import inside, local_owner
+from perco.history.vacuum import slice_s
 from perco.storage import ROLLBACK, WRITE, LmdbTablet
-from perco.txn.check import check
-from perco.txn.vacuum import slice_s
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
 body = docs.column("body", perco.BYTES)
 SCHEMA = perco.Schema(docs, keep=perco.Keep(seconds=0))
-BY_HAND = perco.VacuumOptions(on=False)
+BY_HAND = perco.options.VacuumOptions(on=False)
 SMALL = perco.Options(durability="process", vacuum=BY_HAND)
 
 
 def tablet(db: perco.Database) -> LmdbTablet:
-    found = db.local.store.tablet("docs", b"")
+    found = local_of(db).store.tablet("docs", b"")
     assert isinstance(found, LmdbTablet)
     return found
 
@@ -42,7 +44,7 @@ async def overwrite(db: perco.Database, round: int, keys: int, value: bytes) -> 
 async def fill(db: perco.Database, value: bytes) -> int:
     """Overwrite the same cells until there is no space; returns how often it went."""
     done = 0
-    with contextlib.suppress(perco.StoreFull):
+    with contextlib.suppress(perco.errors.StoreFull):
         while done < 10_000:
             await overwrite(db, done, 50, value)
             done += 1
@@ -53,7 +55,7 @@ async def fill(db: perco.Database, value: bytes) -> int:
 @pytest.mark.parametrize(("size", "map_mib"), [(100, 2), (1500, 6), (20_000, 6)], ids=["short", "long", "pages"])
 async def test_a_full_store_has_space_again_after_a_vacuum(tmp_path: Path, size: int, map_mib: int) -> None:  # S4, G3
     value = b"x" * size
-    options = replace(SMALL, lmdb=perco.LmdbOptions(map_bytes_max=map_mib << 20))
+    options = replace(SMALL, lmdb=perco.options.LmdbOptions(map_bytes_max=map_mib << 20))
     async with perco.open(tmp_path / "s", SCHEMA, options=options) as db:
         done = await fill(db, value)
         assert done > 1
@@ -69,7 +71,7 @@ async def test_a_full_store_has_space_again_after_a_vacuum(tmp_path: Path, size:
         await db.vacuum()
         assert tablet(db).entries(WRITE) == 100
         assert not tablet(db).entries(ROLLBACK)
-        assert (await check(db.local.store)).clean
+        assert (await check(local_of(db).store)).clean
 
 
 async def test_the_file_stops_growing_where_a_vacuum_keeps_up(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ async def test_half_empty_pages_are_filled_again(tmp_path: Path) -> None:
         async with db.snapshot() as snap:
             rows = [(row.key, row[n], row[body]) async for row in snap.scan(docs)]
         assert rows == [(f"{key:06}", 3, b"x" * 300) for key in range(3000)]
-        assert (await check(db.local.store)).clean
+        assert (await check(local_of(db).store)).clean
         assert not (await db.vacuum()).repacked, "there is nothing to gain"
     async with perco.open(tmp_path / "fresh", SCHEMA, options=options) as db:
         await overwrite(db, 3, 3000, b"x" * 300)
@@ -129,7 +131,7 @@ async def test_pages_that_cannot_be_filled_again_stay_as_they_are(tmp_path: Path
         assert fired
         async with db.snapshot() as snap:
             assert [row[n] async for row in snap.scan(docs)] == [3] * 600
-        assert (await check(db.local.store)).clean
+        assert (await check(local_of(db).store)).clean
         engine._repack = repack  # type: ignore[method-assign]
         await overwrite(db, 4, 600, b"")
         await db.vacuum()
@@ -137,11 +139,11 @@ async def test_pages_that_cannot_be_filled_again_stay_as_they_are(tmp_path: Path
 
 
 async def test_it_works_in_the_background(tmp_path: Path) -> None:
-    often = perco.VacuumOptions(period_s=0.01, share=1.0)
+    often = perco.options.VacuumOptions(period_s=0.01, share=1.0)
     gone = trio.Event()
 
     def event(step: str) -> None:
-        if step == "vacuum" and db.vacuuming.removed.versions >= 198:
+        if step == "vacuum" and local_owner(db).vacuuming.removed.versions >= 198:
             gone.set()
 
     options = perco.Options(durability="process", vacuum=often, on_event=event)
@@ -151,7 +153,7 @@ async def test_it_works_in_the_background(tmp_path: Path) -> None:
         with trio.fail_after(60):
             await gone.wait()
         found = db.statistics().vacuum
-        assert found.watermark == db.oracle.holds.watermark
+        assert found.watermark == inside(db).oracle.holds.watermark
         assert found.removed.versions == 198
         assert found.failure is None
 
@@ -161,8 +163,8 @@ async def test_a_reopened_store_has_the_watermark_and_the_floor(tmp_path: Path) 
         await overwrite(db, 1, 2, b"")
         watermark = (await db.vacuum()).watermark
     async with perco.open(tmp_path / "s", SCHEMA, options=SMALL) as db:
-        assert db.oracle.holds.watermark == watermark
-        assert all(t.floor == watermark for t in db.local.store.tablets() if isinstance(t, LmdbTablet))
+        assert inside(db).oracle.holds.watermark == watermark
+        assert all(t.floor == watermark for t in local_of(db).store.tablets() if isinstance(t, LmdbTablet))
 
 
 # ------------------------------------------------------------------ manners, and who reads beside
@@ -182,7 +184,7 @@ def test_a_page_takes_its_share_beside_two_turns_of_others(share: float) -> None
 async def test_who_has_given_way_already_goes_on_at_once(tmp_path: Path) -> None:
     """One more turn of a busy loop may take as long as a page, and the vacuum lagged far behind its share by that."""
     async with perco.open(tmp_path / "s", SCHEMA, options=SMALL) as db:
-        vacuum = db.vacuuming
+        vacuum = local_owner(db).vacuuming
         vacuum._share, vacuum._worked, vacuum._waited = 0.5, 0.01, 0.05
         with trio.testing.assert_no_checkpoints():
             await vacuum._give_way()

@@ -21,13 +21,14 @@ from typing import Any
 import trio
 
 import perco
+from perco.check.check import CheckOptions, check
+from perco.clock import timestamps
+from perco.database.inside import inside
 from perco.notify.worker import WorkerOptions
 from perco.storage import LmdbOptions, folder as folders
 from perco.storage.splitting import Copying
+from perco.tablets.local import LocalStore
 from perco.testing.sweep import observe
-from perco.txn import timestamps
-from perco.txn.check import CheckOptions, check
-from perco.txn.local import LocalStore
 
 WRITERS = ("ann", "bob", "zoe")
 ROUNDS = 4
@@ -92,7 +93,7 @@ def main(folder: Path, reports: Path, durability: str, broken: str) -> None:
     _break(broken)
     options = perco.Options(
         durability=durability,
-        oracle=perco.OracleOptions(range_size=RANGE, note_period_s=0.02),
+        oracle=perco.options.OracleOptions(range_size=RANGE, note_period_s=0.02),
         lmdb=LmdbOptions(ahead_bytes=64 << 10, reserve_bytes=64 << 10),
         seed=1,
     )
@@ -173,7 +174,7 @@ def _break(what: str) -> None:
 def verify(folder: Path, known: Sequence[str]) -> None:
     """Open what a power loss left, recover, and assert that all is there that had been reported by then."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", perco.PercoWarning)
+        warnings.simplefilter("ignore", perco.errors.PercoWarning)
         trio.run(_verify, folder, known)
 
 
@@ -182,7 +183,7 @@ def verify_or_refused(folder: Path, known: Sequence[str]) -> None:
     boot_id = folders._boot_id
     folders._boot_id = lambda: "another boot"
     try:
-        with contextlib.suppress(perco.NeedsCheck):
+        with contextlib.suppress(perco.errors.NeedsCheck):
             verify(folder, known)
     finally:
         folders._boot_id = boot_id
@@ -197,13 +198,13 @@ async def _verify(folder: Path, known: Sequence[str]) -> None:
             acknowledged[writer] = int(n)
     world = World(grown=True)
     async with perco.open(folder, world.schema, options=perco.Options(seed=1)) as db:
-        first = await db.oracle.draw()
+        first = await inside(db).oracle.draw()
         assert first > drawn, f"O1: {first} is handed out, and {drawn} had been"
         with trio.fail_after(60):
             await observe(db)
         for writer in WRITERS:
             await _verify_writer(db, world, writer, acknowledged[writer])
-        result = await check(db.driver.store, ts=db.oracle.last, options=CheckOptions(pause_s=0.0))
+        result = await check(inside(db).driver.store, ts=inside(db).oracle.last, options=CheckOptions(pause_s=0.0))
         assert result.clean, "\n".join(map(str, result.findings))
         assert not result.locks
 

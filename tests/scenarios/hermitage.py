@@ -36,7 +36,7 @@ class Mode:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[perco.Database]:
         """A store in which 1 is 10 and 2 is 20; its transactions are of this mode."""
-        options = perco.Options(transaction=perco.TransactionOptions(isolation=self._isolation))
+        options = perco.Options(transaction=perco.options.TransactionOptions(isolation=self._isolation))
         async with perco.open("memory:", SCHEMA, options=options) as db:
             async with db.transaction() as txn:
                 txn.set(value, 1, 10)

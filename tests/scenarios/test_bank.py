@@ -16,10 +16,11 @@ import trio
 import trio.testing
 
 import perco
+from perco.check.check import CheckOptions, check
+from perco.database.inside import inside
 from perco.storage import ROLLBACK, WRITE, Mutation
-from perco.txn.check import CheckOptions, check
 from tests.support import bank
-from tests.support.everywhere import inside
+from tests.support.everywhere import owning
 from tests.support.faults import Fault, FaultyRowStore, Plan, kind_of, use
 from tests.support.machines import CrashedError, Machine
 
@@ -55,7 +56,11 @@ async def verify(db: perco.Database, rng: random.Random, found: list[int]) -> No
     """Look again and again, in every way of reading, now and in the past."""
     while True:
         await trio.sleep(rng.uniform(0, 0.004))
-        ts = None if rng.random() < 0.5 else rng.randint(max(found[0], db.oracle.last - 50), db.oracle.last)
+        ts = (
+            None
+            if rng.random() < 0.5
+            else rng.randint(max(found[0], inside(db).oracle.last - 50), inside(db).oracle.last)
+        )
         async with db.snapshot(ts=ts) as snap:
             by_get = await bank.total_by_get(snap)
             by_scan = await bank.total_by_scan(snap, reverse=rng.random() < 0.5)
@@ -91,12 +96,14 @@ def slow(db: perco.Database, plan: Plan, rng: random.Random) -> FaultyRowStore:
         if kind_of(mutation) != "other":
             await trio.sleep(rng.uniform(0, 0.002))
 
-    return use(db, FaultyRowStore(db.driver.store, plan, before=pause, after=pause))
+    return use(db, FaultyRowStore(inside(db).driver.store, plan, before=pause, after=pause))
 
 
 def options(seed: int) -> perco.Options:
     return perco.Options(
-        seed=seed, commit=perco.CommitOptions(commit_timeout_s=0.02), retry=perco.RetryOptions(attempts=1000)
+        seed=seed,
+        commit=perco.options.CommitOptions(commit_timeout_s=0.02),
+        retry=perco.options.RetryOptions(attempts=1000),
     )
 
 
@@ -108,7 +115,7 @@ async def test_the_total_never_changes(autojump_clock: trio.testing.MockClock, s
     unknown: list[str] = []
     async with machine.opened(options(seed), sweeper=True) as db:
         await db.run(bank.opening)
-        found = [db.oracle.last]
+        found = [inside(db).oracle.last]
         store = slow(db, at_random(rng, 0.1), rng)
 
         def enough() -> bool:
@@ -144,13 +151,13 @@ async def test_the_total_never_changes_while_a_vacuum_runs(
     schema = perco.Schema(bank.north, bank.south, keep=perco.Keep(seconds=0))
     machine = Machine(schema, groups=groups)
     unknown: list[str] = []
-    too_old: list[perco.SnapshotTooOld] = []
+    too_old: list[perco.errors.SnapshotTooOld] = []
 
     async def look(db: perco.Database, found: list[int]) -> None:
         while True:
             try:
                 await verify(db, rng, found)
-            except perco.SnapshotTooOld as error:
+            except perco.errors.SnapshotTooOld as error:
                 too_old.append(error)
 
     async def vacuum(db: perco.Database) -> None:
@@ -161,7 +168,7 @@ async def test_the_total_never_changes_while_a_vacuum_runs(
 
     async with machine.opened(options(seed), sweeper=True) as db:
         await db.run(bank.opening)
-        found = [db.oracle.last]
+        found = [inside(db).oracle.last]
         store = slow(db, at_random(rng, 0.1), rng)
         async with trio.open_nursery() as looking:
             looking.start_soon(deliver, store, rng)
@@ -171,7 +178,7 @@ async def test_the_total_never_changes_while_a_vacuum_runs(
                 for _ in range(6):
                     nursery.start_soon(transfer, db, rng, 7, unknown)
             looking.cancel_scope.cancel()
-        vacuum = inside(db).statistics().vacuum
+        vacuum = owning(db).statistics().vacuum
         removed, runs = vacuum.removed, vacuum.runs
         for token in unknown:
             with contextlib.suppress(perco.CommitUnknown):
@@ -208,7 +215,7 @@ async def test_clients_that_die_do_not_change_the_total(autojump_clock: trio.tes
                 async with trio.open_nursery() as nursery:
                     for _ in range(4):
                         nursery.start_soon(transfer, db, rng, 3, [])
-            except* (CrashedError, perco.BackgroundFailure):
+            except* (CrashedError, perco.errors.BackgroundFailure):
                 pass
             died += store.dead is not None
             await trio.testing.wait_all_tasks_blocked()
@@ -232,6 +239,6 @@ async def test_the_same_seed_gives_the_same_history(autojump_clock: trio.testing
             async with trio.open_nursery() as nursery:
                 for _ in range(4):
                     nursery.start_soon(transfer, db, rng, 5, [])
-            return [*store.log, str(db.oracle.last)]
+            return [*store.log, str(inside(db).oracle.last)]
 
     assert await history() == await history()

@@ -10,15 +10,17 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside
 from perco.storage import LOCK, Mutation
 from tests.support.faults import TWO_PHASES, Fault, FaultyRowStore, faulty, gated, on, use
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
 n = docs.column("n", perco.INT64)
 SCHEMA = perco.Schema(docs)
 KEYS = ["a", "i", "q"]
 
-pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")  # the temporary folder may lie on tmpfs
+pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")  # the temporary folder may lie on tmpfs
 
 
 class CancelAtStep(trio.abc.Instrument):
@@ -36,9 +38,9 @@ class CancelAtStep(trio.abc.Instrument):
 
 async def settled(db: perco.Database) -> int:
     """Wait for what runs in the background; how many locks stand."""
-    while db.background.crowd:
-        await db.background.change()
-    return sum(tablet.entries(LOCK) for tablet in db.local.store.tablets())
+    while inside(db).background.crowd:
+        await inside(db).background.change()
+    return sum(tablet.entries(LOCK) for tablet in local_of(db).store.tablets())
 
 
 async def values(db: perco.Database) -> set[int | None]:
@@ -92,7 +94,7 @@ async def test_cancelled_at_any_step_it_did_not_happen_or_is_reported(keys: list
         async def pause(_: Mutation) -> None:
             await trio.lowlevel.checkpoint()
 
-        use(db, FaultyRowStore(db.driver.store, before=pause, after=pause))
+        use(db, FaultyRowStore(inside(db).driver.store, before=pause, after=pause))
         outcomes = await sweep(db, keys)
         committed = outcomes.index("committed")
         assert outcomes == ["aborted"] * committed + ["committed"] * (len(outcomes) - committed)
@@ -158,7 +160,7 @@ async def test_cancelled_just_before_the_commit_is_sent_its_locks_go() -> None: 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(in_scope, scope, txn.commit)
             await gate.reached()
-            assert sum(tablet.entries(LOCK) for tablet in db.local.store.tablets()) == 3
+            assert sum(tablet.entries(LOCK) for tablet in local_of(db).store.tablets()) == 3
             scope.cancel()
         assert scope.cancelled_caught
         assert txn.outcome == "aborted"
@@ -217,7 +219,7 @@ async def test_cancelled_while_the_store_is_silent_the_outcome_is_unknown(
     autojump_clock: trio.testing.MockClock, one_step: bool
 ) -> None:  # T10 C6
     """Not Cancelled, which would mean that it did not happen: CommitUnknown, after commit_timeout."""
-    options = perco.Options(commit=perco.CommitOptions(commit_timeout_s=5, one_step=one_step))
+    options = perco.Options(commit=perco.options.CommitOptions(commit_timeout_s=5, one_step=one_step))
     async with perco.open("memory:", SCHEMA, options=options) as db:
         store = faulty(db, on("one step" if one_step else "commit", Fault.LOSE_REPLY))
         txn = await begin(db, 1)
@@ -247,7 +249,7 @@ async def test_cancelled_while_it_waits_for_another_it_lets_go() -> None:  # T7 
             scope.cancel()
             await trio.testing.wait_all_tasks_blocked()
             assert second.outcome == "aborted"
-            assert sum(tablet.entries(LOCK) for tablet in db.local.store.tablets()) == 1
+            assert sum(tablet.entries(LOCK) for tablet in local_of(db).store.tablets()) == 1
             gate.open()
         assert await values(db) == {None, 1}
 
@@ -276,7 +278,7 @@ async def test_a_deadline_around_a_commit_is_a_cancellation(autojump_clock: trio
         async def slow(mutation: Mutation) -> None:
             await trio.sleep(1)
 
-        use(db, FaultyRowStore(db.driver.store, before=slow))
+        use(db, FaultyRowStore(inside(db).driver.store, before=slow))
         txn = await begin(db, 1)
         with pytest.raises(trio.TooSlowError), trio.fail_after(2.5):
             await txn.commit()
@@ -295,4 +297,4 @@ async def test_closing_the_store_finishes_phase_two() -> None:  # T3 T10
         async with perco.open("memory:", SCHEMA, options=TWO_PHASES) as db:
             await (await begin(db, 1)).commit()
             scope.cancel()
-    assert sum(tablet.entries(LOCK) for tablet in db.local.store.tablets()) == 0
+    assert sum(tablet.entries(LOCK) for tablet in local_of(db).store.tablets()) == 0

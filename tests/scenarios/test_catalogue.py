@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside, local_owner
 from tests.support.faults import faulty, gated
 
 
@@ -25,7 +26,7 @@ class Shop:
         @self.schema.observe(self.n, id=id, backfill=backfill)
         async def _(txn: perco.Transaction, change: perco.Change[str, int]) -> None: ...
 
-        await db.declare()
+        await local_owner(db).declare()
         await db.backfill()
 
 
@@ -53,13 +54,13 @@ async def test_an_observer_registered_between_prewrite_and_commit() -> None:  # 
 
 
 async def expect_change(txn: perco.Transaction) -> None:
-    with pytest.raises(perco.CatalogueChanged) as caught:
+    with pytest.raises(perco.errors.CatalogueChanged) as caught:
         await txn.commit()
     assert caught.value.start_ts == txn.start_ts
 
 
 @pytest.mark.parametrize("where", ["memory:", "folder"])
-@pytest.mark.filterwarnings("ignore::perco.PercoWarning")
+@pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")
 async def test_an_observer_registered_between_set_and_commit(tmp_path: Path, where: str) -> None:  # N10
     """The write was noted when the column had no observer."""
     shop = Shop()
@@ -139,17 +140,17 @@ async def test_the_catalogue_survives_and_is_compared() -> None:  # N10
     shop = Shop()
     machine = Machine(shop.schema)
     async with machine.opened() as db:
-        version = db.catalogue.version
+        version = inside(db).catalogue.version
     async with machine.opened() as db:
-        assert db.catalogue.version == version
+        assert inside(db).catalogue.version == version
     other = perco.Table("docs", key=perco.TEXT, splits=["m"])
     other.column("n", perco.TEXT)
     machine.schema = perco.Schema(other)
-    with pytest.raises(perco.SchemaMismatch, match="int64"):
+    with pytest.raises(perco.errors.SchemaMismatch, match="int64"):
         async with machine.opened():
             pass
     machine.schema = perco.Schema(perco.Table("docs"))
-    with pytest.raises(perco.SchemaMismatch, match="keys of text"):
+    with pytest.raises(perco.errors.SchemaMismatch, match="keys of text"):
         async with machine.opened():
             pass
 
@@ -160,10 +161,10 @@ async def test_declaring_twice_at_once_adds_once() -> None:  # N10
         store = faulty(db)
         fresh = shop.docs.column("fresh", perco.INT64)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(db.declare)
-            nursery.start_soon(db.declare)
+            nursery.start_soon(local_owner(db).declare)
+            nursery.start_soon(local_owner(db).declare)
         async with db.transaction() as txn:
             txn.set(fresh, "k", 1)
         assert store.log
-        numbers = [entry.number for entry in db.catalogue.tables["docs"].columns.values()]
+        numbers = [entry.number for entry in inside(db).catalogue.tables["docs"].columns.values()]
         assert sorted(numbers) == [1, 2, 3]

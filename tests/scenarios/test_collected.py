@@ -13,14 +13,16 @@ import trio
 import trio.testing
 
 import perco
+from perco.check.check import CheckOptions, check
+from perco.database.inside import inside, local_owner
+from perco.protocol.records import observer_of
 from perco.storage import DATA, LOCK, NOTIFY, ROLLBACK, TS_MAX, WRITE, LocalRowStore, ScanQuery, ScanRequest
-from perco.txn.check import CheckOptions, check
-from perco.txn.records import observer_of
 from tests.scenarios.test_bank import at_random, deliver, options, seed as seed, slow, transfer
 from tests.support import bank
-from tests.support.everywhere import inside
+from tests.support.everywhere import owning
 from tests.support.faults import Fault
 from tests.support.machines import Machine
+from tests.support.places import local_of
 
 AT_ONCE = perco.Keep(seconds=0)
 
@@ -45,7 +47,7 @@ async def verify(db: perco.Database, rng: random.Random, looks: list[int]) -> No
             by_get = await bank.total_by_get(snap)
             await trio.sleep(rng.uniform(0, 0.01))  # the vacuum goes on meanwhile
             assert by_get == await bank.total_by_scan(snap, reverse=rng.random() < 0.5) == bank.TOTAL
-        result = await check(db.local.store, alive=db.fates.alive, options=CheckOptions(pause_s=0.001))
+        result = await check(local_of(db).store, alive=inside(db).fates.alive, options=CheckOptions(pause_s=0.001))
         assert result.clean, result.findings
         looks.append(result.waste)
 
@@ -77,7 +79,7 @@ async def test_the_total_never_changes_while_old_versions_go(
                     nursery.start_soon(transfer, db, rng, 7, unknown)
             looking.cancel_scope.cancel()
         await store.deliver_late()
-        removed = inside(db).vacuuming.removed
+        removed = local_owner(owning(db)).vacuuming.removed
         assert removed.versions > 50
         assert removed.data > 10
         assert removed.rollbacks
@@ -144,10 +146,10 @@ async def test_collisions_end_with_exact_counts_and_one_version_of_each_cell(
             txn.set(counted, "end", 1)
         await trio.testing.wait_all_tasks_blocked()
         await db.vacuum()
-        records = cells(db.local.store, "docs", WRITE)
+        records = cells(local_of(db).store, "docs", WRITE)
         assert set(records.values()) == {1}, "of each cell the newest, of each ack as well"
         assert sum(bool(observer_of(column)) for _, column in records) == 5
         for group in (LOCK, ROLLBACK, NOTIFY):
-            assert not cells(db.local.store, "docs", group)
-        result = await check(db.local.store)
+            assert not cells(local_of(db).store, "docs", group)
+        result = await check(local_of(db).store)
         assert (result.findings, result.waste) == ((), 0)

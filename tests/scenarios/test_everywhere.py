@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import perco
-from perco.serve.database import RemoteDatabase
-from perco.serve.processes import ServedTablet
-from tests.support.everywhere import CLIENTS, FOLDER, OWNER, TABLETS, TLS, inside
+from perco.serve.client import is_client, remote_owner
+from perco.serve.served_tablet import ServedTablet
+from tests.support.everywhere import CLIENTS, FOLDER, TABLETS, TLS, owning
 from tests.support.machines import Machine
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
 n = docs.column("n", perco.INT64)
@@ -23,21 +24,23 @@ async def check_is(deployment: str, db: perco.Database) -> None:
         txn.set(n, "z", 2)
     async with db.snapshot() as snap:
         assert await snap.get_many(n, ["a", "z"]) == {"a": 1, "z": 2}
-    assert isinstance(db, RemoteDatabase) == (deployment in CLIENTS)
-    assert (inside(db) is db) == (deployment == OWNER)
-    tablets = [tablet for tablet in db.local.store.tablets() if tablet.table == "docs"]
+    assert is_client(db) == (deployment in CLIENTS)
+    assert (owning(db) is db) == (deployment not in CLIENTS)
+    tablets = [tablet for tablet in local_of(db).store.tablets() if tablet.table == "docs"]
     written = [
         tablet.entries("write") + tablet.entries("lock") for tablet in tablets
     ]  # the secondary's lock goes later
     assert written == [1, 1], "a look inside finds what was written"
     assert all(isinstance(tablet, ServedTablet) == (deployment == TABLETS) for tablet in tablets)
-    if isinstance(db, RemoteDatabase):
-        assert db.link.name.startswith({FOLDER: "unix:", TLS: "tls://127.0.0.1:", TABLETS: "unix:"}[deployment])
-        assert db._store.spread == (deployment == TABLETS)
-        assert sorted(db._store._links) == ([0, 1, 2] if deployment == TABLETS else [0])
+    if is_client(db):
+        assert remote_owner(db).link.name.startswith(
+            {FOLDER: "unix:", TLS: "tls://127.0.0.1:", TABLETS: "unix:"}[deployment]
+        )
+        assert remote_owner(db).store.spread == (deployment == TABLETS)
+        assert sorted(remote_owner(db).store._links) == ([0, 1, 2] if deployment == TABLETS else [0])
 
 
-@pytest.mark.filterwarnings("ignore::perco.PercoWarning")
+@pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")
 @pytest.mark.parametrize("folder", [False, True])
 async def test_what_is_opened_is_reached_so(deployment: str, folder: bool, tmp_path: Path) -> None:
     if folder and deployment == TABLETS:

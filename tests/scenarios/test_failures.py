@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside
 from tests.support.faults import faulty, gated
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
@@ -129,7 +130,7 @@ async def put(txn: perco.Transaction) -> None:
 
 async def test_a_failure_in_the_background_cancels_the_body() -> None:
     cleaned = False
-    with pytest.raises(perco.BackgroundFailure, match="MineError") as caught:  # noqa: PT012
+    with pytest.raises(perco.errors.BackgroundFailure, match="MineError") as caught:  # noqa: PT012
         async with perco.open("memory:", schema()) as db:
             store = faulty(db)
             await db.run(put)  # phase two is still to come
@@ -143,7 +144,7 @@ async def test_a_failure_in_the_background_cancels_the_body() -> None:
 
 
 async def test_a_failed_store_refuses_what_comes_after() -> None:
-    with pytest.raises(perco.BackgroundFailure):  # noqa: PT012
+    with pytest.raises(perco.errors.BackgroundFailure):  # noqa: PT012
         async with perco.open("memory:", schema()) as db:
             store = faulty(db)
             await db.run(put)
@@ -151,7 +152,7 @@ async def test_a_failed_store_refuses_what_comes_after() -> None:
             with trio.CancelScope(shield=True):
                 await trio.testing.wait_all_tasks_blocked()
                 for use in (db.begin, db.snapshot_at, lambda: db.run(put)):
-                    with pytest.raises(perco.BackgroundFailure):
+                    with pytest.raises(perco.errors.BackgroundFailure):
                         await use()
             await trio.sleep_forever()
 
@@ -169,7 +170,7 @@ async def test_what_the_body_raises_itself_goes_before_a_failure() -> None:
 
 async def test_a_failure_is_told_though_the_body_had_ended() -> None:
     """It is noticed at the end of the block at the latest."""
-    with pytest.raises(perco.BackgroundFailure):  # noqa: PT012
+    with pytest.raises(perco.errors.BackgroundFailure):  # noqa: PT012
         async with perco.open("memory:", schema()) as db:
             store = faulty(db)
             await db.run(put)
@@ -179,7 +180,7 @@ async def test_a_failure_is_told_though_the_body_had_ended() -> None:
 
 
 async def test_a_failure_while_closing_is_told() -> None:
-    with pytest.raises(perco.BackgroundFailure):  # noqa: PT012
+    with pytest.raises(perco.errors.BackgroundFailure):  # noqa: PT012
         async with perco.open("memory:", schema()) as db:
             store = faulty(db)
             await db.run(put)
@@ -188,7 +189,7 @@ async def test_a_failure_while_closing_is_told() -> None:
 
 async def test_a_failure_outside_does_not_touch_other_stores() -> None:
     async with perco.open("memory:", schema()) as good:
-        with pytest.raises(perco.BackgroundFailure):  # noqa: PT012
+        with pytest.raises(perco.errors.BackgroundFailure):  # noqa: PT012
             async with perco.open("memory:", schema()) as bad:
                 store = faulty(bad)
                 await bad.run(put)
@@ -206,7 +207,7 @@ async def test_what_was_committed_before_a_failure_is_safe(tmp_path: Path) -> No
     async with machine.crashing(3, made=True) as (db, _):
         await db.run(put)
         await trio.testing.wait_all_tasks_blocked()
-        failure = db.background.failure()
+        failure = inside(db).background.failure()
         assert failure is not None
         assert isinstance(failure.__cause__, CrashedError)
     async with machine.opened() as db, db.snapshot() as snap:
@@ -217,14 +218,14 @@ async def test_what_was_committed_before_a_failure_is_safe(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("where", ["memory:", "folder"])
-@pytest.mark.filterwarnings("ignore::perco.PercoWarning")
+@pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")
 async def test_what_was_left_open_is_closed_with_its_store(tmp_path: Path, where: str) -> None:
     url = str(tmp_path / "store") if where == "folder" else where
     async with perco.open(url, schema(), options=perco.Options(durability="process")) as db:
         snap, txn, scan = await db.snapshot_at(), await db.begin(), (await db.snapshot_at()).scan(docs)
         txn.set(n, "k", 1)
     for use in (lambda: snap.get(n, "k"), lambda: snap.get_many(n, ["k"]), lambda: anext(scan), txn.commit):
-        with pytest.raises(perco.TransactionClosed):
+        with pytest.raises(perco.errors.TransactionClosed):
             await use()
     assert txn.outcome == "aborted"
 
@@ -246,12 +247,12 @@ async def test_an_event_that_raises_before_the_commit_aborts_it() -> None:
 
 async def test_a_reader_that_waits_is_woken_when_the_store_fails() -> None:
     """Nothing hangs: the body is cancelled wherever it is."""
-    with pytest.raises(perco.BackgroundFailure):  # noqa: PT012
+    with pytest.raises(perco.errors.BackgroundFailure):  # noqa: PT012
         async with perco.open("memory:", schema()) as db:
             gate = await gated(db, "commit", skip=1)
             await db.run(put)
             await gate.reached()
-            db.background.spawn(fail)
+            inside(db).background.spawn(fail)
             try:
                 await trio.sleep_forever()
             finally:

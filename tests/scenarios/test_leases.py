@@ -10,9 +10,10 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside, local_owner
+from perco.protocol.records import Lock
 from perco.testing.machine import Machine
 from perco.txn.fates import Fates
-from perco.txn.records import Lock
 from tests.support.faults import Fault, faulty, gated, on
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["h"])
@@ -41,8 +42,8 @@ class Told(Fates):
 async def two() -> AsyncIterator[tuple[perco.Database, perco.Database, Told]]:
     machine = Machine(perco.Schema(docs), one_step=False)
     async with machine.opened() as db, machine.opened() as other:
-        told = other.fates = other.driver.fates = Told()
-        other.oracle = other.driver.oracle = db.oracle
+        told = inside(other).engine.fates = inside(other).driver.fates = Told()
+        inside(other).engine.oracle = inside(other).driver.oracle = inside(db).oracle
         yield db, other, told
 
 
@@ -69,10 +70,10 @@ async def test_a_lock_of_the_living_elsewhere_is_looked_at_again_until_it_is_gon
         assert await snap.get(n, "a") == 1  # its commit_ts was drawn before the snapshot: there is no answer without it
         assert trio.current_time() >= began + 5
         assert len(told.asked) > 5
-        assert told.asked[0].token == db.lease_token
+        assert told.asked[0].token == inside(db).engine.lease_token
         async with other.snapshot() as snap:
             assert await snap.get(n, "a") == 1
-    assert other.driver.counters.rolled_back == 0
+    assert inside(other).driver.counters.rolled_back == 0
 
 
 async def test_a_lock_of_the_dead_elsewhere_is_broken_and_its_owner_meets_that(
@@ -84,7 +85,7 @@ async def test_a_lock_of_the_dead_elsewhere_is_broken_and_its_owner_meets_that(
         met = trio.Event()
 
         async def write() -> None:
-            with pytest.raises(perco.RolledBack):
+            with pytest.raises(perco.errors.RolledBack):
                 await put(db, "a", 1)
             met.set()
 
@@ -135,7 +136,7 @@ async def test_who_is_taken_for_dead_on_a_full_disk_is_not_read_around(
         told.living = False
         store = faulty(other, on("rollback", Fault.FAIL))
         async with other.snapshot() as snap:
-            with pytest.raises(perco.StoreFull):
+            with pytest.raises(perco.errors.StoreFull):
                 await snap.get(n, "a")
             assert store.fired[Fault.FAIL] == 1
             gate.open()
@@ -155,11 +156,11 @@ async def test_who_has_not_heard_of_a_new_observer_runs_again_with_it(
         async def count(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
             seen.append(change.key)
 
-        other.schema = schema
-        await other.declare()
+        inside(other).known.schema = schema
+        await local_owner(other).declare()
         txn = await db.begin()
         txn.set(n, "a", 1)
-        with pytest.raises(perco.CatalogueChanged):
+        with pytest.raises(perco.errors.CatalogueChanged):
             await txn.commit()
         await put(db, "a", 1)
         assert await db.pending() == 1

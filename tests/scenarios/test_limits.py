@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import perco
+from perco.database.inside import inside
 from perco.storage import VALUE_BYTES_MAX
 
 docs = perco.Table("docs", key=perco.TEXT)
@@ -25,7 +26,7 @@ SCHEMA = perco.Schema(docs, blobs)
 
 
 def limits(**kwargs: int) -> perco.Options:
-    return perco.Options(transaction=perco.TransactionOptions(**kwargs))
+    return perco.Options(transaction=perco.options.TransactionOptions(**kwargs))
 
 
 @pytest.mark.parametrize("fill", [b"k", b"\0", b"\xff"])
@@ -35,25 +36,25 @@ async def test_keys_end_at_400_bytes(fill: bytes) -> None:
         async with db.transaction() as txn:
             txn.set(size, longest, 400)
             for use in (lambda: txn.set(size, over, 401), lambda: txn.delete(size, over)):
-                with pytest.raises(perco.TooLarge, match="401 bytes is over the limit of 400 bytes") as caught:
+                with pytest.raises(perco.errors.TooLarge, match="401 bytes is over the limit of 400 bytes") as caught:
                     use()
                 assert (caught.value.size, caught.value.limit) == (401, 400)
         async with db.snapshot() as snap:
             assert await snap.get(size, longest) == 400
             assert [row.key async for row in snap.scan(blobs)] == [longest]
             assert [row.key async for row in snap.scan(blobs, reverse=True)] == [longest]
-            with pytest.raises(perco.TooLarge):
+            with pytest.raises(perco.errors.TooLarge):
                 await snap.get(size, over)
-            with pytest.raises(perco.TooLarge):
+            with pytest.raises(perco.errors.TooLarge):
                 await snap.get_many(size, [b"a", over])
-            with pytest.raises(perco.TooLarge):
+            with pytest.raises(perco.errors.TooLarge):
                 await snap.row(blobs, over)
 
 
 async def test_a_keys_limit_is_in_bytes() -> None:
     async with perco.open("memory:", SCHEMA) as db, db.transaction() as txn:
         txn.set(n, "\u00e4" * 200, 1)
-        with pytest.raises(perco.TooLarge, match="401"):
+        with pytest.raises(perco.errors.TooLarge, match="401"):
             txn.set(n, "\u00e4" * 200 + "a", 1)
 
 
@@ -62,7 +63,7 @@ async def test_values_end_at_8_mebibytes() -> None:
         largest = b"v" * VALUE_BYTES_MAX
         async with db.transaction() as txn:
             txn.set(raw, "k", largest)
-            with pytest.raises(perco.TooLarge, match="8388609 bytes is over the limit of 8388608 bytes"):
+            with pytest.raises(perco.errors.TooLarge, match="8388609 bytes is over the limit of 8388608 bytes"):
                 txn.set(raw, "k", largest + b"v")
         async with db.snapshot() as snap:
             assert await snap.get(raw, "k") == largest
@@ -88,7 +89,7 @@ async def test_cells_max_is_noticed_at_set() -> None:
             txn.set(n, "b", 1)
             txn.delete(n, "c")
             for use in (lambda: txn.set(n, "d", 1), lambda: txn.delete(n, "d"), lambda: txn.set(text, "a", "")):
-                with pytest.raises(perco.TooLarge, match="4 is over the limit of 3"):
+                with pytest.raises(perco.errors.TooLarge, match="4 is over the limit of 3"):
                     use()
             txn.set(n, "a", 2)  # a cell that is in it already is no new one
         async with db.snapshot() as snap:
@@ -99,7 +100,7 @@ async def test_bytes_max_is_noticed_at_set() -> None:
     async with perco.open("memory:", SCHEMA, options=limits(bytes_max=100)) as db:
         async with db.transaction() as txn:
             txn.set(raw, "a", b"x" * 60)
-            with pytest.raises(perco.TooLarge, match="110 is over the limit of 100"):
+            with pytest.raises(perco.errors.TooLarge, match="110 is over the limit of 100"):
                 txn.set(raw, "b", b"x" * 50)
             txn.set(raw, "a", b"x" * 50)  # what it replaces does not count
             txn.set(raw, "b", b"x" * 50)
@@ -187,15 +188,15 @@ async def test_an_ended_transaction_says_so_in_every_way() -> None:
         async with db.snapshot() as snap:
             assert await snap.get(n, "k") == 1
             scan = snap.scan(docs)
-        with pytest.raises(perco.TransactionClosed, match="this snapshot has ended"):
+        with pytest.raises(perco.errors.TransactionClosed, match="this snapshot has ended"):
             await snap.get(n, "k")
-        with pytest.raises(perco.TransactionClosed):
+        with pytest.raises(perco.errors.TransactionClosed):
             await anext(scan)
 
 
 async def all_closed(txn: perco.Transaction, scan: perco.Scan[str]) -> None:
     for use in (lambda: txn.set(n, "k", 1), lambda: txn.delete(n, "k"), lambda: txn.scan(docs)):
-        with pytest.raises(perco.TransactionClosed, match="this transaction has ended"):
+        with pytest.raises(perco.errors.TransactionClosed, match="this transaction has ended"):
             use()
     for ask in (
         lambda: txn.get(n, "k"),
@@ -204,7 +205,7 @@ async def all_closed(txn: perco.Transaction, scan: perco.Scan[str]) -> None:
         lambda: anext(scan),
         txn.commit,
     ):
-        with pytest.raises(perco.TransactionClosed):
+        with pytest.raises(perco.errors.TransactionClosed):
             await ask()
 
 
@@ -227,7 +228,7 @@ async def test_a_closed_store_begins_nothing() -> None:
     async with perco.open("memory:", SCHEMA) as db:
         pass
     for use in (db.begin, db.snapshot_at, lambda: db.outcome("1/1/docs/61"), lambda: db.run(nothing)):
-        with pytest.raises(perco.TransactionClosed, match="closed"):
+        with pytest.raises(perco.errors.TransactionClosed, match="closed"):
             await use()
 
 
@@ -245,13 +246,13 @@ async def test_columns_that_are_not_in_the_schema() -> None:
     async with perco.open("memory:", SCHEMA) as db, db.transaction() as txn:
         for column in (twin_n, foreign_n):
             for use in (lambda c=column: txn.set(c, "k", 1), lambda c=column: txn.delete(c, "k")):
-                with pytest.raises(perco.SchemaMismatch, match="not in the schema"):
+                with pytest.raises(perco.errors.SchemaMismatch, match="not in the schema"):
                     use()
-            with pytest.raises(perco.SchemaMismatch):
+            with pytest.raises(perco.errors.SchemaMismatch):
                 await txn.get(column, "k")
-            with pytest.raises(perco.SchemaMismatch):
+            with pytest.raises(perco.errors.SchemaMismatch):
                 await txn.get_many(column, ["k"])
-            with pytest.raises(perco.SchemaMismatch):
+            with pytest.raises(perco.errors.SchemaMismatch):
                 txn.scan(column.table)
         with pytest.raises(perco.UsageError, match="not a column of table"):
             await txn.row(docs, "k", [size])  # type: ignore[list-item]
@@ -264,7 +265,7 @@ async def test_a_column_declared_after_opening() -> None:
     table.column("first", perco.INT64)
     async with perco.open("memory:", perco.Schema(table)) as db, db.transaction() as txn:
         late = table.column("late", perco.INT64)
-        with pytest.raises(perco.SchemaMismatch, match="after the store was opened"):
+        with pytest.raises(perco.errors.SchemaMismatch, match="after the store was opened"):
             txn.set(late, "k", 1)
 
 
@@ -301,7 +302,7 @@ async def test_urls_that_this_version_does_not_open(url: str) -> None:
 
 async def test_a_file_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(perco.UnsuitableFolder, match="it is a file, and a store is a folder"):
+    with pytest.raises(perco.errors.UnsuitableFolder, match="it is a file, and a store is a folder"):
         async with perco.open(tmp_path / "notes", SCHEMA):
             pass
     assert (tmp_path / "notes").read_text() == "mine"
@@ -390,7 +391,7 @@ async def test_a_codec_that_gives_no_bytes_is_told_at_set(part: str) -> None:
     column = table.column("c", perco.BYTES if part == "key" else broken)
     async with perco.open("memory:", perco.Schema(table)) as db:
         async with db.transaction() as txn:
-            with pytest.raises(TypeError, match="gave str"):
+            with pytest.raises(TypeError, match="returned str"):
                 txn.set(column, *(("k", b"v") if part == "key" else (b"k", "v")))
             txn.set(column, b"k", b"v")
         async with db.snapshot() as snap:
@@ -420,7 +421,7 @@ async def test_a_codec_that_gives_no_bytes_is_told_at_set(part: str) -> None:
         (lambda db, snap: db.snapshot().__enter__(), "async with db.snapshot() as snap:"),
         (lambda db, snap: db.transaction().__await__(), "async with db.transaction() as txn:"),
         (lambda db, snap: db.transaction().__enter__(), "async with db.transaction() as txn:"),
-        (lambda db, snap: db.options(attempts="3"), "attempts is '3'; it is an int"),
+        (lambda db, snap: db.options(attempts="3"), "attempts is '3'; it must be an int"),
         (lambda db, snap: db.options(timeout=timedelta(seconds=3)), "total_seconds"),
         (lambda db, snap: db.wait_idle(timeout="3"), "timeout is a number of seconds, not '3'"),
         (lambda db, snap: iter(snap.scan(docs)), "async for row in snap.scan(...):"),
@@ -434,7 +435,7 @@ async def test_what_is_of_the_wrong_kind_is_answered_with_a_remedy(wrong: Callab
             if inspect.isawaitable(got):
                 await got
         assert await db.pins() == []
-    assert not db.oracle.holds.open, "what was refused holds nothing"
+    assert not inside(db).oracle.holds.open, "what was refused holds nothing"
 
 
 async def test_a_row_is_asked_by_column_and_says_so() -> None:
@@ -479,7 +480,7 @@ async def test_a_transactions_block_is_entered_once() -> None:
         with pytest.raises(perco.UsageError, match="entered once"):
             await block.__aenter__()
         assert txn.outcome == "committed"
-        assert not db.oracle.holds.open
+        assert not inside(db).oracle.holds.open
 
 
 async def test_a_snapshots_block_is_entered_once() -> None:
@@ -489,9 +490,9 @@ async def test_a_snapshots_block_is_entered_once() -> None:
             assert await snap.get(n, "k") is None
         with pytest.raises(perco.UsageError, match="entered once"):
             await block.__aenter__()
-        with pytest.raises(perco.TransactionClosed):
+        with pytest.raises(perco.errors.TransactionClosed):
             await snap.get(n, "k")
-        assert not db.oracle.holds.open
+        assert not inside(db).oracle.holds.open
 
 
 async def test_who_only_reads_waits_for_no_observers(tmp_path: Path) -> None:
@@ -499,7 +500,7 @@ async def test_who_only_reads_waits_for_no_observers(tmp_path: Path) -> None:
         pass
     async with perco.open(tmp_path, readonly=True) as db:
         for wait in (db.wait_idle(timeout=1), db.wait_for(1, timeout=1)):
-            with pytest.raises(perco.ReadOnly, match="nothing is observed here"):
+            with pytest.raises(perco.errors.ReadOnly, match="nothing is observed here"):
                 await wait
 
 

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside, local_owner
 from perco.storage import Mutation
 from tests.support import bank
 from tests.support.faults import TWO_PHASES, FaultyRowStore, gated, kind_of, use
@@ -328,7 +329,7 @@ async def test_a_recovery_that_crashed_is_finished_by_the_next() -> None:  # T5
     for number in range(5):
         async with machine.crashing(1, made=False) as (db, store), db.snapshot() as snap:
             with pytest.raises(CrashedError):
-                await db.sweeper._sweep()
+                await local_owner(db).sweeper._sweep()
             assert len(store.log) == 1, number
             del snap
     async with machine.opened() as db, db.snapshot() as snap:
@@ -415,7 +416,7 @@ def in_step(db: perco.Database) -> FaultyRowStore:
         if kind_of(mutation) in ("prewrite", "rollback"):
             await trio.sleep(0.01)  # well below the longest backoff, or they would cross again and again
 
-    return use(db, FaultyRowStore(db.driver.store, before=before))
+    return use(db, FaultyRowStore(inside(db).driver.store, before=before))
 
 
 @pytest.mark.parametrize("many", [2, 3, 4])

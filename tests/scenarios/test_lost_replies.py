@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 import pytest
 
 import perco
+from perco.clock.oracle import BOUND_ROW, CLOCK_ROW
+from perco.database.inside import inside, local_owner
+from perco.notify.backfill import BACKFILL_ROW
+from perco.schema import catalogue as catalogues
+from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE
 from perco.storage import Mutation, ReadRequest, RowCells
 from perco.testing.faults import Plan
-from perco.txn import catalogue as catalogues
-from perco.txn.backfill import BACKFILL_ROW
-from perco.txn.catalogue import CATALOGUE_ROW, SYSTEM_TABLE
-from perco.txn.oracle import BOUND_ROW, CLOCK_ROW
 from tests.support.faults import Fault, FaultyRowStore, use
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.INT64)
 n, twice = docs.column("n", perco.INT64), docs.column("twice", perco.INT64)
@@ -46,14 +48,14 @@ def removes(mutation: Mutation) -> bool:
 @pytest.mark.parametrize("fault", LOST)
 async def test_a_vacuum_says_that_it_may_have_removed_old_notes(fault: Fault) -> None:
     wall = [1e9]
-    options = perco.Options(wall=lambda: wall[0], vacuum=perco.VacuumOptions(on=False))
+    options = perco.Options(wall=lambda: wall[0], vacuum=perco.options.VacuumOptions(on=False))
     async with perco.open("memory:", perco.Schema(docs, keep=perco.Keep(seconds=0)), options=options) as db:
         for _ in range(4):
             await put(db, 1)
             wall[0] += 10
-            await db.oracle.note()
-        store = use(db, FaultyRowStore(db.driver.store, to(CLOCK_ROW, fault, wanted=removes)))
-        with pytest.raises(perco.WriteUnknown, match=r"nobody knows whether that was done .* safe to do it again"):
+            await inside(db).oracle.note()
+        store = use(db, FaultyRowStore(inside(db).driver.store, to(CLOCK_ROW, fault, wanted=removes)))
+        with pytest.raises(perco.errors.WriteUnknown, match=r"it may or may not have been done .* safe to do it again"):
             await db.vacuum()
         assert store.fired[fault] == 1
         await db.vacuum()
@@ -66,15 +68,15 @@ async def test_a_backfill_says_that_it_may_have_noted_how_far_it_is(fault: Fault
     async def observe(txn: perco.Transaction, change: perco.Change[int, int]) -> None:
         txn.set(twice, change.key, 2 * (change.value or 0))
 
-    options = perco.Options(backfill=perco.BackfillOptions(on=False, page_rows=2))
+    options = perco.Options(backfill=perco.options.BackfillOptions(on=False, page_rows=2))
     later = perco.Schema(docs)
     later.observe(n, id="double")(observe)
     async with perco.open("memory:", perco.Schema(docs), options=options) as db:
         await put(db, 7)
-        db.schema = later
-        await db.declare()
-        store = db.driver.store = FaultyRowStore(db.driver.store, to(BACKFILL_ROW, fault))
-        with pytest.raises(perco.WriteUnknown, match="how far observers were notified"):
+        inside(db).known.schema = later
+        await local_owner(db).declare()
+        store = inside(db).driver.store = FaultyRowStore(inside(db).driver.store, to(BACKFILL_ROW, fault))
+        with pytest.raises(perco.errors.WriteUnknown, match="how far observers were notified"):
             await db.backfill()
         assert store.fired[fault] == 1
         [done] = await db.backfill()
@@ -88,21 +90,21 @@ async def test_a_backfill_says_that_it_may_have_noted_how_far_it_is(fault: Fault
 @pytest.mark.parametrize("fault", LOST)
 async def test_a_change_of_the_catalogue_is_read_back(fault: Fault) -> None:  # N10
     async with perco.open("memory:", perco.Schema(docs)) as db:
-        before = await catalogues.load(db.local.store)
+        before = await catalogues.load(local_of(db).store)
         other = perco.Table("others", key=perco.TEXT)
         other.column("n", perco.INT64)
-        store = FaultyRowStore(db.local.store, to(CATALOGUE_ROW, fault))
+        store = FaultyRowStore(local_of(db).store, to(CATALOGUE_ROW, fault))
         after = await catalogues.declare(store, perco.Schema(docs, other))
         assert store.fired[fault] == 1
         assert after.version == before.version + 1, "once"
-        assert await catalogues.load(db.local.store) == after
+        assert await catalogues.load(local_of(db).store) == after
 
 
 async def test_a_change_of_the_catalogue_of_which_nobody_hears_says_so() -> None:
     async with perco.open("memory:", perco.Schema(docs)) as db:
-        store = FaultyRowStore(db.local.store, to(CATALOGUE_ROW, Fault.LOSE_REQUEST, times=1000))
+        store = FaultyRowStore(local_of(db).store, to(CATALOGUE_ROW, Fault.LOSE_REQUEST, times=1000))
         other = perco.Table("others", key=perco.TEXT)
-        with pytest.raises(perco.WriteUnknown, match="a change of the catalogue"):
+        with pytest.raises(perco.errors.WriteUnknown, match="a change of the catalogue"):
             await catalogues.declare(store, perco.Schema(docs, other))
         assert store.fired[Fault.LOSE_REQUEST] > 1
 
@@ -118,13 +120,13 @@ class Gone(FaultyRowStore):
 
 async def test_a_change_of_the_catalogue_whose_server_has_gone_says_that_it_may_be_made() -> None:  # N10
     async with perco.open("memory:", perco.Schema(docs)) as db:
-        before = await catalogues.load(db.local.store)
+        before = await catalogues.load(local_of(db).store)
         other = perco.Table("others", key=perco.TEXT)
-        store = Gone(db.local.store, to(CATALOGUE_ROW, Fault.LOSE_REPLY))
-        with pytest.raises(perco.WriteUnknown, match="a change of the catalogue") as caught:
+        store = Gone(local_of(db).store, to(CATALOGUE_ROW, Fault.LOSE_REPLY))
+        with pytest.raises(perco.errors.WriteUnknown, match="a change of the catalogue") as caught:
             await catalogues.declare(store, perco.Schema(docs, other))
         assert "othing was written" not in str(caught.value)
-        assert (await catalogues.load(db.local.store)).version == before.version + 1, "it was"
+        assert (await catalogues.load(local_of(db).store)).version == before.version + 1, "it was"
 
 
 async def test_a_replay_whose_server_has_gone_says_that_it_may_be_made() -> None:  # N6
@@ -142,14 +144,16 @@ async def test_a_replay_whose_server_has_gone_says_that_it_may_be_made() -> None
         async with db.worker(options=perco.WorkerOptions(attempts=1)):
             await db.wait_idle()
         assert await db.failed_count() == 1
-        right = db.driver.store
+        right = inside(db).driver.store
         left = [Fault.LOSE_REPLY]
-        store = db.driver.store = Gone(right, lambda mutation, number: left.pop() if left else None)
-        with pytest.raises(perco.WriteUnknown, match=r"n@double: .* nobody knows .* safe to do it again") as caught:
+        store = inside(db).driver.store = Gone(right, lambda mutation, number: left.pop() if left else None)
+        with pytest.raises(
+            perco.errors.WriteUnknown, match=r"n@double: .* may or may not have been done .* safe to do it again"
+        ) as caught:
             await db.replay_failed()
         assert "othing was written" not in str(caught.value)
         assert store.fired[Fault.LOSE_REPLY] == 1
-        db.driver.store = right
+        inside(db).driver.store = right
         assert await db.failed_count() == 0, "it was"
         bad.clear()
         async with db.worker():
@@ -159,17 +163,17 @@ async def test_a_replay_whose_server_has_gone_says_that_it_may_be_made() -> None
 
 
 async def test_a_range_of_timestamps_is_read_back_and_else_none_of_it_is_given() -> None:  # O1
-    options = perco.Options(oracle=perco.OracleOptions(range_size=2))
+    options = perco.Options(oracle=perco.options.OracleOptions(range_size=2))
     async with perco.open("memory:", perco.Schema(docs), options=options) as db:
-        right = db.oracle._store
+        right = inside(db).oracle._store
         for fault in LOST:
-            while db.oracle.draw_nowait():
+            while inside(db).oracle.draw_nowait():
                 pass
-            last = db.oracle.last
-            store = db.oracle._store = FaultyRowStore(right, to(BOUND_ROW, fault))
+            last = inside(db).oracle.last
+            store = inside(db).oracle._store = FaultyRowStore(right, to(BOUND_ROW, fault))
             if fault is Fault.LOSE_REQUEST:
                 with pytest.raises(perco.Unavailable, match=r"there are no timestamps: .* Nothing was written"):
                     await db.begin()
-                assert db.oracle.last == last
-            assert await db.oracle.draw() == last + 1
+                assert inside(db).oracle.last == last
+            assert await inside(db).oracle.draw() == last + 1
             assert store.fired[fault] == 1

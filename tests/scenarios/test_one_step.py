@@ -11,9 +11,11 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside, local_owner
 from perco.storage import LOCK, NOTIFY, ROLLBACK, WRITE
 from tests.support.faults import TWO_PHASES, Fault, faulty, gated, on
 from tests.support.machines import CrashedError, Machine
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
 n = docs.column("n", perco.INT64)
@@ -29,7 +31,7 @@ async def see(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
 
 
 def held(db: perco.Database, group: str) -> int:
-    return sum(tablet.entries(group) for tablet in db.local.store.tablets() if tablet.table == "docs")
+    return sum(tablet.entries(group) for tablet in local_of(db).store.tablets() if tablet.table == "docs")
 
 
 async def put(db: perco.Database, value: int, *keys: str) -> int:
@@ -56,7 +58,7 @@ async def test_a_transaction_in_one_tablet_is_one_mutation(groups: bool) -> None
         assert held(db, LOCK) == held(db, ROLLBACK) == 0
         assert held(db, WRITE) == 4
         assert held(db, NOTIFY) == 1, "N1: with the record"
-        assert not db.driver.entered.cells
+        assert not inside(db).driver.entered.cells
         async with db.snapshot() as snap:
             row = await snap.row(docs, "a")
             assert (row[n], row[text], row[seen_by], row[observed]) == (1, "x" * 1000, None, 2)
@@ -243,7 +245,7 @@ async def test_the_clock_is_noted_when_all_below_it_can_be_seen() -> None:  # C4
 
         async def note() -> None:
             nonlocal noted
-            await db.note_now()
+            await local_owner(db).note_now()
             noted = True
 
         async with trio.open_nursery() as nursery:
@@ -267,7 +269,7 @@ async def test_waiting_for_a_timestamp_waits_for_what_commits_below_it() -> None
 
         async def wait() -> None:
             nonlocal waited
-            await db.wait_for(db.oracle.last)
+            await db.wait_for(inside(db).oracle.last)
             waited = True
 
         async with trio.open_nursery() as nursery:
@@ -382,12 +384,12 @@ async def test_a_reply_that_is_lost_is_asked_for(fault: Fault) -> None:  # C6 T4
             await txn.commit()
             assert store.log == ["one step"]
         else:
-            with pytest.raises(perco.RolledBack):
+            with pytest.raises(perco.errors.RolledBack):
                 await txn.commit()
             assert store.log == ["one step", "marker"]
             assert await store.deliver_late() == (fault is Fault.DELAY)
         assert store.fired[fault] == 1
-        assert not db.driver.entered.cells
+        assert not inside(db).driver.entered.cells
         async with db.snapshot() as snap:
             assert await snap.get(n, "a") == (1 if fault is Fault.LOSE_REPLY else None)
         assert await db.outcome(txn.token) == txn.commit_ts
@@ -398,11 +400,11 @@ async def test_a_reply_that_is_lost_is_asked_for(fault: Fault) -> None:  # C6 T4
 async def test_what_nobody_knows_stays_entered_until_somebody_asks(
     autojump_clock: trio.testing.MockClock, by: Any, made: bool
 ) -> None:  # C3 C6
-    options = perco.Options(commit=perco.CommitOptions(commit_timeout_s=5))
+    options = perco.Options(commit=perco.options.CommitOptions(commit_timeout_s=5))
     async with perco.open("memory:", SCHEMA, options=options) as db:
         store = faulty(db, on("one step", Fault.LOSE_REPLY if made else Fault.DELAY))
         if by != "sweeper":
-            db.driver.orphaned = trio.Event()  # one that the sweeper does not watch
+            inside(db).driver.orphaned = trio.Event()  # one that the sweeper does not watch
         txn = await db.begin()
         txn.set(n, "a", 1)
         txn.set(n, "b", 1)
@@ -413,7 +415,7 @@ async def test_what_nobody_knows_stays_entered_until_somebody_asks(
         if by == "sweeper":
             await trio.sleep(60)
         else:
-            assert len(db.driver.entered.cells) == 2
+            assert len(inside(db).driver.entered.cells) == 2
         if by == "write":
             assert await put(db, 7, "a") > 0
         elif by == "outcome":
@@ -421,7 +423,7 @@ async def test_what_nobody_knows_stays_entered_until_somebody_asks(
         elif by != "sweeper":
             async with db.snapshot() as snap:
                 assert await by(snap) == (1 if made else None)
-        assert not db.driver.entered.cells
+        assert not inside(db).driver.entered.cells
         await store.deliver_late()
         async with db.snapshot() as snap:
             assert await snap.get(n, "b") == (1 if made else None), "C6: a late one is refused"
@@ -454,10 +456,10 @@ async def test_cancelled_before_it_is_sent_it_leaves() -> None:  # C3 T10
             scope = nursery.cancel_scope
             nursery.start_soon(txn.commit)
             await gate.reached()
-            assert len(db.driver.entered.cells) == 1
+            assert len(inside(db).driver.entered.cells) == 1
             scope.cancel()
         assert txn.outcome == "aborted"
-        assert not db.driver.entered.cells
+        assert not inside(db).driver.entered.cells
         async with db.snapshot() as snap:
             assert await snap.get(n, "a") is None
 
@@ -477,10 +479,10 @@ async def test_cancelled_when_it_was_sent_it_stays_until_it_is_written() -> None
             await gate.reached()
             scope.cancel()
             await trio.testing.wait_all_tasks_blocked()
-            assert len(db.driver.entered.cells) == 1
+            assert len(inside(db).driver.entered.cells) == 1
             gate.open()
         assert txn.outcome == "committed"
-        assert not db.driver.entered.cells
+        assert not inside(db).driver.entered.cells
 
 
 async def test_a_store_that_cannot_write_says_so() -> None:  # S4
@@ -488,21 +490,21 @@ async def test_a_store_that_cannot_write_says_so() -> None:  # S4
         store = faulty(db, on("one step", Fault.FAIL))
         txn = await db.begin()
         txn.set(n, "a", 1)
-        with pytest.raises(perco.StoreFull):
+        with pytest.raises(perco.errors.StoreFull):
             await txn.commit()
         assert store.fired[Fault.FAIL] == 1
         assert txn.outcome == "aborted"
-        assert not db.driver.entered.cells
+        assert not inside(db).driver.entered.cells
 
 
 # ------------------------------------------------------------ over LMDB
 
 
-@pytest.mark.filterwarnings("ignore::perco.PercoWarning")
+@pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")
 async def test_many_at_once_over_lmdb(tmp_path: Path) -> None:  # C2 C4 C7
     """Counters in both tablets, incremented one by one and together; readers that look all the time."""
     keys = ["a", "b", "y", "z"]
-    options = perco.Options(durability="process", retry=perco.RetryOptions(attempts=1000))
+    options = perco.Options(durability="process", retry=perco.options.RetryOptions(attempts=1000))
 
     async def add(txn: perco.Transaction, *keys: str) -> None:
         for key in keys:
@@ -540,4 +542,4 @@ async def test_many_at_once_over_lmdb(tmp_path: Path) -> None:  # C2 C4 C7
         )
         assert total == wanted
         assert looks > 10
-        assert not db.driver.entered.cells
+        assert not inside(db).driver.entered.cells

@@ -10,22 +10,24 @@ import trio
 import trio.testing
 
 import perco
-from perco.txn.driver import make_token
-from perco.txn.records import Cellref
+from perco.database.inside import inside
+from perco.protocol.records import Cellref
+from perco.txn.resolver import make_token
 from tests.support.faults import Fault, faulty, gated, on
 from tests.support.machines import CrashedError, Machine
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
 n = docs.column("n", perco.INT64)
 SCHEMA = perco.Schema(docs)
 KEYS = ["a", "i", "q"]
 
-pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")
 
 
 @pytest.fixture(params=[False, True], ids=["two phases", "one step"])
 def quick(request: pytest.FixtureRequest) -> perco.Options:
-    return perco.Options(commit=perco.CommitOptions(commit_timeout_s=5, one_step=request.param))
+    return perco.Options(commit=perco.options.CommitOptions(commit_timeout_s=5, one_step=request.param))
 
 
 async def begin(db: perco.Database, value: int = 1) -> perco.Transaction:
@@ -75,7 +77,7 @@ async def test_asking_tells_and_what_it_tells_stays_true(
         assert await db.outcome(txn.token) == outcome
         assert await values(db) == ({1} if made else {None})
         await trio.sleep(60)
-        assert sum(tablet.entries("lock") for tablet in db.local.store.tablets()) == 0
+        assert sum(tablet.entries("lock") for tablet in local_of(db).store.tablets()) == 0
 
 
 @pytest.mark.parametrize("made", [True, False])
@@ -200,14 +202,14 @@ async def test_a_token_that_was_cut_short_is_an_error_and_rolls_nobody_back() ->
             with pytest.raises(perco.UsageError):
                 await db.outcome(txn.token[:cut])
         assert await db.outcome(txn.token) == txn.commit_ts
-        assert sum(tablet.entries("rollback") for tablet in db.local.store.tablets()) == 0
+        assert sum(tablet.entries("rollback") for tablet in local_of(db).store.tablets()) == 0
 
 
 async def test_a_token_of_another_store_is_an_error_and_leaves_no_marker() -> None:  # T5
     async with perco.open("memory:", SCHEMA) as db:
         async with db.transaction() as txn:
             txn.set(n, "key", 1)
-        column, last = db.bind(n).column, db.oracle.last
+        column, last = inside(db).known.bind(n).column, inside(db).oracle.last
         for start_ts, cell in [
             (last + 1, Cellref("docs", b"key", column)),
             (0, Cellref("docs", b"key", column)),
@@ -221,4 +223,4 @@ async def test_a_token_of_another_store_is_an_error_and_leaves_no_marker() -> No
         ]:
             with pytest.raises(perco.UsageError, match="another store"):
                 await db.outcome(make_token(start_ts, cell))
-        assert not sum(tablet.entries("rollback") for tablet in db.local.store.tablets())
+        assert not sum(tablet.entries("rollback") for tablet in local_of(db).store.tablets())

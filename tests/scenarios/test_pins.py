@@ -13,11 +13,13 @@ import trio
 import trio.testing
 
 import perco
+from perco.clock import pins
+from perco.database.inside import inside
 from perco.storage import Mutation
-from perco.txn import pins
-from tests.support.everywhere import inside
+from tests.support.everywhere import owning
 from tests.support.faults import Fault, FaultyRowStore, Gate
 from tests.support.machines import Machine
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
@@ -63,7 +65,7 @@ async def test_a_pin_keeps_what_it_reads(db: perco.Database) -> None:
         assert pin.pin[:5] == ("export", "me", pin.start_ts, EPOCH * 1000, (EPOCH + 60) * 1000)
     assert await db.pins() == []
     assert (await db.vacuum()).removed.versions == 1
-    with pytest.raises(perco.TransactionClosed):
+    with pytest.raises(perco.errors.TransactionClosed):
         await pin.get(n, "a")
 
 
@@ -84,7 +86,9 @@ async def test_when_the_lease_has_run_out_it_holds_nothing(db: perco.Database, w
         assert result.holder.kind == "retention"
         await put(db, 3)  # with a timestamp a client is told what the owner's clock says by now
         for look in (lambda: pin.get(n, "a"), lambda: pin.get_many(n, ["a"]), lambda: pin.scan(docs).all(), pin.renew):
-            with pytest.raises(perco.SnapshotTooOld, match="the lease of pin 'export' ran out 0 s ago") as caught:
+            with pytest.raises(
+                perco.errors.SnapshotTooOld, match="the lease of pin 'export' expired 0 s ago"
+            ) as caught:
                 await look()
             assert "db.pin" not in str(caught.value), "it was held with one"
             assert (caught.value.asked, caught.value.oldest) == (pin.start_ts, result.watermark)
@@ -111,13 +115,13 @@ async def test_a_pin_of_the_past(db: perco.Database) -> None:
         await db.vacuum()
         assert await pin.get(n, "a") == 1
     await db.vacuum()
-    with pytest.raises(perco.SnapshotTooOld):
+    with pytest.raises(perco.errors.SnapshotTooOld):
         async with db.pin("past", lease_s=60, ts=first):
             pass
     with pytest.raises(perco.UsageError, match="timestamps so far"):
         async with db.pin("future", lease_s=60, ts=1 << 40):
             pass
-    assert not db.oracle.holds._past, "what was refused holds nothing"
+    assert not inside(db).oracle.holds._past, "what was refused holds nothing"
     assert await db.pins() == []
 
 
@@ -141,7 +145,7 @@ async def test_a_program_that_died_goes_on_under_the_same_name() -> None:
                     pass
         assert not await db.pins()
     async with machine.opened() as db:
-        assert not db.oracle.holds.pins
+        assert not inside(db).oracle.holds.pins
 
 
 async def test_the_block_may_end_in_any_way(db: perco.Database) -> None:
@@ -149,7 +153,7 @@ async def test_the_block_may_end_in_any_way(db: perco.Database) -> None:
         with pytest.raises(type(error)):
             async with db.pin("export", lease_s=60):
                 raise error
-        assert not db.oracle.holds.pins
+        assert not inside(db).oracle.holds.pins
     with trio.CancelScope() as scope:
         async with db.pin("export", lease_s=60):
             scope.cancel()
@@ -159,22 +163,22 @@ async def test_the_block_may_end_in_any_way(db: perco.Database) -> None:
 
 
 async def test_a_pin_that_is_not_durable_holds_nothing(db: perco.Database) -> None:  # T15
-    store = FaultyRowStore(db.local.store, lambda mutation, number: Fault.FAIL)
-    db.oracle.pins._store = store
+    store = FaultyRowStore(local_of(db).store, lambda mutation, number: Fault.FAIL)
+    inside(db).oracle.pins._store = store
     with pytest.raises(perco.StoreError):
         async with db.pin("export", lease_s=60):
             pass
     assert store.fired[Fault.FAIL] == 1
-    assert not db.oracle.holds.pins
+    assert not inside(db).oracle.holds.pins
 
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_REQUEST, Fault.LOSE_REPLY])
 async def test_a_pin_that_may_be_durable_holds(db: perco.Database, wall: Wall, fault: Fault) -> None:  # T15
     await put(db, 1)
-    right = db.oracle.pins._store
-    store = FaultyRowStore(db.local.store, lambda mutation, number: fault)
-    db.oracle.pins._store = store
-    with pytest.raises(perco.WriteUnknown, match="nobody knows whether that was done"):
+    right = inside(db).oracle.pins._store
+    store = FaultyRowStore(local_of(db).store, lambda mutation, number: fault)
+    inside(db).oracle.pins._store = store
+    with pytest.raises(perco.errors.WriteUnknown, match="it may or may not have been done"):
         async with db.pin("export", lease_s=60):
             pass
     assert store.fired[fault] == 1
@@ -186,9 +190,9 @@ async def test_a_pin_that_may_be_durable_holds(db: perco.Database, wall: Wall, f
         async with db.snapshot(ts=pin.ts) as snap:
             assert await snap.get(n, "a") == 1
     wall.now_s += 61
-    db.oracle.pins._store = right
+    inside(db).oracle.pins._store = right
     assert (await db.vacuum()).holder.name != "export"
-    assert not db.oracle.holds.pins
+    assert not inside(db).oracle.holds.pins
     assert await db.pins() == []
 
 
@@ -202,21 +206,21 @@ async def test_a_pin_that_may_not_have_been_replaced_holds_as_well(
         before = old.pin
     await put(db, 2)
     ts = (await put(db, 3)) if newer_ts else before.ts
-    right = db.oracle.pins._store
+    right = inside(db).oracle.pins._store
     while_written: list[int] = []
 
     def lost(mutation: Mutation, number: int) -> Fault:
-        while_written.append(db.oracle.holds.pins["export"].ts)
+        while_written.append(inside(db).oracle.holds.pins["export"].ts)
         return Fault.LOSE_REQUEST
 
-    db.oracle.pins._store = FaultyRowStore(db.local.store, lost)
+    inside(db).oracle.pins._store = FaultyRowStore(local_of(db).store, lost)
     with pytest.raises(perco.StoreError):
-        await db.oracle.pins.put("export", "another", ts, lease_s, "another", before.id)
-    db.oracle.pins._store = right
+        await inside(db).oracle.pins.put("export", "another", ts, lease_s, "another", before.id)
+    inside(db).oracle.pins._store = right
     assert while_written == [before.ts]
     wall.now_s += max(lease_s, 60) - 1
     await db.vacuum()
-    assert db.oracle.holds.pins["export"].ts == before.ts
+    assert inside(db).oracle.holds.pins["export"].ts == before.ts
     async with db.snapshot(ts=before.ts) as snap:
         assert await snap.get(n, "a") == 1
     assert await db.drop_pin("export")
@@ -231,8 +235,8 @@ async def forgetting(db: perco.Database, wall: Wall, nursery: trio.Nursery, *oth
     await put(db, 2)
     wall.now_s += 61
     gate = Gate("other")
-    db.oracle.pins._store = FaultyRowStore(db.local.store, before=gate)
-    nursery.start_soon(db.oracle.pins.drop_expired)
+    inside(db).oracle.pins._store = FaultyRowStore(local_of(db).store, before=gate)
+    nursery.start_soon(inside(db).oracle.pins.drop_expired)
     await gate.reached()
     return gate
 
@@ -245,7 +249,7 @@ async def test_a_pin_taken_while_its_predecessor_is_forgotten_holds(db: perco.Da
 
         async def take() -> None:
             async with db.pin("export", lease_s=60) as pin:
-                assert await db.pins() == [pin.pin] == list(db.oracle.holds.pins.values())
+                assert await db.pins() == [pin.pin] == list(inside(db).oracle.holds.pins.values())
                 taken.set()
                 await put(db, 3)
                 await done.wait()
@@ -263,30 +267,34 @@ async def test_a_pin_taken_while_its_predecessor_is_forgotten_holds(db: perco.Da
 async def test_a_pin_renewed_while_it_is_forgotten_holds_all_the_time(db: perco.Database, wall: Wall) -> None:  # T15
     async with trio.open_nursery() as nursery:
         gate = await forgetting(db, wall, nursery)
-        [old] = db.oracle.holds.pins.values()
+        [old] = inside(db).oracle.holds.pins.values()
         renewed: list[Any] = []
 
         async def renew() -> None:
-            renewed.append(await db.oracle.pins.put(old.name, old.owner, old.ts, 60, old.id, old.id))
+            renewed.append(await inside(db).oracle.pins.put(old.name, old.owner, old.ts, 60, old.id, old.id))
 
         nursery.start_soon(renew)
         await trio.testing.wait_all_tasks_blocked()
-        assert db.oracle.holds.lowest(db.oracle.last, db.oracle.wall_ms()) == ("snapshot", old.ts, "")
+        assert inside(db).oracle.holds.lowest(inside(db).oracle.last, inside(db).oracle.wall_ms()) == (
+            "snapshot",
+            old.ts,
+            "",
+        )
         gate.open()
-    assert await db.pins() == renewed == list(db.oracle.holds.pins.values())
-    assert not db.oracle.holds._past
+    assert await db.pins() == renewed == list(inside(db).oracle.holds.pins.values())
+    assert not inside(db).oracle.holds._past
     assert (await db.vacuum()).holder == ("pin", old.ts, "export")
 
 
 async def test_what_was_renewed_before_its_turn_is_not_forgotten(db: perco.Database, wall: Wall) -> None:  # T15
     async with trio.open_nursery() as nursery:
         gate = await forgetting(db, wall, nursery, "later")
-        later = db.oracle.holds.pins["later"]
-        nursery.start_soon(db.oracle.pins.put, later.name, later.owner, later.ts, 60, later.id, later.id)
+        later = inside(db).oracle.holds.pins["later"]
+        nursery.start_soon(inside(db).oracle.pins.put, later.name, later.owner, later.ts, 60, later.id, later.id)
         await trio.testing.wait_all_tasks_blocked()
-        assert db.oracle.pins.standing("later") is None
+        assert inside(db).oracle.pins.standing("later") is None
         gate.open()
-    assert await db.pins() == [db.oracle.pins.standing("later")]
+    assert await db.pins() == [inside(db).oracle.pins.standing("later")]
 
 
 async def test_pins_are_bounded(db: perco.Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +312,7 @@ async def test_names_and_leases_that_make_no_sense(db: perco.Database, name: str
     with pytest.raises(perco.UsageError):
         async with db.pin(name, lease_s=lease_s):
             pass
-    assert not db.oracle.holds.pins
+    assert not inside(db).oracle.holds.pins
 
 
 async def test_dropped_by_name(db: perco.Database) -> None:
@@ -314,7 +322,7 @@ async def test_dropped_by_name(db: perco.Database) -> None:
         assert await db.drop_pin("export")
         assert not await db.drop_pin("export")
         await db.vacuum()
-        with pytest.raises(perco.SnapshotTooOld):
+        with pytest.raises(perco.errors.SnapshotTooOld):
             await pin.get(n, "a")
 
 
@@ -325,10 +333,10 @@ async def test_pins_are_seen_from_beside_and_not_made_there(tmp_path: Path) -> N
             made: Any = pin.pin
     async with perco.open(tmp_path / "s", readonly=True) as db:
         assert await db.pins() == [made]
-        with pytest.raises(perco.ReadOnly):
+        with pytest.raises(perco.errors.ReadOnly):
             async with db.pin("another", lease_s=60):
                 pass
-        with pytest.raises(perco.ReadOnly):
+        with pytest.raises(perco.errors.ReadOnly):
             await db.drop_pin("export")
 
 
@@ -346,16 +354,16 @@ async def test_a_pin_of_what_one_table_has_lost_already_does_not_say_that_it_was
         await db.vacuum()
         async with db.pin("export", lease_s=60, ts=first) as pin:
             assert await pin.get(there, b"a") == 1
-            with pytest.raises(perco.SnapshotTooOld, match="'brief'") as caught:
+            with pytest.raises(perco.errors.SnapshotTooOld, match="'brief'") as caught:
                 await pin.get(here, b"a")
             assert "dropped" not in str(caught.value)
             assert "lease" not in str(caught.value)
 
 
 async def test_a_pin_of_a_time_says_which_and_one_that_was_dropped_says_so(db: perco.Database, wall: Wall) -> None:
-    await inside(db).oracle.note()
+    await inside(owning(db)).oracle.note()
     await put(db, 1)
-    await inside(db).oracle.note()
+    await inside(owning(db)).oracle.note()
     noted = wall.now_s
     wall.now_s += 10
     async with db.pin("export", lease_s=60, at=datetime.fromtimestamp(wall.now_s - 5, UTC)) as pin:
@@ -364,7 +372,7 @@ async def test_a_pin_of_a_time_says_which_and_one_that_was_dropped_says_so(db: p
         await put(db, 2)
         await db.drop_pin("export")
         await db.vacuum()
-        with pytest.raises(perco.SnapshotTooOld, match="pin 'export' was dropped"):
+        with pytest.raises(perco.errors.SnapshotTooOld, match="pin 'export' was dropped"):
             await pin.get(n, "a")
 
 
@@ -375,8 +383,8 @@ async def test_a_pin_of_an_earlier_version_is_read_taken_up_and_dropped() -> Non
         async with db.pin("export", lease_s=3600, keep=True) as pin:
             old = pin.pin
         packed = msgpack.packb([old.owner, old.ts, old.made_ms, old.expires_ms])
-        await db.oracle.pins._write("export", packed)
-        await db.oracle.pins._write("another", packed)
+        await inside(db).oracle.pins._write("export", packed)
+        await inside(db).oracle.pins._write("another", packed)
     async with machine.opened() as db:
         assert await db.pins() == [old._replace(name="another", id=""), old._replace(id="")]
         async with db.pin("export", lease_s=60) as pin:
@@ -391,8 +399,8 @@ async def test_ids_of_pins_that_were_dropped_are_bounded(
 ) -> None:  # T15
     monkeypatch.setattr(pins, "_DROPPED_MAX", 2)
     for id in ("one", "two", "three"):
-        await db.oracle.pins.put("export", "tests", await db.oracle.draw(), 60, id)
-        assert await db.oracle.pins.drop("export", id)
-        assert await db.oracle.pins.drop("export", id), "asked twice, the same"
-    assert not await db.oracle.pins.drop("export", "one"), "nobody asks twice so late"
-    assert len(db.oracle.pins._dropped) == 2
+        await inside(db).oracle.pins.put("export", "tests", await inside(db).oracle.draw(), 60, id)
+        assert await inside(db).oracle.pins.drop("export", id)
+        assert await inside(db).oracle.pins.drop("export", id), "asked twice, the same"
+    assert not await inside(db).oracle.pins.drop("export", "one"), "nobody asks twice so late"
+    assert len(inside(db).oracle.pins._dropped) == 2

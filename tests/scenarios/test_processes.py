@@ -12,12 +12,14 @@ import pytest
 import trio
 
 import perco
+from perco.database.inside import inside
 from perco.storage import ReadRequest, RowCells
 from tests.support import bank
 from tests.support.faults import FaultyRowStore, use
 from tests.support.owner import MOVED
+from tests.support.places import local_of
 
-pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")
 FIRST = bank.ACCOUNTS[0]
 ROOT = Path(__file__).parents[2]
 
@@ -78,7 +80,7 @@ async def test_an_owner_that_is_killed_in_a_commit(tmp_path: Path, at: str, expe
         token = process.said()
         assert process.process.wait() == -9
     async with perco.open(folder, bank.SCHEMA, readonly=True) as db:
-        assert sum(tablet.entries("lock") for tablet in db.local.store.tablets()) > 0
+        assert sum(tablet.entries("lock") for tablet in local_of(db).store.tablets()) > 0
         assert await read(db) == expected
     async with perco.open(folder, bank.SCHEMA, options=perco.Options(durability="process")) as db:
         assert (await db.outcome(token) > 0) == (expected == AFTER)
@@ -86,7 +88,7 @@ async def test_an_owner_that_is_killed_in_a_commit(tmp_path: Path, at: str, expe
         await db.run(bank.scatter, bank.ACCOUNTS[1], 11)
         assert await read(db) == expected + 1
     async with perco.open(folder, bank.SCHEMA, readonly=True) as db:
-        assert sum(tablet.entries("lock") for tablet in db.local.store.tablets()) == 0
+        assert sum(tablet.entries("lock") for tablet in local_of(db).store.tablets()) == 0
         assert await read(db) == expected + 1
 
 
@@ -113,7 +115,7 @@ async def test_a_reader_beside_waits_while_the_owner_lives(tmp_path: Path, at: s
     with owner(folder, f"stopped@{at}") as process:
         process.said()
         async with perco.open(folder, bank.SCHEMA, readonly=True) as db:
-            store = Counting(db.driver.store)
+            store = Counting(inside(db).driver.store)
             use(db, store)
             found = []
 
@@ -148,10 +150,10 @@ async def test_a_reader_beside_is_told_when_what_it_reads_has_gone(tmp_path: Pat
                     lambda: old.scan(bank.south).all(),
                 )
                 for look in gone:
-                    with pytest.raises(perco.SnapshotTooOld) as caught:
+                    with pytest.raises(perco.errors.SnapshotTooOld) as caught:
                         await look()
                     assert (caught.value.asked, caught.value.oldest) == (old.start_ts, watermark)
-            with pytest.raises(perco.SnapshotTooOld):
+            with pytest.raises(perco.errors.SnapshotTooOld):
                 async with db.snapshot(ts=old.start_ts) as snap:
                     await snap.get(*FIRST)
             assert await read(db) == AFTER
@@ -171,11 +173,11 @@ async def test_a_snapshot_beside_ends_when_another_owner_comes(tmp_path: Path) -
                 with owner(folder, "hold") as successor:
                     assert successor.said() == "open"
                     for snap in (beside, orphaned):
-                        with pytest.raises(perco.OwnerChanged, match="Take a new one"):
+                        with pytest.raises(perco.errors.OwnerChanged, match="Take a new one"):
                             await snap.get(*FIRST)
-                        with pytest.raises(perco.OwnerChanged):
+                        with pytest.raises(perco.errors.OwnerChanged):
                             await bank.total_by_get(snap)
-                        with pytest.raises(perco.OwnerChanged):
+                        with pytest.raises(perco.errors.OwnerChanged):
                             await bank.total_by_scan(snap)
                     assert await read(db) == BEFORE
                     async with db.snapshot(ts=orphaned.start_ts) as again:
@@ -196,11 +198,11 @@ async def test_a_reader_beside_a_living_owner(tmp_path: Path) -> None:  # T9
                 async with db.snapshot(ts=old.start_ts) as snap:
                     assert await snap.get(*FIRST) == BEFORE
             for write in (db.begin, lambda: db.run(bank.opening), lambda: db.outcome("1/1/north/61")):
-                with pytest.raises(perco.ReadOnly):
+                with pytest.raises(perco.errors.ReadOnly):
                     await write()
             with pytest.raises(perco.UsageError):
                 await db.snapshot_at(ts=1 << 50)
-        with pytest.raises(perco.StoreLocked) as caught:
+        with pytest.raises(perco.errors.StoreLocked) as caught:
             async with perco.open(folder, bank.SCHEMA, options=perco.Options(shared=False)):
                 pass
         assert caught.value.pid == process.process.pid

@@ -11,9 +11,11 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside
 from perco.storage import LOCK, SHARED, TRACE, LocalRowStore
 from tests.support.faults import Fault, faulty, gated, on
 from tests.support.machines import CrashedError, Machine
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
 n = docs.column("n", perco.INT64)
@@ -54,7 +56,7 @@ def cells(store: LocalRowStore, group: str) -> int:
 async def rest(db: perco.Database) -> None:
     """Until phase two is done: no lock of either kind is left."""
     await trio.testing.wait_all_tasks_blocked()
-    assert cells(db.local.store, LOCK) == cells(db.local.store, SHARED) == 0
+    assert cells(local_of(db).store, LOCK) == cells(local_of(db).store, SHARED) == 0
 
 
 # ------------------------------------------------------------ the living
@@ -71,11 +73,11 @@ async def test_two_may_lock_what_both_only_read() -> None:  # T14
         async with trio.open_nursery() as nursery:
             nursery.start_soon(t1.commit)
             await gate.reached()
-            assert cells(db.local.store, SHARED) == 1
+            assert cells(local_of(db).store, SHARED) == 1
             await t2.commit()
             gate.open()
         await rest(db)
-        assert cells(db.local.store, TRACE) == 2
+        assert cells(local_of(db).store, TRACE) == 2
 
 
 async def test_two_that_commit_in_one_step_may_lock_what_both_only_read() -> None:  # C2 T14
@@ -95,8 +97,8 @@ async def test_two_that_commit_in_one_step_may_lock_what_both_only_read() -> Non
                 assert await snap.get(n, "b") == 0
             assert t1.outcome == "unknown"
             gate.open()
-        assert cells(db.local.store, TRACE) == 2
-        assert cells(db.local.store, SHARED) == 0
+        assert cells(local_of(db).store, TRACE) == 2
+        assert cells(local_of(db).store, SHARED) == 0
 
 
 @pytest.mark.parametrize("read", READS)
@@ -112,7 +114,7 @@ async def test_who_locked_what_another_has_written_meanwhile_conflicts(read: Rea
         assert (caught.value.cells, caught.value.other_ts) == ((("docs", "i", "n"),), commit_ts)
         assert not caught.value.read
         await rest(db)
-        assert cells(db.local.store, TRACE) == 0
+        assert cells(local_of(db).store, TRACE) == 0
 
 
 @pytest.mark.parametrize("read", READS)
@@ -154,7 +156,7 @@ async def test_a_cell_that_is_read_and_written_is_locked_by_its_write(changes: b
                     txn.delete(n, key)
                     assert await txn.get(n, key, lock=True) is None
         await rest(db)
-        assert cells(db.local.store, TRACE) == 0
+        assert cells(local_of(db).store, TRACE) == 0
         async with db.snapshot() as snap:
             assert set((await snap.get_many(n, FAR)).values()) == {1 if changes else None}
 
@@ -204,14 +206,14 @@ async def test_read_locks_alone_commit_nothing() -> None:  # T14
         assert (txn.outcome, txn.commit_ts, txn.token) == ("committed", 0, "")
         writer.set(n, "b", 1)
         await writer.commit()
-        assert cells(db.local.store, TRACE) == 0
+        assert cells(local_of(db).store, TRACE) == 0
 
 
 async def test_more_cells_than_a_transaction_may_lock_are_too_many() -> None:  # T14
-    options = perco.Options(transaction=perco.TransactionOptions(cells_max=2))
+    options = perco.Options(transaction=perco.options.TransactionOptions(cells_max=2))
     async with perco.open("memory:", SCHEMA, options=options) as db, db.transaction() as txn:
         await by_get_many(txn, ["b", "i"])
-        with pytest.raises(perco.TooLarge, match="cells locked by one transaction: 3 is over the limit of 2"):
+        with pytest.raises(perco.errors.TooLarge, match="cells locked by one transaction: 3 is over the limit of 2"):
             await txn.get(n, "q", lock=True)
         await txn.get(n, "q")
 
@@ -238,7 +240,7 @@ async def test_a_locked_reader_waits_for_a_writer_and_conflicts_if_it_commits() 
             nursery.start_soon(commit)
             await trio.testing.wait_all_tasks_blocked()
             assert not caught
-            assert cells(db.local.store, SHARED) == 0, "T7: nobody waits while it holds"
+            assert cells(local_of(db).store, SHARED) == 0, "T7: nobody waits while it holds"
             gate.open()
         assert caught[0].cells == (("docs", "i", "n"),)
         await rest(db)
@@ -267,11 +269,11 @@ async def test_a_writer_waits_for_readers_that_hold_the_cell(alone: bool) -> Non
             for reader, gate in zip(readers, reversed(gates), strict=True):
                 nursery.start_soon(reader.commit)
                 await gate.reached()
-            assert cells(db.local.store, SHARED) == 6
+            assert cells(local_of(db).store, SHARED) == 6
             nursery.start_soon(commit)
             await trio.testing.wait_all_tasks_blocked()
             assert not ended
-            assert cells(db.local.store, LOCK) == 2, "T7: the writer holds nothing while it waits"
+            assert cells(local_of(db).store, LOCK) == 2, "T7: the writer holds nothing while it waits"
             for gate in gates:
                 gate.open()
         assert ended[0].read
@@ -305,7 +307,7 @@ async def test_a_cancelled_transaction_lets_go_of_its_read_locks() -> None:  # T
         async with trio.open_nursery() as nursery:
             nursery.start_soon(txn.commit)
             await gate.reached()
-            assert cells(db.local.store, SHARED) == 3
+            assert cells(local_of(db).store, SHARED) == 3
             nursery.cancel_scope.cancel()
         gate.open()
         await rest(db)
@@ -322,7 +324,7 @@ async def test_a_failed_transaction_takes_its_read_locks_away(groups: bool) -> N
         await by_get(txn, FAR)
         txn.set(n, "a", 1)
         store = faulty(db, on("commit", Fault.FAIL))
-        with pytest.raises(perco.StoreFull):
+        with pytest.raises(perco.errors.StoreFull):
             await txn.commit()
         assert store.fired[Fault.FAIL] == 1
         assert store.log.count("rollback") == (3 if groups else 4)
@@ -362,7 +364,7 @@ async def whole(machine: Machine, start_ts: int, committed: bool) -> None:
         assert machine.locks() == 0
         assert cells(machine.store, TRACE) == (len(FAR) if committed else 0)
         for key in FAR:  # who began before the dead committed, and has not seen what they wrote
-            old = perco.Transaction(db, start_ts - 1)
+            old = perco.Transaction(inside(db).engine, start_ts - 1)
             old.set(n, key, 9)
             if committed:
                 with pytest.raises(perco.WriteConflict):
@@ -399,7 +401,7 @@ async def test_an_old_writer_that_settles_a_committed_read_lock_meets_its_trace(
     """Rolled forward, not only taken away: or write skew would come through the back door."""
     machine, start_ts, committed = await crashed(groups, at, made)
     async with machine.opened() as db:
-        old = perco.Transaction(db, start_ts - 1)
+        old = perco.Transaction(inside(db).engine, start_ts - 1)
         old.set(n, "q", 5)
         with pytest.raises(perco.WriteConflict) if committed else contextlib.nullcontext():
             await old.commit()
@@ -467,7 +469,7 @@ async def test_a_store_of_before_has_read_locks_once_it_is_opened(tmp_path) -> N
     folder = tmp_path / "store"
     async with perco.open(folder, SCHEMA) as db:
         await set_all(db, 0, FAR)
-        paths = [tablet.engine.path for tablet in db.local.store.tablets()]  # type: ignore[attr-defined]
+        paths = [tablet.engine.path for tablet in local_of(db).store.tablets()]  # type: ignore[attr-defined]
     for path in paths:
         with lmdb.open(str(path), max_dbs=200) as env:
             for group in (SHARED, TRACE):
@@ -476,9 +478,11 @@ async def test_a_store_of_before_has_read_locks_once_it_is_opened(tmp_path) -> N
                     txn.drop(handle)
     async with perco.open(folder, SCHEMA, readonly=True) as db, db.snapshot() as snap:
         assert await snap.get_many(n, FAR) == dict.fromkeys(FAR, 0)
-        assert cells(db.local.store, TRACE) == 0
+        assert cells(local_of(db).store, TRACE) == 0
     async with perco.open(folder, SCHEMA) as db:
-        assert {group for tablet in db.local.store.tablets() for group in tablet.engine._dbs} >= set(PROTOCOL_GROUPS)  # type: ignore[attr-defined]
+        assert {group for tablet in local_of(db).store.tablets() for group in tablet.engine._dbs} >= set(
+            PROTOCOL_GROUPS
+        )  # type: ignore[attr-defined]
         old = await db.begin()
         async with db.transaction() as txn:
             await by_get_many(txn, FAR)
@@ -487,8 +491,8 @@ async def test_a_store_of_before_has_read_locks_once_it_is_opened(tmp_path) -> N
         with pytest.raises(perco.WriteConflict):
             await old.commit()
     async with perco.open(folder, SCHEMA) as db:
-        assert cells(db.local.store, TRACE) == len(FAR)
-        assert cells(db.local.store, SHARED) == 0
+        assert cells(local_of(db).store, TRACE) == len(FAR)
+        assert cells(local_of(db).store, SHARED) == 0
 
 
 # ------------------------------------------------------------ a graph whose nodes change their names

@@ -10,7 +10,7 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 import perco
-from perco.txn import scan as scan_module, transaction as module
+from perco.txn import reader as module, scan as scan_module
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["b", "ca", "q"])
 a = docs.column("a", perco.TEXT)

@@ -10,9 +10,11 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside
 from perco.storage import LOCK
 from tests.support.faults import Fault, FaultyRowStore, Gate, faulty, gated, on, use
 from tests.support.machines import CrashedError, Machine
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
 n = docs.column("n", perco.INT64)
@@ -69,7 +71,7 @@ SCANS: list[Read] = [by_scan, by_scan_backwards, by_scan_of_a_range]
 
 async def meanwhile(
     read: Read, change: Callable[[perco.Transaction], None], *, isolation: perco.Isolation = "serializable"
-) -> perco.ReadConflict | None:
+) -> perco.errors.ReadConflict | None:
     """A transaction reads; then another one changes something and commits; then the first one writes and commits."""
     async with perco.open("memory:", SCHEMA) as db:
         await fill(db)
@@ -78,13 +80,13 @@ async def meanwhile(
         async with db.transaction() as other:
             change(other)
         txn.set(n, "zz", 1)
-        refused: perco.ReadConflict | None = None
+        refused: perco.errors.ReadConflict | None = None
         try:
             await txn.commit()
-        except perco.ReadConflict as error:
+        except perco.errors.ReadConflict as error:
             refused = error
         await trio.testing.wait_all_tasks_blocked()
-        assert not sum(tablet.entries(LOCK) for tablet in db.local.store.tablets()), "T7: its locks are gone"
+        assert not sum(tablet.entries(LOCK) for tablet in local_of(db).store.tablets()), "T7: its locks are gone"
         if refused is not None:
             assert (txn.outcome, txn.commit_ts, refused.start_ts) == ("aborted", 0, txn.start_ts)
             assert refused.commit_ts > other.commit_ts
@@ -227,7 +229,7 @@ async def test_a_scan_of_many_pages_is_read_again_as_a_whole(reverse: bool) -> N
             txn.set(n, "zz", 1)
             try:
                 await txn.commit()
-            except perco.ReadConflict:
+            except perco.errors.ReadConflict:
                 return False
             return True
 
@@ -275,7 +277,7 @@ async def test_it_validates_after_the_draw() -> None:  # T14
         t1 = await db.begin(isolation="serializable")
         assert await t1.get(n, "q") == 4
         t1.set(n, "b", 10)
-        draw = db.oracle.draw
+        draw = inside(db).oracle.draw
         drawn: list[int] = []
 
         async def other_first() -> int:
@@ -286,8 +288,8 @@ async def test_it_validates_after_the_draw() -> None:  # T14
                 drawn[0] = t2.commit_ts
             return await draw()
 
-        db.oracle.draw = other_first  # type: ignore[method-assign]
-        with pytest.raises(perco.ReadConflict) as caught:
+        inside(db).oracle.draw = other_first  # type: ignore[method-assign]
+        with pytest.raises(perco.errors.ReadConflict) as caught:
             await t1.commit()
         assert t1.start_ts < drawn[0] < caught.value.commit_ts
 
@@ -306,7 +308,7 @@ async def test_an_undecided_lock_refuses_at_once(read: Read) -> None:  # T7 T14
         async with trio.open_nursery() as nursery:
             nursery.start_soon(t2.commit)
             await gate.reached()
-            with pytest.raises(perco.ReadConflict):
+            with pytest.raises(perco.errors.ReadConflict):
                 await t1.commit()  # the gate is still closed: it would wait for ever
             gate.open()
         assert db.statistics().counters.lock_waits == 0
@@ -322,7 +324,7 @@ async def test_what_is_committing_in_one_step_refuses_at_once() -> None:  # C4 T
             t1.set(n, "b", 1)
             t2.set(n, "b", 2)
             gate = Gate("one step")
-            use(db, FaultyRowStore(db.local.store, before=gate))
+            use(db, FaultyRowStore(local_of(db).store, before=gate))
             refused: list[perco.TransientError] = []
 
             async def commit(txn: perco.Transaction, refused: list[perco.TransientError] = refused) -> None:
@@ -331,20 +333,20 @@ async def test_what_is_committing_in_one_step_refuses_at_once() -> None:  # C4 T
                 except perco.TransientError as error:
                     refused.append(error)
 
-            draw = db.oracle.draw
+            draw = inside(db).oracle.draw
 
             async def then_validate(draw=draw, t2=t2, commit=commit, gate=gate) -> int:  # type: ignore[no-untyped-def]
                 nursery.start_soon(commit, t2)  # "b" is locked; t2 has drawn, and has not arrived
                 await gate.reached()
                 return await draw()  # type: ignore[no-any-return]
 
-            db.oracle.draw = then_validate  # type: ignore[method-assign]
+            inside(db).oracle.draw = then_validate  # type: ignore[method-assign]
             async with trio.open_nursery() as nursery:
                 await commit(t1)
-                db.oracle.draw = draw  # type: ignore[method-assign]
+                inside(db).oracle.draw = draw  # type: ignore[method-assign]
                 gate.open()
             await trio.testing.wait_all_tasks_blocked()
-            assert isinstance(refused[0], perco.ReadConflict)
+            assert isinstance(refused[0], perco.errors.ReadConflict)
             assert (t1.outcome, t2.outcome) == ("aborted", "committed")
 
 
@@ -356,7 +358,7 @@ async def test_a_lock_above_its_commit_does_not_matter() -> None:  # T14
         await by_scan(t1)
         await by_get(t1)
         t1.set(n, "b", 1)
-        draw = db.oracle.draw
+        draw = inside(db).oracle.draw
         gates = []
 
         async def then_another() -> int:
@@ -367,10 +369,10 @@ async def test_a_lock_above_its_commit_does_not_matter() -> None:  # T14
                 later.set(n, "m", 1)
                 nursery.start_soon(later.commit)
                 await gates[0].reached()
-                db.driver.store = db.driver.reads = db.local.store
+                inside(db).driver.store = inside(db).driver.reads = local_of(db).store
             return ts
 
-        db.oracle.draw = then_another  # type: ignore[method-assign]
+        inside(db).oracle.draw = then_another  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
             await t1.commit()
             gates[0].open()
@@ -398,7 +400,7 @@ async def test_a_lock_whose_fate_is_known_does_not_refuse_by_itself(committed: b
             await t1.commit()
         t2.set(n, "q", 2)
         if committed:
-            with pytest.raises(perco.ReadConflict):
+            with pytest.raises(perco.errors.ReadConflict):
                 await t2.commit()
         else:
             await t2.commit()
@@ -418,10 +420,10 @@ async def test_a_lock_of_the_dead_refuses_and_the_next_attempt_settles_it() -> N
                 gone.set(n, "u", 9)
     assert machine.locks() == 1
     async with machine.opened() as db:
-        t1 = perco.Transaction(db, txn.start_ts)
+        t1 = perco.Transaction(inside(db).engine, txn.start_ts)
         t1._reads = txn._reads
         t1.set(n, "zz", 1)
-        with pytest.raises(perco.ReadConflict):
+        with pytest.raises(perco.errors.ReadConflict):
             await t1.commit()
 
         async def again(txn: perco.Transaction) -> object:
@@ -479,7 +481,7 @@ async def test_cancelled_while_it_validates_it_lets_go() -> None:  # T10 T14
         store.looking = None
         await trio.testing.wait_all_tasks_blocked()
         assert txn.outcome == "aborted"
-        assert not sum(tablet.entries(LOCK) for tablet in db.local.store.tablets())
+        assert not sum(tablet.entries(LOCK) for tablet in local_of(db).store.tablets())
 
 
 # ------------------------------------------------------------ how it is asked for
@@ -512,7 +514,7 @@ async def test_what_is_refused_runs_again(autojump_clock: trio.testing.MockClock
 
 
 async def test_each_way_to_begin_takes_it() -> None:  # T14
-    serializable = perco.Options(transaction=perco.TransactionOptions(isolation="serializable"))
+    serializable = perco.Options(transaction=perco.options.TransactionOptions(isolation="serializable"))
 
     async def isolation(txn: perco.Transaction) -> str:
         return txn.isolation
@@ -539,7 +541,7 @@ async def test_each_way_to_begin_takes_it() -> None:  # T14
 async def test_an_isolation_that_there_is_not_is_a_mistake() -> None:
     wrong = 'isolation is "snapshot" or "serializable", not "repeatable'
     with pytest.raises(perco.UsageError, match=wrong.replace('"repeatable', "'repeatable")):
-        perco.TransactionOptions(isolation="repeatable")  # type: ignore[arg-type]
+        perco.options.TransactionOptions(isolation="repeatable")  # type: ignore[arg-type]
     with pytest.raises(perco.UsageError, match="isolation is"):
         perco.Schema(docs).observe(n, id="x", isolation="rc")  # type: ignore[arg-type]
     async with perco.open("memory:", SCHEMA) as db:
@@ -550,7 +552,7 @@ async def test_an_isolation_that_there_is_not_is_a_mistake() -> None:
 
 
 async def test_more_than_may_be_remembered_is_too_much() -> None:  # T14
-    options = perco.Options(transaction=perco.TransactionOptions(reads_max=4))
+    options = perco.Options(transaction=perco.options.TransactionOptions(reads_max=4))
     async with perco.open("memory:", SCHEMA, options=options) as db:
         await fill(db)
         async with db.transaction(isolation="serializable") as txn:
@@ -558,7 +560,7 @@ async def test_more_than_may_be_remembered_is_too_much() -> None:  # T14
                 await txn.get_many(n, KEYS[:3])  # the same cells
             assert len(await txn.scan(docs).all()) == len(KEYS)  # a scan counts as one
             with pytest.raises(
-                perco.TooLarge, match="cells and ranges read by one serializable transaction: 5 is over"
+                perco.errors.TooLarge, match="cells and ranges read by one serializable transaction: 5 is over"
             ):
                 await txn.get(n, "u")
         async with db.transaction() as txn:

@@ -9,9 +9,11 @@ import trio
 import trio.testing
 
 import perco
+from perco.check.check import check
+from perco.database.inside import inside
 from perco.storage import LOCK, MemoryTablet, Mutation, Verdict
-from perco.txn.check import check
-from tests.support.everywhere import inside
+from tests.support.everywhere import owning
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
 n = docs.column("n", perco.INT64)
@@ -27,7 +29,7 @@ async def see(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
 
 def split_now(db: perco.Database, row: bytes) -> None:
     """In one step, as the store does in the end."""
-    store = db.local.store
+    store = local_of(db).store
     tablet = store.tablet("docs", row)
     assert isinstance(tablet, MemoryTablet)
     other = MemoryTablet("docs", row, tablet.engine.copy_from(row), tablet.floor)
@@ -39,9 +41,9 @@ class SplitBefore:
     """Splits at a row before the mutation that comes in this place."""
 
     def __init__(self, db: perco.Database, at: int, row: bytes) -> None:
-        self._apply, self._db, self._left, self._row = db.local.store.apply_then, db, at, row
+        self._apply, self._db, self._left, self._row = local_of(db).store.apply_then, db, at, row
         self.split_failed = 0
-        db.local.store.apply_then = self.apply_then  # type: ignore[method-assign]
+        local_of(db).store.apply_then = self.apply_then  # type: ignore[method-assign]
 
     @property
     def happened(self) -> bool:
@@ -52,7 +54,9 @@ class SplitBefore:
             split_now(self._db, self._row)
         self._left -= 1
         verdicts = await self._apply(mutations, then)  # type: ignore[arg-type]
-        self.split_failed += sum(isinstance(getattr(verdict, "error", None), perco.TabletSplit) for verdict in verdicts)
+        self.split_failed += sum(
+            isinstance(getattr(verdict, "error", None), perco.errors.TabletSplit) for verdict in verdicts
+        )
         return verdicts
 
 
@@ -62,8 +66,8 @@ async def _whole(db: perco.Database, keys: Sequence[str], value: int) -> None:
     async with db.snapshot() as snap:
         rows = await snap.scan(docs).all()
     assert {row.key: (row[n], row[seen]) for row in rows} == dict.fromkeys(keys, (value, 1))
-    assert not sum(tablet.entries(LOCK) for tablet in db.local.store.tablets())
-    assert not (await check(db.driver.store, ts=await db.oracle.draw())).findings
+    assert not sum(tablet.entries(LOCK) for tablet in local_of(db).store.tablets())
+    assert not (await check(inside(db).driver.store, ts=await inside(db).oracle.draw())).findings
 
 
 async def _write(txn: perco.Transaction, keys: Sequence[str]) -> None:
@@ -79,7 +83,7 @@ async def test_a_split_at_any_step(
 ) -> None:  # P3 T1 T3 T5 N1
     failed = steps = 0
     while True:
-        options = perco.Options(commit=perco.CommitOptions(one_step=one_step))
+        options = perco.Options(commit=perco.options.CommitOptions(one_step=one_step))
         async with perco.open("memory:", SCHEMA, options=options) as db:
             splitting = SplitBefore(db, steps, row)
             await db.run(_write, keys)
@@ -87,7 +91,7 @@ async def test_a_split_at_any_step(
             failed += splitting.split_failed
             if not splitting.happened:
                 break
-            assert db.local.store.bounds("docs") == sorted([b"", b"m", row])
+            assert local_of(db).store.bounds("docs") == sorted([b"", b"m", row])
         steps += 1
     assert steps >= 1 + (len(keys) > 4)
     assert failed or (row == b"y" and keys == LEFT)
@@ -96,14 +100,14 @@ async def test_a_split_at_any_step(
 async def test_what_is_let_go_of_after_a_split_is_let_go_of_by_cell(
     autojump_clock: trio.testing.MockClock,
 ) -> None:  # P3 T5 T7
-    options = perco.Options(commit=perco.CommitOptions(one_step=False))
+    options = perco.Options(commit=perco.options.CommitOptions(one_step=False))
     async with perco.open("memory:", SCHEMA, options=options) as db:
         split_at_release: list[bytes] = [b"y"]
 
         async def conflicts(txn: perco.Transaction) -> None:
             await _write(txn, LEFT + RIGHT)
             await db.run(_write, ("a",))  # it comes first
-            released = db.local.store.apply_then
+            released = local_of(db).store.apply_then
 
             async def split_then(mutations: Sequence[Mutation], then: object) -> list[Verdict]:
                 releases = all(write[3] is None for write in mutations[0].rows[0][2])
@@ -111,7 +115,7 @@ async def test_what_is_let_go_of_after_a_split_is_let_go_of_by_cell(
                     split_now(db, split_at_release.pop())
                 return await released(mutations, then)  # type: ignore[arg-type]
 
-            db.local.store.apply_then = split_then  # type: ignore[method-assign]
+            local_of(db).store.apply_then = split_then  # type: ignore[method-assign]
 
         with pytest.raises(perco.WriteConflict):
             await db.options(attempts=1).run(conflicts)
@@ -141,7 +145,7 @@ async def test_split_where_one_asks(autojump_clock: trio.testing.MockClock) -> N
             await db.split("docs", b"\xff")
         with pytest.raises(perco.UsageError, match="takes a table"):
             await db.split(7)  # type: ignore[arg-type]
-        assert [number for number, _, _ in inside(db).catalogue.tables["docs"].tablets()] == [0, 2, 1, 3, 4]
+        assert [number for number, _, _ in inside(owning(db)).catalogue.tables["docs"].tablets()] == [0, 2, 1, 3, 4]
         await _whole(db, LEFT + RIGHT, 7)
 
 
@@ -159,7 +163,7 @@ async def test_one_row_cannot_be_split(autojump_clock: trio.testing.MockClock) -
 
 async def test_a_floor_that_is_raised_meanwhile_is_raised_in_both(autojump_clock: trio.testing.MockClock) -> None:
     async with perco.open("memory:", SCHEMA) as db:  # T13
-        store = db.local.store
+        store = local_of(db).store
         raised = MemoryTablet.raise_floor
 
         async def split_first(self: MemoryTablet, ts: int) -> None:
@@ -169,7 +173,7 @@ async def test_a_floor_that_is_raised_meanwhile_is_raised_in_both(autojump_clock
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(MemoryTablet, "raise_floor", split_first)
-            await store.raise_floor(1_000)
+            await store.raise_floor(1_000, wait=True)
         assert len(store.bounds("docs")) == 3
         await db.split(docs, "c")
         assert {tablet.floor for tablet in store.tablets()} == {1_000}  # type: ignore[attr-defined]

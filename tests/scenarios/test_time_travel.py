@@ -10,8 +10,11 @@ import trio
 import trio.testing
 
 import perco
-from perco.notify.database import Database
-from perco.txn.oracle import newest_note
+from perco.clock.oracle import newest_note
+from perco.database.database import Database
+from perco.database.inside import inside
+from perco.database.local import LocalOwner
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
@@ -85,7 +88,7 @@ async def test_a_snapshot_at_a_timestamp_waits_for_what_may_still_commit_below_i
             found = []
 
             async def read() -> None:
-                async with db.snapshot(ts=db.oracle.last) as snap:
+                async with db.snapshot(ts=inside(db).oracle.last) as snap:
                     found.append(await snap.get(n, "k"))
 
             nursery.start_soon(read)
@@ -134,7 +137,9 @@ async def test_naive_future_and_forgotten_moments_are_errors(
             await db.snapshot_at(at=datetime(2023, 11, 14, 22, 13, 25))
         with pytest.raises(perco.UsageError, match="future"):
             await db.snapshot_at(at=moment(trio.current_time() + 0.5))
-        with pytest.raises(perco.SnapshotTooOld, match=r"the store is newer than that .* first noted at 2023-11-14"):
+        with pytest.raises(
+            perco.errors.SnapshotTooOld, match=r"the store is newer than that .* first noted at 2023-11-14"
+        ):
             await db.snapshot_at(at=moment(-3600))
         with pytest.raises(perco.UsageError, match="not both"):
             await db.snapshot_at(at=moment(1), ts=1)
@@ -146,7 +151,9 @@ async def test_without_any_note_every_past_moment_is_too_old(
     autojump_clock: trio.testing.MockClock, wall: Wall
 ) -> None:  # T15
     async with perco.open("memory:", SCHEMA, options=options(wall)) as db:
-        with pytest.raises(perco.SnapshotTooOld, match=r"the store is newer than that \(its clock was not noted yet\)"):
+        with pytest.raises(
+            perco.errors.SnapshotTooOld, match=r"the store is newer than that \(its clock was not noted yet\)"
+        ):
             await db.snapshot_at(at=moment(0))
 
 
@@ -158,10 +165,12 @@ async def test_too_old_is_told_in_what_was_asked_for(autojump_clock: trio.testin
             await trio.sleep(10)
             await put(db, i)
         await db.vacuum()
-        with pytest.raises(perco.SnapshotTooOld, match=f"no snapshot at timestamp {first}: .* is timestamp") as caught:
+        with pytest.raises(
+            perco.errors.SnapshotTooOld, match=f"no snapshot at timestamp {first}: .* is timestamp"
+        ) as caught:
             await db.snapshot_at(ts=first)
         assert type(caught.value.oldest) is int
-        with pytest.raises(perco.SnapshotTooOld, match=r"perco\.Keep") as caught:
+        with pytest.raises(perco.errors.SnapshotTooOld, match=r"perco\.Keep") as caught:
             await db.snapshot_at(at=moment(60))
         assert caught.value.asked == moment(60).timestamp()
         assert type(caught.value.oldest) is float
@@ -184,7 +193,7 @@ async def test_a_table_kept_for_less_is_told_in_what_was_asked_for(
         await db.vacuum()
         async with db.snapshot(at=moment(60)) as snap:
             assert await snap.get(n, "k") is not None
-            with pytest.raises(perco.SnapshotTooOld, match=r"of table 'short' at 20\d\d-") as caught:
+            with pytest.raises(perco.errors.SnapshotTooOld, match=r"of table 'short' at 20\d\d-") as caught:
                 await snap.get(m, "k")
         assert isinstance(caught.value.oldest, float)
         async with db.snapshot(at=datetime.fromtimestamp(caught.value.oldest, UTC)) as snap:
@@ -206,7 +215,7 @@ async def test_a_clock_set_back_an_hour(autojump_clock: trio.testing.MockClock, 
             assert await snap.get(n, "k") == 1
         async with db.snapshot(at=moment(15)) as snap:
             assert await snap.get(n, "k") == 2
-        with pytest.raises(perco.SnapshotTooOld):
+        with pytest.raises(perco.errors.SnapshotTooOld):
             await db.snapshot_at(at=moment(20 - 3600))
         async with db.snapshot() as snap:
             assert await snap.get(n, "k") == 3
@@ -228,8 +237,8 @@ async def test_a_machine_suspended_for_an_hour(autojump_clock: trio.testing.Mock
     async with perco.open("memory:", SCHEMA, options=options(wall)) as db:
         await put(db, 1)
         await trio.sleep(10)
-        store = HoldingStore(db.local.store, lambda mutation: writes_to(mutation, WRITE, "k"))
-        db.driver.store = db.driver.reads = store
+        store = HoldingStore(local_of(db).store, lambda mutation: writes_to(mutation, WRITE, "k"))
+        inside(db).driver.store = inside(db).driver.reads = store
         async with trio.open_nursery() as nursery:
             nursery.start_soon(put, db, 2)
             await store.held.wait()  # its lock stands, its commit is on the way
@@ -284,12 +293,12 @@ async def test_who_opens_a_store_notes_at_once_what_was_committed_before(
         """Before it notes the clock."""
 
     with monkeypatch.context() as patched:
-        patched.setattr(Database, "note_now", dies)
+        patched.setattr(LocalOwner, "note_now", dies)
         async with perco.open(tmp_path / "s", SCHEMA) as db:
             commit_ts = await put(db, 1)
-            assert await newest_note(db.local.store) is None
+            assert await newest_note(local_of(db).store) is None
     async with perco.open(tmp_path / "s", SCHEMA) as db:
-        note = await newest_note(db.local.store)
+        note = await newest_note(local_of(db).store)
         assert note is not None
         assert commit_ts <= note[0] < await put(db, 2)
         async with db.snapshot(ts=note[0]) as snap:

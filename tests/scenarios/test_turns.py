@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside
 from perco.testing.faults import FaultyRowStore, use
 from perco.testing.simulation import seeded
 from perco.txn.turns import Lines, Turn
@@ -25,7 +26,7 @@ Body = Callable[[perco.Transaction], Awaitable[None]]
 
 
 def options(turn_s: float = 1000.0, seed: int | None = None) -> perco.Options:
-    return perco.Options(retry=perco.RetryOptions(turn_s=turn_s, attempts=1000), seed=seed)
+    return perco.Options(retry=perco.options.RetryOptions(turn_s=turn_s, attempts=1000), seed=seed)
 
 
 async def overtaken(db: perco.Database, txn: perco.Transaction, *keys: str) -> None:
@@ -80,7 +81,7 @@ async def test_each_fails_once_and_then_they_go_one_after_the_other(
         assert await value_of(db) == MANY
         assert add.tried == 2 * MANY - 1
         assert trio.current_time() == pytest.approx(MANY), "nobody pauses, nobody waits for more than his turn"
-        assert len(db.lines) == 0
+        assert len(inside(db).engine.lines) == 0
         assert db.statistics().turns == perco.TurnCounters(turns=MANY - 1, waits=MANY - 2, overdue=0)
 
 
@@ -117,7 +118,7 @@ async def test_observers_take_turns_too(autojump_clock: trio.testing.MockClock) 
             await db.wait_idle()
         assert await value_of(db, "total") == MANY
         assert len(tried) == 2 * MANY - 1
-        assert len(db.lines) == 0
+        assert len(inside(db).engine.lines) == 0
 
 
 async def test_serializable_ones_that_read_the_same_range_take_turns(autojump_clock: trio.testing.MockClock) -> None:
@@ -146,7 +147,7 @@ async def test_who_never_conflicts_stands_in_no_line(autojump_clock: trio.testin
             for i in range(MANY):
                 nursery.start_soon(by_run, db, Counter(f"row {i}"))
                 nursery.start_soon(by_attempts, db, Counter(f"other row {i}"))
-        assert db.lines.ticket().number == 1, "nobody was given a place"
+        assert inside(db).engine.lines.ticket().number == 1, "nobody was given a place"
 
 
 async def test_two_that_want_two_cells_in_different_order_do_not_wait_for_each_other(
@@ -173,7 +174,7 @@ async def test_two_that_want_two_cells_in_different_order_do_not_wait_for_each_o
 
 async def test_who_lost_though_it_had_the_turn_pauses(autojump_clock: trio.testing.MockClock) -> None:  # W1
     """Somebody who stands in no line writes the cell each time: another process would, too."""
-    retry = perco.RetryOptions(backoff_s=1.0, backoff_max_s=64.0, attempts=8)
+    retry = perco.options.RetryOptions(backoff_s=1.0, backoff_max_s=64.0, attempts=8)
     for way in (by_run, by_attempts):
         async with perco.open("memory:", SCHEMA, options=perco.Options(retry=retry, seed=3)) as db:
             at: list[float] = []
@@ -188,7 +189,7 @@ async def test_who_lost_though_it_had_the_turn_pauses(autojump_clock: trio.testi
             assert pauses[0] == 0.0, "the first time it goes to the cell's line, where nobody is"
             assert all(0 < pause <= 2.0 ** (i + 1) for i, pause in enumerate(pauses[1:]))
             assert max(pauses) > 4.0
-            assert len(db.lines) == 0
+            assert len(inside(db).engine.lines) == 0
 
 
 async def test_nobody_waits_for_longer_than_turn_s(autojump_clock: trio.testing.MockClock) -> None:  # W4
@@ -260,7 +261,7 @@ class Held:
         await trio.testing.wait_all_tasks_blocked()
         assert self.waited == 1
         assert trio.current_time() == began
-        assert len(self.db.lines) == 0
+        assert len(inside(self.db).engine.lines) == 0
 
 
 @BOTH
@@ -394,7 +395,7 @@ async def test_a_loop_that_is_left_keeps_no_turn(autojump_clock: trio.testing.Mo
         await trio.sleep(1.0)  # past the pause, which comes before the loop's body
         assert kept, "the loop is left, and the object not yet forgotten"
         owed = where != "before the attempt"
-        with pytest.warns(perco.PercoWarning, match="nothing was written") if owed else nullcontext():
+        with pytest.warns(perco.errors.PercoWarning, match="nothing was written") if owed else nullcontext():
             kept.clear()
 
 
@@ -410,7 +411,7 @@ async def test_an_attempt_that_is_begun_too_late_keeps_no_turn(autojump_clock: t
                     await overtaken(db, txn, "k")
         assert tried == 2
         assert db.statistics().turns.turns == 1
-        assert len(db.lines) == 0
+        assert len(inside(db).engine.lines) == 0
 
 
 async def test_a_turn_that_is_dropped_ends() -> None:  # W3: a Ctrl-C may come before the line that ends it
@@ -488,19 +489,19 @@ def test_on_hot_cells_over_a_slow_store_every_commit_counts_once(seed: int) -> N
 
     async def main() -> None:
         chosen = perco.Options(
-            retry=perco.RetryOptions(turn_s=rng.choice((0.5, 1000.0)), attempts=1000),
-            commit=perco.CommitOptions(one_step=rng.random() < 0.5),
+            retry=perco.options.RetryOptions(turn_s=rng.choice((0.5, 1000.0)), attempts=1000),
+            commit=perco.options.CommitOptions(one_step=rng.random() < 0.5),
             seed=seed,
         )
         async with perco.open("memory:", SCHEMA, options=chosen) as db:
-            slow = FaultyRowStore(db.driver.store)
+            slow = FaultyRowStore(inside(db).driver.store)
             slow.before = slowly
             use(db, slow)
             async with trio.open_nursery() as nursery:
                 for number in range(10):
                     nursery.start_soon(client, db, number)
             assert {key: await value_of(db, key) for key in counted} == counted
-            assert len(db.lines) == 0
+            assert len(inside(db).engine.lines) == 0
             counts = db.statistics().turns
             seen.turns, seen.waits, seen.overdue = counts.turns, counts.waits, counts.overdue
 
@@ -514,4 +515,4 @@ def test_on_hot_cells_over_a_slow_store_every_commit_counts_once(seed: int) -> N
 @pytest.mark.parametrize("turn_s", [-1, "5", None, True, float("nan")])
 def test_turn_s_is_a_number_of_seconds(turn_s: object) -> None:
     with pytest.raises(perco.UsageError, match="turn_s"):
-        perco.RetryOptions(turn_s=turn_s)  # type: ignore[arg-type]
+        perco.options.RetryOptions(turn_s=turn_s)  # type: ignore[arg-type]

@@ -13,17 +13,19 @@ import trio
 import trio.testing
 
 import perco
+from perco.check.check import check
+from perco.clock.oracle import published
+from perco.database.inside import inside, local_owner
+from perco.protocol import mutations
+from perco.protocol.mutations import Header, Intent
+from perco.protocol.records import PUT, Cellref
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import APPLIED, LOCK, NOTIFY, ROLLBACK, TS_MAX, WRITE, Mutation, Refused, ScanQuery, ScanRequest
-from perco.txn import mutations
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.check import check
-from perco.txn.driver import make_token
-from perco.txn.mutations import Header, Intent
-from perco.txn.oracle import published
-from perco.txn.records import PUT, Cellref
-from tests.support.everywhere import inside
+from perco.txn.resolver import make_token
+from tests.support.everywhere import owning
 from tests.support.faults import Fault, FaultyRowStore, kind_of, use
 from tests.support.machines import CrashedError, Machine
+from tests.support.places import local_of
 
 AT_ONCE = perco.Keep(seconds=0)
 docs = perco.Table("docs", key=perco.TEXT, splits=["h", "p"])
@@ -32,12 +34,12 @@ long = docs.column("long", perco.TEXT)
 SCHEMA = perco.Schema(docs, keep=AT_ONCE)
 KEYS = ["a", "b", "i", "q"]  # in three tablets
 LONG = "x" * 300
-TWO_PHASES = perco.Options(commit=perco.CommitOptions(one_step=False))
+TWO_PHASES = perco.Options(commit=perco.options.CommitOptions(one_step=False))
 
 
 def cells(db: perco.Database, group: str, table: str = "docs") -> Iterator[tuple[bytes, int, int]]:
     """(row, column, ts) of every cell of a group."""
-    for tablet in db.local.store.tablets():
+    for tablet in local_of(db).store.tablets():
         if tablet.table == table:
             query = ScanQuery(group, None, 0, TS_MAX, 1 << 20)
             request = ScanRequest(table, tablet.start, None, (query,), False, 1 << 20, 1 << 30, 1 << 30)
@@ -66,7 +68,7 @@ async def got(db: perco.Database, key: str, ts: int | None = None) -> int | None
 
 
 async def clean(db: perco.Database) -> None:
-    result = await check(db.local.store)
+    result = await check(local_of(db).store)
     assert result.clean, result.findings
 
 
@@ -108,17 +110,17 @@ async def test_what_was_deleted_goes_wholly(db: perco.Database) -> None:  # G3; 
     await put(db, None, *KEYS)
     await put(db, 2, "i")
     await db.vacuum()
-    assert [(row, ts) for row, _, ts in cells(db, WRITE)] == [(b"i", db.oracle.last)]
+    assert [(row, ts) for row, _, ts in cells(db, WRITE)] == [(b"i", inside(db).oracle.last)]
     assert [await got(db, key) for key in KEYS] == [None, None, 2, None]
 
 
 async def test_a_delete_marker_does_not_go_before_what_it_hides() -> None:  # G3, trap 20
-    options = perco.Options(vacuum=perco.VacuumOptions(row_cells=4))
+    options = perco.Options(vacuum=perco.options.VacuumOptions(row_cells=4))
     async with perco.open("memory:", SCHEMA, options=options) as db:
         for i in range(30):
             await put(db, i, "a")
         await put(db, None, "a")
-        store = use(db, FaultyRowStore(db.driver.store))
+        store = use(db, FaultyRowStore(inside(db).driver.store))
 
         async def look(_: Mutation) -> None:
             assert await got(db, "a") is None
@@ -171,7 +173,7 @@ async def test_a_transaction_that_began_at_the_watermark_commits(db: perco.Datab
 
 async def test_a_lock_at_the_watermark_is_let_be(db: perco.Database) -> None:  # G2, trap 17
     kinds = ("commit", "one step")
-    store = FaultyRowStore(db.driver.store)
+    store = FaultyRowStore(inside(db).driver.store)
     watermarks = []
 
     async def vacuum(mutation: Mutation) -> None:
@@ -199,13 +201,16 @@ async def test_whoever_began_and_was_dropped_does_not_hold_it(db: perco.Database
 
 
 async def test_a_commit_whose_answer_did_not_come_holds_it_until_it_is_known(autojump_clock: Any) -> None:  # G1, C6
-    options = perco.Options(commit=perco.CommitOptions(commit_timeout_s=5))
+    options = perco.Options(commit=perco.options.CommitOptions(commit_timeout_s=5))
     machine = Machine(SCHEMA)
     async with machine.opened(options) as db:
         await put(db, 1, "a")
         lost = Fault.LOSE_REPLY
         store = use(
-            db, FaultyRowStore(db.driver.store, lambda mutation, _: lost if kind_of(mutation) == "one step" else None)
+            db,
+            FaultyRowStore(
+                inside(db).driver.store, lambda mutation, _: lost if kind_of(mutation) == "one step" else None
+            ),
         )
         txn = await db.begin()
         txn.set(n, "a", 2)
@@ -257,8 +262,8 @@ async def test_whoever_has_ended_does_not_hold_it(db: perco.Database, how: str) 
             snap = await db.snapshot_at(ts=1)
             snap.end()
     await trio.testing.wait_all_tasks_blocked()
-    assert not db.oracle.holds.open
-    assert (await db.vacuum()).holder == ("retention", db.oracle.last, "")
+    assert not inside(db).oracle.holds.open
+    assert (await db.vacuum()).holder == ("retention", inside(db).oracle.last, "")
 
 
 # ------------------------------------------------------------------ reading the past
@@ -270,7 +275,7 @@ async def test_below_the_cut_nothing_can_be_read(db: perco.Database) -> None:  #
     assert await got(db, "a", first) == 1
     result = await db.vacuum()
     assert result.watermark >= second
-    with pytest.raises(perco.SnapshotTooOld) as caught:
+    with pytest.raises(perco.errors.SnapshotTooOld) as caught:
         await got(db, "a", first)
     assert (caught.value.asked, caught.value.oldest) == (first, result.watermark)
     assert await got(db, "a", result.watermark) == 2  # at it, one can
@@ -303,7 +308,7 @@ async def test_a_table_that_keeps_less_is_not_read_below_its_own_cut() -> None: 
         async with db.snapshot(ts=first) as snap:
             assert await snap.get(k, "a") == 0
             for read in (snap.get(s, "a"), snap.get_many(s, ["a"]), snap.row(short, "a"), snap.scan(short).all()):
-                with pytest.raises(perco.SnapshotTooOld, match="'short'"):
+                with pytest.raises(perco.errors.SnapshotTooOld, match="'short'"):
                     await read
 
 
@@ -315,7 +320,7 @@ def _header(start_ts: int) -> Header:
 
 
 async def test_a_late_copy_of_a_collected_secondary_does_not_come_back(db: perco.Database) -> None:  # T13
-    store = use(db, FaultyRowStore(db.driver.store))
+    store = use(db, FaultyRowStore(inside(db).driver.store))
     sent: list[Mutation] = []
 
     async def note(mutation: Mutation) -> None:
@@ -329,7 +334,7 @@ async def test_a_late_copy_of_a_collected_secondary_does_not_come_back(db: perco
     await db.vacuum()
     assert await got(db, "q") is None
     assert not [ts for row, _, ts in cells(db, WRITE) if row == b"q"], "the delete itself was collected"
-    [verdict] = await db.local.store.apply([secondary])
+    [verdict] = await local_of(db).store.apply([secondary])
     assert verdict == Refused(0, -1)
     assert await got(db, "q") is None  # without the floor: rolled forward, for the primary's record still says so
 
@@ -342,13 +347,13 @@ async def test_the_floor_is_there_again_after_a_restart() -> None:  # T13
     for tablet in machine.store.tablets():
         tablet.floor = 0  # type: ignore[attr-defined]
     async with machine.opened() as db:
-        assert inside(db).oracle.holds.watermark == watermark
+        assert inside(owning(db)).oracle.holds.watermark == watermark
         late = mutations.prewrite(_header(watermark - 1), [Intent("docs", b"a", 1 << 16, PUT, b"")], again=False)
-        assert await db.local.store.apply([late]) == [Refused(0, -1)]
-        with pytest.raises(perco.SnapshotTooOld):
+        assert await local_of(db).store.apply([late]) == [Refused(0, -1)]
+        with pytest.raises(perco.errors.SnapshotTooOld):
             await db.snapshot_at(ts=watermark - 1)
         at = mutations.prewrite(_header(watermark), [Intent("docs", b"z", 1 << 16, PUT, b"")], again=False)
-        assert await db.local.store.apply([at]) == [APPLIED]
+        assert await local_of(db).store.apply([at]) == [APPLIED]
 
 
 async def test_the_watermark_is_durable_before_anything_else_happens(db: perco.Database) -> None:  # G2
@@ -357,12 +362,12 @@ async def test_the_watermark_is_durable_before_anything_else_happens(db: perco.D
     steps: list[tuple[str, int, int, int]] = []
 
     def note(step: str) -> None:
-        floor = min(tablet.floor for tablet in db.local.store.tablets())  # type: ignore[attr-defined]
-        steps.append((step, db.oracle.holds.watermark, floor, count(db, WRITE)))
+        floor = min(tablet.floor for tablet in local_of(db).store.tablets())  # type: ignore[attr-defined]
+        steps.append((step, inside(db).oracle.holds.watermark, floor, count(db, WRITE)))
 
-    db.vacuuming._event = note
+    local_owner(db).vacuuming._event = note
     await db.vacuum()
-    _, watermark, _ = await published(db.local.store)
+    _, watermark, _ = await published(local_of(db).store)
     assert steps == [
         ("watermark", watermark, 0, 2),
         ("floor", watermark, watermark, 2),
@@ -378,7 +383,7 @@ async def test_an_outcome_below_the_watermark_is_unknown_for_good(db: perco.Data
     assert await db.outcome(committed.token) == committed.commit_ts
     await put(db, 2, "a")
     await db.vacuum()
-    db.fates._known.clear()  # it was long ago
+    inside(db).fates._known.clear()  # it was long ago
     with pytest.raises(perco.CommitUnknown, match="collected") as caught:
         await db.outcome(committed.token)
     assert caught.value.for_good
@@ -393,7 +398,7 @@ async def test_what_still_stands_below_the_watermark_is_known(db: perco.Database
     await committed.commit()
     await put(db, 2, "q")
     await db.vacuum()
-    db.fates._known.clear()
+    inside(db).fates._known.clear()
     assert await db.outcome(committed.token) == committed.commit_ts
 
 
@@ -482,7 +487,7 @@ async def test_notes_of_the_clock_go_but_the_newest_at_or_below_the_watermark(au
         for i in range(20):
             await put(db, i, "a")
             await trio.sleep(1.0)
-        await inside(db).oracle.note()
+        await inside(owning(db)).oracle.note()
         notes = [ts for row, _, ts in cells(db, "data", SYSTEM_TABLE) if row == b"clock"]
         assert len(notes) > 10
         result = await db.vacuum()
@@ -493,7 +498,9 @@ async def test_notes_of_the_clock_go_but_the_newest_at_or_below_the_watermark(au
 
 async def test_the_past_can_be_read_as_far_back_as_it_is_kept(autojump_clock: Any) -> None:  # O3, T15
     begun = trio.current_time()
-    options = perco.Options(wall=lambda: 1e9 + trio.current_time() - begun, vacuum=perco.VacuumOptions(on=False))
+    options = perco.Options(
+        wall=lambda: 1e9 + trio.current_time() - begun, vacuum=perco.options.VacuumOptions(on=False)
+    )
 
     def moment(second: float) -> datetime:
         return datetime.fromtimestamp(1e9 + second, UTC)
@@ -501,7 +508,7 @@ async def test_the_past_can_be_read_as_far_back_as_it_is_kept(autojump_clock: An
     async with perco.open("memory:", perco.Schema(docs, keep=perco.Keep(seconds=10)), options=options) as db:
         for i in range(30):
             await put(db, i, "a")
-            await inside(db).oracle.note()
+            await inside(owning(db)).oracle.note()
             await trio.sleep(1.0)
         result = await db.vacuum()
         assert result.holder.kind == "retention"
@@ -509,7 +516,7 @@ async def test_the_past_can_be_read_as_far_back_as_it_is_kept(autojump_clock: An
         for second in range(20, 30):
             async with db.snapshot(at=moment(second + 0.5)) as snap:
                 assert await snap.get(n, "a") == second
-        with pytest.raises(perco.SnapshotTooOld):
+        with pytest.raises(perco.errors.SnapshotTooOld):
             await db.snapshot_at(at=moment(15))
 
 
@@ -520,13 +527,13 @@ async def test_old_versions_of_the_catalogue_go() -> None:
     for i in range(4):
         machine.schema = perco.Schema(docs, keep=perco.Keep(seconds=i))
         async with machine.opened() as db:
-            assert db.catalogue.keep.seconds == i
+            assert inside(db).catalogue.keep.seconds == i
     async with machine.opened() as db:
         await db.vacuum()
         versions = [ts for row, _, ts in cells(db, "data", SYSTEM_TABLE) if row == b"catalogue"]
-        assert versions == [db.catalogue.version]
+        assert versions == [inside(db).catalogue.version]
     async with machine.opened() as db:
-        assert db.catalogue.keep_of("docs").seconds == 3
+        assert inside(db).catalogue.keep_of("docs").seconds == 3
 
 
 # ------------------------------------------------------------------ what cannot be read
@@ -536,14 +543,14 @@ async def test_a_lock_that_cannot_be_read_holds_up_what_it_may_need() -> None:  
     async with perco.open("memory:", SCHEMA) as db:
         for i in range(3):
             await put(db, i, *KEYS)
-        damaged = await inside(db).oracle.draw()
+        damaged = await inside(owning(db)).oracle.draw()
         for i in range(3):
             await put(db, 10 + i, *KEYS)
-        column = db.bind(n).column
-        await db.local.store.apply([Mutation("docs", ((b"b", (), ((LOCK, column, damaged, b"junk"),)),))])
+        column = inside(db).known.bind(n).column
+        await local_of(db).store.apply([Mutation("docs", ((b"b", (), ((LOCK, column, damaged, b"junk"),)),))])
         result = await db.vacuum()
         assert result.held_up == ("docs['b'].n, lock group",)
-        assert inside(db).statistics().damaged == result.held_up
+        assert owning(db).statistics().damaged == result.held_up
         assert result.watermark > damaged
         # As if the watermark stood at the lock: the newest of before it, and all since.
         assert result.removed.versions == 2 * len(KEYS)
@@ -553,7 +560,7 @@ async def test_a_lock_that_cannot_be_read_holds_up_what_it_may_need() -> None:  
         await put(db, 20, "a", "i")
         assert (await db.vacuum()).removed.versions == 0
 
-        await db.local.store.apply([Mutation("docs", ((b"b", (), ((LOCK, column, damaged, None),)),))])
+        await local_of(db).store.apply([Mutation("docs", ((b"b", (), ((LOCK, column, damaged, None),)),))])
         result = await db.vacuum()
         assert result.held_up == ()
         assert count(db, WRITE) == len(KEYS)
@@ -561,20 +568,20 @@ async def test_a_lock_that_cannot_be_read_holds_up_what_it_may_need() -> None:  
 
 
 async def test_the_vacuum_in_the_background_goes_on_past_damage(autojump_clock: trio.testing.MockClock) -> None:  # G2
-    options = perco.Options(vacuum=perco.VacuumOptions(period_s=10))
+    options = perco.Options(vacuum=perco.options.VacuumOptions(period_s=10))
     async with perco.open("memory:", SCHEMA, options=options) as db:
         await put(db, 1, *KEYS)
         await put(db, 2, *KEYS)
-        column = db.bind(n).column
+        column = inside(db).known.bind(n).column
         for row, group, ts, value in (
-            (b"b", LOCK, db.oracle.last, b"junk"),
+            (b"b", LOCK, inside(db).oracle.last, b"junk"),
             (b"i", WRITE, 1, b"junk"),
             (b"q", WRITE, 1, b"\x02" + bytes(8) + b"data:gone"),
         ):
-            await db.local.store.apply([Mutation("docs", ((row, (), ((group, column, ts, value),)),))])
+            await local_of(db).store.apply([Mutation("docs", ((row, (), ((group, column, ts, value),)),))])
         await trio.sleep(100)
-        assert inside(db).statistics().vacuum.runs
-        assert inside(db).statistics().vacuum.failure is None
+        assert owning(db).statistics().vacuum.runs
+        assert owning(db).statistics().vacuum.failure is None
         assert len(list(cells(db, WRITE))) < 2 * len(KEYS) + 2
         await put(db, 3, "a")
         assert await got(db, "a") == 3

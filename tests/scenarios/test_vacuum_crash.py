@@ -12,8 +12,9 @@ import trio
 import trio.testing
 
 import perco
+from perco.check.check import CheckOptions, check
+from perco.database.inside import inside
 from perco.storage import LOCK, NOTIFY, ROLLBACK, SHARED, TS_MAX, WRITE, Mutation, ScanQuery, ScanRequest
-from perco.txn.check import CheckOptions, check
 from tests.support.faults import Fault, FaultyRowStore, use
 from tests.support.machines import CrashedError, Machine
 
@@ -69,7 +70,7 @@ async def made() -> World:
         async with db.worker():
             for i in range(3):
                 await put(db, i, "a", "b", "i", "q", "z")
-                await db.oracle.note()
+                await inside(db).oracle.note()
                 await trio.sleep(1)
             await put(db, None, "b", "z")
             await db.wait_idle(timeout=100)
@@ -89,7 +90,7 @@ async def made() -> World:
 async def oldest_kept(world: World) -> None:
     """What a reader sees at and above the watermark that the vacuum will publish: the last timestamp there is."""
     async with world.machine.opened() as db:
-        ts = db.oracle.last
+        ts = inside(db).oracle.last
         world.seen = {ts: await world.look(db, ts)}
 
 
@@ -98,7 +99,7 @@ async def vacuumed(world: World, store: FaultyRowStore | None = None, db: perco.
         if db is None:
             db = await stack.enter_async_context(world.machine.opened())
         if store is not None:
-            db.oracle._store = use(db, store)
+            inside(db).oracle._store = use(db, store)
         with contextlib.suppress(CrashedError, perco.PercoError):
             await db.vacuum()
 
@@ -119,11 +120,11 @@ async def whole(world: World) -> None:
     machine = world.machine
     async with machine.opened() as db:
         for ts, rows in world.seen.items():
-            if ts >= db.oracle.holds.oldest():
+            if ts >= inside(db).oracle.holds.oldest():
                 assert await world.look(db, ts) == rows, f"at {ts}"
         await db.vacuum()
     async with machine.opened(sweeper=True) as db:
-        newest = await world.look(db, db.oracle.last)
+        newest = await world.look(db, inside(db).oracle.last)
         [before] = world.seen.values()
         assert [row for row in newest if row[0] in "bi"] == [row for row in before if row[0] in "bi"]
         before_runs = list(world.runs)

@@ -18,7 +18,8 @@ import pytest
 import trio
 
 import perco
-from perco.txn.check import check
+from perco.check.check import check
+from perco.database.inside import inside
 from tests.spark import app
 from tests.spark.conftest import ROOT
 from tests.spark.driver import ROWS
@@ -122,7 +123,7 @@ def counted(store: Path) -> dict[str, int]:
 
     async def main() -> dict[str, int]:
         async with perco.open(store, app.schema, options=perco.Options(shared=False)) as db, db.snapshot() as snap:
-            assert (await check(db.driver.store, ts=db.oracle.last)).clean
+            assert (await check(inside(db).driver.store, ts=inside(db).oracle.last)).clean
             return {row.key: row.get(app.count, 0) async for row in snap.scan(app.counts)}
 
     return trio.run(main)
@@ -191,7 +192,7 @@ def test_a_driver_that_is_killed_leaves_a_folder_that_opens_and_a_job_that_goes_
         try:
             assert counted(store) == ONCE
             break
-        except perco.StoreLocked:
+        except perco.errors.StoreLocked:
             assert time.monotonic() < died + 10
             time.sleep(0.05)  # there is no event: the owner is no child of this process
     again = cluster.driver(store, "plain", cluster.folder / "again")

@@ -10,8 +10,9 @@ from pyspark.sql import SparkSession
 
 import perco
 import perco.spark
+from perco.check.check import check
+from perco.database.inside import inside
 from perco.errors import UsageError
-from perco.txn.check import check
 from tests.spark import app
 
 
@@ -28,7 +29,7 @@ def test_a_table_that_was_loaded_is_observed_by_tasks(spark: SparkSession, tmp_p
     async def main() -> int:
         async with perco.open(store, app.schema) as db, db.snapshot() as snap:
             assert not await db.pending()
-            assert (await check(db.driver.store, ts=db.oracle.last)).clean
+            assert (await check(inside(db).driver.store, ts=inside(db).oracle.last)).clean
             return sum([row.get(app.size, 0) async for row in snap.scan(app.pages)])
 
     assert trio.run(main) == sum(n % 50 for n in range(600))

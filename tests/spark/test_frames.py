@@ -141,7 +141,7 @@ async def _now(txn: perco.Transaction) -> int:
 
 
 def test_a_frame_with_a_schema_of_its_own_is_told_its_moment(spark: SparkSession, store: perco.spark.Store) -> None:
-    with pytest.raises(PySparkException, match="wants ts or at"):
+    with pytest.raises(PySparkException, match="needs ts or at"):
         spark.read.format("perco").option("table", "pages").schema("key string").load().count()
     own = spark.read.format("perco").schema("key string, size string")
     frame = own.options(table="pages", ts=str(transact(store, _now))).load()
@@ -261,7 +261,7 @@ def test_a_batch_that_is_written_again_has_no_effect(spark: SparkSession, store:
     write(second, "pages", job="of y", batch=1)
     assert bodies(spark) == ["newer", "d"]
     with pytest.raises(
-        PySparkException, match=r"'of y' is at batch 1 and was given batch 0: batches go up.*acknowledge"
+        PySparkException, match=r"'of y' is at batch 1 and was given batch 0: batch numbers go up.*acknowledge"
     ):
         write(first, "pages", job="of y", batch=0)
     with pytest.raises(PySparkException, match="give job and batch together"):
@@ -529,7 +529,7 @@ async def _ledger(txn: perco.Transaction) -> int:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "wants .option"),
+        ({}, "needs .option"),
         ({"table": "nope"}, "there is no table 'nope'; there are: counts, pages"),
         ({"table": "pages", "columns": "nope"}, "no column of table 'pages' named 'nope'"),
         ({"table": "pages", "columns": "body, size,body"}, "columns='body, size,body' names 'body' more than once"),

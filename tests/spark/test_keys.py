@@ -67,7 +67,7 @@ def test_names_of_a_row_count() -> None:
 
 
 def test_what_has_no_bytes_wants_a_key() -> None:
-    with pytest.raises(UsageError, match=r"object does not tell .* give key="):
+    with pytest.raises(UsageError, match=r"object does not identify .* give key="):
         key_of([1, object()])
 
 

@@ -12,9 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 import perco
 import perco.spark
+from perco.check.check import check
+from perco.database.inside import inside
 from perco.errors import UsageError
 from perco.spark.ledger import LEDGER, jobs
-from perco.txn.check import check
 from tests.spark import app
 
 QUICK = perco.Options(durability="process")
@@ -26,7 +27,7 @@ def totals(folder: Path) -> dict[str, int]:
     async def main() -> dict[str, int]:
         async with perco.open(folder, app.schema) as db, db.snapshot() as snap:
             found = {row.key: row.get(app.count, 0) async for row in snap.scan(app.counts)}
-            result = await check(db.driver.store, ts=db.oracle.last)
+            result = await check(inside(db).driver.store, ts=inside(db).oracle.last)
             assert result.clean, result.findings
             return found
 
@@ -79,7 +80,7 @@ def test_marks_beside_what_is_loaded(spark: SparkSession, tmp_path: Path) -> Non
         assert perco.spark.load(pages, tmp_path / "s", app.load, **given).committed == committed
     assert perco.spark.acknowledge(tmp_path / "s", "j", spark) == 300
     assert perco.spark.load(pages, tmp_path / "s", app.load, **given).committed == 300
-    with pytest.raises(UsageError, match="goes with key="):
+    with pytest.raises(UsageError, match="needs key="):
         perco.spark.load(pages, tmp_path / "s", app.load, schema=app.schema, beside=app.pages)
     with pytest.raises(perco.spark.LoadFailed, match="TypeError"):  # no key of that table
         perco.spark.load(pages, tmp_path / "s", app.load, schema=app.schema, key=lambda row: 5, beside=app.pages)

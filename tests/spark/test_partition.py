@@ -439,7 +439,7 @@ async def test_a_name_is_that_of_a_load_or_of_a_stream() -> None:
         with pytest.raises(UsageError, match="'job' is open and has no batches"):
             await ledgers.begin_batch(db, "job", 0, "t")
         await ledgers.begin_batch(db, "stream", 0, "t")
-        with pytest.raises(UsageError, match="'stream' is that of a stream's batches"):
+        with pytest.raises(UsageError, match="'stream' belongs to a stream's batches"):
             await ledgers.begin(db, "stream")
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from perco import spark as perco_spark
 from perco.errors import UsageError
 from perco.webindex import on_spark
-from perco.webindex.crawl import DOCS_URL
+from perco.webindex.crawled import DOCS_URL
 from perco.webindex.on_spark import later, split
 from perco.webindex.pages import Page
 from perco.webindex.search import SearchIndex

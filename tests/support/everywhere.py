@@ -4,6 +4,7 @@
     folder    in a client of the owner, over the Unix socket in the folder
     tls       in a client of the owner, over TCP and TLS, with the store's token
     tablets   in a client of a store whose tablets are with two tablet servers
+    bare      in the process that owns a store without any capability: single rows only, and every call is awaited
 
 The owner of a deployment is real, and so are its server, sockets, certificates and sessions; it shares the process and
 the loop of the test, so time may be virtual. Tablet servers run in that loop too, over tablets in memory.
@@ -28,22 +29,27 @@ import trio
 import trustme
 
 import perco
-from perco.notify.database import Database
+from perco.database.database import Database
+from perco.database.inside import close, inside, local_owner
+from perco.database.making import make
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.rpc.channel import WireOptions
-from perco.serve.database import RemoteDatabase
+from perco.serve.client import make_client, remote_owner
 from perco.serve.opening import SOCKET, _trust, open as opened
-from perco.serve.processes import ProcessOptions, TabletServers
+from perco.serve.placing import ProcessOptions
+from perco.serve.processes import TabletServers
 from perco.serve.server import Server
+from perco.tablets.local import LocalStore
+from perco.testing.bare import BareStore, SingleRows
 from perco.testing.faults import FaultyRowStore
-from perco.txn.local import LocalStore
 from tests.support.left_out import LEFT_OUT, LeftOut
+from tests.support.places import local_of, rows_of
 from tests.support.spread import MemoryServers
 
-OWNER, FOLDER, TLS, TABLETS = "owner", "folder", "tls", "tablets"
-DEPLOYMENTS: Final = (OWNER, FOLDER, TLS, TABLETS)
-CLIENTS: Final = DEPLOYMENTS[1:]
+OWNER, FOLDER, TLS, TABLETS, BARE = "owner", "folder", "tls", "tablets", "bare"
+DEPLOYMENTS: Final = (OWNER, FOLDER, TLS, TABLETS, BARE)
+CLIENTS: Final = (FOLDER, TLS, TABLETS)
 
 _TOKEN: Final = b"a token that only the tests know"
 _SERVERS: Final = 2
@@ -58,7 +64,9 @@ def running_over(deployment: str) -> Any:
     global over
     before, plain = over, perco.open
     over = deployment
-    if deployment != OWNER:
+    if deployment == BARE:
+        perco.open = _Bare  # type: ignore[misc]
+    elif deployment != OWNER:
         perco.open = Opened  # type: ignore[misc, assignment]
     try:
         yield
@@ -85,21 +93,21 @@ class _Client(opened):
 
     store: Any = None
 
-    async def _connect(self, address: Address) -> RemoteDatabase:
+    async def _connect(self, address: Address) -> Database:
         trust = _trust(self._options.wire.ca_file) if address.tls else None
 
         def connect(number: int, port: int) -> Awaitable[trio.abc.Stream]:
             return addresses.connect(address.beside(number, port) if number else address, trust)
 
         assert self._schema is not None
-        db = RemoteDatabase(self._schema, self._options, self._options.wire, str(address), connect, _TOKEN)
+        db = make_client(self._schema, self._options, self._options.wire, str(address), connect, _TOKEN)
         if self.store is not None:
             through(db, self.store)
         try:
-            await db.begin_link()
+            await remote_owner(db).begin_link()
         except BaseException:
             with trio.CancelScope(shield=True):
-                await db.aclose()
+                await close(db)
             raise
         return db
 
@@ -132,7 +140,7 @@ class Door:
         try:
             yield self._looked_into(db)
         finally:
-            await db.aclose()
+            await close(db)
 
     @asynccontextmanager
     async def opened(self, options: perco.Options, *, sweeping: bool) -> AsyncIterator[Door]:
@@ -140,9 +148,9 @@ class Door:
         yield self
 
     def _looked_into(self, db: Database) -> Database:
-        db.local.store.tablets = self.owner.local.store.tablets  # type: ignore[method-assign]
+        local_of(db).store.tablets = rows_of(self.owner).tablets
         db.owner = self.owner  # type: ignore[attr-defined]
-        db.local.place = getattr(self.owner.local, "place", self)  # type: ignore[attr-defined]
+        local_of(db).place = getattr(local_of(self.owner), "place", self)
         return db
 
 
@@ -156,7 +164,7 @@ async def served(owner: Database, wire: WireOptions, servers: MemoryServers | No
                 None, "127.0.0.1", 0, True
             )  # a name is looked up in a thread, which virtual time does not see
         else:
-            folder = owner.local.path or Path(files.enter_context(tempfile.TemporaryDirectory(prefix="perco-")))
+            folder = local_of(owner).path or Path(files.enter_context(tempfile.TemporaryDirectory(prefix="perco-")))
             address = Address(folder.absolute() / SOCKET)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(server.keeping())
@@ -172,6 +180,35 @@ class _Owner(opened):
     def _servers(self) -> TabletServers:
         assert self.processes is not None
         return MemoryServers(self.processes, self._options.wire)
+
+
+class _Bare(opened):
+    """As the owner of a store without any capability, whose rows are in what was asked for."""
+
+    async def _open(self) -> Database:
+        if self._readonly or addresses.is_address(os.fspath(self._url)):
+            return await super()._open()
+        options = self._options
+        local = LocalStore(
+            self._url,
+            durable=options.durability == "power",
+            readonly=False,
+            accept_loss=self._accept_loss,
+            lmdb=options.lmdb,
+            batch=options.batch,
+        )
+        return await self._begin(bare(local), options)
+
+
+def bare(local: LocalStore, below: Any = None) -> BareStore:
+    """A bare store over the rows of `local`, with a look into them. `below`: a wrapper that everything goes through."""
+    if isinstance(below, FaultyRowStore):
+        below._store = SingleRows(local.store)
+    elif below is not None:
+        below._inner = SingleRows(local.store)
+    backend = BareStore(local, below)
+    backend.store.tablets = local.store.tablets  # type: ignore[attr-defined]
+    return backend
 
 
 class Opened:
@@ -233,24 +270,24 @@ class Place:
 
     @asynccontextmanager
     async def _owned(self, options: perco.Options) -> AsyncIterator[Door]:
-        owner = Database(self.local, perco.Schema(), replace(options, shared=False, on_event=None))
+        owner = make(self.local, perco.Schema(), replace(options, shared=False, on_event=None))
         if self._servers is not None:
-            owner.fates.not_alone()
+            inside(owner).fates.not_alone()
             if not self._began:
                 self._servers.start(-1)  # they outlive owners, as their tablets do; the end of the loop is theirs
                 self._began = True
         try:
-            await owner.oracle.start()
-            await owner.declare()
+            await inside(owner).oracle.start()
+            await local_owner(owner).declare()
             async with served(owner, options.wire, self._servers) as door:
                 yield door
         finally:
-            await owner.background.aclose()
+            await inside(owner).background.aclose()
 
     def _sweep(self, owner: Database, more: int) -> None:
         before, self._sweeping = self._sweeping, self._sweeping + more
         if self._sweeping and not before:
-            self._stop_sweeping = owner.background.start(owner.sweeper.run, "sweeper")
+            self._stop_sweeping = inside(owner).background.start(local_owner(owner).sweeper.run, "sweeper")
         elif before and not self._sweeping:
             self._stop_sweeping()
 
@@ -275,20 +312,20 @@ def place() -> Place:
     return made
 
 
-def inside(db: Any) -> Database:
-    """Who owns the store: the database itself, or the owner that it is a client of."""
+def owning(db: Any) -> Database:
+    """The owner's database: this one, or that of the owner that it is a client of."""
     return getattr(db, "owner", db)  # type: ignore[no-any-return]
 
 
 def through(db: Database, store: Any) -> None:
     """From now on all that the client does goes through a wrapper, which is put round the client's own row store."""
-    own = db.local.store
+    own = local_of(db).store
     if isinstance(store, FaultyRowStore):
         store._store = own
     else:
         store._inner = own
-    db.local.store = store
-    db.driver.store = db.driver.reads = store
+    local_of(db).store = store
+    inside(db).driver.store = inside(db).driver.reads = store
 
 
 # ------------------------------------------------------------------ which tests run over which

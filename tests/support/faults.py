@@ -9,8 +9,12 @@ from typing import Any
 import trio
 import trio.testing
 
+from perco.database.database import Database
+from perco.database.inside import inside
+from perco.database.options import Options
+from perco.protocol import mutations
 from perco.rpc.link import Link, LostError
-from perco.serve.database import RemoteDatabase
+from perco.serve.client import is_client, remote_owner
 from perco.serve.messages import TOLD, Method, pack_verdict
 from perco.storage import APPLIED, Mutation, NoReply, Verdict
 from perco.testing.faults import (
@@ -20,21 +24,23 @@ from perco.testing.faults import (
     kind_of as kind_of,
     use as _use,
 )
-from perco.txn import mutations
-from perco.txn.client import Client, Options
 from perco.txn.driver import CommitOptions
 
 TWO_PHASES = Options(commit=CommitOptions(one_step=False))
 
 
-def use(client: Client, store: FaultyRowStore) -> FaultyRowStore:
+def use(db: Database, store: FaultyRowStore) -> FaultyRowStore:
     """From now on the client's transactions go through this store: also commits in one step, which a client asks the
     owner for."""
-    if isinstance(client, RemoteDatabase):
+    if is_client(db):
         faulty = isinstance(store, FaultyRowStore)  # else it is what was there before
-        link = _FaultyLink(client.link, store, client.oracle.draw_commit) if faulty else client.link
-        client.driver._link = link  # type: ignore[attr-defined, assignment]
-    return _use(client, store)
+        link = (
+            _FaultyLink(remote_owner(db).link, store, inside(db).oracle.draw_commit)
+            if faulty
+            else remote_owner(db).link
+        )
+        inside(db).driver._link = link  # type: ignore[attr-defined, assignment]
+    return _use(db, store)
 
 
 class _FaultyLink:
@@ -94,8 +100,8 @@ def at(number: int, fault: Fault) -> Plan:
     return lambda mutation, n: fault if n == number else None
 
 
-def faulty(client: Client, plan: Plan = lambda mutation, number: None) -> FaultyRowStore:
-    return use(client, FaultyRowStore(client.driver.store, plan))
+def faulty(db: Database, plan: Plan = lambda mutation, number: None) -> FaultyRowStore:
+    return use(db, FaultyRowStore(inside(db).driver.store, plan))
 
 
 class Gate:
@@ -121,14 +127,14 @@ class Gate:
         self._opened.set()
 
 
-async def gated(client: Client, kind: str, *, skip: int = 0, made: bool = False) -> Gate:
+async def gated(db: Database, kind: str, *, skip: int = 0, made: bool = False) -> Gate:
     """The client's next mutation of that kind waits at a gate; what is under way ends first.
 
     `made`: the gate keeps its reply. Who waits for a step of two phases gets two phases.
     """
     if kind in ("prewrite", "commit"):
-        client.driver.options = replace(client.driver.options, one_step=False)
+        inside(db).driver.options = replace(inside(db).driver.options, one_step=False)
     await trio.testing.wait_all_tasks_blocked()
     gate = Gate(kind, skip=skip)
-    use(client, FaultyRowStore(client.driver.store, **{"after" if made else "before": gate}))  # type: ignore[arg-type]
+    use(db, FaultyRowStore(inside(db).driver.store, **{"after" if made else "before": gate}))  # type: ignore[arg-type]
     return gate

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 CLIENTS: Final = ("folder", "tls", "tablets")
+BARE: Final = "bare"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ _VACUUM, _PINS = "scenarios/test_vacuum.py", "scenarios/test_pins.py"
 _ONE_STEP, _SPLITS = "scenarios/test_one_step.py", "scenarios/test_splits.py"
 _SERIALIZABLE, _READ_LOCKS = "scenarios/test_serializable.py", "scenarios/test_read_locks.py"
 
-LEFT_OUT: Final[tuple[LeftOut, ...]] = (
+CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
     LeftOut(
         "loses replies of the system table, which the owner alone writes, or looks into the owner's memory of pins",
         {
@@ -146,7 +147,7 @@ LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
-        "runs over a store without mutations of several rows, which is never served",
+        "runs over a store without groups, which these deployments do not serve",
         {
             _READ_LOCKS: (
                 "test_a_failed_transaction_takes_its_read_locks_away[False]",
@@ -194,6 +195,73 @@ LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         {"scenarios/test_limits.py": ("test_what_wants_async_with_says_so_however_else_it_is_used",)},
     ),
 )
+
+BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
+    LeftOut(
+        "commits in one step, which takes a store that applies no mutation twice (C6)",
+        {
+            _ONE_STEP: (),
+            "scenarios/test_outcomes.py": (
+                "test_a_reader_that_comes_first_settles_it[one step-]",
+                "test_asked_by_another_database_on_the_same_store[one step-]",
+                "test_asking_tells_and_what_it_tells_stays_true[one step-]",
+                "test_the_token_of_a_dead_client_tells_what_became_of_it[True-3]",
+            ),
+            "scenarios/test_cancellation.py": (
+                "test_cancelled_while_the_store_is_silent_the_outcome_is_unknown[True]",
+            ),
+            "scenarios/test_catalogue.py": ("test_what_commits_while_an_observer_is_registered_is_notified[one step]",),
+            "scenarios/test_failures.py": ("test_what_was_committed_before_a_failure_is_safe",),
+            _SERIALIZABLE: ("test_what_is_committing_in_one_step_refuses_at_once",),
+            _VACUUM: ("test_a_commit_whose_answer_did_not_come_holds_it_until_it_is_known",),
+            _READ_LOCKS: ("test_two_that_commit_in_one_step_may_lock_what_both_only_read",),
+        },
+        over=(BARE,),
+    ),
+    LeftOut(
+        "looks at a store in a folder from outside, or sends it copies of mutations behind its owner's back",
+        {
+            "component/notify/test_signals.py": (
+                "test_a_pending_entry_that_nobody_settles_is_not_waited_for",
+                "test_what_only_signals_leaves_a_mark_for_who_looks_from_outside",
+                "test_who_looks_from_outside_sees_what_is_pending",
+            ),
+        },
+        over=(BARE,),
+    ),
+    LeftOut(
+        "expects steps, or an order of runs, that a store without mutations of several rows does not have",
+        {
+            "component/notify/test_crash.py": ("test_a_group_is_rolled_forward_although_one_cell_of_it_was",),
+            "component/notify/test_delayed.py": ("test_what_waits_is_run_in_the_order_of_priority[1]",),
+            "component/notify/test_registering.py": ("test_a_back_fill_that_dies_half_way_is_resumed[604]",),
+            "component/notify/test_twins.py": ("test_a_change_that_only_one_of_the_twins_saw_is_run_again",),
+        },
+        over=(BARE,),
+    ),
+    LeftOut("splits a tablet, or looks at the floors of tablets", {_SPLITS: ()}, over=(BARE,)),
+    LeftOut(
+        "counts the mutations of a store whose mutations may be about several rows",
+        {
+            "scenarios/test_locks.py": (
+                "test_a_reader_rolls_back_what_died_before_its_commit",
+                "test_a_reader_rolls_forward_what_died_after_its_commit",
+                "test_a_store_that_is_opened_sweeps_what_the_dead_left",
+            ),
+            _VACUUM: ("test_the_watermark_is_durable_before_anything_else_happens",),
+            _READ_LOCKS: (
+                "test_a_failed_transaction_takes_its_read_locks_away[True]",
+                "test_a_reader_settles_the_write_and_leaves_the_read_locks_to_others[True-?-]",
+                "test_a_sweeper_settles_read_locks[True-?-]",
+                "test_a_writer_that_reads_nothing_settles_the_read_locks_it_meets[True-?-]",
+                "test_all_that_the_dead_sent_may_come_again[True-?-]",
+                "test_an_old_writer_that_settles_a_committed_read_lock_meets_its_trace[True-?-]",
+            ),
+        },
+        over=(BARE,),
+    ),
+)
+LEFT_OUT: Final = (*CLIENTS_LEFT_OUT, *BARE_LEFT_OUT)
 
 # ------------------------------------------------------------------ docs/testing.md
 

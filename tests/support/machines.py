@@ -9,10 +9,13 @@ from dataclasses import replace
 import trio
 import trio.testing
 
-from perco.notify.database import Database
+from perco.database.database import Database
+from perco.database.inside import inside, local_owner
+from perco.database.options import Options
+from perco.schema.schema import Schema
+from perco.storage import RowStore
+from perco.tablets.backend import Backend
 from perco.testing.machine import CrashedError as CrashedError, Machine as _Machine
-from perco.txn.client import Options
-from perco.txn.schema import Schema
 from tests.support import everywhere
 from tests.support.faults import FaultyRowStore, use
 from tests.support.rows import Rows
@@ -22,10 +25,15 @@ class Machine(_Machine):
     """`opened` is a client of an owner that begins and ends with it, where the test runs over clients."""
 
     def __init__(self, schema: Schema, *, groups: bool = True, one_step: bool = True) -> None:
-        super().__init__(schema, groups=groups, one_step=one_step)
-        self._place = everywhere.place() if everywhere.over != everywhere.OWNER else None
+        super().__init__(
+            schema, groups=groups, one_step=one_step, bare_s=0.0 if everywhere.over == everywhere.BARE else None
+        )
+        self._place = everywhere.place() if everywhere.over in everywhere.CLIENTS else None
         if self._place is not None:
             self._local = self._place.local
+
+    def _backend(self, below: RowStore | None) -> Backend:
+        return everywhere.bare(self._local, below) if self._bare_s is not None else self._local
 
     @property
     def rows(self) -> Rows:
@@ -55,7 +63,7 @@ class Machine(_Machine):
             if prepare is not None:
                 prepare(db)
             yield db
-            assert not db.driver.damaged, db.driver.damaged
+            assert not inside(db).driver.damaged, inside(db).driver.damaged
 
     @asynccontextmanager
     async def crashing(
@@ -71,7 +79,7 @@ class Machine(_Machine):
             return await super().swept()
         async with self._place.opened(Options(), sweeping=True) as door:
             owner = door.owner
-            while not owner.sweeper.clean:
+            while not local_owner(owner).sweeper.clean:
                 await trio.testing.wait_all_tasks_blocked()
-            assert not owner.driver.damaged, owner.driver.damaged
-            return owner.sweeper.settled
+            assert not inside(owner).driver.damaged, inside(owner).driver.damaged
+            return local_owner(owner).sweeper.settled

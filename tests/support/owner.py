@@ -14,6 +14,7 @@ from pathlib import Path
 import trio
 
 import perco
+from perco.database.inside import inside
 from tests.support import bank
 
 warnings.simplefilter("ignore")
@@ -31,7 +32,7 @@ def wait() -> None:
 
 async def opened(db: perco.Database) -> None:
     await db.run(bank.opening)
-    await db.oracle.note()
+    await inside(db).oracle.note()
 
 
 async def hold(folder: Path) -> None:
@@ -41,7 +42,7 @@ async def hold(folder: Path) -> None:
         say("open")
         await trio.to_thread.run_sync(wait)
         await db.run(bank.scatter, bank.ACCOUNTS[0], MOVED)
-        await db.oracle.note()
+        await inside(db).oracle.note()
         say("moved")
         await trio.to_thread.run_sync(wait)
 
@@ -54,7 +55,7 @@ async def vacuum(folder: Path) -> None:
         say("open")
         await trio.to_thread.run_sync(wait)
         await db.run(bank.scatter, bank.ACCOUNTS[0], MOVED)
-        await db.oracle.note()
+        await inside(db).oracle.note()
         say(str((await db.vacuum()).watermark))
         await trio.to_thread.run_sync(wait)
 
@@ -79,7 +80,7 @@ async def stop(folder: Path, at: str, *, killed: bool) -> None:
         armed = True
         txn = await db.begin()
         await bank.scatter(txn, bank.ACCOUNTS[0], MOVED)
-        await db.oracle.note()  # a reader beside reads at a timestamp above that of the transfer
+        await inside(db).oracle.note()  # a reader beside reads at a timestamp above that of the transfer
         await txn.commit()
 
 

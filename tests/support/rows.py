@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from perco.protocol.mutations import Intent
+from perco.protocol.records import PUT_DATA, Cellref, Lock, unpack_lock, unpack_record
+from perco.protocol.snapshot import Blocked, InData, Missing, Value, data_query, look, queries_for
 from perco.storage import (
     DATA,
     LOCK,
@@ -22,9 +25,6 @@ from perco.storage import (
     ScanRequest,
     Verdict,
 )
-from perco.txn.mutations import Intent
-from perco.txn.records import PUT_DATA, Cellref, Lock, unpack_lock, unpack_record
-from perco.txn.snapshot import Blocked, InData, Missing, Value, data_query, look, queries_for
 
 TABLES = ("north", "south")
 SPLITS = (b"h", b"p")  # three tablets for each table

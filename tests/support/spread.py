@@ -14,7 +14,9 @@ from perco.errors import UnsuitableFolder
 from perco.rpc.addresses import NOWHERE
 from perco.rpc.channel import Silent, WireOptions
 from perco.rpc.framing import WireError
-from perco.serve.processes import ProcessOptions, ServedTablet, TabletServers
+from perco.serve.placing import ProcessOptions
+from perco.serve.processes import TabletServers
+from perco.serve.served_tablet import ServedTablet
 from perco.serve.tablets import TabletServer
 from perco.storage import MemoryTablet, Query, RowCells, ScanPage, ScanRequest, Tablet
 from perco.storage.engine import MemoryEngine

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
+from perco.protocol import commit as core
+from perco.protocol.commit import Commit, State
+from perco.protocol.records import Cellref, Lock, unpack_lock
+from perco.protocol.recovery import Recovery, Step, primary_queries
 from perco.storage import APPLIED, LOCK, SHARED, TS_MAX, Failed, Mutation, Verdict
-from perco.txn import commit as core
-from perco.txn.commit import Commit, State
-from perco.txn.records import Cellref, Lock, unpack_lock
-from perco.txn.recovery import Recovery, Step, primary_queries
 from tests.support.rows import Rows
 
 Steps = Generator[Mutation, Verdict, int]

@@ -8,8 +8,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from perco.testing import sweep
-from perco.testing.sweep import Report, Schedule
+from perco.testing import schedules, sweep
+from perco.testing.schedules import Schedule
+from perco.testing.sweep import Report
 from tests.sweep.scenarios import SCENARIOS
 
 _BY_NAME = {make().name: make for make in SCENARIOS}
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     names = given.scenario or list(_BY_NAME)
     if given.again:
-        result = sweep.run(_BY_NAME[names[0]], sweep.parse(given.again))
+        result = sweep.run(_BY_NAME[names[0]], schedules.parse(given.again))
         for number, step in enumerate(result.steps):
             met = " ".join(fault.kind.value for fault in result.fired if fault.step == number)
             print(f"{number:3}  process {step.process}  {step.kind:10}{met}".rstrip())
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         print(f"\r{name}: {so_far}", end="\n" if number == len(mine) else "", file=sys.stderr)
             print(f"{name}: {report.runs[1]} runs with one fault, {report.runs[2]} with two, {len(report.wrong)} wrong")
             for result in report.wrong[:3]:
-                schedule = sweep.again(result.schedule)
+                schedule = schedules.again(result.schedule)
                 print(f"{result.problem}\n    again: python -m tests.sweep --scenario {name!r} --again {schedule}")
             sys.stdout.flush()
             total.merge(report)

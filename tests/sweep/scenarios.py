@@ -13,14 +13,16 @@ from typing import Any, ClassVar, TypeVar
 import trio
 
 import perco
+from perco.check.check import CheckOptions, check
+from perco.database.database import Database
+from perco.database.inside import inside
 from perco.errors import CommitUnknown, SnapshotTooOld, Unavailable
-from perco.notify.database import Database
 from perco.notify.worker import WorkerOptions
+from perco.protocol.reads import Isolation
 from perco.storage import DATA, NOTIFY, PROTOCOL_GROUPS, ROLLBACK, TRACE, WRITE
-from perco.testing.sweep import Scenario, observe
-from perco.txn.check import CheckOptions, check
-from perco.txn.reads import Isolation
+from perco.testing.sweep import Scenario, bare, observe
 from perco.txn.transaction import Transaction
+from tests.support.places import local_of, rows_of
 
 T = TypeVar("T")
 _DAY_S = 86400.0
@@ -96,7 +98,7 @@ async def drawn(db: Database) -> None:
     ts = 0
     while not ts:
         with contextlib.suppress(Unavailable):
-            ts = await db.oracle.draw()
+            ts = await inside(db).oracle.draw()
 
 
 async def vacuum(db: Database) -> None:
@@ -112,9 +114,9 @@ async def without_waste(db: Database) -> dict[str, int]:
     again = await db.vacuum()
     assert not again.removed.cells, f"the one before left {again.removed}"
     assert not again.blocked, "G3: no observer waits"
-    result = await check(db.local.store, ts=db.oracle.last, options=CheckOptions(pause_s=0.0))
+    result = await check(local_of(db).store, ts=inside(db).oracle.last, options=CheckOptions(pause_s=0.0))
     assert (result.clean, result.waste) == (True, 0)
-    tablets = [tablet for tablet in db.local.store.tablets() if tablet.table in db.schema.tables]
+    tablets = [tablet for tablet in rows_of(db).tablets() if tablet.table in db.schema.tables]
     return {group: sum(tablet.entries(group) for tablet in tablets) for group in PROTOCOL_GROUPS}
 
 
@@ -845,7 +847,7 @@ class Growing(Scenario):
 
     async def verify(self, db: Database) -> None:
         world = self.world
-        assert not db.catalogue.unready(), "N10"
+        assert not inside(db).catalogue.unready(), "N10"
         assert await db.is_idle(), "N7"
         async with db.snapshot() as snap:
             for key in self.keys:
@@ -862,7 +864,7 @@ class GrowingInOneStep(Growing):
     one_step = True
 
 
-SCENARIOS: list[Callable[[], Scenario]] = [
+_OVER_TABLETS: list[type[Scenario]] = [
     OneCell,
     OneTablet,
     OneStep,
@@ -897,3 +899,8 @@ SCENARIOS: list[Callable[[], Scenario]] = [
     Growing,
     GrowingInOneStep,
 ]
+
+# What commits in one step over tablets commits in two phases over a store without any capability.
+_BARE = [bare(make) for make in _OVER_TABLETS if make.groups and not make.one_step]
+
+SCENARIOS: list[type[Scenario]] = [*_OVER_TABLETS, *_BARE]

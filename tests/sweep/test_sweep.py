@@ -8,21 +8,24 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import trio
 
-from perco.notify import database
+from perco.clock import oracle
+from perco.clock.holds import Holder
+from perco.clock.pins import Pins
+from perco.database import local
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import LOCK, Mutation, RowStore
+from perco.storage.bare import Bare
 from perco.storage.tablet import MemoryTablet
-from perco.testing import sweep
+from perco.testing import schedules, sweep
 from perco.testing.machine import Machine
-from perco.testing.sweep import PAUSES, Fault, Kind, Report, Scenario
-from perco.txn import oracle
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.holds import Holder
-from perco.txn.pins import Pins
+from perco.testing.schedules import PAUSES, Fault, Kind
+from perco.testing.sweep import Report, Scenario
 from tests.sweep.scenarios import (
     SCENARIOS,
     Delete,
@@ -51,7 +54,7 @@ ids = [make().name for make in SCENARIOS]
 
 
 def clean(report: Report) -> None:
-    assert not report.wrong, f"{sweep.again(report.wrong[0].schedule)}: {report.wrong[0].problem}"
+    assert not report.wrong, f"{schedules.again(report.wrong[0].schedule)}: {report.wrong[0].problem}"
 
 
 @pytest.mark.parametrize("make", SCENARIOS, ids=ids)
@@ -124,7 +127,7 @@ def test_one_task_stands_still_and_another_meets_something_else(first: Kind, sec
     ],
 )
 def test_what_pairs_have_found(make: Callable[[], Scenario], schedule: str) -> None:
-    result = sweep.run(make, sweep.parse(schedule))
+    result = sweep.run(make, schedules.parse(schedule))
     assert not result.problem, result.problem
     assert result.fired == list(result.schedule)
 
@@ -149,7 +152,7 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return contents
 
 
-def compare(make: Callable[[], Scenario], schedule: sweep.Schedule, contents: list[object]) -> tuple[int, int]:
+def compare(make: Callable[[], Scenario], schedule: schedules.Schedule, contents: list[object]) -> tuple[int, int]:
     """Of a schedule that ends with a late fault: whenever it arrives, the run is as with the next of its moments, to
     the cell. Returns how many were left out, and how many moments told apart."""
     *others, late = schedule
@@ -158,9 +161,9 @@ def compare(make: Callable[[], Scenario], schedule: sweep.Schedule, contents: li
     contents.clear()
     moments = last.moments.get(late.step, [])
     assert all(moment > late.step for moment in moments)
-    ends: dict[int, tuple[list[sweep.Step], object]] = {}
+    ends: dict[int, tuple[list[schedules.Step], object]] = {}
 
-    def end_of(step: int) -> tuple[list[sweep.Step], object]:
+    def end_of(step: int) -> tuple[list[schedules.Step], object]:
         if step not in ends:
             result = sweep.run(make, (*others, late._replace(arrives=step)))
             assert not result.problem
@@ -198,9 +201,9 @@ def test_it_makes_a_difference_whether_what_is_late_comes_before_the_floor_is_ra
         late = Mutation(SYSTEM_TABLE, ((b"row", (), ((LOCK, 1, 7, b""),)),), floor_ts)
         run._watched[0] = sweep.Watched(late)
         for floor in (8, 8, 9):
-            run.result.steps.append(sweep.Step(0, "prewrite"))
-            run.result.steps.append(sweep.Step(0, "vacuum"))
-            trio.run(run.machine.store.raise_floor, floor)
+            run.result.steps.append(schedules.Step(0, "prewrite"))
+            run.result.steps.append(schedules.Step(0, "vacuum"))
+            trio.run(partial(run.machine.store.raise_floor, floor, wait=True))
         return run.result.moments
 
     assert moments(7) == {0: [1, 5]}
@@ -214,12 +217,12 @@ def test_pairs_leave_out_no_moment_of_a_first_fault_that_is_told_apart(
     """Whenever the first arrives, before the second, between the two or after it: `pairs` has had a run like that."""
     contents = noting(monkeypatch)
     seconds = (Kind.CRASH_BEFORE, Kind.CRASH_AFTER, Kind.PAUSE_AFTER)
-    real, had = sweep.run, dict[tuple[Fault, ...], list[tuple[list[sweep.Step], object]]]()
+    real, had = sweep.run, dict[tuple[Fault, ...], list[tuple[list[schedules.Step], object]]]()
 
-    def without_moments(schedule: sweep.Schedule) -> tuple[Fault, ...]:
+    def without_moments(schedule: schedules.Schedule) -> tuple[Fault, ...]:
         return tuple(fault._replace(arrives=sweep.END) for fault in schedule)
 
-    def run(make: Callable[[], Scenario], schedule: sweep.Schedule = ()) -> sweep.Result:
+    def run(make: Callable[[], Scenario], schedule: schedules.Schedule = ()) -> sweep.Result:
         result = real(make, schedule)
         assert not result.problem
         had.setdefault(without_moments(schedule), []).append((result.steps, contents.pop()))
@@ -244,7 +247,7 @@ def test_pairs_leave_out_no_moment_of_a_first_fault_that_is_told_apart(
                 assert any(
                     (steps, there) == (result.steps, cells) or steps[: len(result.steps)] == result.steps != steps
                     for steps, there in likes
-                ), sweep.again(schedule)
+                ), schedules.again(schedule)
                 compared += 1
     assert compared > 50
 
@@ -255,7 +258,7 @@ def test_a_schedule_is_the_same_run_every_time() -> None:
     assert one == two
     assert one.problem == ""
     assert one.fired == list(schedule)
-    assert sweep.parse(sweep.again(schedule)) == schedule
+    assert schedules.parse(schedules.again(schedule)) == schedule
 
 
 # ------------------------------------------------------------ a sweep that finds nothing must be able to
@@ -283,6 +286,27 @@ def forgets(name: str) -> Callable[[Mutant], Mutant]:
     return note
 
 
+@forgets("T13 a store without floors waits for nothing that was sent")
+def hasty_floor(patch: pytest.MonkeyPatch) -> None:
+    right = Bare.raise_floor
+
+    async def raise_floor(self: Bare, ts: int, *, wait: bool) -> None:
+        await right(self, ts, wait=False)
+
+    patch.setattr(Bare, "raise_floor", raise_floor)
+
+
+@forgets("T13 a store without floors waits only for what it has sent itself")
+def no_former_owner(patch: pytest.MonkeyPatch) -> None:
+    right = Bare.__init__
+
+    def init(self: Bare, store: RowStore, tables: Callable[[], list[str]], late_s: float) -> None:
+        right(self, store, tables, late_s)
+        self._sent.clear()
+
+    patch.setattr(Bare, "__init__", init)
+
+
 @forgets("G2 the watermark is not durable")
 def no_watermark(patch: pytest.MonkeyPatch) -> None:
     published = oracle.published
@@ -303,17 +327,17 @@ def no_watermark(patch: pytest.MonkeyPatch) -> None:
 
 @forgets("T13 the floor is not raised again")
 def no_floor(patch: pytest.MonkeyPatch) -> None:
-    declare = database.Database.declare
+    declare = local.LocalOwner.declare
 
-    async def stays(ts: int) -> None:
+    async def stays(ts: int, *, wait: bool) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def without(self: database.Database) -> None:
+    async def without(self: local.LocalOwner) -> None:
         with pytest.MonkeyPatch.context() as meanwhile:
-            meanwhile.setattr(self.local, "raise_floor", stays)
+            meanwhile.setattr(self.store, "raise_floor", stays)
             await declare(self)
 
-    patch.setattr(database.Database, "declare", without)
+    patch.setattr(local.LocalOwner, "declare", without)
 
 
 @forgets("T15 pins are not read")
@@ -345,6 +369,7 @@ def no_pins(patch: pytest.MonkeyPatch) -> None:
         ("G4 the newest ack is removed too", VacuumedObserver),
         ("G2 the watermark is not durable", Vacuumed),
         ("T13 the floor is never raised", Undone),
+        ("T13 a store without floors waits for nothing that was sent", sweep.bare(Undone)),
         ("T14 nothing is validated", Serializable),
         ("T14 a shared lock is not refused by a newer record", ReadLocked),
         ("T14 a writer ignores traces", ReadLocked),
@@ -357,9 +382,23 @@ def test_a_mutant_dies_of_one_fault(name: str, make: Callable[[], Scenario], mon
     assert dry.problem or any(result.problem for result in sweep.deeper(make, dry, moments=1))
 
 
-def test_a_mutant_dies_of_what_arrives_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:  # T13
-    FORGETFUL["T13 the floor is not raised again"](monkeypatch)
-    if sweep.run(Undone, sweep.parse("2:REPEAT:11,9:CRASH_AFTER:-1")).problem:
+@pytest.mark.parametrize(
+    ("name", "make", "found_last"),
+    [
+        ("T13 the floor is not raised again", Undone, "2:REPEAT:11,9:CRASH_AFTER:-1"),
+        (
+            "T13 a store without floors waits only for what it has sent itself",
+            sweep.bare(Undone),
+            "2:REPEAT:10,6:CRASH_AFTER:-1",
+        ),
+    ],
+)
+def test_a_mutant_dies_of_what_arrives_after_a_restart(
+    name: str, make: Callable[[], Scenario], found_last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # T13
+    assert not sweep.run(make, schedules.parse(found_last)).problem
+    FORGETFUL[name](monkeypatch)
+    if sweep.run(make, schedules.parse(found_last)).problem:
         return  # by what found it last, for haste
-    firsts = [first for first in sweep.firsts(Undone) if first[0].kind is Kind.REPEAT]
-    assert any(result.problem for first in firsts for result in sweep.pairs(Undone, first))
+    firsts = [first for first in sweep.firsts(make) if first[0].kind is Kind.REPEAT]
+    assert any(result.problem for first in firsts for result in sweep.pairs(make, first))

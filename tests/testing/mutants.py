@@ -11,26 +11,14 @@ from typing import Any
 
 import pytest
 
+from perco.clock import holds, oracle, timestamps
 from perco.errors import CommitUnknown, RolledBack, TransientError
-from perco.notify import claim, database, worker
+from perco.history import past, vacuum
+from perco.notify import idle, working
+from perco.protocol import claim, commit, mutations, records, recovery, retention, snapshot
 from perco.storage import LOCK, NOTIFY, ROLLBACK, TS_MAX, WRITE, Mutation, NoReply, tablet
 from perco.testing import faults
-from perco.txn import (
-    client,
-    commit,
-    driver,
-    holds,
-    mutations,
-    oracle,
-    past,
-    records,
-    recovery,
-    retention,
-    snapshot,
-    timestamps,
-    transaction,
-    vacuum,
-)
+from perco.txn import beginning, driver, reader, running, snapshot as point_reads, transaction
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Mutant] = {}
@@ -184,10 +172,10 @@ def forward_unchecked(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("T11 a retry reuses the writes of the failed attempt")
 def replayed(patch: pytest.MonkeyPatch) -> None:
-    async def run(self: client.Client, retry: Any, _: bool, function: Any, args: Any, kwargs: Any) -> None:
+    async def attempts(engine: Any, retry: Any, _: bool, function: Any, args: Any, kwargs: Any, *more: Any) -> None:
         writes: dict[Any, Any] = {}
         for _attempt in range(retry.attempts):
-            txn = await self.begin()
+            txn = await beginning.begin(engine, None)
             try:
                 if writes:
                     txn._writes = dict(writes)
@@ -202,7 +190,7 @@ def replayed(patch: pytest.MonkeyPatch) -> None:
                 txn.discard()
         raise TransientError
 
-    patch.setattr(client.Client, "_run", run)
+    patch.setattr(running, "_attempts", attempts)
 
 
 @mutant("T12 another primary is chosen after a lost reply")
@@ -311,8 +299,9 @@ def _blind(locks: Any, writes: Any, settled: int = -1) -> Any:
 
 @mutant("T9 reads skip locks")
 def skip(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(transaction, "plain", lambda locks, writes: snapshot.plain((), writes))
-    patch.setattr(transaction, "look", _blind)
+    patch.setattr(point_reads, "plain", lambda locks, writes: snapshot.plain((), writes))
+    for module in point_reads, reader:
+        patch.setattr(module, "look", _blind)
 
 
 @mutant("T9 a reader that encounters a lock does not wait for its transaction's fate")
@@ -330,13 +319,13 @@ def stale(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("T9 a read of many cells treats locked cells as missing")
 def a_part(patch: pytest.MonkeyPatch) -> None:
-    right = transaction.Snapshot._finish
+    right = reader.Reader._finish
 
-    async def finish(self: transaction.Snapshot, table: str, seen: Any, *rest: Any) -> Any:
+    async def finish(self: reader.Reader, table: str, seen: Any, *rest: Any) -> Any:
         free = {at: snapshot.Missing() if type(one) is snapshot.Blocked else one for at, one in seen.items()}
         return await right(self, table, free, *rest)
 
-    patch.setattr(transaction.Snapshot, "_finish", finish)
+    patch.setattr(reader.Reader, "_finish", finish)
 
 
 # ------------------------------------------------------------ observers
@@ -363,7 +352,7 @@ def without_a_run(patch: pytest.MonkeyPatch) -> None:
         verdict = right(cells, start_ts, version)
         return claim.Handled(verdict.covers) if isinstance(verdict, claim.Run) and start_ts % 7 == 0 else verdict
 
-    patch.setattr(worker, "decide", decide)
+    patch.setattr(working, "decide", decide)
 
 
 @mutant("N3 an ack is compared by its commit_ts, not by its pointer")
@@ -376,7 +365,7 @@ def ack_by_commit(patch: pytest.MonkeyPatch) -> None:
             return claim.Handled(tuple(ts for ts, _ in notified))
         return right(cells, start_ts, version)
 
-    patch.setattr(worker, "decide", decide)
+    patch.setattr(working, "decide", decide)
 
 
 @mutant("N1 deletes do not notify")
@@ -501,12 +490,12 @@ def ack_at_start(patch: pytest.MonkeyPatch) -> None:
 @mutant("N3 the ack is not read")
 def ack_unread(patch: pytest.MonkeyPatch) -> None:
     right = claim.decide
-    patch.setattr(worker, "decide", lambda cells, *rest: right([cells[0], (), (), *cells[3:]], *rest))
+    patch.setattr(working, "decide", lambda cells, *rest: right([cells[0], (), (), *cells[3:]], *rest))
 
 
 @mutant("N7 the idle check looks only for notify cells and pending signals", slow=True)
 def one_look(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(database.Database, "idle_now", lambda self: not self.pending_now())
+    patch.setattr(idle.Idle, "now", lambda self: not self.pending())
 
 
 @mutant("N11 only the first observer of a column gets a notify cell")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from perco.protocol.snapshot import InData, Value
 from perco.txn import prefetch
-from perco.txn.snapshot import InData, Value
 from tests.testing.mutants import Mutant
 
 AHEAD: dict[str, Mutant] = {}

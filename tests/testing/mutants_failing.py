@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from perco.notify import claim, failing, failures
+from perco.history import vacuum
+from perco.notify import failing, failures
+from perco.protocol import claim, mutations, retention
+from perco.protocol.mutations import Intent
+from perco.protocol.records import ACK, ack_head, observed_column, pack_cause
 from perco.storage import ABSENT, FAILED_LIST, NOTIFY, TS_MAX, Mutation
-from perco.txn import mutations, retention, vacuum
-from perco.txn.mutations import Intent
-from perco.txn.records import ACK, ack_head, observed_column, pack_cause
+from perco.txn.beginning import begin
 from tests.testing.mutants import Mutant, without_writes
 
 FAILING: dict[str, Mutant] = {}
@@ -87,12 +89,12 @@ def replayed_and_gone(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("N3 a drop acknowledges newer changes too")
 def drops_too_much(patch: pytest.MonkeyPatch) -> None:
-    async def try_to_drop(self: failures.Failures, listed: failures.Listed) -> bool:
+    async def try_to_drop(self: failures.FailedList, listed: failures.Listed) -> bool:
         (table, row, ack), ts, cell = listed
-        txn = await self.begin()
+        txn = await begin(self._engine, None)
         try:
             queries = claim.claim_queries(observed_column(ack), ack, txn.start_ts)
-            [cells] = await self.driver.store.read([(table, row, queries)])
+            [cells] = await self._engine.driver.store.read([(table, row, queries)])
             if not cells[5] or cells[5][0][0] != ts:
                 return False
             entry = self._entry_of(ack)
@@ -105,15 +107,15 @@ def drops_too_much(patch: pytest.MonkeyPatch) -> None:
         finally:
             txn.discard()
 
-    patch.setattr(failures.Failures, "_try_to_drop", try_to_drop)
+    patch.setattr(failures.FailedList, "_try_to_drop", try_to_drop)
 
 
 @mutant("N6 a drop acknowledges nothing")
 def drops_no_ack(patch: pytest.MonkeyPatch) -> None:
-    async def drop(self: failures.Failures, listed: failures.Listed) -> bool:
+    async def drop(self: failures.FailedList, listed: failures.Listed) -> bool:
         return await self._leave(listed, failures.forget(listed.ack, listed.ts))
 
-    patch.setattr(failures.Failures, "_drop", drop)
+    patch.setattr(failures.FailedList, "drop_one", drop)
 
 
 @mutant("G3 a delete marker is removed while its column has a failed change")

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from perco.notify import claim, worker
+from perco.notify import backfill, worker
+from perco.protocol import claim, records
+from perco.schema import catalogue
+from perco.schema.schema import Observer
 from perco.storage import ScanRow
-from perco.txn import backfill, catalogue, records
-from perco.txn.schema import Observer
 from tests.testing.mutants import Mutant
 
 GROWING: dict[str, Mutant] = {}

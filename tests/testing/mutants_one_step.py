@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import trio
 
+from perco.protocol import commit, mutations
 from perco.storage import LOCK, NOTIFY, ROLLBACK, WRITE, Mutation, NoReply
-from perco.txn import commit, driver, entered, mutations, transaction
+from perco.txn import driver, entered, snapshot as txn_snapshot
 from tests.testing.mutants import Mutant, changed, without_checks, without_writes
 
 ONE_STEP: dict[str, Mutant] = {}
@@ -89,7 +90,7 @@ def get_looks_past(patch: pytest.MonkeyPatch) -> None:
     async def past(self: driver.Driver, entry: entered.Entry) -> int:
         return 0
 
-    async def get(self: transaction.Snapshot, column: Any, key: Any, *, lock: bool = False) -> Any:
+    async def get(self: txn_snapshot.Snapshot, column: Any, key: Any, *, lock: bool = False) -> Any:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(driver.Driver, "past", past)
             running = right(self, column, key, lock=lock)
@@ -99,8 +100,8 @@ def get_looks_past(patch: pytest.MonkeyPatch) -> None:
                 return ended.value
         return await _rest(running, awaited)
 
-    right = transaction.Snapshot.get
-    patch.setattr(transaction.Snapshot, "get", get)
+    right = txn_snapshot.Snapshot.get
+    patch.setattr(txn_snapshot.Snapshot, "get", get)
 
 
 class _Rest:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from perco.protocol import commit, reads
+from perco.protocol.records import unpack_trace
 from perco.storage import LOCK, SHARED, TRACE, WRITE, Mutation, Write
-from perco.txn import commit, driver, reads, validation
-from perco.txn.records import unpack_trace
+from perco.txn import driver, validation
 from tests.testing.mutants import Mutant, changed, without_writes
 
 SERIALIZABLE: dict[str, Mutant] = {}

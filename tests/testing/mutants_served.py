@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import trio
 
+from perco.protocol import commit, mutations
 from perco.rpc import channel, framing, link, peer
-from perco.serve import database, processes, remote, server, sessions, tablets
+from perco.serve import client, processes, remote, remote_rows, rows, sessions, tablets
 from perco.serve.messages import Method, pack_verdict, read_mutations
 from perco.storage import (
     APPLIED,
@@ -19,12 +20,12 @@ from perco.storage import (
     Mutation,
     Refused,
     batching,
-    lmdb_engine,
+    fencing,
+    lmdb_tablet,
     splitting,
-    tablet,
 )
+from perco.tablets import splitter
 from perco.testing import served as simulated
-from perco.txn import commit, mutations, splitter
 from perco.txn.entered import Entered
 from tests.testing.mutants import Mutant
 
@@ -104,9 +105,9 @@ def two_owners(patch: pytest.MonkeyPatch) -> None:
 
 @served("S1 callers in a batch get each other's verdicts")
 def another_verdict(patch: pytest.MonkeyPatch) -> None:
-    right = tablet.LmdbTablet._answer
+    right = lmdb_tablet.LmdbTablet._answer
     patch.setattr(
-        tablet.LmdbTablet,
+        lmdb_tablet.LmdbTablet,
         "_answer",
         lambda self, batch, verdicts: right(self, batch, [*verdicts[1:], *verdicts[:1]]),
     )
@@ -115,7 +116,7 @@ def another_verdict(patch: pytest.MonkeyPatch) -> None:
 @served("T2 a reader's view is older than its timestamp")
 def old_view(patch: pytest.MonkeyPatch) -> None:
     """The view that reads share stays open after the batch has been answered."""
-    right = tablet.LmdbTablet._finish
+    right = lmdb_tablet.LmdbTablet._finish
 
     def finish(self: Any, *how: Any) -> None:
         self.engine.end_shared = lambda: None
@@ -124,7 +125,7 @@ def old_view(patch: pytest.MonkeyPatch) -> None:
         finally:
             del self.engine.end_shared
 
-    patch.setattr(tablet.LmdbTablet, "_finish", finish)
+    patch.setattr(lmdb_tablet.LmdbTablet, "_finish", finish)
 
 
 class _WithSecondaries(Mutation):
@@ -135,7 +136,7 @@ class _WithSecondaries(Mutation):
 
 @served("T3 the primary and its secondaries commit in one batch that is not a group")
 def one_batch(patch: pytest.MonkeyPatch) -> None:
-    right, apply = commit.Commit.primary_commit, remote.RemoteRowStore.apply
+    right, apply = commit.Commit.primary_commit, remote_rows.RemoteRowStore.apply
 
     def with_secondaries(self: commit.Commit) -> Mutation:
         made = _WithSecondaries(*right(self))
@@ -147,12 +148,12 @@ def one_batch(patch: pytest.MonkeyPatch) -> None:
         return (await apply(self, [*more, Mutation(*sent[0])]))[-1:] if more else await apply(self, sent)
 
     patch.setattr(commit.Commit, "primary_commit", with_secondaries)
-    patch.setattr(remote.RemoteRowStore, "apply", apply_all)
+    patch.setattr(remote_rows.RemoteRowStore, "apply", apply_all)
 
 
 @served("T9 scans skip locks")
 def scans_skip(patch: pytest.MonkeyPatch) -> None:
-    right = remote.RemoteRowStore.scan
+    right = remote_rows.RemoteRowStore.scan
 
     async def scan(self: Any, request: Any) -> Any:
         page = await right(self, request)
@@ -160,12 +161,12 @@ def scans_skip(patch: pytest.MonkeyPatch) -> None:
             page = page._replace(rows=[(row, [[], writes]) for row, [_, writes] in page.rows])
         return page
 
-    patch.setattr(remote.RemoteRowStore, "scan", scan)
+    patch.setattr(remote_rows.RemoteRowStore, "scan", scan)
 
 
 @served("C4 the server ignores entered cells when it reads for a client")
 def blind_server(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(server.Server, "_entered", lambda self, session, requests: [])
+    patch.setattr(rows.Rows, "_entered", lambda self, session, requests: [])
 
 
 @served("C4 the server ignores entered cells when it scans for a client")
@@ -240,13 +241,13 @@ def mutation_again(patch: pytest.MonkeyPatch) -> None:
 
 @served("R5 a client that has lost its session goes on reading")
 def reads_on(patch: pytest.MonkeyPatch) -> None:
-    right = database.read_welcome
+    right = client.read_welcome
 
     def read_welcome(message: Any) -> Any:
         _, _, info = right(message)
         return False, True, info
 
-    patch.setattr(database, "read_welcome", read_welcome)
+    patch.setattr(client, "read_welcome", read_welcome)
 
 
 @served("R7 a dead client's session never expires")
@@ -292,7 +293,7 @@ def two_servers(patch: pytest.MonkeyPatch) -> None:
             self.died(number)
 
     patch.setattr(processes.TabletServers, "_live", live)
-    patch.setattr(lmdb_engine, "check_epoch", lambda ours, stored, path: None)
+    patch.setattr(fencing, "check_epoch", lambda ours, stored, path: None)
 
 
 @served("F2 a server answers reads of rows that it does not have")
@@ -341,7 +342,7 @@ def uncut(patch: pytest.MonkeyPatch) -> None:
         self._splitting = self._copying = None
         self._gone = row
 
-    patch.setattr(tablet.LmdbTablet, "cut", cut)
+    patch.setattr(lmdb_tablet.LmdbTablet, "cut", cut)
 
 
 @served("P2 writes to a tablet that is being copied are not noted")
@@ -356,7 +357,7 @@ def sent_all_the_same(patch: pytest.MonkeyPatch) -> None:
 
 @served("D8 a combined read ignores entered cells instead of answering None")
 def meets_nothing(patch: pytest.MonkeyPatch) -> None:
-    right = server.Server._reads
+    right = rows.Rows.reads
 
     def reads(self: Any, session: Any, peer: Any, id: int, asked: Any) -> None:
         entered, self._entered = self._entered, lambda session, requests: []
@@ -365,7 +366,7 @@ def meets_nothing(patch: pytest.MonkeyPatch) -> None:
         finally:
             self._entered = entered
 
-    patch.setattr(server.Server, "_reads", reads)
+    patch.setattr(rows.Rows, "reads", reads)
 
 
 @served("R1 the beginning of a frame that arrives in pieces is lost")

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from perco.notify import claim, database, worker
+from perco.notify import idle, waiting, worker, working
+from perco.protocol import claim, commit, mutations
+from perco.protocol.mutations import Intent
+from perco.protocol.records import BARE, SIGNAL, Cellref, Lock, observer_of
 from perco.storage import NOTIFY, PENDING, TS_MAX, Mutation
-from perco.txn import commit, driver, mutations, transaction
-from perco.txn.mutations import Intent
-from perco.txn.records import BARE, SIGNAL, Cellref, Lock, observer_of
+from perco.txn import driver, transaction
 from tests.testing.mutants import Mutant, changed, without_writes
 
 SIGNALS: dict[str, Mutant] = {}
@@ -123,12 +124,12 @@ def removes_newer(patch: pytest.MonkeyPatch) -> None:
     async def commit(
         self: worker.Worker, txn: transaction.Transaction, table: str, row: bytes, ack: int, run: Any
     ) -> None:
-        [[newest]] = await self.client.driver.store.read([(table, row, [(NOTIFY, ack, 0, TS_MAX, 100)])])
+        [[newest]] = await self.engine.driver.store.read([(table, row, [(NOTIFY, ack, 0, TS_MAX, 100)])])
         covers = tuple(ts for ts, _ in newest)
         if txn._signals is not None and (table, row, ack) in txn._signals:
             seen = txn._signals[table, row, ack]
             txn._signals[table, row, ack] = seen._replace(covers=tuple(ts for ts in covers if ts <= txn.start_ts))
-            await self._tidy(table, row, ack, covers)
+            await self._claims.tidy(table, row, ack, covers)
         await right(self, txn, table, row, ack, run)
 
     right = worker.Worker._commit
@@ -137,30 +138,30 @@ def removes_newer(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("N5 a run for a signal removes its notify cells before it commits")
 def removes_before(patch: pytest.MonkeyPatch) -> None:
-    right = worker.Worker._claim_signal
+    right = working.Claims.claim_signal
 
-    async def claim(self: worker.Worker, txn: Any, observer: Any, table: str, row: bytes, ack: int) -> Any:
+    async def claim(self: working.Claims, txn: Any, observer: Any, table: str, row: bytes, ack: int) -> Any:
         claimed = await right(self, txn, observer, table, row, ack)
         if not isinstance(claimed, bool):
-            await self._tidy(table, row, ack, claimed[0].covers)
+            await self.tidy(table, row, ack, claimed[0].covers)
         return claimed
 
-    patch.setattr(worker.Worker, "_claim_signal", claim)
+    patch.setattr(working.Claims, "claim_signal", claim)
 
 
 @mutant("N5 a run for a signal leaves the notify cells that it saw", slow=True)
 def removes_nothing(patch: pytest.MonkeyPatch) -> None:
-    async def tidy(self: worker.Worker, table: str, row: bytes, ack: int, covers: Any) -> None:
+    async def tidy(self: working.Claims, table: str, row: bytes, ack: int, covers: Any) -> None:
         return
 
     _final_without(patch, lambda intent: bool(intent.covers))
-    patch.setattr(worker.Worker, "_tidy", tidy)
+    patch.setattr(working.Claims, "tidy", tidy)
 
 
 @mutant("N7 the idle check ignores pending signals")
 def not_counted(patch: pytest.MonkeyPatch) -> None:
     """They do not count as observed commits, nor when the store looks for waiting work."""
-    right, right_entries = driver.Driver.commit, database.Database._entries
+    right, right_entries = driver.Driver.commit, idle.Idle.entries
 
     async def commit(self: driver.Driver, commit: commit.Commit, *, observed: bool, version: int) -> int:
         told = any(intent.observers and intent.kind != SIGNAL for part in commit._parts for intent in part)
@@ -168,11 +169,9 @@ def not_counted(patch: pytest.MonkeyPatch) -> None:
         return await right(self, commit, observed=told or ack, version=version)
 
     patch.setattr(driver.Driver, "commit", commit)
-    patch.setattr(
-        database.Database, "_entries", lambda self, group: 0 if group == PENDING else right_entries(self, group)
-    )
-    looked, pending, notified = database._WAITING
-    patch.setattr(database, "_WAITING", (looked, pending._replace(to_ts=0), notified))
+    patch.setattr(idle.Idle, "entries", lambda self, group: 0 if group == PENDING else right_entries(self, group))
+    looked, pending, notified = waiting._WAITING
+    patch.setattr(waiting, "_WAITING", (looked, pending._replace(to_ts=0), notified))
 
 
 # ------------------------------------------------------------ harmless changes
@@ -185,4 +184,4 @@ def not_waited_for(patch: pytest.MonkeyPatch) -> None:
     def queries(ack: int, ts: int) -> Any:
         return [right(ack, ts)[0], (PENDING, ack, 0, 0, 1)]
 
-    patch.setattr(worker, "signal_queries", queries)
+    patch.setattr(working, "signal_queries", queries)

@@ -15,6 +15,7 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside
 from perco.storage import Mutation
 from perco.testing import Report, Transaction, check
 from perco.testing.faults import Fault, FaultyRowStore, kind_of, use
@@ -58,7 +59,7 @@ class Run:
         self.rate = rng.choice((0.02, 0.1)) if faults else 0.0
         self.hasty = rng.choice((0.0, 0.1)) if faults else 0.0
         self.slow = rng.choice((0.0, 0.3))
-        self.options = perco.Options(seed=1, commit=perco.CommitOptions(one_step=rng.random() < 0.5))
+        self.options = perco.Options(seed=1, commit=perco.options.CommitOptions(one_step=rng.random() < 0.5))
         self.lives = LIVES if faults else 1
         self.died: Counter[str] = Counter()  # dead processes, by what they were about to send, or had just sent
         self.fired: Counter[Fault] = Counter()
@@ -92,7 +93,7 @@ class Run:
         """Run a process to its end or its death; returns the mutations that it sent and that have not arrived."""
         dies_at, made = self.rng.randint(3, 60), self.rng.random() < 0.5
         async with self.machine.opened(self.options, sweeper=True) as db:
-            store = use(db, FaultyRowStore(db.driver.store, self.plan, looking=self.wait))
+            store = use(db, FaultyRowStore(inside(db).driver.store, self.plan, looking=self.wait))
 
             def die(mutation: Mutation) -> None:
                 if dies and store.dead is None and len(store.log) >= dies_at:
@@ -110,7 +111,7 @@ class Run:
                     die(mutation)
 
             store.before, store.after = before, after
-            db.fates = db.driver.fates = Hasty(random.Random(self.rng.random()), self.hasty)
+            inside(db).engine.fates = inside(db).driver.fates = Hasty(random.Random(self.rng.random()), self.hasty)
             async with trio.open_nursery() as nursery:
                 for i in range(CLIENTS):
                     nursery.start_soon(self.client, db, store, f"c{i}", random.Random(self.rng.random()))

@@ -11,10 +11,10 @@ import trio
 
 import perco
 from perco.errors import UsageError
+from perco.protocol import mutations, snapshot
 from perco.storage import WRITE
 from perco.testing import Recorder, Transaction, check, draw, load, record
 from perco.testing.__main__ import main
-from perco.txn import mutations, snapshot
 
 table = perco.Table("lists", key=perco.TEXT, splits=["k1", "k3"])
 values = table.column("values", perco.MSGPACK)
@@ -113,8 +113,8 @@ async def test_a_reader_that_skips_locks_is_found_out(
         return right((), writes)
 
     right = snapshot.plain
-    monkeypatch.setattr("perco.txn.transaction.plain", plain)
-    monkeypatch.setattr("perco.txn.transaction.look", lambda locks, writes: snapshot.look((), writes))
+    monkeypatch.setattr("perco.txn.snapshot.plain", plain)
+    monkeypatch.setattr("perco.txn.snapshot.look", lambda locks, writes: snapshot.look((), writes))
     with record() as recorder:
         async with perco.open("memory:", SCHEMA) as db:
             await list_append(db, recorder, clients=8, each=100, seed=2)
@@ -219,11 +219,12 @@ def test_the_command_names_and_draws_what_is_wrong(tmp_path: Path, capsys: pytes
     ]
     path = tmp_path / "history.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in skew))
-    assert main([str(path), "--svg", str(tmp_path / "cycle.svg")]) == 1
+    assert main([str(path), "--mermaid"]) == 1
+    assert capsys.readouterr().out.startswith("flowchart LR\n    T")
+    assert main([str(path)]) == 1
     out = capsys.readouterr().out
     assert "snapshot isolation: NO" in out
     assert "G-single (read skew)" in out
-    assert (tmp_path / "cycle.svg").read_text().startswith("<svg")
     assert main([str(path), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["anomalies"][0]["name"] == "G-single (read skew)"
 
@@ -248,11 +249,12 @@ def test_a_field_that_is_missing_is_named(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_without_a_cycle_no_picture_is_drawn_and_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, picture = tmp_path / "history.jsonl", tmp_path / "cycle.svg"
+    path = tmp_path / "history.jsonl"
     path.write_text(json.dumps({**GOOD, "ops": [["a", "x", 1]]}))
-    assert main([str(path), "--svg", str(picture)]) == 0
-    assert "cycle.svg was not written" in capsys.readouterr().err
-    assert not picture.exists()
+    assert main([str(path), "--mermaid"]) == 0
+    given = capsys.readouterr()
+    assert "there is no cycle to draw" in given.err
+    assert "snapshot isolation: yes" in given.out
 
 
 def test_the_documented_line_is_a_history(tmp_path: Path) -> None:

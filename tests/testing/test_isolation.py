@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from perco.errors import UsageError
 from perco.testing import Transaction, check, draw
-from perco.testing.drawing import svg
+from perco.testing.drawing import mermaid
 from perco.testing.history import FAIL, OK, UNKNOWN
 
 
@@ -398,10 +398,10 @@ def test_the_verdict_is_that_of_trying_all_orders(small) -> None:
 def test_drawings_show_every_transaction_and_edge(name: str) -> None:
     history = ANOMALIES[name]
     [anomaly] = check(history).anomalies
-    text, picture = draw(anomaly, history), svg(anomaly)
+    text, picture = draw(anomaly, history), mermaid(anomaly)
     assert text.startswith(name)
     for id in anomaly.transactions:
         assert f"T{id}  client c{id}" in text
-    assert picture.count("<circle") == picture.count("marker-end") == len(anomaly.cycle)
+    assert picture.count(" --> ") == len(anomaly.cycle)
     for edge in anomaly.cycle:
-        assert f">T{edge.before}<" in picture
+        assert f"T{edge.before} -- " in picture

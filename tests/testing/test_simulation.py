@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perco.serve.messages import Method, Order
-from perco.storage import splitting, tablet
+from perco.storage import lmdb_tablet, splitting
 from perco.testing import simulate as command
 from perco.testing.disk import MemoryEnvironment
 from perco.testing.embedded import CRASHES, FAULTS, STEPS
@@ -88,7 +88,7 @@ def test_what_can_be_sent_is_in_the_table_or_left_out_on_purpose() -> None:
     assert {each.name for each in (*Method, *Order)} - told == left_out
 
 
-@pytest.mark.parametrize("module", [tablet, splitting])
+@pytest.mark.parametrize("module", [lmdb_tablet, splitting])
 def test_the_disk_is_all_that_a_tablet_asks_of_its_environment(module: ModuleType) -> None:
     asked = set(re.findall(r"(?:self\.engine|_source|_copy|engine)\.([a-z]\w*)\(", inspect.getsource(module)))
     not_simulated = {"grow", "middle"}  # the map is large enough; the other belongs to the tablet in memory
@@ -118,7 +118,7 @@ def test_the_command_runs_many(capsys: pytest.CaptureFixture[str]) -> None:
     assert "8 runs in" in out
     assert "nothing went wrong" in out
     assert "pairs untested (few seeds)" in out
-    assert "never met" not in out
+    assert "never occurred" not in out
 
 
 def quick(seed: int) -> Outcome:

@@ -18,7 +18,9 @@ from hypothesis import given, strategies as st
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
-from perco.webindex.crawl import (
+from perco.webindex.archives import archived_pages
+from perco.webindex.crawl import saved_pages
+from perco.webindex.crawled import (
     DOCS_URL,
     HTML_URL,
     CrawlDecoder,
@@ -30,10 +32,8 @@ from perco.webindex.crawl import (
     ReadLimits,
     Record,
     Skipped,
-    archived_pages,
     encode,
     read_crawl,
-    saved_pages,
     write_crawl,
 )
 from perco.webindex.pages import Page, parse
@@ -90,7 +90,7 @@ def test_a_crawl_that_ends_anywhere_before_its_end_is_an_error(length: int) -> N
     ("data", "why"),
     [
         (encode(Done(1)), "counted 1 pages, but 0 came"),
-        (encode(Done(0)) + encode(page("a")), "went on"),
+        (encode(Done(0)) + encode(page("a")), "sent more after"),
         (b"\xc1", "not msgpack"),
         (bytes(msgpack.packb([1])), "no known kind"),
         (bytes(msgpack.packb({"done": "1"})), "no known kind"),

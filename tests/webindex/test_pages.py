@@ -316,7 +316,7 @@ def test_a_body_cut_inside_a_character_is_still_in_its_encoding() -> None:
 
 def test_links_have_absolute_targets_and_the_words_they_stand_on() -> None:
     assert links(
-        "<a href='a'>one <b>t</b>wo</a> <A HREF=b>three<td>four</A><a href=c><img alt=five></a>"
+        "<a href='a'>one <b>t</b>wo</a> <A HREF=b>three<p>four</A><a href=c><img alt=five></a>"
         "<area href=d alt=six><a name=e>no link</a><a href=f>"
     ) == {
         "https://here.example/dir/a": "one two",

@@ -16,6 +16,7 @@ from pathlib import Path
 import trio
 
 import perco
+from perco.database.inside import inside, local_owner
 
 ROOT = Path(perco.__file__).parents[1]
 
@@ -172,7 +173,7 @@ async def _own(path: str, durability: str) -> None:
                 case ["put", key]:
                     async with db.transaction() as txn:
                         txn.set(contents, key, b"new")
-                    await db.oracle.note()
+                    await inside(db).oracle.note()
                     print(txn.commit_ts, flush=True)
                 case ["work"]:
                     nursery.start_soon(_work, db, stop)
@@ -185,7 +186,7 @@ async def _own(path: str, durability: str) -> None:
                     nursery.start_soon(_vacuum, db, stop)
                     print("removing", flush=True)
                 case ["removed"]:
-                    print(db.vacuuming.removed.cells, flush=True)
+                    print(local_owner(db).vacuuming.removed.cells, flush=True)
                 case ["commits"]:
                     print(db.statistics().counters.commits, flush=True)
                 case _:

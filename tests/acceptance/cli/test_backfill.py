@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import perco
+from perco.database.inside import local_owner
 from tests.acceptance.cli.stores import owned, run
 
 docs = perco.Table("docs", key=perco.TEXT)
@@ -15,7 +16,7 @@ body = docs.column("body", perco.TEXT)
 size = docs.column("size", perco.INT64)
 BARE = perco.Schema(docs)
 FULL = perco.Schema(docs)
-BY_HAND = perco.Options(backfill=perco.BackfillOptions(on=False, page_rows=2))
+BY_HAND = perco.Options(backfill=perco.options.BackfillOptions(on=False, page_rows=2))
 
 
 @FULL.observe(body, id="measure")
@@ -35,7 +36,7 @@ async def grown(tmp_path: Path) -> Path:
         for number in range(5):
             txn.set(body, f"k{number}", "text")
     async with perco.open(path, FULL, options=BY_HAND) as db:
-        assert db.backfilling.left
+        assert local_owner(db).backfilling.left
     return path
 
 
@@ -56,11 +57,11 @@ async def test_it_shows_who_is_still_to_be_told(grown: Path) -> None:
 async def test_it_tells_the_rest_and_then_there_is_none(grown: Path) -> None:
     done = await run("backfill", grown, "--run")
     assert (done.code, done.err) == (0, "")
-    assert "observer measure, version 1, was told of 5 changes; looked at 5 rows of docs" in done.out
+    assert "observer measure, version 1, was notified of 5 changes; looked at 5 rows of docs" in done.out
     assert "yes" in (await run("backfill", grown)).out.splitlines()[1]
     again = await run("backfill", grown, "--run")
     assert again.out == (
-        "all observers have been told of what was there; they run when a program that has them opens the store\n"
+        "all observers have been notified of existing data; they run when a program that has them opens the store\n"
     )
     assert (await run("check", grown)).code == 0
     async with perco.open(grown, FULL, options=BY_HAND) as db, db.worker():
@@ -77,7 +78,7 @@ async def test_it_tells_as_json(grown: Path) -> None:
 async def test_wait_waits_for_what_is_still_to_be_told(grown: Path) -> None:
     done = await run("wait", grown, "--timeout", "20")
     assert done.code == 1
-    assert "not all of what was there has been told to measure" in done.err
+    assert "observers not yet notified of all existing data: measure" in done.err
     assert "no process has the store open" in done.err
 
 
@@ -86,7 +87,7 @@ async def test_running_beside_an_owner_lets_that_do_it(store: Path) -> None:
         assert (await run("backfill", store)).code == 0
         done = await run("backfill", store, "--run")
         assert done.code == 0, done.err
-        assert "all observers have been told" in done.out
+        assert "all observers have been notified" in done.out
 
 
 async def test_a_store_without_observers(tmp_path: Path) -> None:

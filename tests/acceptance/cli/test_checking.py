@@ -12,21 +12,22 @@ import pytest
 import trio
 
 import perco
+from perco.database.inside import inside
+from perco.protocol.records import ack_of
 from perco.storage import NOTIFY, WRITE, Mutation, Write
-from perco.txn.records import ack_of
 from tests.acceptance.cli.stores import ROOT, contents, docs, owned, run, schema, title
 
 
 async def damage(path: Path, *, severity: str) -> None:
     """Lose a notification, or leave a long value to nobody."""
     async with perco.open(path, schema) as db:
-        bound = db.bind(contents)
+        bound = inside(db).known.bind(contents)
         async with db.transaction() as txn:
             txn.set(contents, "lost", b"1")
         write: Write = (NOTIFY, ack_of(bound.column, bound.observers[0]), txn.commit_ts, None)
         if severity == "warning":
             write = ("data:raw", bound.column, txn.start_ts, b"left behind")
-        await db.driver.store.apply([Mutation("docs", ((b"lost", (), (write,)),))])
+        await inside(db).driver.store.apply([Mutation("docs", ((b"lost", (), (write,)),))])
 
 
 def files(store: Path) -> dict[Path, bytes]:
@@ -45,7 +46,7 @@ async def test_findings_are_exit_code_1(store: Path) -> None:
     assert done.code == 1
     first, remedy, last = done.out.splitlines()
     assert first.startswith("error    N1   docs['lost'].contents: lost notification: observer 'measure'")
-    assert remedy.strip() == "--repair: put the notification again"
+    assert remedy.strip() == "--repair: write the notification again"
     assert last.startswith("1 error, 0 warnings: ")
 
 
@@ -84,7 +85,7 @@ async def test_what_can_be_repaired_is(store: Path) -> None:
     assert done.code == 0
     first, verdict, last = done.out.splitlines()
     assert first.startswith("repaired N1   docs['lost'].contents: lost notification: observer 'measure'")
-    assert first.endswith("(put the notification again)")
+    assert first.endswith("(write the notification again)")
     assert verdict.startswith("clean: ")
     assert last == "1 repaired"
     assert (await run("check", store)).code == 0
@@ -105,8 +106,8 @@ async def test_what_cannot_be_repaired_stays_and_says_what_to_do(store: Path) ->
     async with perco.open(store, schema) as db:
         async with db.transaction() as txn:
             txn.set(contents, "gone", b"long" * 200)
-        write: Write = ("data:raw", db.bind(contents).column, txn.start_ts, None)
-        await db.driver.store.apply([Mutation("docs", ((b"gone", (), (write,)),))])
+        write: Write = ("data:raw", inside(db).known.bind(contents).column, txn.start_ts, None)
+        await inside(db).driver.store.apply([Mutation("docs", ((b"gone", (), (write,)),))])
     before = files(store)
     found = json.loads((await run("check", store, "--repair", "--json")).out)
     assert (found["clean"], found["repaired"], found["settled"]) == (False, [], 0)
@@ -122,8 +123,8 @@ async def test_a_record_that_does_not_decode_is_told_apart_from_a_transaction_th
     async with perco.open(store, schema) as db:
         async with db.transaction() as txn:
             txn.set(title, "torn", "x")
-        write: Write = (WRITE, db.bind(title).column, txn.commit_ts, b"")
-        await db.driver.store.apply([Mutation("docs", ((b"torn", (), (write,)),))])
+        write: Write = (WRITE, inside(db).known.bind(title).column, txn.commit_ts, b"")
+        await inside(db).driver.store.apply([Mutation("docs", ((b"torn", (), (write,)),))])
     done = await run("check", store, "--repair")
     assert done.code == 1
     finding, remedy, verdict, last = done.out.splitlines()
@@ -187,7 +188,7 @@ def mark(path: Path) -> Path:
 
 async def test_a_store_in_doubt_is_checked_and_accepted(store: Path) -> None:
     file = mark(store)
-    with pytest.raises(perco.NeedsCheck):
+    with pytest.raises(perco.errors.NeedsCheck):
         await perco.open(store, schema).__aenter__()
     assert "run perco check" in (await run("status", store)).out
     looked = await run("check", store)
@@ -199,7 +200,7 @@ async def test_a_store_in_doubt_is_checked_and_accepted(store: Path) -> None:
     assert "accepted" in accepted.out
     assert not file.exists()
     async with perco.open(store, schema) as db:
-        assert db.catalogue.tables
+        assert inside(db).catalogue.tables
 
 
 async def test_a_file_that_cannot_be_read_is_said_in_a_line(store: Path) -> None:
@@ -215,7 +216,7 @@ async def test_a_file_that_cannot_be_read_is_said_in_a_line(store: Path) -> None
         done = await run(*args)
         assert done.code == 2
         assert len(done.err.splitlines()) == 1
-    with pytest.raises(perco.Corruption, match="numbers-0"):
+    with pytest.raises(perco.errors.Corruption, match="numbers-0"):
         async with perco.open(store, schema):
             pass
 

@@ -9,7 +9,8 @@ import pytest
 
 import perco
 from perco.cli.history import age_of
-from perco.txn.oracle import newest_note
+from perco.clock.oracle import newest_note
+from perco.database.inside import inside
 from tests.acceptance.cli.stores import owned, run
 
 short = perco.Table("short", key=perco.TEXT, keep=perco.Keep(seconds=0))
@@ -17,7 +18,7 @@ n = short.column("n", perco.INT64)
 day = perco.Table("day", key=perco.TEXT, keep=perco.Keep(versions=3))
 m = day.column("m", perco.INT64)
 SCHEMA = perco.Schema(short, day)
-BY_HAND = perco.Options(vacuum=perco.VacuumOptions(on=False))
+BY_HAND = perco.Options(vacuum=perco.options.VacuumOptions(on=False))
 
 
 @pytest.fixture
@@ -112,11 +113,11 @@ async def test_status_names_the_oldest_open_transaction(tmp_path: Path) -> None:
         for i in range(3):
             async with db.transaction() as txn:
                 txn.set(n, "k", i)
-        await db.oracle.note()
+        await inside(db).oracle.note()
         async with db.transaction() as txn:
             await db.vacuum()
-            await db.oracle.draw()
-            await db.oracle.note()
+            await inside(db).oracle.draw()
+            await inside(db).oracle.note()
             done = await run("status", path)
             who = f"held back by an open transaction or snapshot, timestamp {txn.start_ts}"
             assert f"; {who}, begun " in done.out
@@ -131,16 +132,16 @@ async def test_the_age_of_a_holder_is_not_that_of_a_note_from_before_the_store_w
     path, wall = tmp_path / "s", 1_700_000_000.0
     async with perco.open(path, SCHEMA, options=BY_HAND) as db:
         for _ in range(3):
-            await db.oracle.draw()
+            await inside(db).oracle.draw()
         async with db.snapshot() as snap:
             before = snap.start_ts
     async with perco.open(path, SCHEMA, options=BY_HAND) as db:
-        first = await newest_note(db.driver.store)
+        first = await newest_note(inside(db).driver.store)
         assert first is not None
         for _ in range(5):
-            ts = await db.oracle.draw()
-        await db.oracle.note()
-        note = await newest_note(db.driver.store)
+            ts = await inside(db).oracle.draw()
+        await inside(db).oracle.note()
+        note = await newest_note(inside(db).driver.store)
         assert note is not None
         assert before <= first[0] < ts <= note[0]
         assert await age_of(db, ts, note[1] + 7) == 7.0, "the note just above, not the one below"

@@ -16,6 +16,7 @@ import trio
 
 import perco
 from perco.cli import reading
+from perco.database.inside import inside
 from perco.storage import APPLIED, Mutation, ReadRequest, RowCells
 from tests.acceptance.cli.stores import ROOT, command, make, owned, run, schema, started, title
 
@@ -118,30 +119,30 @@ async def test_a_version_that_a_vacuum_removes_during_the_look_is_no_damage(dama
     long = perco.Table("long", key=perco.TEXT)
     body = long.column("body", perco.TEXT)
     schema = perco.Schema(long, keep=perco.Keep(seconds=0))
-    async with perco.open("memory:", schema, options=perco.Options(vacuum=perco.VacuumOptions(on=False))) as db:
+    async with perco.open("memory:", schema, options=perco.Options(vacuum=perco.options.VacuumOptions(on=False))) as db:
         commits = []
         for letter in "abc":
             async with db.transaction() as txn:
                 txn.set(body, "k", 1000 * letter)
             commits.append(txn)
-        store, old = db.driver.store, commits[1].start_ts
+        store, old = inside(db).driver.store, commits[1].start_ts
 
         async def act() -> None:
             if damaged:
-                gone = (("data", db.bind(body).column, old, None),)
+                gone = (("data", inside(db).known.bind(body).column, old, None),)
                 assert await store.apply([Mutation("long", ((b"k", (), gone),))]) == [APPLIED]
             else:
                 assert (await db.vacuum()).removed.versions == 2
 
         async with db.snapshot() as snap:
-            db.driver.store = db.driver.reads = between = Between(store, act)
+            inside(db).driver.store = inside(db).driver.reads = between = Between(store, act)
             if damaged:
-                with pytest.raises(perco.Corruption, match="points at missing data"):
+                with pytest.raises(perco.errors.Corruption, match="points at missing data"):
                     await reading._versions(db, snap, body, "k")
             else:
                 found = await reading._versions(db, snap, body, "k")
                 assert found == [(commits[2].commit_ts, False, 1000 * "c")]
-            db.driver.store = db.driver.reads = store
+            inside(db).driver.store = inside(db).driver.reads = store
         assert between.acted == 1
 
 
@@ -219,7 +220,7 @@ async def test_a_reader_that_goes_away_is_no_error(store: Path) -> None:
 async def test_status_says_what_is_there(store: Path) -> None:
     done = await run("status", store)
     assert "perco 1" in done.out
-    assert "nobody; last: process" in done.out
+    assert "no process; last: process" in done.out
     assert ["docs.contents", "bytes", "data:raw", "measure"] in [line.split() for line in done.out.splitlines()]
     assert not BOXES & set(done.out), "no boxes in a pipe"
     assert (done.code, done.err) == (0, "")
@@ -330,7 +331,7 @@ async def test_status_tells_what_every_task_of_the_stores_processes_waits_for(tm
         assert re.fullmatch(r"owner, process \d+: \d+ tasks", head)
         assert rest[0].split() == ["task", "at", "waits", "for"]
         [sweeper] = [line for line in rest if "perco-sweeper" in line]
-        assert "perco.txn.sweeper:" in sweeper
+        assert "perco.notify.sweeper:" in sweeper
         [found] = json.loads((await run("status", tmp_path / "s", "--tasks", "--json")).out)
         assert found["role"] == "owner"
         assert "perco-sweeper" in {task["name"] for task in found["tasks"]}

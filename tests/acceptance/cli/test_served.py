@@ -13,7 +13,7 @@ import perco
 from perco.cli.checking import check_served
 from perco.errors import StoreError
 from perco.serve import opening
-from perco.serve.remote import RemoteRowStore
+from perco.serve.remote_rows import RemoteRowStore
 from perco.storage import ScanPage, ScanRequest
 from tests.acceptance.cli import stores
 from tests.acceptance.cli.test_checking import damage
@@ -158,7 +158,7 @@ async def test_a_check_whose_server_goes_away_says_that_it_was_cut_short(
             return await self.scan(request)
 
         monkeypatch.setattr(RemoteRowStore, "scan", gone)
-        monkeypatch.setattr(opening, "Options", partial(perco.Options, wire=perco.WireOptions(patience_s=0.05)))
+        monkeypatch.setattr(opening, "Options", partial(perco.Options, wire=perco.options.WireOptions(patience_s=0.05)))
         with pytest.raises(StoreError, match=r"^the check was cut short: the server at .* was not reached") as caught:
             await check_served(f"unix:{store / 'socket'}", json=False, accepting=False, repairing=bool(more))
     assert "run the check again" in str(caught.value)

@@ -133,7 +133,7 @@ def test_what_a_module_raises_is_shown_from_its_own_code_on(place: Path, program
     files = [line for line in lines if line.startswith("  File ")]
     assert first in files[0]
     assert all("broken.py" in file for file in files)
-    assert lines[-2:] == [last, "perco: broken:schema: the module cannot be imported; what it raised is above"]
+    assert lines[-2:] == [last, "perco: broken:schema: the module cannot be imported; its error is printed above"]
 
 
 @pytest.fixture

@@ -139,7 +139,7 @@ async def test_a_signal_is_raised_and_waits_for_its_observers(tmp_path: Path) ->
     assert (await run("check", store)).code == 0
     done = await run("signal", store, "clusters", "k", shrunk.name)
     assert (done.code, done.out) == (1, "")
-    assert "nobody observes clusters.shrunk: nothing was raised" in done.err
+    assert "clusters.shrunk has no observer: nothing was raised" in done.err
     async with perco.open(store, own) as db, db.worker():
         await db.wait_idle()
         async with db.snapshot() as snap:
@@ -203,7 +203,7 @@ async def test_wait_until_a_timestamp_passes_by_what_came_later(store: Path) -> 
 async def test_wait_until_a_timestamp_that_was_never_given_out_is_refused(store: Path) -> None:
     done = await run("wait", store, "--until-ts", 10**9)
     assert (done.code, done.out) == (2, "")
-    assert "no timestamp above 100000 was given out so far" in done.err
+    assert "no timestamp above 100000 was issued so far" in done.err
 
 
 async def test_wait_until_a_timestamp_while_others_go_on_writing(store: Path) -> None:

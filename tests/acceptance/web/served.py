@@ -28,7 +28,7 @@ from perco.webindex.service import search_path, serve
 from tests.acceptance.web.child import Change, set_rank, url_of
 from tests.acceptance.web.site import WORDS
 
-WIRE = perco.WireOptions(heartbeat_s=0.3, silence_s=2.0, lease_s=2.0, patience_s=30.0)
+WIRE = perco.options.WireOptions(heartbeat_s=0.3, silence_s=2.0, lease_s=2.0, patience_s=30.0)
 OPTIONS = perco.Options(durability="process", wire=WIRE)
 
 
@@ -98,7 +98,7 @@ async def look(store: Path) -> None:
                         for hit in hits[:3]:
                             document = await index.document(snap, hit.url)
                             assert document is None or document.text is not None
-                except perco.SessionEnded:
+                except perco.errors.SessionEnded:
                     say("session ended")
                 say("searched")
                 await trio.sleep(0.01)

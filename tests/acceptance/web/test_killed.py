@@ -14,7 +14,8 @@ import msgpack
 import trio
 
 import perco
-from perco.txn.check import check
+from perco.check.check import check
+from perco.database.inside import inside
 from perco.webindex.batch import build, digest
 from perco.webindex.index import WebIndex
 from perco.webindex.pages import Page, pack
@@ -65,7 +66,7 @@ def live(store: Path, changes: Path, events_before: int, kill_at: Collection[str
 def checked(store: Path) -> None:
     async def run() -> None:
         async with perco.open(store, readonly=True) as db:
-            result = await check(db.driver.store, ts=await db.oracle.draw())
+            result = await check(inside(db).driver.store, ts=await inside(db).oracle.draw())
         assert result.clean, result.findings
 
     trio.run(run)

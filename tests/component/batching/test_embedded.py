@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside
 from perco.errors import StoreError
 from perco.storage import Batching, BatchOptions, LocalRowStore
 
@@ -34,7 +35,7 @@ async def value(db: perco.Database, key: str) -> int | None:
 @pytest.mark.parametrize("batch", [BatchOptions(), BatchOptions(window_s=WINDOW_S)])
 async def test_without_a_fixed_window_nothing_stands_between(batch: BatchOptions) -> None:  # D3
     async with perco.open("memory:", SCHEMA, options=perco.Options(batch=batch)) as db:
-        assert type(db.driver.store) is LocalRowStore
+        assert type(inside(db).driver.store) is LocalRowStore
         began = trio.current_time()
         await db.run(add, "a")
         assert trio.current_time() == began
@@ -43,7 +44,7 @@ async def test_without_a_fixed_window_nothing_stands_between(batch: BatchOptions
 async def test_transactions_pass_a_window_for_their_reads_and_one_for_their_commits() -> None:  # D1, D2
     async with perco.open("memory:", SCHEMA, options=FIXED) as db:
         applied: list[int] = []
-        store = db.driver.store
+        store = inside(db).driver.store
         assert isinstance(store, Batching)
         apply = store.inner.apply
 
@@ -67,13 +68,13 @@ async def test_cells_are_entered_when_the_window_of_their_commit_has_ended() -> 
     async with perco.open("memory:", SCHEMA, options=FIXED) as db, trio.open_nursery() as nursery:
         nursery.start_soon(db.run, add, "a")
         await trio.sleep(1.5 * WINDOW_S)  # it waits for its commit
-        began, last = trio.current_time(), db.oracle.last
-        assert not db.driver.entered.cells
+        began, last = trio.current_time(), inside(db).oracle.last
+        assert not inside(db).driver.entered.cells
         assert await value(db, "a") is None
         assert trio.current_time() - began == pytest.approx(WINDOW_S)  # its own, and no more
-        assert last < db.oracle.last
+        assert last < inside(db).oracle.last
         assert await value(db, "a") == 1
-        assert not db.driver.entered.cells
+        assert not inside(db).driver.entered.cells
 
 
 @pytest.mark.parametrize("keys", [("a",), ("a", "z")])
@@ -83,7 +84,7 @@ async def test_those_who_change_one_cell_at_a_time_all_succeed(keys: tuple[str, 
             for _ in range(10):
                 nursery.start_soon(db.run, add, *keys)
         assert [await value(db, key) for key in keys] == [10] * len(keys)
-        assert not db.driver.entered.cells
+        assert not inside(db).driver.entered.cells
 
 
 async def test_a_commit_that_is_cancelled_in_its_window_did_not_happen() -> None:  # D4, T10
@@ -92,12 +93,12 @@ async def test_a_commit_that_is_cancelled_in_its_window_did_not_happen() -> None
             await db.run(add, "a")
         assert scope.cancelled_caught
         assert await value(db, "a") is None
-        assert not db.driver.entered.cells
+        assert not inside(db).driver.entered.cells
 
 
 async def test_what_was_entered_and_could_not_be_sent_leaves() -> None:  # C3
     async with perco.open("memory:", SCHEMA, options=FIXED) as db:
-        store = db.driver.store
+        store = inside(db).driver.store
         assert isinstance(store, Batching)
         apply, failed = store.inner.apply, 0
 
@@ -106,7 +107,7 @@ async def test_what_was_entered_and_could_not_be_sent_leaves() -> None:  # C3
             if mutations[0].table != "docs":
                 return await apply(mutations)
             failed += 1
-            assert db.driver.entered.cells
+            assert inside(db).driver.entered.cells
             raise StoreError("it could not be sent")
 
         store.inner.apply = fail  # type: ignore[method-assign]
@@ -114,5 +115,5 @@ async def test_what_was_entered_and_could_not_be_sent_leaves() -> None:  # C3
             await db.run(add, "a")
         store.inner.apply = apply  # type: ignore[method-assign]
         assert failed >= 1
-        assert not db.driver.entered.cells
+        assert not inside(db).driver.entered.cells
         assert await value(db, "a") is None

@@ -24,7 +24,7 @@ def told(keep: float, folder: Path, capsys: pytest.CaptureFixture[str], monkeypa
     monkeypatch.setattr(space, "QUICK", OVERWRITES)
     monkeypatch.setattr(space, "HISTORY_S", 0.0)
     monkeypatch.setattr(space.docs, "keep", perco.Keep(seconds=keep))
-    oracle = perco.OracleOptions(note_period_s=0.001)  # nobody waits for it
+    oracle = perco.options.OracleOptions(note_period_s=0.001)  # nobody waits for it
     monkeypatch.setattr(
         space, "OPTIONS", perco.Options(durability="process", vacuum=space.OPTIONS.vacuum, oracle=oracle)
     )

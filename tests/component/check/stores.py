@@ -12,16 +12,19 @@ import trio.testing
 from trio.testing import wait_all_tasks_blocked
 
 import perco
-from perco.serve.database import RemoteDatabase, open_served
+from perco.check.check import CheckOptions, CheckResult, check
+from perco.check.repair import RepairResult, repair, repair_elsewhere
+from perco.check.system import Groups, groups_of
+from perco.clock.oracle import OracleOptions
+from perco.database.database import Database
+from perco.database.inside import close, inside, local_owner
+from perco.protocol.mutations import Header, Intent, prewrite
+from perco.protocol.records import PUT, Cellref, ack_of
+from perco.serve.client import open_served
 from perco.serve.server import Server
 from perco.storage import APPLIED, Mutation, ScanQuery, ScanRequest, Write
-from perco.txn.check import CheckOptions, CheckResult, check
-from perco.txn.mutations import Header, Intent, prewrite
-from perco.txn.oracle import OracleOptions
-from perco.txn.records import PUT, Cellref, ack_of
-from perco.txn.repair import RepairResult, repair, repair_elsewhere
-from perco.txn.system import Groups, groups_of
 from tests.component.serve.kit import WIRE
+from tests.support.places import local_of
 
 LONG = b"x" * 5000
 # Small enough that rows are read in parts and pages end everywhere.
@@ -59,34 +62,38 @@ class Store:
         self.db, self.docs = db, docs
 
     def number(self, column: perco.Column[Any, Any]) -> int:
-        return self.db.bind(column).column
+        return inside(self.db).known.bind(column).column
 
     @property
     def ack(self) -> int:
-        [number] = self.db.bind(self.docs.contents).observers
+        [number] = inside(self.db).known.bind(self.docs.contents).observers
         return ack_of(self.number(self.docs.contents), number)
 
     async def plant(self, row: bytes, *writes: Write, table: str = "docs") -> None:
-        [verdict] = await self.db.driver.store.apply([Mutation(table, ((row, (), writes),))])
+        [verdict] = await inside(self.db).driver.store.apply([Mutation(table, ((row, (), writes),))])
         assert verdict is APPLIED
 
     async def draw(self) -> int:
-        return await self.db.oracle.draw()
+        return await inside(self.db).oracle.draw()
 
     async def lock(self, start_ts: int, primary: tuple[bytes, int], *cells: tuple[bytes, int]) -> None:
         """Prewrite cells of `docs` as a transaction would, and leave it at that."""
         header = Header(start_ts, Cellref("docs", *primary), 0, 0, "token")
         for row, column in cells:
             part = [Intent("docs", row, column, PUT, b"v")]
-            [verdict] = await self.db.driver.store.apply([prewrite(header, part, again=False)])
+            [verdict] = await inside(self.db).driver.store.apply([prewrite(header, part, again=False)])
             assert verdict is APPLIED
 
     async def check(self, options: CheckOptions | None = None) -> CheckResult:
         db, chosen = self.db, options or CheckOptions(pause_s=0.0)
         if self.where == "client":
             async with self.client() as other:
-                return await check(other.local.store, ts=db.oracle.last, options=chosen, groups=self._groups)
-        return await check(db.driver.store, ts=db.oracle.last, alive=db.fates.alive, options=chosen)
+                return await check(
+                    local_of(other).store, ts=inside(db).oracle.last, options=chosen, groups=self._groups
+                )
+        return await check(
+            inside(db).driver.store, ts=inside(db).oracle.last, alive=inside(db).fates.alive, options=chosen
+        )
 
     async def repair(self, options: CheckOptions | None = None) -> RepairResult:
         db = self.db
@@ -94,15 +101,19 @@ class Store:
         if self.where == "client":
             async with self.client() as other:
                 return await repair_elsewhere(
-                    other.driver, other.local.store, ts=db.oracle.last, options=chosen, groups=self._groups
+                    inside(other).driver,
+                    local_of(other).store,
+                    ts=inside(db).oracle.last,
+                    options=chosen,
+                    groups=self._groups,
                 )
-        return await repair(db.driver, db.local.store, ts=db.oracle.last, options=chosen)
+        return await repair(inside(db).driver, local_of(db).store, ts=inside(db).oracle.last, options=chosen)
 
     async def _groups(self) -> list[Groups]:
-        return groups_of(self.db.local.store)
+        return groups_of(local_of(self.db).store)
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[RemoteDatabase]:
+    async def client(self) -> AsyncIterator[Database]:
         """Another process, which asks the owner."""
         server = Server(self.db, WIRE)
 
@@ -116,12 +127,12 @@ class Store:
             try:
                 yield db
             finally:
-                await db.aclose()
+                await close(db)
 
     async def cells(self) -> dict[tuple[str, str, bytes, int, int], bytes]:
         """Every cell of every group of every table, as it is stored."""
         found = {}
-        for tablet in self.db.local.store.tablets():
+        for tablet in local_of(self.db).store.tablets():
             for group in tablet.groups():
                 page = tablet.scan(
                     ScanRequest(tablet.table, b"", None, (ScanQuery(group, None, n=1 << 30),), rows_max=1 << 30)
@@ -139,8 +150,8 @@ async def opened(
     docs = docs or Docs()
     options = perco.Options(seed=7, oracle=OracleOptions(range_size=range_size))
     async with perco.open(url, docs.schema, options=options) as db:
-        while not db.sweeper.clean:  # so that it has nothing to do with what a test leaves behind
-            await db.changed()
+        while not local_owner(db).sweeper.clean:  # so that it has nothing to do with what a test leaves behind
+            await local_owner(db).idle.changed()
         yield Store(db, docs)
 
 

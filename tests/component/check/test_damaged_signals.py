@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import perco
-from perco.storage import DATA, LOCK, NOTIFY, PENDING, ROLLBACK, SHARED, TRACE, WRITE
-from perco.txn.records import (
+from perco.database.inside import inside
+from perco.protocol.records import (
     BARE,
     PUT,
     READ,
@@ -23,6 +23,7 @@ from perco.txn.records import (
     pack_record,
     pack_trace,
 )
+from perco.storage import DATA, LOCK, NOTIFY, PENDING, ROLLBACK, SHARED, TRACE, WRITE
 from tests.component.check.stores import Docs, Store, opened
 from tests.component.check.test_damaged_stores import found
 
@@ -48,11 +49,11 @@ class Raised(Store):
 
     @property
     def column(self) -> int:
-        return self.db.bind_signal(self.docs.grown).column
+        return inside(self.db).known.bind_signal(self.docs.grown).column
 
     @property
     def count(self) -> int:
-        [number] = self.db.bind_signal(self.docs.grown).observers
+        [number] = inside(self.db).known.bind_signal(self.docs.grown).observers
         return number
 
     @property
@@ -108,7 +109,7 @@ async def test_a_pending_removal_that_does_not_decode_removes_nothing() -> None:
         ({"kind": PUT}, "is of kind 1"),
         ({"kind": READ}, "is of kind 5"),
         ({"observers": (77,)}, "notifies unknown observers #77"),
-        ({}, "notifies nobody"),
+        ({}, "notifies no observer"),
     ],
 )
 async def test_a_pending_signal_that_makes_no_sense(how: dict[str, Any], what: str) -> None:  # N5

@@ -8,12 +8,12 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from perco.storage import DATA, FAILED_LIST, LOCK, NOTIFY, PENDING, ROLLBACK, SHARED, TRACE, TS_MAX, WRITE
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.check import CheckOptions
-from perco.txn.failed import FailedCell
-from perco.txn.mutations import Header, Intent, commit, prewrite
-from perco.txn.records import (
+from perco.check.check import CheckOptions
+from perco.check.system import groups_of, strange_groups
+from perco.database.inside import inside, local_owner
+from perco.protocol.failed import FailedCell
+from perco.protocol.mutations import Header, Intent, commit, prewrite
+from perco.protocol.records import (
     ACK,
     DELETE,
     PUT,
@@ -26,8 +26,10 @@ from perco.txn.records import (
     pack_record,
     pack_trace,
 )
-from perco.txn.system import groups_of, strange_groups
+from perco.schema.catalogue import SYSTEM_TABLE
+from perco.storage import DATA, FAILED_LIST, LOCK, NOTIFY, PENDING, ROLLBACK, SHARED, TRACE, TS_MAX, WRITE
 from tests.component.check.stores import LONG, PARTS, Docs, Store, fill, opened
+from tests.support.places import local_of
 
 Cells = dict[tuple[str, str, bytes, int, int], bytes]
 
@@ -306,7 +308,7 @@ async def test_a_record_that_points_at_missing_data() -> None:  # T2
 async def _start_of_a_long_value(store: Store) -> int:
     """Of the newest but one in b."""
     query = (WRITE, store.number(store.docs.contents), 0, TS_MAX, 9)
-    [[records]] = await store.db.driver.store.read([("docs", b"b", [query])])
+    [[records]] = await inside(store.db).driver.store.read([("docs", b"b", [query])])
     assert records[1][1][0] == PUT_DATA
     return int.from_bytes(records[1][1][1:9], "big")
 
@@ -396,7 +398,7 @@ async def test_a_shared_lock_beside_a_writers() -> None:  # T14
         rank = store.number(store.docs.rank)
         reader, writer = await store.draw(), await store.draw()
         for start_ts in (reader, writer):
-            store.db.fates.begin(start_ts)
+            inside(store.db).fates.begin(start_ts)
         await store.lock(writer, (b"a", rank), (b"a", rank))
         await store.plant(b"a", (SHARED, rank, reader, shared((b"z", rank))))
         await found(store, "error", "T14", f"beside the lock of transaction {writer}")
@@ -503,8 +505,8 @@ async def test_a_secondary_that_committed_before_its_primary() -> None:  # T3
         commit_ts = await store.draw()
         for row in (b"a", b"k", b"z"):
             part = [Intent("docs", row, rank, PUT, b"v")]
-            await store.db.driver.store.apply([prewrite(header, part, again=False)])
-        await store.db.driver.store.apply([commit(header, [Intent("docs", b"a", rank, PUT, b"v")], commit_ts)])
+            await inside(store.db).driver.store.apply([prewrite(header, part, again=False)])
+        await inside(store.db).driver.store.apply([commit(header, [Intent("docs", b"a", rank, PUT, b"v")], commit_ts)])
         await found(store, "error", "T3", "its primary docs['k'].rank is still locked")
 
 
@@ -530,7 +532,7 @@ async def test_a_committed_secondary_whose_primary_was_rolled_back() -> None:  #
 async def test_a_lost_notification() -> None:  # N1
     async with opened() as store:
         await fill(store)
-        [[cells]] = await store.db.driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
+        [[cells]] = await inside(store.db).driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
         assert len(cells) == 1
         mended = await store.cells()
         await store.plant(b"a", (NOTIFY, store.ack, cells[0][0], None))
@@ -546,7 +548,7 @@ async def test_a_lost_notification_of_a_delete() -> None:  # N1
         await fill(store)
         async with store.db.transaction() as txn:
             txn.delete(store.docs.contents, "a")
-        [[cells]] = await store.db.driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
+        [[cells]] = await inside(store.db).driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
         older = ((NOTIFY, store.ack, ts, None) for ts, _ in cells if ts < txn.commit_ts)
         await store.plant(b"a", *older)
         mended = await store.cells()
@@ -557,10 +559,10 @@ async def test_a_lost_notification_of_a_delete() -> None:  # N1
 async def test_a_notification_that_a_run_is_just_acknowledging_is_not_lost() -> None:
     async with opened() as store:
         await fill(store)
-        [[cells]] = await store.db.driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
+        [[cells]] = await inside(store.db).driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
         await store.plant(b"a", (NOTIFY, store.ack, cells[0][0], None))
         run = await store.draw()
-        store.db.fates.begin(run)
+        inside(store.db).fates.begin(run)
         await store.plant(b"a", (LOCK, store.ack, run, lock((b"a", store.ack), ACK, b"")))
         assert (await store.check()).findings == ()
 
@@ -571,7 +573,7 @@ async def test_a_lost_notification_of_an_observer_that_was_registered_without_th
         async with store.db.transaction() as txn:
             txn.set(docs.contents, "old", b"1")
         docs.schema.observe(docs.contents, id="parse", backfill=False)(docs.parse)
-        await store.db.declare()
+        await local_owner(store.db).declare()
         await store.db.backfill()
         async with store.db.transaction() as txn:
             txn.set(docs.contents, "seen", b"1")
@@ -605,18 +607,18 @@ async def test_an_ack_that_points_at_the_future() -> None:  # N3: it would swall
 async def test_a_notify_cell_that_does_not_say_why() -> None:  # N9
     async with opened() as store:
         await fill(store)
-        [[cells]] = await store.db.driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
+        [[cells]] = await inside(store.db).driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
         mended = await store.cells()
         await store.plant(b"a", (NOTIFY, store.ack, cells[0][0], b"?"))
         await found(store, "error", "N9", "does not say what caused it", mended=mended)
-        [[cells]] = await store.db.driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
+        [[cells]] = await inside(store.db).driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
         assert cells[0][1] == pack_cause(1, 0), "whoever waits for any cause waits for this"
 
 
 async def test_a_notify_cell_that_was_caused_by_what_came_later() -> None:  # N9
     async with opened() as store:
         await fill(store)
-        [[cells]] = await store.db.driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
+        [[cells]] = await inside(store.db).driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
         mended = await store.cells()
         await store.plant(b"a", (NOTIFY, store.ack, cells[0][0], pack_cause(cells[0][0] + 1, 0)))
         await found(store, "error", "N9", "does not say what caused it", mended=mended)
@@ -632,7 +634,7 @@ async def test_a_notify_cell_of_an_unknown_observer() -> None:  # N10
 async def test_a_notify_cell_of_an_observer_of_another_column() -> None:  # N10
     async with opened() as store:
         ts = await store.draw()
-        [number] = store.db.bind(store.docs.contents).observers
+        [number] = inside(store.db).known.bind(store.docs.contents).observers
         mended = await store.cells()
         await store.plant(b"a", (NOTIFY, store.number(store.docs.rank) | number, ts, pack_cause(ts, 0)))
         await found(store, "error", "N10", "'parse', which observes docs.contents", mended=mended)
@@ -657,7 +659,7 @@ async def test_a_notify_cell_for_a_change_that_is_not_there() -> None:  # N1, of
 async def test_a_notify_cell_for_a_change_that_is_not_there_in_place_of_one_that_is() -> None:  # N1
     async with opened() as store:
         await fill(store)
-        [[cells]] = await store.db.driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
+        [[cells]] = await inside(store.db).driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
         mended = await store.cells()
         ts = await store.draw()
         await store.plant(b"a", (NOTIFY, store.ack, cells[0][0], None), (NOTIFY, store.ack, ts, pack_cause(ts, 0)))
@@ -689,7 +691,7 @@ async def test_a_notify_cell_above_the_oracles_bound() -> None:  # O1
 
 async def waiting(store: Store) -> int:
     """When the change was committed that waits in row a."""
-    [[cells]] = await store.db.driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
+    [[cells]] = await inside(store.db).driver.store.read([("docs", b"a", [(NOTIFY, store.ack, 0, TS_MAX, 9)])])
     return cells[0][0]
 
 
@@ -717,7 +719,7 @@ async def test_a_failed_change_that_waits_as_well() -> None:  # N6
 async def test_a_failed_change_that_has_been_acknowledged() -> None:  # N6
     async with opened() as store:
         await fill(store)
-        [[changes]] = await store.db.driver.store.read(
+        [[changes]] = await inside(store.db).driver.store.read(
             [("docs", b"b", [(WRITE, store.number(store.docs.contents), 0, TS_MAX, 1)])]
         )
         ts, mended = changes[0][0], await store.cells()
@@ -783,9 +785,9 @@ async def system_finding(
 
 async def test_a_note_of_the_clock_above_the_bound() -> None:  # O1
     async with opened() as store:
-        await store.db.oracle.note()
+        await inside(store.db).oracle.note()
         mended = await store.cells()
-        wall = store.db.oracle.wall_ms() + 10**6
+        wall = inside(store.db).oracle.wall_ms() + 10**6
         await store.plant(b"clock", (DATA, 0, 10**9, wall.to_bytes(8, "big")), table=SYSTEM_TABLE)
         await system_finding(store, "O1", "above the bound", mended=mended)
 
@@ -794,7 +796,7 @@ async def test_notes_of_the_clock_that_go_back() -> None:  # O3: which of the tw
     async with opened() as store:
         await store.draw()
         mended = await store.cells()
-        await store.db.oracle.note()
+        await inside(store.db).oracle.note()
         ts = await store.draw()
         await store.plant(b"clock", (DATA, 0, ts, (1).to_bytes(8, "big")), table=SYSTEM_TABLE)
         await system_finding(store, "O3", "has a later wall time than the one at", mended=mended)
@@ -811,7 +813,7 @@ async def test_a_note_of_the_clock_that_is_no_time() -> None:  # O3
 @pytest.mark.parametrize(
     ("value", "invariant", "what"),
     [
-        (b"?", "G1", "does not read"),
+        (b"?", "G1", "cannot be decoded"),
         (msgpack.packb([10**9, {}]), "O1", "above the bound"),
         (msgpack.packb([3, {"docs": 4}]), "G1", "a table is cut at 4"),
     ],
@@ -825,7 +827,7 @@ async def test_a_watermark_that_cannot_be(value: bytes, invariant: str, what: st
 
 async def test_a_locality_group_that_the_catalogue_does_not_have(tmp_path: pathlib.Path) -> None:  # N10
     async with opened(tmp_path / "s") as store:
-        for tablet in store.db.local.store.tablets():
+        for tablet in local_of(store.db).store.tablets():
             if tablet.table == "words":
                 await tablet.add_groups(["data:strange"])
         await system_finding(store, "N10", "has a group 'data:strange'")
@@ -834,14 +836,14 @@ async def test_a_locality_group_that_the_catalogue_does_not_have(tmp_path: pathl
 async def test_how_far_a_backfill_is_does_not_read() -> None:  # N10
     async with opened() as store:
         mended = await store.cells()
-        number = store.db.catalogue.observers["parse"].number
+        number = inside(store.db).catalogue.observers["parse"].number
         await store.plant(b"backfill", (DATA, number, 1, b"?"), table=SYSTEM_TABLE)
-        await system_finding(store, "N10", "how far it has come does not read", mended=mended, severity="warning")
+        await system_finding(store, "N10", "its progress cannot be decoded", mended=mended, severity="warning")
 
 
 async def test_an_ack_of_a_version_that_the_catalogue_does_not_have() -> None:  # N10
     async with opened() as store:
-        ack = store.number(store.docs.contents) | store.db.catalogue.observers["parse"].number
+        ack = store.number(store.docs.contents) | inside(store.db).catalogue.observers["parse"].number
         start_ts = await store.draw()
         record = pack_record(ACK, start_ts, ack_head(2) + pack_cause(start_ts, 0))
         await store.plant(b"a", (WRITE, ack, await store.draw(), record))
@@ -851,11 +853,11 @@ async def test_an_ack_of_a_version_that_the_catalogue_does_not_have() -> None:  
 async def test_tablets_of_a_table_that_the_catalogue_does_not_have() -> None:  # N10
     """As where the catalogue was damaged while the store was open."""
     async with opened() as store:
-        catalogue = store.db.catalogue
-        assert not list(strange_groups(groups_of(store.db.local.store), catalogue))
+        catalogue = inside(store.db).catalogue
+        assert not list(strange_groups(groups_of(local_of(store.db).store), catalogue))
         gone = replace(catalogue, tables={name: of for name, of in catalogue.tables.items() if name != "docs"})
-        tablets = [start for table, start, _ in groups_of(store.db.local.store) if table == "docs"]
-        for start, finding in zip(tablets, strange_groups(groups_of(store.db.local.store), gone), strict=True):
+        tablets = [start for table, start, _ in groups_of(local_of(store.db).store) if table == "docs"]
+        for start, finding in zip(tablets, strange_groups(groups_of(local_of(store.db).store), gone), strict=True):
             assert (finding.severity, finding.invariant, finding.where) == ("error", "N10", "docs")
             assert finding.what == f"there is a tablet from {start!r} on, but the catalogue has no such table"
 
@@ -864,7 +866,7 @@ async def test_an_old_version_of_the_catalogue_that_does_not_read() -> None:  # 
     async with opened() as store:
         async with store.db.transaction() as txn:
             txn.set(store.docs.rank, "a", 1)
-        await store.db.change_catalogue(lambda catalogue: replace(catalogue, version=catalogue.version + 1))
+        await inside(store.db).keeper.change(lambda catalogue: replace(catalogue, version=catalogue.version + 1))
         await store.plant(b"catalogue", (DATA, 0, 1, b"?"), table=SYSTEM_TABLE)
         result = await store.check()
         assert [finding.invariant for finding in result.findings] == ["N10"]

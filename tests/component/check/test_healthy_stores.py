@@ -12,12 +12,14 @@ from trio._core import _run as scheduler
 from trio.testing import wait_all_tasks_blocked
 
 import perco
+from perco.check.check import CheckOptions, check
+from perco.check.repair import repair
+from perco.clock.oracle import published
+from perco.database.inside import inside, local_owner
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import LOCK, NOTIFY, ROLLBACK, LocalRowStore, ReadRequest, RowCells, ScanPage, ScanRequest
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.check import CheckOptions, check
-from perco.txn.oracle import published
-from perco.txn.repair import repair
 from tests.component.check.stores import LONG, PARTS, Docs, Store, fill, opened
+from tests.support.places import local_of
 
 
 @pytest.mark.parametrize("options", [CheckOptions(), PARTS], ids=["at once", "in parts"])
@@ -54,7 +56,7 @@ async def test_an_undecided_transaction_is_nothing_to_report() -> None:
     async with opened() as store:
         rank = store.number(store.docs.rank)
         start_ts = await store.draw()
-        store.db.fates.begin(start_ts)
+        inside(store.db).fates.begin(start_ts)
         await store.lock(start_ts, (b"a", rank), (b"a", rank), (b"z", rank))
         result = await store.check()
     assert result.findings == ()
@@ -94,7 +96,7 @@ async def test_a_secondary_may_be_locked_before_its_primary() -> None:
     async with opened() as store:
         rank = store.number(store.docs.rank)
         start_ts = await store.draw()
-        store.db.fates.begin(start_ts)
+        inside(store.db).fates.begin(start_ts)
         await store.lock(start_ts, (b"a", rank), (b"z", rank))
         result = await store.check()
     assert result.findings == ()
@@ -129,7 +131,7 @@ class _without_phase_two:
     """Phase two is dropped, as by a process that dies."""
 
     def __init__(self, store: Store) -> None:
-        self._driver = store.db.driver
+        self._driver = inside(store.db).driver
 
     async def __aenter__(self) -> None:
         self._driver._begin_phase_two = lambda commit, *, observed: None
@@ -159,7 +161,7 @@ async def test_an_observer_that_was_registered_later_has_been_told_of_all() -> N
             txn.set(docs.contents, "a", b"1")
             txn.delete(docs.contents, "b")
         docs.schema.observe(docs.contents, id="parse")(docs.parse)
-        await store.db.declare()
+        await local_owner(store.db).declare()
         await store.db.backfill()
         result = await store.check()
         assert result.findings == ()
@@ -175,7 +177,7 @@ async def test_an_observer_registered_without_the_past_misses_nothing_of_it() ->
         async with store.db.transaction() as txn:
             txn.set(docs.contents, "a", b"1")
         docs.schema.observe(docs.contents, id="parse", backfill=False)(docs.parse)
-        await store.db.declare()
+        await local_owner(store.db).declare()
         await store.db.backfill()
         assert (await store.check()).findings == ()
         async with store.db.transaction() as txn:
@@ -198,7 +200,7 @@ async def test_a_lock_that_is_gone_when_its_primary_is_asked_is_no_orphan() -> N
                     await store.plant(b"z", (LOCK, rank, start_ts, None))
                 return await super().read(requests)
 
-        result = await check(Giving(store.db.local.store), alive=store.db.fates.alive)
+        result = await check(Giving(local_of(store.db).store), alive=inside(store.db).fates.alive)
         assert (result.locks, result.orphans, result.findings) == (1, 0, ())
 
 
@@ -209,13 +211,13 @@ async def test_a_group_that_is_declared_meanwhile_is_not_strange(
 
         async def later(given: LocalRowStore) -> Any:
             store.docs.docs.column("late", perco.BYTES, group="late")
-            await store.db.declare()
+            await local_owner(store.db).declare()
             await store.db.backfill()
             return await published(given)
 
-        monkeypatch.setattr(perco.txn.check, "published", later)
+        monkeypatch.setattr(perco.check.check, "published", later)
         assert (await store.check()).findings == ()
-        assert "data:late" in store.db.local.store.tablet("docs", b"").groups()
+        assert "data:late" in local_of(store.db).store.tablet("docs", b"").groups()
 
 
 async def test_a_repair_wakes_the_worker_that_it_has_work_for() -> None:  # N1 N7 N8
@@ -261,7 +263,7 @@ async def test_progress_is_told_by_the_page() -> None:
     async with opened() as store:
         await fill(store)
         told: list[tuple[str, int]] = []
-        await check(store.db.driver.store, progress=lambda seen: told.append((seen.table, seen.rows)))
+        await check(inside(store.db).driver.store, progress=lambda seen: told.append((seen.table, seen.rows)))
     assert told[0][0] == "docs"
     assert told[-1] == ("words", 8)
     assert len(told) > 2
@@ -279,7 +281,7 @@ async def test_beside_busy_writers_nothing_is_reported_and_nothing_repaired(
     docs = Docs(keep_s=0.0)
     async with opened("memory:" if name == "memory" else tmp_path / "s", docs, range_size=8) as store:
         db = store.db
-        slow = _Slow(db.local.store)
+        slow = _Slow(local_of(db).store)
         stop = trio.Event()
 
         async def write(number: int) -> None:
@@ -300,16 +302,16 @@ async def test_beside_busy_writers_nothing_is_reported_and_nothing_repaired(
             while checks < 4 or db.statistics().counters.commits < 100 or (not again and checks < 400):
                 for options in (CheckOptions(pause_s=0.001), CheckOptions(row_cells=16, data_cells=4, pause_s=0.0)):
                     if repairing:
-                        done = await repair(db.driver, slow, options=options)  # type: ignore[arg-type]
+                        done = await repair(inside(db).driver, slow, options=options)  # type: ignore[arg-type]
                         assert done.repaired == ()
                         result = done.after
                     else:
-                        result = await check(slow, alive=db.fates.alive, options=options)
+                        result = await check(slow, alive=inside(db).fates.alive, options=options)
                     assert [f for f in result.findings if f.severity != "note"] == []
                     again += result.again
                     checks += 1
             stop.set()
-        assert db.vacuuming.removed.versions > 50
+        assert local_owner(db).vacuuming.removed.versions > 50
         assert again, "some things did look wrong at first sight"
         assert db.statistics().counters.lock_waits, "they did get into each other's way"
         await db.vacuum()

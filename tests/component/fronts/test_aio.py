@@ -21,6 +21,7 @@ import perco.aio
 import perco.sync
 from perco.aio import guest
 from perco.aio.guest import Guests
+from perco.database.inside import inside
 from perco.storage import Mutation
 from tests.support.faults import TWO_PHASES, FaultyRowStore, use
 
@@ -30,7 +31,7 @@ title = docs.column("title", perco.TEXT)
 grown = docs.signal("grown")
 SCHEMA = perco.Schema(docs)
 
-pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")  # the temporary folder may lie on tmpfs
+pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")  # the temporary folder may lie on tmpfs
 
 Body = Callable[[perco.aio.Database], Awaitable[Any]]
 
@@ -64,7 +65,7 @@ async def forever(_: Any, begun: asyncio.Event) -> None:
 async def waiting(db: perco.aio.Database) -> asyncio.Task[None]:
     """A task in a call that waits."""
     begun = asyncio.Event()
-    task = asyncio.create_task(db._ask(forever, (begun,), {}))
+    task = asyncio.create_task(db._port.ask(forever, (db._of, begun), {}))
     await begun.wait()
     return task
 
@@ -175,7 +176,7 @@ def test_a_transaction_of_ones_own_is_committed_or_discarded() -> None:
         txn.set(n, "a", 2)
         txn.discard()
         assert (await read(db, "a"), txn.outcome) == (1, "aborted")
-        with pytest.raises(perco.TransactionClosed):
+        with pytest.raises(perco.errors.TransactionClosed):
             txn.set(n, "a", 3)
 
     over(body)
@@ -213,7 +214,7 @@ def test_past_the_timeout_the_next_read_says_so_and_so_does_the_commit() -> None
                 if touch:
                     await txn.get(n, "a")
 
-            with pytest.raises(perco.Unavailable, match="did not get through"):
+            with pytest.raises(perco.Unavailable, match="did not finish within"):
                 await db.options(timeout=0.0).run(late, touch)
         assert await read(db, "a") is None
         assert await db.options(timeout=60.0).run(bump, "a") == 1
@@ -280,7 +281,7 @@ def test_past_the_timeout_a_commit_that_was_sent_is_waited_for(lingers: bool) ->
                 await asyncio.Event().wait()
             return ts
 
-        use(db._of, FaultyRowStore(db._of.driver.store, after=after))
+        use(db._of, FaultyRowStore(inside(db._of).driver.store, after=after))
         if lingers:
             with pytest.raises(perco.Unavailable, match="had committed") as caught:
                 await db.options(timeout=600).run(committed)
@@ -331,7 +332,7 @@ def test_snapshots_scans_and_pins() -> None:
             await pin.renew(90)
             assert [(p.name, p.ts) for p in await db.pins()] == [("export", pin.pin.ts)]
         assert await db.pins() == []
-        with pytest.raises(perco.SnapshotTooOld):
+        with pytest.raises(perco.errors.SnapshotTooOld):
             async with db.snapshot(at=datetime.now(UTC) - timedelta(days=9)):
                 raise AssertionError
         assert isinstance(await db.vacuum(), perco.VacuumResult)
@@ -390,7 +391,7 @@ def test_a_timeout_of_asyncios_cancels_the_call() -> None:
     async def body(db: perco.aio.Database) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
-                await db._ask(forever, (asyncio.Event(),), {})
+                await db._port.ask(forever, (db._of, asyncio.Event()), {})
         assert await db.run(bump, "a") == 1
 
     over(body)
@@ -435,7 +436,7 @@ def test_cancelled_just_before_its_commit_a_transaction_is_discarded_at_once(
         task = asyncio.create_task(db.run(cancels_itself))
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
-        assert not db._of.oracle.holds.open
+        assert not inside(db._of).oracle.holds.open
         assert kept[0].outcome == "aborted"
         assert await read(db, "a") is None
 
@@ -459,7 +460,7 @@ def test_cancelled_when_it_met_another_one_it_is_not_told_of_a_loop_that_was_lef
                 tasks[0].cancel()
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
-        use(db._of, FaultyRowStore(db._of.driver.store, after=after))
+        use(db._of, FaultyRowStore(inside(db._of).driver.store, after=after))
         tasks = [asyncio.create_task(db.run(meets))]
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
@@ -529,7 +530,7 @@ def test_cancelled_at_any_step_it_did_not_happen_or_is_reported(monkeypatch: pyt
         await trio.lowlevel.checkpoint()
 
     async def body(db: perco.aio.Database) -> list[str]:
-        use(db._of, FaultyRowStore(db._of.driver.store, before=pause, after=pause))
+        use(db._of, FaultyRowStore(inside(db._of).driver.store, before=pause, after=pause))
         outcomes = []
         for number in range(1, 200):
             outcome, through = await cancelled_at(db, number)
@@ -587,7 +588,7 @@ def test_a_closed_store_says_so_and_ends_what_waits() -> None:
         async with perco.aio.open("memory:", SCHEMA) as db:
             task = await waiting(db)
             txn = await db.begin()
-        with pytest.raises(perco.TransactionClosed):
+        with pytest.raises(perco.errors.TransactionClosed):
             await task
         uses: list[Coroutine[Any, Any, Any]] = [
             db.run(bump, "a"),
@@ -597,7 +598,7 @@ def test_a_closed_store_says_so_and_ends_what_waits() -> None:
             txn.commit(),
         ]
         for one in uses:
-            with pytest.raises(perco.TransactionClosed):
+            with pytest.raises(perco.errors.TransactionClosed):
                 await one
         txn.discard()
 
@@ -634,13 +635,13 @@ def test_a_background_failure_reaches_every_caller_and_the_block() -> None:
 
     async def body(db: perco.aio.Database) -> None:
         task = await waiting(db)
-        db._of.background.spawn(die)
-        with pytest.raises(perco.BackgroundFailure):
+        inside(db._of).background.spawn(die)
+        with pytest.raises(perco.errors.BackgroundFailure):
             await task
-        with pytest.raises(perco.BackgroundFailure):
+        with pytest.raises(perco.errors.BackgroundFailure):
             await db.run(bump, "a")
 
-    with pytest.raises(perco.BackgroundFailure) as caught:
+    with pytest.raises(perco.errors.BackgroundFailure) as caught:
         over(body)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
@@ -691,10 +692,10 @@ def test_who_is_not_a_task_of_the_loop_is_told() -> None:
             await asyncio.to_thread(elsewhere)
 
         async def of_trio(_: Any) -> None:
-            with pytest.raises(perco.UsageError, match=r"this task is trio's"):
+            with pytest.raises(perco.UsageError, match=r"this task runs on the store's own trio loop"):
                 await db.pins()
 
-        await db._ask(of_trio, (), {})
+        await db._port.ask(of_trio, (db._of,), {})
         with pytest.raises(perco.UsageError, match=r"perco\.aio\.open"):
             async with perco.open("memory:", SCHEMA):
                 raise AssertionError
@@ -708,7 +709,7 @@ async def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def test_on_trio_it_says_what_to_open_instead() -> None:
     async def main() -> None:
-        with pytest.raises(perco.UsageError, match=r"on trio write perco\.open"):
+        with pytest.raises(perco.UsageError, match=r"on trio use perco\.open"):
             async with perco.aio.open("memory:", SCHEMA):
                 raise AssertionError
 

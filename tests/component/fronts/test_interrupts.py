@@ -16,6 +16,7 @@ import trio
 
 import perco
 import perco.sync
+from perco.database.inside import inside
 from perco.storage import Mutation
 from tests.support.faults import FaultyRowStore, kind_of, use
 
@@ -80,7 +81,7 @@ def test_before_the_commit_was_sent_it_did_not_happen(db: perco.sync.Database, w
             interrupt()
             await trio.sleep_forever()
 
-    use(db._of, FaultyRowStore(db._of.driver.store, before=before))
+    use(db._of, FaultyRowStore(inside(db._of).driver.store, before=before))
     with pytest.raises(KeyboardInterrupt) as caught:
         way(db)
     assert fired == 1
@@ -107,7 +108,7 @@ def test_after_it_was_sent_the_interrupt_says_that_it_has_committed(
                 while not server.scope.cancel_called:
                     await trio.lowlevel.checkpoint()
 
-    use(db._of, FaultyRowStore(db._of.driver.store, after=after))
+    use(db._of, FaultyRowStore(inside(db._of).driver.store, after=after))
     with pytest.raises(KeyboardInterrupt) as caught:
         way(db)
     assert fired == 1
@@ -124,7 +125,7 @@ def test_a_wait_is_interrupted_and_the_store_goes_on(db: perco.sync.Database) ->
         await trio.sleep_forever()
 
     with pytest.raises(KeyboardInterrupt):
-        db._ask(interrupting, (), {})
+        db._port.ask(interrupting, (db._of,), {})
     by_run(db)
     assert value(db) == 1
 
@@ -177,7 +178,7 @@ def test_at_any_line_of_the_front_nothing_hangs_and_it_happened_wholly_or_not_at
             except KeyboardInterrupt as error:
                 interrupts += 1
                 if way is by_run:
-                    assert not db._of.oracle.holds.open
+                    assert not inside(db._of).oracle.holds.open
                 now = value(db)
                 if getattr(error, "__notes__", []):
                     assert now == was + 1

@@ -40,7 +40,7 @@ class Here(Portal):
 
 
 def closed() -> BaseException:
-    return perco.TransactionClosed("a test")
+    return perco.errors.TransactionClosed("a test")
 
 
 @asynccontextmanager
@@ -199,10 +199,10 @@ async def test_closing_answers_all_that_wait_in_the_queue_and_in_calls() -> None
         await settled()
         queued = portal.put(quick, 1)
     assert all(call.cut for call in waiting)
-    assert isinstance(queued.error, perco.TransactionClosed)
+    assert isinstance(queued.error, perco.errors.TransactionClosed)
     late = portal.put(quick, 1)
     portal.refuse()
-    assert isinstance(late.error, perco.TransactionClosed)
+    assert isinstance(late.error, perco.errors.TransactionClosed)
     assert not portal._servers
 
 

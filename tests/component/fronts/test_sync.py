@@ -16,6 +16,7 @@ import trio
 
 import perco
 import perco.sync
+from perco.database.inside import inside
 from perco.sync import threads
 
 docs = perco.Table("docs", key=perco.TEXT)
@@ -227,7 +228,7 @@ def test_used_after_its_end_it_says_so(db: perco.sync.Database) -> None:
     for txn in kept:
         uses += [lambda txn=txn: txn.get(n, "a"), lambda txn=txn: txn.set(n, "a", 1), lambda txn=txn: txn.commit()]
     for use in uses:
-        with pytest.raises(perco.TransactionClosed):
+        with pytest.raises(perco.errors.TransactionClosed):
             use()
 
 
@@ -269,18 +270,18 @@ def test_mistakes_are_told_where_they_are_made_and_as_the_engine_tells_them(db: 
 
 
 def test_limits_are_raised_at_the_write_that_goes_over_them(tmp_path: Any) -> None:
-    options = perco.Options(transaction=perco.TransactionOptions(cells_max=10, bytes_max=100))
+    options = perco.Options(transaction=perco.options.TransactionOptions(cells_max=10, bytes_max=100))
     with perco.sync.open("memory:", SCHEMA, options=options) as db:
         with db.transaction() as txn:
             for i in range(10):
                 txn.set(n, f"{i}", i)
             txn.set(n, "9", 1)  # one of them again
-            with pytest.raises(perco.TooLarge, match="cells of one transaction"):
+            with pytest.raises(perco.errors.TooLarge, match="cells of one transaction"):
                 txn.set(n, "10", 1)
         with db.transaction() as txn:
             txn.set(title, "a", "x" * 60)
             txn.set(title, "a", "x" * 50)
-            with pytest.raises(perco.TooLarge, match="bytes written"):
+            with pytest.raises(perco.errors.TooLarge, match="bytes written"):
                 txn.set(title, "b", "x" * 51)
         with db.transaction() as txn:
             for i in range(10):
@@ -308,7 +309,7 @@ def test_past_the_timeout_the_next_read_says_so_and_so_does_the_commit() -> None
                 if touch:
                     txn.get(n, "a")
 
-            with pytest.raises(perco.Unavailable, match="did not get through"):
+            with pytest.raises(perco.Unavailable, match="did not finish within"):
                 db.options(timeout=0.0).run(late, touch)
         for attempt in db.options(timeout=0.0).attempts():
             with pytest.raises(perco.Unavailable):
@@ -365,7 +366,7 @@ def test_snapshots_are_of_one_moment_and_of_past_ones(db: perco.sync.Database) -
     past = db.snapshot_at(ts=txn.commit_ts)
     assert past.get(n, "a") == 1
     past.end()
-    with pytest.raises(perco.SnapshotTooOld), db.snapshot(at=datetime.now(UTC) - timedelta(days=9)):
+    with pytest.raises(perco.errors.SnapshotTooOld), db.snapshot(at=datetime.now(UTC) - timedelta(days=9)):
         pass
     with pytest.raises(perco.UsageError, match="aware datetime"):
         db.snapshot_at(at=datetime.now())
@@ -421,7 +422,7 @@ def test_no_call_waits_for_one_that_waits(db: perco.sync.Database) -> None:
         waiting = []
         for _ in range(3):
             begun = threading.Event()
-            waiting.append(pool.submit(db._ask, forever, (begun,), {}))
+            waiting.append(pool.submit(db._port.ask, forever, (db._of, begun), {}))
             assert begun.wait(60)
         assert db.run(bump, "a") == 1
         db._port.token.run_sync_soon(lambda: [server.scope.cancel() for server in db._port._servers])
@@ -433,9 +434,9 @@ def test_closing_ends_what_waits_in_other_threads() -> None:
     with ThreadPoolExecutor(2) as pool:
         with perco.sync.open("memory:", SCHEMA) as db:
             begun = threading.Event()
-            waits = pool.submit(db._ask, forever, (begun,), {})
+            waits = pool.submit(db._port.ask, forever, (db._of, begun), {})
             assert begun.wait(60)
-        assert isinstance(waits.exception(timeout=60), perco.TransactionClosed)
+        assert isinstance(waits.exception(timeout=60), perco.errors.TransactionClosed)
 
 
 def test_a_closed_store_says_so(db: perco.sync.Database) -> None:
@@ -452,7 +453,7 @@ def test_a_closed_store_says_so(db: perco.sync.Database) -> None:
         lambda: txn.commit(),
     ]
     for use in uses:
-        with pytest.raises(perco.TransactionClosed, match=r"perco\.sync\.open"):
+        with pytest.raises(perco.errors.TransactionClosed, match=r"perco\.sync\.open"):
             use()
     txn.discard()
     snap.end()
@@ -526,14 +527,14 @@ def test_a_background_failure_reaches_every_caller_and_the_block() -> None:
     def dies(pool: ThreadPoolExecutor) -> None:
         with perco.sync.open("memory:", SCHEMA) as db:
             begun = threading.Event()
-            waits = pool.submit(db._ask, forever, (begun,), {})
+            waits = pool.submit(db._port.ask, forever, (db._of, begun), {})
             assert begun.wait(60)
-            db._port.token.run_sync_soon(db._of.background.spawn, die)
-            assert isinstance(waits.exception(timeout=60), perco.BackgroundFailure)
-            with pytest.raises(perco.BackgroundFailure):
+            db._port.token.run_sync_soon(inside(db._of).background.spawn, die)
+            assert isinstance(waits.exception(timeout=60), perco.errors.BackgroundFailure)
+            with pytest.raises(perco.errors.BackgroundFailure):
                 db.run(bump, "a")
 
-    with ThreadPoolExecutor(1) as pool, pytest.raises(perco.BackgroundFailure) as caught:
+    with ThreadPoolExecutor(1) as pool, pytest.raises(perco.errors.BackgroundFailure) as caught:
         dies(pool)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
@@ -542,7 +543,7 @@ def test_when_the_loop_itself_dies_nobody_waits_for_it_any_longer() -> None:
     def dies(pool: ThreadPoolExecutor) -> None:
         with perco.sync.open("memory:", SCHEMA) as db:
             begun = threading.Event()
-            waits = pool.submit(db._ask, forever, (begun,), {})
+            waits = pool.submit(db._port.ask, forever, (db._of, begun), {})
             assert begun.wait(60)
             db._port.token.run_sync_soon(lambda: 1 / 0)
             assert isinstance(waits.exception(timeout=60), perco.PercoError)

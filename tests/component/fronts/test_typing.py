@@ -28,7 +28,7 @@ def bump(txn: perco.sync.Transaction, key: str, by: int = 1) -> float:
     txn.signal(grown, key)
     txn.set(n, key, "one")  # error: Cannot infer
     txn.set(n, 5, 1)  # error: Cannot infer
-    txn.get(n)  # error: Too few arguments
+    txn.get(n)  # error: Missing positional argument
     txn.get(n, key, locked=True)  # error: Unexpected keyword
     txn.signal(n, key)  # error: Argument 1
     return 0.5
@@ -51,7 +51,7 @@ with perco.sync.open("memory:", schema) as db:
         reveal_type(txn.commit())  # int
     with db.snapshot() as snap:
         reveal_type(snap.get(n, "a"))  # int | None
-        reveal_type(snap.scan(docs).all())  # list[perco.txn.transaction.Row[str]]
+        reveal_type(snap.scan(docs).all())  # list[perco.txn.row.Row[str]]
     with db.pin("p", lease_s=5) as pin:
         reveal_type(pin.renew(6.0))  # None
     with db.worker(concurrency=3) as worker:

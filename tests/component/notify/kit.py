@@ -12,20 +12,24 @@ import trio
 import trio.testing
 
 import perco
-from perco.notify.database import Database
+from perco.database.database import Database
+from perco.database.inside import inside, local_owner
+from perco.database.making import make
 from perco.notify.worker import ObserverCounters, Worker
+from perco.protocol.records import ACK, Lock, observer_of, unpack_lock
+from perco.schema.catalogue import registered
+from perco.schema.schema import Schema
 from perco.storage import LOCK, NOTIFY, TS_MAX, LocalRowStore, Mutation, RowCells, ScanPage, ScanQuery, ScanRequest
 from perco.storage.cells import ReadRequest, Verdict
-from perco.txn.catalogue import registered
-from perco.txn.local import LocalStore
-from perco.txn.records import ACK, Lock, observer_of, unpack_lock
-from perco.txn.schema import Schema
+from perco.tablets.local import LocalStore
+from perco.testing.bare import SingleRows
 from tests.support import everywhere
+from tests.support.places import local_of
 
 T = TypeVar("T")
 
 # New observers are told of what is there when a client says so: `client` does, before it hands itself out.
-OPTIONS = perco.Options(seed=4711, backfill=perco.BackfillOptions(on=False))
+OPTIONS = perco.Options(seed=4711, backfill=perco.options.BackfillOptions(on=False))
 LONG_S = 1000.0  # of virtual time: whoever is still waiting then waits for ever
 
 
@@ -108,13 +112,13 @@ def tablets_cells(store: LocalRowStore, group: str) -> Iterator[tuple[str, bytes
 
 def notified(db: perco.Database, id: str | None = None) -> list[tuple[bytes, int]]:
     """(row, ts) of the notify cells that stand now, of one observer or of all."""
-    number = db.catalogue.observers[id].number if id is not None else None
-    cells = tablets_cells(db.local.store, NOTIFY)
+    number = inside(db).catalogue.observers[id].number if id is not None else None
+    cells = tablets_cells(local_of(db).store, NOTIFY)
     return [(row, ts) for _, row, column, ts, _ in cells if number in (None, observer_of(column))]
 
 
 def locks(db: perco.Database) -> list[tuple[bytes, Lock]]:
-    return [(row, unpack_lock(value)) for _, row, _, _, value in tablets_cells(db.local.store, LOCK)]
+    return [(row, unpack_lock(value)) for _, row, _, _, value in tablets_cells(local_of(db).store, LOCK)]
 
 
 def observed_locks(db: perco.Database) -> list[tuple[bytes, Lock]]:
@@ -150,8 +154,15 @@ class _Beside:
     async def adapt(self, catalogue: Any) -> None:
         await self._local.adapt(catalogue)
 
-    async def raise_floor(self, ts: int) -> None:
-        await self._local.raise_floor(ts)
+    @property
+    def local(self) -> LocalStore | None:
+        return self._local.local
+
+    def write_from_thread(self, mutation: Any) -> None:
+        self._local.write_from_thread(mutation)
+
+    def expire(self, after_s: float) -> None:
+        self._local.expire(after_s)
 
 
 @asynccontextmanager
@@ -179,7 +190,7 @@ async def client(
     """
     assert not (one_step and beside), "C2: the memory of entered cells is one process's"
     options = replace(options, commit=replace(options.commit, one_step=one_step))
-    if everywhere.over != everywhere.OWNER:
+    if everywhere.over in everywhere.CLIENTS:
         place: everywhere.Place = local.place  # type: ignore[attr-defined]
         async with (
             place.opened(options, sweeping=sweeping) as door,
@@ -189,20 +200,27 @@ async def client(
                 await db.backfill()
             yield db
         return
-    db = Database(_Beside(local, store), schema, options)  # type: ignore[arg-type]
+    beside_it: Any = _Beside(local, store)
+    if everywhere.over == everywhere.BARE:
+        beside_it = everywhere.bare(local, store)
+        if beside is not None and store is None:
+            its: Any = inside(beside).engine.place
+            if type(its.store._store) is SingleRows:  # clients of one owner share its counts
+                beside_it = its
+    db = make(beside_it, schema, options)
     if beside is not None:
-        db.oracle = db.driver.oracle = beside.oracle
+        inside(db).engine.oracle = inside(db).driver.oracle = inside(beside).oracle
     else:
-        await db.oracle.start()
+        await inside(db).oracle.start()
     try:
-        await db.declare()
+        await local_owner(db).declare()
         if backfilled:
             await db.backfill()
         if sweeping:
-            db.background.start(db.sweeper.run, "sweeper")
+            inside(db).background.start(local_owner(db).sweeper.run, "sweeper")
         yield db
     finally:
-        await db.background.aclose()
+        await inside(db).background.aclose()
 
 
 class ByHand:
@@ -210,11 +228,15 @@ class ByHand:
 
     def __init__(self, db: Database, options: perco.WorkerOptions | None = None) -> None:
         self._db = db
-        self.worker = Worker(db, registered(db.schema, db.catalogue), options or perco.WorkerOptions())
+        self.worker = Worker(
+            inside(db).engine, registered(db.schema, inside(db).catalogue), options or perco.WorkerOptions()
+        )
 
     async def run(self, on: perco.Column[Any, Any] | perco.Signal[Any], key: str) -> None:
         """The one observer of a column or signal, until the change is acknowledged, or somebody else has handled it."""
-        bound = self._db.bind_signal(on) if isinstance(on, perco.Signal) else self._db.bind(on)
+        bound = (
+            inside(self._db).known.bind_signal(on) if isinstance(on, perco.Signal) else inside(self._db).known.bind(on)
+        )
         [ack] = bound.acks
         await self.worker.run(on.table.name, key.encode(), ack)
 
@@ -238,6 +260,10 @@ class StoppingStore:
     """
 
     groups = True
+    chaining = deferring = None
+
+    def tablets_here(self) -> list[Any]:
+        return []
 
     def __init__(self, inner: LocalRowStore, *, backwards: bool = False) -> None:
         self._inner, self._backwards = inner, backwards
@@ -285,6 +311,7 @@ class HoldingStore:
     """
 
     groups = True
+    chaining = deferring = None
 
     def __init__(self, inner: LocalRowStore, holds: Callable[[Mutation], bool], *, replies: bool = False) -> None:
         self._inner, self._holds, self._replies = inner, holds, replies

@@ -10,11 +10,12 @@ import pytest
 import trio
 
 import perco
+from perco.check.check import CheckOptions, check
+from perco.database.inside import inside, local_owner
+from perco.notify.backfill import BACKFILL_ROW, Noted, noted, unpack_noted
+from perco.protocol.records import ack_of, column_of
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import DATA, NOTIFY, Failed, Mutation, Verdict
-from perco.txn.backfill import BACKFILL_ROW, Noted, noted, unpack_noted
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.check import CheckOptions, check
-from perco.txn.records import ack_of, column_of
 from tests.component.notify.kit import (
     LONG_S,
     HoldingStore,
@@ -29,13 +30,14 @@ from tests.component.notify.kit import (
     settle,
     until,
 )
-from tests.support.everywhere import inside
+from tests.support.everywhere import owning
 from tests.support.faults import Fault, FaultyRowStore
+from tests.support.places import local_of
 
 Change = perco.Change[Any, Any]
 KEYS = [f"{letter}{n:02}" for letter in "aiq" for n in range(20)]
-PAGED = perco.Options(seed=1, backfill=perco.BackfillOptions(on=False, page_rows=8))
-ALWAYS = perco.Options(seed=1, backfill=perco.BackfillOptions(share=1.0, page_rows=8))
+PAGED = perco.Options(seed=1, backfill=perco.options.BackfillOptions(on=False, page_rows=8))
+ALWAYS = perco.Options(seed=1, backfill=perco.options.BackfillOptions(share=1.0, page_rows=8))
 
 
 async def filled(keys: list[str] = KEYS) -> Any:
@@ -48,7 +50,7 @@ async def filled(keys: list[str] = KEYS) -> Any:
 
 
 async def findings(db: perco.Database) -> list[Any]:
-    result = await check(db.local.store, options=CheckOptions(pause_s=0.0))
+    result = await check(local_of(db).store, options=CheckOptions(pause_s=0.0))
     return [finding for finding in result.findings if finding.severity != "note"]
 
 
@@ -56,11 +58,11 @@ async def test_it_goes_on_in_the_background_while_others_write(web: Web) -> None
     local = await filled()
     seen = web.counting(web.body, id="count")
     async with client(local, web.schema, options=ALWAYS, backfilled=False) as db, db.worker():
-        assert db.backfilling.left
+        assert local_owner(db).backfilling.left
         assert not await db.is_idle()
         await put(db, web.body, "a00", "new")
         await settle(db)
-        assert inside(db).catalogue.observers["count"].ready
+        assert inside(owning(db)).catalogue.observers["count"].ready
         assert await findings(db) == []
     assert sorted(change.key for change in seen) == KEYS
     assert {change.value for change in seen if change.key == "a00"} == {"new"}
@@ -72,7 +74,7 @@ async def test_waiting_waits_for_it(web: Web) -> None:  # N7
     store = HoldingStore(local.store, lambda mutation: mutation.rows[0][0] == b"q05")
     async with client(local, web.schema, options=ALWAYS, backfilled=False, store=store) as db, db.worker():
         await store.held.wait()
-        await until(lambda: len(seen) == 40 and not db.pending_now())
+        await until(lambda: len(seen) == 40 and not local_owner(db).idle.pending())
         with pytest.raises(perco.NotIdle):
             await db.wait_idle(timeout=5.0)
         with pytest.raises(perco.NotIdle):
@@ -88,7 +90,7 @@ async def test_nobody_waits_for_what_is_turned_off(web: Web) -> None:  # N7
     web.counting(web.body, id="count")
     async with client(local, web.schema, options=PAGED, backfilled=False) as db, db.worker():
         with pytest.raises(
-            perco.UsageError, match=r"observers wait to be told .*: count\. .* `await db\.backfill\(\)`"
+            perco.UsageError, match=r"observers have not been notified .*: count\. .* `await db\.backfill\(\)`"
         ):
             await db.wait_idle()
         await db.backfill()
@@ -119,7 +121,7 @@ async def test_it_goes_on_where_it_was_cut_short(web: Web) -> None:  # N10
         with pytest.raises(StoppedError):
             await db.backfill()
     async with client(local, web.schema, options=PAGED, backfilled=False) as db:
-        entry = db.catalogue.observers["count"]
+        entry = inside(db).catalogue.observers["count"]
         assert await noted(local.store, entry) == Noted(entry.at, b"a16", 16, 16)
         assert len(notified(db)) == 18
         [done] = await db.backfill(progress=told.append)
@@ -132,7 +134,7 @@ async def test_what_a_backfill_has_noted_of_another_registration_is_not_believed
     local = await filled(["a", "b", "z"])
     web.counting(web.body, id="count")
     async with client(local, web.schema, backfilled=False) as db:
-        number = db.catalogue.observers["count"].number
+        number = inside(db).catalogue.observers["count"].number
         late = (DATA, number, 1, msgpack.packb([1, b"c", 2, 2]))
         await local.store.apply([Mutation(SYSTEM_TABLE, ((BACKFILL_ROW, (), (late,)),))])
         [done] = await db.backfill()
@@ -143,7 +145,7 @@ async def test_what_does_not_read_is_begun_anew(web: Web) -> None:  # N10
     local = await filled(["a", "z"])
     web.counting(web.body, id="count")
     async with client(local, web.schema, backfilled=False) as db:
-        cell = (DATA, db.catalogue.observers["count"].number, 1, b"?")
+        cell = (DATA, inside(db).catalogue.observers["count"].number, 1, b"?")
         await local.store.apply([Mutation(SYSTEM_TABLE, ((BACKFILL_ROW, (), (cell,)),))])
         assert len(await findings(db)) == 1
         [done] = await db.backfill()
@@ -155,7 +157,7 @@ async def test_what_does_not_read_is_begun_anew(web: Web) -> None:  # N10
     "value", [b"", b"\x01", b"\x93\x01\x02\x03", b"\x94\xff\xc4\x00\x00\x00", b"\x94\x01\xa0\x00\x00"]
 )
 def test_notes_that_are_none(value: bytes) -> None:
-    with pytest.raises(perco.Corruption, match="does not read"):
+    with pytest.raises(perco.errors.Corruption, match="cannot be decoded"):
         unpack_noted(value)
 
 
@@ -165,14 +167,14 @@ async def test_what_fails_in_the_background_is_tried_again(web: Web, caplog: pyt
     failing = [True]
     store = FaultyRowStore(local.store, lambda m, n: Fault.FAIL if failing and _is_told(m) else None)
     async with client(local, web.schema, options=ALWAYS, backfilled=False) as db, db.worker():
-        db.driver.store = db.driver.reads = store  # type: ignore[assignment]
+        inside(db).driver.store = inside(db).driver.reads = store  # type: ignore[assignment]
         await trio.sleep(100.0)
         assert store.fired[Fault.FAIL] > 3
         assert not await db.is_idle()
-        assert isinstance(db.backfilling.failure, perco.StoreError)
+        assert isinstance(local_owner(db).backfilling.failure, perco.StoreError)
         failing.clear()
         await settle(db)
-        assert db.backfilling.failure is None
+        assert local_owner(db).backfilling.failure is None
     assert len(seen) == 3
     assert [record.levelname for record in caplog.records if record.name == "perco.backfill"] == ["WARNING"]
 
@@ -180,7 +182,7 @@ async def test_what_fails_in_the_background_is_tried_again(web: Web, caplog: pyt
 async def test_a_split_in_its_way_does_not_end_it(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:  # N10, P1
     local = await filled(["a", "b", "z"])
     seen = web.counting(web.body, id="count")
-    split = perco.TabletSplit(web.body.table.name)
+    split = perco.errors.TabletSplit(web.body.table.name)
     splits = [Failed(split), Failed(split)]
     store = FaultyRowStore(local.store, lambda m, n: None)
     right = store.apply
@@ -190,7 +192,7 @@ async def test_a_split_in_its_way_does_not_end_it(web: Web, monkeypatch: pytest.
 
     monkeypatch.setattr(store, "apply", apply)
     async with client(local, web.schema, options=ALWAYS, backfilled=False) as db, db.worker():
-        db.driver.store = db.driver.reads = store  # type: ignore[assignment]
+        inside(db).driver.store = inside(db).driver.reads = store  # type: ignore[assignment]
         await trio.sleep(100.0)
         await settle(db)
     assert splits == []
@@ -208,8 +210,8 @@ async def test_a_note_whose_reply_is_lost_is_not_taken_for_made(web: Web, fault:
     async with client(local, web.schema, options=PAGED, backfilled=False) as db:
         left = [fault]
         store = FaultyRowStore(local.store, lambda m, n: left.pop() if left and m.rows[0][0] == BACKFILL_ROW else None)
-        db.driver.store = db.driver.reads = store  # type: ignore[assignment]
-        with pytest.raises(perco.WriteUnknown):
+        inside(db).driver.store = inside(db).driver.reads = store  # type: ignore[assignment]
+        with pytest.raises(perco.errors.WriteUnknown):
             await db.backfill()
         assert store.fired[fault] == 1
     async with client(local, web.schema, options=PAGED) as db:
@@ -220,9 +222,9 @@ async def test_new_columns_have_nothing_to_tell(web: Web) -> None:  # N10
     """An observer that comes with its column or table is told of everything from the beginning."""
     web.counting(web.body, id="count")
     async with client(memory(), web.schema, backfilled=False) as db:
-        entry = db.catalogue.observers["count"]
+        entry = inside(db).catalogue.observers["count"]
         assert (entry.ready, entry.whole, entry.at) == (True, True, 0)
-        assert db.catalogue.version == 1
+        assert inside(db).catalogue.version == 1
 
 
 async def test_no_transaction_runs_again_for_its_progress(web: Web) -> None:  # N10
@@ -233,7 +235,7 @@ async def test_no_transaction_runs_again_for_its_progress(web: Web) -> None:  # 
         txn = await db.begin()
         txn.set(web.body, "new", "value")
         await db.backfill()
-        assert db.catalogue.version > db.catalogue.binds
+        assert inside(db).catalogue.version > inside(db).catalogue.binds
         await txn.commit()
         assert len(notified(db)) == len(KEYS) + 1
 
@@ -249,8 +251,8 @@ async def test_a_lost_notification_of_a_backfill_is_found_and_put_right() -> Non
         assert await findings(db) == []
     async with client(local, new.schema) as db:
         assert await findings(db) == [], "cells of a backfill are for what was there"
-        entry = db.catalogue.observers["count"]
-        column = column_of(db.catalogue.tables["docs"].columns["body"].number)
+        entry = inside(db).catalogue.observers["count"]
+        column = column_of(inside(db).catalogue.tables["docs"].columns["body"].number)
         gone = (NOTIFY, ack_of(column, entry.number), entry.at, None)
         await local.store.apply([Mutation("docs", ((b"a", (), (gone,)),))])
         [finding] = await findings(db)
@@ -302,17 +304,17 @@ async def test_a_vacuum_while_it_goes_on_takes_nothing_away(web: Web) -> None:  
 @pytest.mark.parametrize("share", [0, -1, 1.5, "a", None, float("nan")])
 def test_a_share_that_is_none(share: Any) -> None:
     with pytest.raises(perco.UsageError, match="share"):
-        perco.BackfillOptions(share=share)
+        perco.options.BackfillOptions(share=share)
 
 
 @pytest.mark.parametrize("rows", [0, -1, 1.5, "a", None])
 def test_pages_that_are_none(rows: Any) -> None:
     with pytest.raises(perco.UsageError, match="page_rows"):
-        perco.BackfillOptions(page_rows=rows)
+        perco.options.BackfillOptions(page_rows=rows)
 
 
 async def test_it_needs_a_store_that_can_be_written() -> None:
     async with perco.open("memory:", Web().schema) as db:
         assert await db.backfill() == []
-    with pytest.raises(perco.TransactionClosed):
+    with pytest.raises(perco.errors.TransactionClosed):
         await db.backfill()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from typing import Any
 
 import pytest
+import trio
 
 import perco
+from perco.database.inside import inside, local_owner
 from perco.storage import WRITE
-from perco.txn.local import LocalStore
+from perco.tablets.local import LocalStore
 from tests.component.notify.kit import (
+    LONG_S,
     HoldingStore,
     StoppedError,
     StoppingStore,
@@ -27,6 +30,7 @@ from tests.component.notify.kit import (
     until,
     writes_to,
 )
+from tests.support.places import local_of
 
 Txn = perco.Transaction
 Change = perco.Change[Any, Any]
@@ -77,9 +81,9 @@ async def recover(local: LocalStore, web: Web, keys: str) -> None:
 async def dies_while_loading(web: Web, steps: int, *, backwards: bool, one_step: bool) -> bool:
     """Whether it died; afterwards all of the load is there and handled, or nothing of it."""
     async with client(memory(), web.schema, sweeping=False) as first:
-        store = StoppingStore(first.local.store, backwards=backwards)
+        store = StoppingStore(local_of(first).store, backwards=backwards)
         committed = False
-        async with client(first.local, web.schema, store=store, one_step=one_step) as doomed:
+        async with client(local_of(first), web.schema, store=store, one_step=one_step) as doomed:
             store.left = steps
             try:
                 async with doomed.transaction() as txn:
@@ -89,13 +93,13 @@ async def dies_while_loading(web: Web, steps: int, *, backwards: bool, one_step:
             except StoppedError:
                 pass
             # Phase two is under way, or has been cut off.
-            await until(lambda: not doomed.background.crowd)
+            await until(lambda: not inside(doomed).background.crowd)
             died = store.stopped.is_set()
             store.stop()
-        async with client(first.local, web.schema) as db:
+        async with client(local_of(first), web.schema) as db:
             handled = "".join(BODIES) if await get(db, web.body, "i") is not None else ""
             assert committed <= bool(handled)
-        await recover(first.local, web, handled)
+        await recover(local_of(first), web, handled)
     return died
 
 
@@ -118,16 +122,16 @@ async def test_a_writer_that_dies_right_after_the_commit_point(web: Web) -> None
     """Nobody ever reads the cells: their locks are the notifications, and the sweeper finds them."""
     measuring(web)
     async with client(memory(), web.schema, sweeping=False) as first:
-        store = StoppingStore(first.local.store)
-        async with client(first.local, web.schema, store=store) as doomed:
-            doomed.driver._event = lambda name: store.stop() if name == "commit" else None
+        store = StoppingStore(local_of(first).store)
+        async with client(local_of(first), web.schema, store=store) as doomed:
+            inside(doomed).driver._event = lambda name: store.stop() if name == "commit" else None
             async with doomed.transaction() as txn:
                 for key, body in BODIES.items():
                     txn.set(web.body, key, body)
             assert txn.outcome == "committed"
         assert sorted(row for row, _ in locks(first)) == [b"i", b"q"]
         assert [row for row, _ in notified(first, "measure")] == [b"a"]
-        async with client(first.local, web.schema) as db:
+        async with client(local_of(first), web.schema) as db:
             await until(lambda: not locks(db))
             assert sorted(row for row, _ in notified(db, "measure")) == [b"a", b"i", b"q"], "by the sweeper alone"
             async with db.worker():
@@ -140,13 +144,13 @@ async def test_whoever_rolls_a_lock_forward_puts_the_notify_cells(web: Web, kind
     for id in ("one", "two"):
         web.counting(web.body, id=id)
     async with client(memory(), web.schema, sweeping=False) as first:
-        store = StoppingStore(first.local.store)
-        async with client(first.local, web.schema, store=store) as doomed:
-            doomed.driver._event = lambda name: store.stop() if name == "commit" else None
+        store = StoppingStore(local_of(first).store)
+        async with client(local_of(first), web.schema, store=store) as doomed:
+            inside(doomed).driver._event = lambda name: store.stop() if name == "commit" else None
             async with doomed.transaction() as txn:
                 txn.set(web.body, "a", "primary")
                 txn.set(web.body, "q", "secondary")
-        async with client(first.local, web.schema, sweeping=False) as stranger:
+        async with client(local_of(first), web.schema, sweeping=False) as stranger:
             async with stranger.snapshot() as snap:
                 match kind:
                     case "get":
@@ -173,15 +177,15 @@ async def test_a_loader_that_knows_no_observers_notifies_them(web: Web) -> None:
     bare = Web()
     seen = web.counting(web.body, id="count")
     async with client(memory(), web.schema, sweeping=False) as first:
-        async with client(first.local, bare.schema) as loader:
+        async with client(local_of(first), bare.schema) as loader:
             await put(loader, bare.body, "a", "hello")
-        store = StoppingStore(first.local.store)
-        async with client(first.local, bare.schema, store=store) as doomed:
-            doomed.driver._event = lambda name: store.stop() if name == "commit" else None
+        store = StoppingStore(local_of(first).store)
+        async with client(local_of(first), bare.schema, store=store) as doomed:
+            inside(doomed).driver._event = lambda name: store.stop() if name == "commit" else None
             async with doomed.transaction() as txn:
                 txn.set(bare.body, "b", "primary")
                 txn.set(bare.body, "z", "secondary")
-        async with client(first.local, web.schema) as db, db.worker():
+        async with client(local_of(first), web.schema) as db, db.worker():
             await settle(db)
         assert sorted(change.key for change in seen) == ["a", "b", "z"]
 
@@ -189,8 +193,14 @@ async def test_a_loader_that_knows_no_observers_notifies_them(web: Web) -> None:
 # ---------------------------------------------------------------- the observer dies
 
 
-def ended(store: StoppingStore, db: perco.Database) -> Callable[[], bool]:
-    return lambda: store.stopped.is_set() or db.idle_now()
+async def until_it_ends(store: StoppingStore, db: perco.Database) -> None:
+    """Until it has died, or nothing is left to do."""
+    with trio.fail_after(LONG_S):
+        while not store.stopped.is_set():
+            with contextlib.suppress(StoppedError):
+                if await local_owner(db).idle.look():
+                    return
+            await trio.sleep(0.05)
 
 
 async def dies_while_observing(web: Web, steps: int, *, backwards: bool, one_step: bool) -> bool:
@@ -198,14 +208,14 @@ async def dies_while_observing(web: Web, steps: int, *, backwards: bool, one_ste
     async with client(memory(), web.schema, sweeping=False) as first:
         for key, body in BODIES.items():
             await put(first, web.body, key, body)
-        store = StoppingStore(first.local.store, backwards=backwards)
-        async with client(first.local, web.schema, store=store, one_step=one_step) as doomed:
+        store = StoppingStore(local_of(first).store, backwards=backwards)
+        async with client(local_of(first), web.schema, store=store, one_step=one_step) as doomed:
             store.left = steps
             async with doomed.worker(concurrency=1, scanners=1):
-                await until(ended(store, doomed))
+                await until_it_ends(store, doomed)
             died = store.stopped.is_set()
             store.stop()
-        await recover(first.local, web, "aiq")
+        await recover(local_of(first), web, "aiq")
     return died
 
 
@@ -235,12 +245,12 @@ async def test_one_client_after_the_other_dies(between: int, one_step: bool) -> 
             await put(first, web.body, key, body)
         clients = 0
         while True:
-            store = StoppingStore(first.local.store)
-            async with client(first.local, web.schema, store=store, one_step=one_step) as doomed:
-                await doomed.oracle.draw()  # its range costs a step of its own
+            store = StoppingStore(local_of(first).store)
+            async with client(local_of(first), web.schema, store=store, one_step=one_step) as doomed:
+                await inside(doomed).oracle.draw()  # its range costs a step of its own
                 store.left = between + clients // 4  # so that some day one of them gets a whole run done
                 async with doomed.worker(concurrency=2, scanners=1):
-                    await until(ended(store, doomed))
+                    await until_it_ends(store, doomed)
                 died = store.stopped.is_set()
                 store.stop()
             clients += 1
@@ -248,7 +258,7 @@ async def test_one_client_after_the_other_dies(between: int, one_step: bool) -> 
             if not died:
                 break
         assert clients > 2
-        await recover(first.local, web, "aiq")
+        await recover(local_of(first), web, "aiq")
 
 
 async def test_an_observer_that_dies_after_its_commit_point(web: Web) -> None:  # N2, N3 (FailureIT.testAcks)
@@ -256,9 +266,9 @@ async def test_an_observer_that_dies_after_its_commit_point(web: Web) -> None:  
     measuring(web)
     async with client(memory(), web.schema, sweeping=False) as first:
         await put(first, web.body, "a", "hello")
-        store = StoppingStore(first.local.store)
-        async with client(first.local, web.schema, store=store) as doomed:
-            doomed.driver._event = lambda name: store.stop() if name == "commit" else None
+        store = StoppingStore(local_of(first).store)
+        async with client(local_of(first), web.schema, store=store) as doomed:
+            inside(doomed).driver._event = lambda name: store.stop() if name == "commit" else None
             async with doomed.worker():
                 await store.stopped.wait()
         assert notified(first) == [], "the mutation that committed the ack removed the notify cell"
@@ -266,7 +276,7 @@ async def test_an_observer_that_dies_after_its_commit_point(web: Web) -> None:  
         lock = next(lock for row, lock in locks(first) if row == b"za")
         assert lock.primary.row == b"a", "N2, T12: the ack is the primary"
         assert lock.primary.column & 0xFFFF
-        async with client(first.local, web.schema) as db, db.worker() as worker:
+        async with client(local_of(first), web.schema) as db, db.worker() as worker:
             await settle(db)
             assert worker.statistics()["measure"].runs == 0
             assert worker.statistics()["sum"].runs == 1
@@ -278,15 +288,15 @@ async def test_an_ack_that_a_stranger_must_roll_forward_removes_the_cells(web: W
     web.counting(web.body, id="count")
     async with client(memory(), web.schema, sweeping=False) as first:
         stamps = [await put(first, web.body, "a", str(n)) for n in range(3)]
-        store = StoppingStore(first.local.store)
-        async with client(first.local, web.schema, store=store) as doomed:
-            doomed.driver._event = lambda name: store.stop() if name == "prewrite" else None
+        store = StoppingStore(local_of(first).store)
+        async with client(local_of(first), web.schema, store=store) as doomed:
+            inside(doomed).driver._event = lambda name: store.stop() if name == "prewrite" else None
             async with doomed.worker():
                 await store.stopped.wait()
         held = [lock for _, lock in locks(first) if lock.covers]
         assert [sorted(lock.covers) for lock in held] == [stamps]
         assert len(notified(first)) == 3, "undecided: they stand"
-        async with client(first.local, web.schema) as db, db.worker() as worker:
+        async with client(local_of(first), web.schema) as db, db.worker() as worker:
             await settle(db)
             assert worker.statistics()["count"].commits == 1
             assert nothing_is_left(db)
@@ -304,8 +314,8 @@ async def test_a_group_is_rolled_forward_although_one_cell_of_it_was(web: Web) -
     """A writer meets a decided lock and settles it, before the group that it belongs to is rolled forward."""
     seen = web.counting(web.body, id="count")
     async with client(memory(), web.schema, sweeping=False) as first:
-        store = HoldingStore(first.local.store, rolls_forward("y"))
-        async with client(first.local, web.schema, store=store) as db, db.worker():
+        store = HoldingStore(local_of(first).store, rolls_forward("y"))
+        async with client(local_of(first), web.schema, store=store) as db, db.worker():
             await settle(db)  # what was left before has been swept
             async with db.transaction() as txn:
                 for key in ("a", "b", "c", "y", "z"):  # the tablet with "a" has most of them: its part is the primary's

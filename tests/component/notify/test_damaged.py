@@ -10,10 +10,11 @@ import trio
 import trio.testing
 
 import perco
-from perco.notify.database import Database
+from perco.database.database import Database
+from perco.database.inside import inside, local_owner
+from perco.protocol.records import PUT, PUT_DATA, READ, Cellref, Lock, ack_of, pack_cause, pack_lock, pack_record
 from perco.storage import APPLIED, LOCK, NOTIFY, SHARED, WRITE, Mutation
-from perco.txn.local import LocalStore
-from perco.txn.records import PUT, PUT_DATA, READ, Cellref, Lock, ack_of, pack_cause, pack_lock, pack_record
+from perco.tablets.local import LocalStore
 from tests.component.notify.kit import (
     LONG_S,
     OPTIONS,
@@ -27,7 +28,8 @@ from tests.component.notify.kit import (
     tablets_cells,
     until,
 )
-from tests.support.everywhere import inside
+from tests.support.everywhere import owning
+from tests.support.places import local_of
 
 Txn = perco.Transaction
 JUNK = b"junk"
@@ -37,12 +39,12 @@ async def plant(
     db: Database, group: str, key: str, column: int, ts: int, value: bytes | None, table: str = "docs"
 ) -> None:
     """Put a cell, as nobody but a broken disk would."""
-    [verdict] = await db.local.store.apply([Mutation(table, ((key.encode(), (), ((group, column, ts, value),)),))])
+    [verdict] = await local_of(db).store.apply([Mutation(table, ((key.encode(), (), ((group, column, ts, value),)),))])
     assert verdict is APPLIED
 
 
 def number(db: Database, column: perco.Column[Any, Any]) -> int:
-    return db.bind(column).column
+    return inside(db).known.bind(column).column
 
 
 def lock_of(primary: Cellref, kind: int = PUT, body: bytes = b"1", covers: tuple[int, ...] = ()) -> bytes:
@@ -50,7 +52,7 @@ def lock_of(primary: Cellref, kind: int = PUT, body: bytes = b"1", covers: tuple
 
 
 async def swept(db: Database) -> None:
-    await until(lambda: inside(db).sweeper.clean)
+    await until(lambda: local_owner(owning(db)).sweeper.clean)
 
 
 # What a lock on docs["a"].body may be like, of which nothing can be made; and the cell that is named for it.
@@ -116,7 +118,7 @@ async def planted(local: LocalStore, web: Web, damage: Damage) -> None:
     """A store with some healthy locks of the dead besides."""
     async with client(local, web.schema, sweeping=False) as db:
         for _ in range(10):
-            await db.oracle.draw()  # timestamps of the dead are not those of the living
+            await inside(db).oracle.draw()  # timestamps of the dead are not those of the living
         await damage(db, web)
         column = number(db, web.size)
         for key in ("a", "b", "z"):
@@ -135,24 +137,26 @@ async def test_the_sweeper_goes_on_with_all_other_locks(
             await swept(db)
             assert [row for row, *_ in _raw_locks(db)] == [b"a"]
             place = LOCKS.get(damage, "docs['a'].body, lock group")
-            assert inside(db).statistics().damaged == (place,)
+            assert owning(db).statistics().damaged == (place,)
             assert [place in record.message for record in caplog.records] == [True]
             assert "perco check" in caplog.text
             for _ in range(2):  # again when something was left behind; it does not tell again, nor spin
-                tries = db.driver.counters.rolled_back
-                db.driver.orphaned.set()
+                tries = inside(db).driver.counters.rolled_back
+                inside(db).driver.orphaned.set()
                 await trio.testing.wait_all_tasks_blocked()
                 await swept(db)
-                assert (len(caplog.records), db.driver.counters.rolled_back) == (1, tries)
+                assert (len(caplog.records), inside(db).driver.counters.rolled_back) == (1, tries)
             await put(db, web.body, "b", "hello")  # the store works
             assert await get(db, web.body, "b") == "hello"
-            assert db.background.failure() is None
+            assert inside(db).background.failure() is None
     await local.aclose()
 
 
 def _raw_locks(db: Database) -> list[tuple[bytes, int, bytes]]:
     return [
-        (row, ts, value) for group in (LOCK, SHARED) for _, row, _, ts, value in tablets_cells(db.local.store, group)
+        (row, ts, value)
+        for group in (LOCK, SHARED)
+        for _, row, _, ts, value in tablets_cells(local_of(db).store, group)
     ]
 
 
@@ -176,7 +180,7 @@ async def by_scan(db: Database, web: Web) -> object:
 
 
 async def in_the_past(db: Database, web: Web) -> object:
-    async with db.snapshot(ts=db.oracle.last) as snap:
+    async with db.snapshot(ts=inside(db).oracle.last) as snap:
         return await snap.get_many(web.body, ["b", "a"])
 
 
@@ -205,36 +209,36 @@ async def test_who_meets_the_lock_is_told_its_place(
     await planted(local, web, damage)
     async with client(local, web.schema, one_step=one_step) as db:
         await put(db, web.body, "b", "hello")
-        with pytest.raises(perco.Corruption, match="Run `perco check`") as caught:
+        with pytest.raises(perco.errors.Corruption, match="Run `perco check`") as caught:
             await meet(db, web)
         assert str(caught.value).startswith(LOCKS[damage])
         assert caught.value.cell == ("docs", LOCKS[damage][6], "body")
         await swept(db)
         assert await get(db, web.body, "b") == "hello"  # nothing of what failed has come in
         assert await put(db, web.body, "z", "there")
-        assert db.background.failure() is None
+        assert inside(db).background.failure() is None
         assert [row for row, *_ in _raw_locks(db)] == [b"a"]
     await local.aclose()
 
 
 async def not_a_record(db: Database, web: Web) -> None:
-    await plant(db, WRITE, "a", number(db, web.body), db.oracle.last, JUNK)
+    await plant(db, WRITE, "a", number(db, web.body), inside(db).oracle.last, JUNK)
 
 
 async def of_an_unknown_kind(db: Database, web: Web) -> None:
-    await plant(db, WRITE, "a", number(db, web.body), db.oracle.last, pack_record(READ, 1, b""))
+    await plant(db, WRITE, "a", number(db, web.body), inside(db).oracle.last, pack_record(READ, 1, b""))
 
 
 async def that_names_no_group(db: Database, web: Web) -> None:
-    await plant(db, WRITE, "a", number(db, web.body), db.oracle.last, pack_record(PUT_DATA, 1, b"\xff"))
+    await plant(db, WRITE, "a", number(db, web.body), inside(db).oracle.last, pack_record(PUT_DATA, 1, b"\xff"))
 
 
 async def that_points_at_nothing(db: Database, web: Web) -> None:
-    await plant(db, WRITE, "a", number(db, web.body), db.oracle.last, pack_record(PUT_DATA, 1, b"data"))
+    await plant(db, WRITE, "a", number(db, web.body), inside(db).oracle.last, pack_record(PUT_DATA, 1, b"data"))
 
 
 async def not_a_text(db: Database, web: Web) -> None:
-    await plant(db, WRITE, "a", number(db, web.body), db.oracle.last, pack_record(PUT, 1, b"\xff"))
+    await plant(db, WRITE, "a", number(db, web.body), inside(db).oracle.last, pack_record(PUT, 1, b"\xff"))
 
 
 RECORDS: list[Damage] = [not_a_record, of_an_unknown_kind, that_names_no_group, that_points_at_nothing, not_a_text]
@@ -246,7 +250,7 @@ async def test_who_reads_the_record_is_told_its_place(web: Web, damage: Damage, 
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
         await put(db, web.body, "b", "hello")
         await damage(db, web)
-        with pytest.raises(perco.Corruption, match=r"^docs\['a'\]\.body.* Run `perco check`") as caught:
+        with pytest.raises(perco.errors.Corruption, match=r"^docs\['a'\]\.body.* Run `perco check`") as caught:
             await meet(db, web)
         assert caught.value.cell == ("docs", "a", "body")
         assert await get(db, web.body, "b") == "hello"
@@ -266,16 +270,16 @@ async def test_a_lock_that_may_be_a_notification_is_not_idle_and_not_waited_for(
             for key in "bcdxyz":
                 await put(db, web.body, key, "hello")
             with (
-                pytest.raises(perco.Corruption, match=r"docs\['.'\]\.body.* Run `perco check`"),
+                pytest.raises(perco.errors.Corruption, match=r"docs\['.'\]\.body.* Run `perco check`"),
                 trio.fail_after(LONG_S),
             ):
                 await db.wait_idle()
             assert {"b", "c", "d", "x", "y", "z"} <= {change.key for change in changes}, "first all that can be done"
-            with pytest.raises(perco.Corruption, match=r"docs\['.'\]\.body"), trio.fail_after(LONG_S):
-                await db.wait_for(db.oracle.last)
+            with pytest.raises(perco.errors.Corruption, match=r"docs\['.'\]\.body"), trio.fail_after(LONG_S):
+                await db.wait_for(inside(db).oracle.last)
         assert not await db.is_idle()
         if damage is not of_a_primary_without_sense:  # for then changes wait, too, and nothing runs them
-            with pytest.raises(perco.Corruption, match=r"docs\['.'\]\.body"), trio.fail_after(LONG_S):
+            with pytest.raises(perco.errors.Corruption, match=r"docs\['.'\]\.body"), trio.fail_after(LONG_S):
                 await db.wait_idle()
     await local.aclose()
 
@@ -284,16 +288,16 @@ async def test_a_lock_of_what_nobody_observes_is_no_notification(web: Web) -> No
     changes = web.counting(web.body, id="count")
     local = memory()
     async with client(local, web.schema, sweeping=False) as db:
-        assert await db.oracle.draw() == 1, "or the one who puts below would own these locks"
+        assert await inside(db).oracle.draw() == 1, "or the one who puts below would own these locks"
         await plant(db, LOCK, "a", number(db, web.note), 1, JUNK)
         await plant(db, SHARED, "a", number(db, web.size), 1, JUNK)
     async with client(local, web.schema) as db, db.worker():
         await put(db, web.body, "a", "hello")
         await settle(db)
-        await db.wait_for(db.oracle.last, timeout=LONG_S)
+        await db.wait_for(inside(db).oracle.last, timeout=LONG_S)
         assert await db.is_idle()
         assert [change.key for change in changes] == ["a"]
-        assert len(inside(db).statistics().damaged) == 1 + 1
+        assert len(owning(db).statistics().damaged) == 1 + 1
     await local.aclose()
 
 
@@ -301,31 +305,31 @@ async def test_a_lock_of_what_nobody_observes_is_no_notification(web: Web) -> No
 
 
 async def a_notification(db: Database, web: Web) -> None:
-    ack = ack_of(number(db, web.body), db.catalogue.observers["count"].number)
-    await plant(db, NOTIFY, "a", ack, db.oracle.last, JUNK)
+    ack = ack_of(number(db, web.body), inside(db).catalogue.observers["count"].number)
+    await plant(db, NOTIFY, "a", ack, inside(db).oracle.last, JUNK)
 
 
 async def an_ack(db: Database, web: Web) -> None:
-    ack = ack_of(number(db, web.body), db.catalogue.observers["count"].number)
+    ack = ack_of(number(db, web.body), inside(db).catalogue.observers["count"].number)
     await plant(db, WRITE, "a", ack, 1, JUNK)
 
 
 async def an_ack_of_another_kind(db: Database, web: Web) -> None:
-    ack = ack_of(number(db, web.body), db.catalogue.observers["count"].number)
+    ack = ack_of(number(db, web.body), inside(db).catalogue.observers["count"].number)
     await plant(db, WRITE, "a", ack, 1, pack_record(PUT, 1, b""))
 
 
 async def the_lock_of_an_ack(db: Database, web: Web) -> None:
-    ack = ack_of(number(db, web.body), db.catalogue.observers["count"].number)
+    ack = ack_of(number(db, web.body), inside(db).catalogue.observers["count"].number)
     await plant(db, LOCK, "a", ack, 1, JUNK)
 
 
 async def the_record(db: Database, web: Web) -> None:
-    await plant(db, WRITE, "a", number(db, web.body), db.oracle.last, JUNK)
+    await plant(db, WRITE, "a", number(db, web.body), inside(db).oracle.last, JUNK)
 
 
 async def the_value(db: Database, web: Web) -> None:
-    await plant(db, WRITE, "a", number(db, web.body), db.oracle.last, pack_record(PUT, 1, b"\xff"))
+    await plant(db, WRITE, "a", number(db, web.body), inside(db).oracle.last, pack_record(PUT, 1, b"\xff"))
 
 
 @pytest.mark.parametrize(
@@ -342,19 +346,19 @@ async def test_what_cannot_be_read_does_not_starve_others(web: Web, damage: Dama
         async with db.worker(concurrency=1, scanners=1) as worker:
             for key in "bcxyz":
                 await put(db, web.body, key, "hello")
-            with pytest.raises(perco.Corruption, match=r"docs\['a'\]\.body"), trio.fail_after(LONG_S):
+            with pytest.raises(perco.errors.Corruption, match=r"docs\['a'\]\.body"), trio.fail_after(LONG_S):
                 await db.wait_idle()
             assert sorted(change.key for change in changes) == list("bcxyz")
             assert [change.key for change in others] == ["a"]
-            with pytest.raises(perco.Corruption, match=r"docs\['a'\]\.body"), trio.fail_after(LONG_S):
-                await db.wait_for(db.oracle.last)
+            with pytest.raises(perco.errors.Corruption, match=r"docs\['a'\]\.body"), trio.fail_after(LONG_S):
+                await db.wait_for(inside(db).oracle.last)
             failed = worker.statistics()["count"].failures
             await trio.sleep(30)
             assert 0 < worker.statistics()["count"].failures - failed < 20, "tried again, with growing pauses"
             await put(db, web.body, "d", "later")
             await until(lambda: changes[-1].key == "d")
             assert {row for row, _ in notified(db)} == {b"a"}
-            assert db.background.failure() is None
+            assert inside(db).background.failure() is None
 
 
 async def test_it_is_idle_again_when_the_cell_has_been_put_right(web: Web) -> None:  # N7
@@ -362,10 +366,13 @@ async def test_it_is_idle_again_when_the_cell_has_been_put_right(web: Web) -> No
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
         await put(db, web.body, "a", "hello")
         await settle(db)
-        start_ts, commit_ts = await db.oracle.draw(), await db.oracle.draw()
+        start_ts, commit_ts = await inside(db).oracle.draw(), await inside(db).oracle.draw()
         await plant(db, WRITE, "a", number(db, web.body), commit_ts, pack_record(PUT, start_ts, b"\xff"))
         await a_notification_of(db, web, commit_ts)
-        with pytest.raises(perco.Corruption, match=r"docs\['a'\]\.body, value: not text"), trio.fail_after(LONG_S):
+        with (
+            pytest.raises(perco.errors.Corruption, match=r"docs\['a'\]\.body, value: not text"),
+            trio.fail_after(LONG_S),
+        ):
             await db.wait_idle()
         await put(db, web.body, "a", "mended")
         await settle(db)
@@ -374,10 +381,10 @@ async def test_it_is_idle_again_when_the_cell_has_been_put_right(web: Web) -> No
 
 
 async def a_notification_of(db: Database, web: Web, ts: int) -> None:
-    ack = ack_of(number(db, web.body), db.catalogue.observers["count"].number)
+    ack = ack_of(number(db, web.body), inside(db).catalogue.observers["count"].number)
     await plant(db, NOTIFY, "a", ack, ts, pack_cause(ts, 0))
-    assert db._worker is not None
-    db._worker.wake_up()
+    assert inside(db).workers.worker is not None
+    inside(db).workers.worker.wake_up()
 
 
 @pytest.mark.parametrize("damage", [not_a_lock, of_no_table, the_record])
@@ -389,7 +396,7 @@ async def test_an_observer_can_be_registered_for_a_column_with_a_damaged_cell(we
         await damage(db, web)
     changes = web.counting(web.body, id="count")
     async with client(local, web.schema) as db, db.worker():
-        with pytest.raises(perco.Corruption, match=r"docs\['a'\]\.body"), trio.fail_after(LONG_S):
+        with pytest.raises(perco.errors.Corruption, match=r"docs\['a'\]\.body"), trio.fail_after(LONG_S):
             await db.wait_idle()
         assert sorted(change.key for change in changes) == ["b", "z"]
         assert len(db.statistics().damaged) >= 1
@@ -414,5 +421,5 @@ async def test_whoever_waits_is_told_where_some_is_damaged_and_the_rest_is_pause
         with pytest.raises(perco.UsageError, match="paused: 'paused'"):
             await db.wait_for(ts, timeout=LONG_S)
         await db.resume("paused")
-        with pytest.raises(perco.Corruption, match=r"docs\['a'\]\.body"):
+        with pytest.raises(perco.errors.Corruption, match=r"docs\['a'\]\.body"):
             await settle(db)

@@ -8,11 +8,13 @@ import pytest
 import trio
 
 import perco
-from perco.notify import claim, worker
-from perco.notify.claim import COVERS_MAX
+from perco.database.inside import inside
+from perco.notify import worker
 from perco.notify.worker import WorkerOptions
+from perco.protocol import claim
+from perco.protocol.claim import COVERS_MAX
 from tests.component.notify.kit import LONG_S, OPTIONS, Web, client, get, memory, nothing_is_left, put, settle, until
-from tests.support.everywhere import inside
+from tests.support.everywhere import owning
 
 Change = perco.Change[Any, Any]
 WALL = 1_700_000_000.0
@@ -166,7 +168,7 @@ async def test_what_waited_before_a_restart_has_waited_already() -> None:  # O3
     async with client(local, first.schema, options=options) as db, db.worker():
         await put(db, first.body, "a", "one")
         began = trio.current_time()
-        await inside(db).oracle.note()
+        await inside(owning(db)).oracle.note()
         await trio.sleep(60.0)
     async with client(local, second.schema, options=options) as db, db.worker():
         await settle(db)
@@ -182,7 +184,7 @@ async def test_a_wall_clock_that_jumps_within_a_process_changes_nothing(jump_s: 
         began = trio.current_time()
         await trio.sleep(10.0)
         wall.ahead = jump_s
-        await inside(db).oracle.note()
+        await inside(owning(db)).oracle.note()
         await settle(db)
     assert began + 100.0 <= web.moments()[0] <= began + 102.0
 
@@ -197,7 +199,7 @@ async def test_a_wall_clock_that_jumps_between_processes_neither_starves_nor_hol
     async with client(local, first.schema, options=options) as db, db.worker():
         await put(db, first.body, "a", "one")
         began = trio.current_time()
-        await inside(db).oracle.note()
+        await inside(owning(db)).oracle.note()
         await trio.sleep(60.0)
     wall.ahead = jump_s
     async with client(local, second.schema, options=options) as db, db.worker():
@@ -210,13 +212,15 @@ async def test_a_delay_may_change_with_the_program() -> None:
     local = memory()
     first, second = Delayed(delay_s=100.0), Delayed(delay_s=5.0, priority=3)
     async with client(local, first.schema) as db:
-        assert db.catalogue.observers["later"].manner == perco.txn.schema.Manner(delay_s=100.0, max_delay_s=1000.0)
+        assert inside(db).catalogue.observers["later"].manner == perco.schema.schema.Manner(
+            delay_s=100.0, max_delay_s=1000.0
+        )
         txn = await db.begin()
         txn.set(first.body, "a", "one")
         async with client(local, second.schema, beside=db) as other:
-            manner = other.catalogue.observers["later"].manner
+            manner = inside(other).catalogue.observers["later"].manner
             assert (manner.delay_s, manner.max_delay_s, manner.priority) == (5.0, 50.0, 3)
-            assert other.catalogue.binds == db.catalogue.binds < other.catalogue.version
+            assert inside(other).catalogue.binds == inside(db).catalogue.binds < inside(other).catalogue.version
         await txn.commit()
     async with client(local, second.schema) as db, db.worker():
         began = trio.current_time()
@@ -234,7 +238,7 @@ async def test_a_delay_may_change_with_the_program() -> None:
         ({"delay_s": float("inf")}, "delay_s is from 0"),
         ({"delay_s": 5.0, "max_delay_s": 4.0}, "max_delay_s at least as long"),
         ({"delay_s": 5.0, "max_delay_s": []}, "max_delay_s is a number of seconds"),
-        ({"max_delay_s": 4.0}, "max_delay_s bounds a delay_s"),
+        ({"max_delay_s": 4.0}, "max_delay_s bounds delay_s"),
         ({"priority": "a"}, "priority is an int"),
         ({"priority": 1.5}, "priority is an int"),
         ({"priority": True}, "priority is an int"),

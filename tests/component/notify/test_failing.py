@@ -13,9 +13,10 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside
 from perco.notify import scanner as scanners
-from perco.notify.claim import Run
 from perco.notify.failing import KINDS_MAX, FailureLog, ObserverFailedError
+from perco.protocol.claim import Run
 from perco.storage import NOTIFY, LocalRowStore, RowCells, ScanPage, ScanRequest
 from perco.storage.cells import ReadRequest
 from tests.component.notify.kit import (
@@ -33,6 +34,7 @@ from tests.component.notify.kit import (
     settle,
     until,
 )
+from tests.support.places import local_of
 
 Txn = perco.Transaction
 Change = perco.Change[Any, Any]
@@ -62,7 +64,7 @@ class Failing:
 async def test_it_is_run_again_later_and_later_until_it_succeeds(web: Web) -> None:  # N6
     failing = Failing(web, 6)
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
-        backoff = perco.BackoffOptions(first_s=1.0, max_s=10.0)
+        backoff = perco.options.BackoffOptions(first_s=1.0, max_s=10.0)
         async with db.worker(options=perco.WorkerOptions(backoff=backoff)) as worker:
             commit_ts = await put(db, web.body, "a", "hello")
             await until(lambda: len(failing.began) == 3)
@@ -85,6 +87,10 @@ class UnreadableStore:
     """A row store that fails the first look at a change before its observer runs."""
 
     groups = True
+    chaining = deferring = None
+
+    def tablets_here(self) -> list[Any]:
+        return []
 
     def __init__(self, inner: LocalRowStore) -> None:
         self._inner = inner
@@ -110,7 +116,7 @@ async def test_a_run_that_fails_before_its_function_begins_keeps_no_versions(web
             await settle(db)
             assert worker.statistics()["count"].failures == store.failed == 1
         assert [change.value for change in seen] == ["hello"]
-        assert db.oracle.holds.open == set()
+        assert inside(db).oracle.holds.open == set()
 
 
 async def test_a_wait_that_ends_too_early_says_who_failed_and_why(web: Web) -> None:  # N6
@@ -210,7 +216,7 @@ async def test_one_that_fails_for_ever_holds_nobody_up(web: Web) -> None:  # N6,
 async def test_a_newer_change_does_not_shorten_the_wait_and_is_seen(web: Web) -> None:  # N4, N6
     failing = Failing(web, 1)
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
-        backoff = perco.BackoffOptions(first_s=100.0)
+        backoff = perco.options.BackoffOptions(first_s=100.0)
         async with db.worker(options=perco.WorkerOptions(backoff=backoff)) as worker:
             await put(db, web.body, "a", "old")
             await until(lambda: worker.statistics()["failing"].failures)
@@ -251,7 +257,7 @@ def test_those_that_failed_have_a_bounded_share(seed: int, monkeypatch: pytest.M
                     txn.set(web.body, f"{kind}{n:02}", "hello")
 
         few = perco.WorkerOptions(
-            concurrency=8, scanners=2, failing_share=0.25, backoff=perco.BackoffOptions(first_s=100.0)
+            concurrency=8, scanners=2, failing_share=0.25, backoff=perco.options.BackoffOptions(first_s=100.0)
         )
         async with perco.open("memory:", web.schema, options=perco.Options(seed=seed)) as db, db.worker(options=few):
             await load("bad")
@@ -285,7 +291,7 @@ async def test_too_many_conflicts_wait_their_turn_and_get_through(web: Web) -> N
         txn.set(web.count, "hot", mine + 1)
 
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
-        impatient = perco.WorkerOptions(conflicts_max=2, backoff=perco.BackoffOptions(first_s=10.0))
+        impatient = perco.WorkerOptions(conflicts_max=2, backoff=perco.options.BackoffOptions(first_s=10.0))
         async with db.worker(options=impatient) as worker:
             began = trio.current_time()
             await put(db, web.body, "a", "hello")
@@ -321,17 +327,17 @@ def test_what_becomes_due_while_the_scanner_looks_elsewhere_is_run(  # N6, N8
         failing = Failing(web, 1)
         options = perco.Options(seed=seed)
         async with client(memory(), web.schema, sweeping=False) as first:
-            store = ClockJumpsStore(first.local.store, lambda _: False)
-            async with client(first.local, web.schema, store=store, options=options) as db:
+            store = ClockJumpsStore(local_of(first).store, lambda _: False)
+            async with client(local_of(first), web.schema, store=store, options=options) as db:
                 await settle(db)
-                backoff = perco.BackoffOptions(first_s=10.0)
+                backoff = perco.options.BackoffOptions(first_s=10.0)
                 one = perco.WorkerOptions(scanners=1, backoff=backoff)
                 async with db.worker(options=one) as worker:
                     await put(db, web.body, "a", "hello")
                     await until(lambda: worker.statistics()["failing"].failures)
                     await trio.sleep(1.0)
                     store.jump_s = 100.0
-                    db.driver.notified()  # a tour that passes the row by, for it waits; and ends when it is due
+                    inside(db).driver.notified()  # a tour that passes the row by, for it waits; and ends when it is due
                     await settle(db)
                     assert store.jump_s == 0.0
                     assert failing.attempts == [1, 2]
@@ -431,7 +437,7 @@ async def test_an_observer_that_meets_a_transient_error_of_its_own_runs_again(we
         nonlocal runs
         runs += 1
         if runs == 1:
-            raise perco.RolledBack(1)
+            raise perco.errors.RolledBack(1)
 
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker() as worker:
         await put(db, web.body, "a", "hello")
@@ -473,7 +479,7 @@ async def test_a_full_store_is_waited_out(web: Web) -> None:  # N6, S4
         nonlocal runs
         runs += 1
         if runs == 1:
-            raise perco.StoreFull("somewhere", "no pages")
+            raise perco.errors.StoreFull("somewhere", "no pages")
 
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker() as worker:
         await put(db, web.body, "a", "hello")
@@ -490,5 +496,5 @@ async def test_notify_cells_stay_where_the_worker_never_gets_through(web: Web) -
         for _ in range(2):
             async with db.worker(options=for_ever) as worker:
                 await until(lambda: worker.statistics()["failing"].failures > 20)
-        tablets = [tablet for tablet in db.local.store.tablets() if tablet.table == "docs"]
+        tablets = [tablet for tablet in local_of(db).store.tablets() if tablet.table == "docs"]
         assert sum(tablet.entries(NOTIFY) for tablet in tablets) == 1

@@ -10,11 +10,12 @@ import pytest
 import trio
 
 import perco
-from perco.notify import claim, worker
-from perco.notify.database import Database
+from perco.check.check import CheckOptions, check
+from perco.database.database import Database
+from perco.database.inside import inside
+from perco.notify import working
+from perco.protocol import claim, failed as failing
 from perco.storage import FAILED_LIST, NOTIFY, Mutation, NoReply, Refused, Verdict
-from perco.txn import failed as failing
-from perco.txn.check import CheckOptions, check
 from tests.component.notify.kit import (
     OPTIONS,
     ByHand,
@@ -29,6 +30,7 @@ from tests.component.notify.kit import (
     tablets_cells,
     until,
 )
+from tests.support.places import local_of
 
 Txn = perco.Transaction
 Change = perco.Change[Any, Any]
@@ -59,11 +61,11 @@ def picky(web: Web) -> Picky:
 
 
 def on_the_list(db: Database) -> list[tuple[bytes, int]]:
-    return [(row, ts) for _, row, _, ts, _ in tablets_cells(db.local.store, FAILED_LIST)]
+    return [(row, ts) for _, row, _, ts, _ in tablets_cells(local_of(db).store, FAILED_LIST)]
 
 
 async def is_whole(db: Database) -> None:
-    result = await check(db.driver.store, options=CheckOptions(pause_s=0.0))
+    result = await check(inside(db).driver.store, options=CheckOptions(pause_s=0.0))
     assert result.findings == ()
     assert result.failed == len(on_the_list(db)) == await db.failed_count()
 
@@ -100,23 +102,23 @@ async def test_after_so_many_attempts_it_is_on_the_list_and_nobody_waits_for_it(
 
 async def test_attempts_are_counted_across_restarts(web: Web, picky: Picky) -> None:  # N6
     picky.bad = {"a"}
-    one = perco.WorkerOptions(attempts=3, backoff=perco.BackoffOptions(first_s=1e6, max_s=1e6))
+    one = perco.WorkerOptions(attempts=3, backoff=perco.options.BackoffOptions(first_s=1e6, max_s=1e6))
     async with client(memory(), web.schema) as db:
         await put(db, web.body, "a", "hello")
         for runs in (1, 2):
             async with db.worker(options=one):
                 await until(lambda: len(picky.attempts) == runs)  # noqa: B023
-                await until(lambda: not db.fates.live())
+                await until(lambda: not inside(db).fates.live())
                 await trio.sleep(1.0)
             assert on_the_list(db) == []
-        async with client(db.local, web.schema) as later, later.worker(options=one):
+        async with client(local_of(db), web.schema) as later, later.worker(options=one):
             assert await later.wait_idle(timeout=1000) == 1
         assert picky.attempts == [1, 2, 3]
 
 
 async def test_no_number_of_attempts_is_a_reason_to_give_up_if_none_is_asked_for(web: Web, picky: Picky) -> None:
     picky.bad = {"a"}
-    for_ever = perco.WorkerOptions(attempts=0, backoff=perco.BackoffOptions(first_s=0.01, max_s=0.01))
+    for_ever = perco.WorkerOptions(attempts=0, backoff=perco.options.BackoffOptions(first_s=0.01, max_s=0.01))
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=for_ever):
         await put(db, web.body, "a", "hello")
         await until(lambda: len(picky.attempts) > 100)
@@ -171,10 +173,10 @@ async def test_more_changes_than_one_run_sees_are_given_up_all(  # N4, N6
     web: Web, picky: Picky, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest is older than what is on the list by then."""
-    from perco.notify import claim, worker
+    from perco.protocol import claim
 
     monkeypatch.setattr(claim, "COVERS_MAX", 4)
-    monkeypatch.setattr(worker, "COVERS_MAX", 4)
+    monkeypatch.setattr(working, "COVERS_MAX", 4)
     picky.bad = {"a"}
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
         stamps = [await put(db, web.body, "a", str(n)) for n in range(10)]
@@ -193,7 +195,9 @@ async def test_more_changes_than_one_run_sees_are_given_up_all(  # N4, N6
 
 async def test_a_deleted_cell_keeps_its_marker_while_its_change_is_on_the_list(web: Web, picky: Picky) -> None:  # G3
     now = 1_700_000_000.0
-    options = perco.Options(seed=1, wall=lambda: now + trio.current_time(), vacuum=perco.VacuumOptions(on=False))
+    options = perco.Options(
+        seed=1, wall=lambda: now + trio.current_time(), vacuum=perco.options.VacuumOptions(on=False)
+    )
     web.schema.keep = perco.Keep(seconds=0)
     async with perco.open("memory:", web.schema, options=options) as db:
         await put(db, web.body, "a", "hello")
@@ -278,9 +282,9 @@ async def test_a_drop_takes_what_is_older_along(web: Web, picky: Picky) -> None:
     """A change of before the failed one may be notified late, where a run sees no more than so many at once."""
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
         [at] = await give_up(db, picky, "a")
-        [number] = db.bind(web.body).acks
+        [number] = inside(db).known.bind(web.body).acks
         older = (NOTIFY, number, at - 1, failing.pack_cause(at - 1, 0))
-        await db.driver.store.apply([Mutation("docs", ((b"a", (), (older,)),))])
+        await inside(db).driver.store.apply([Mutation("docs", ((b"a", (), (older,)),))])
         assert await db.drop_failed("picky") == 1
         assert notified(db) == []
         assert await db.is_idle()
@@ -297,10 +301,10 @@ async def test_the_list_is_left_while_a_run_is_about_to_commit(web: Web, picky: 
         def is_ack(mutation: Mutation) -> bool:
             return any(w[0] == "write" and w[1] & 0xFFFF for _, _, writes in mutation.rows for w in writes)
 
-        store = HoldingStore(db.local.store, is_ack)
-        async with client(db.local, web.schema, store=store, beside=db) as runs, runs.worker(options=FEW):
+        store = HoldingStore(local_of(db).store, is_ack)
+        async with client(local_of(db), web.schema, store=store, beside=db) as runs, runs.worker(options=FEW):
             await put(db, web.body, "a", "newer")
-            runs.driver.notified()
+            inside(runs).driver.notified()
             await store.held.wait()
             async with trio.open_nursery() as nursery:
                 done: list[int] = []
@@ -343,8 +347,8 @@ async def test_a_lost_reply_neither_loses_nor_doubles_it(web: Web, picky: Picky,
     async with client(memory(), web.schema) as first:
         if step != "give up":
             await give_up(first, picky, "a")
-        store = TwinStore(first.local.store, made=made)
-        async with client(first.local, web.schema, store=store) as db:
+        store = TwinStore(local_of(first).store, made=made)
+        async with client(local_of(first), web.schema, store=store) as db:
             if step == "give up":
                 await give_up(db, picky, "a")
                 assert await db.failed_count() == 1
@@ -376,7 +380,7 @@ async def test_a_run_commits_nothing_for_what_was_given_up_meanwhile(web: Web) -
         await web.add(txn, "runs")
 
     once = perco.WorkerOptions(attempts=1)
-    async with client(memory(), web.schema) as one, client(one.local, web.schema, beside=one) as two:
+    async with client(memory(), web.schema) as one, client(local_of(one), web.schema, beside=one) as two:
         await put(one, web.body, "a", "hello")
         first, second = ByHand(one, once), ByHand(two, once)
         async with trio.open_nursery() as nursery:
@@ -409,7 +413,7 @@ async def test_who_gives_up_what_another_run_has_acknowledged_is_refused(web: We
         await web.add(txn, "runs")
 
     once = perco.WorkerOptions(attempts=1)
-    async with client(memory(), web.schema) as one, client(one.local, web.schema, beside=one) as two:
+    async with client(memory(), web.schema) as one, client(local_of(one), web.schema, beside=one) as two:
         await put(one, web.body, "a", "hello")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ByHand(one, once).run, web.body, "a")
@@ -534,12 +538,12 @@ async def test_the_list_is_given_by_key_and_up_to_a_limit(web: Web, picky: Picky
 async def test_what_cannot_be_read_can_still_be_replayed(web: Web, picky: Picky) -> None:
     async with client(memory(), web.schema) as db:
         [at] = await give_up(db, picky, "a")
-        [number] = db.bind(web.body).acks
+        [number] = inside(db).known.bind(web.body).acks
         damaged = (FAILED_LIST, number, at, b"rubbish")
-        await db.driver.store.apply([Mutation("docs", ((b"a", (), (damaged,)),))])
+        await inside(db).driver.store.apply([Mutation("docs", ((b"a", (), (damaged,)),))])
         [failed] = await db.failed()
         assert "cannot be read" in failed.error
-        assert len(db.driver.damaged) == 1
+        assert len(inside(db).driver.damaged) == 1
         picky.bad.clear()
         assert await db.replay_failed() == 1
         async with db.worker():
@@ -557,12 +561,12 @@ async def test_a_full_disk_gives_nothing_up(web: Web, picky: Picky) -> None:  # 
                 self.refused += 1
                 from perco.storage import Failed
 
-                return [Failed(perco.StoreFull("here", "no pages"))]
+                return [Failed(perco.errors.StoreFull("here", "no pages"))]
             return await self._inner.apply(mutations)
 
     async with client(memory(), web.schema) as first:
-        store = Full(first.local.store, lambda _: False)
-        async with client(first.local, web.schema, store=store) as db:
+        store = Full(local_of(first).store, lambda _: False)
+        async with client(local_of(first), web.schema, store=store) as db:
             await give_up(db, picky, "a")
             assert store.refused == 2
             assert await db.failed_count() == 1
@@ -576,7 +580,7 @@ async def test_a_full_disk_gives_nothing_up(web: Web, picky: Picky) -> None:  # 
 async def test_many_changes_of_a_row_are_given_up_as_one(
     web: Web, picky: Picky, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # N6
-    for module in (claim, worker):
+    for module in (claim, working):
         monkeypatch.setattr(module, "COVERS_MAX", 8)
     picky.bad = {"a"}
     async with client(memory(), web.schema) as db:
@@ -597,7 +601,7 @@ async def test_a_row_that_changes_faster_than_it_fails_is_given_up(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # N6
     """The run before was counted in a notify cell that this one does not cover."""
-    for module in (claim, worker):
+    for module in (claim, working):
         monkeypatch.setattr(module, "COVERS_MAX", 8)
     attempts: list[int] = []
 

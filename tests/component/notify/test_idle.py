@@ -11,7 +11,8 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 import perco
-from perco.notify.claim import COVERS_MAX
+from perco.database.inside import inside, local_owner
+from perco.protocol.claim import COVERS_MAX
 from perco.storage import WRITE, Failed, Mutation, ScanPage, ScanRequest
 from perco.storage.cells import Verdict
 from tests.component.notify.kit import (
@@ -31,6 +32,7 @@ from tests.component.notify.kit import (
     until,
     writes_to,
 )
+from tests.support.places import local_of
 
 Txn = perco.Transaction
 Change = perco.Change[Any, Any]
@@ -74,14 +76,14 @@ async def test_waiting_for_observers_that_nobody_has_is_refused(web: Web) -> Non
     async with client(memory(), web.schema) as first:
         await put(first, web.body, "a", "hello")
         bare = Web()
-        async with client(first.local, bare.schema) as db, db.worker():
+        async with client(local_of(first), bare.schema) as db, db.worker():
             assert await db.unserved() == {"count"}
             with pytest.raises(perco.UsageError, match="count"):
                 await settle(db)
             with pytest.raises(perco.UsageError, match="count"):
-                await db.wait_for(db.oracle.last, timeout=LONG_S)
+                await db.wait_for(inside(db).oracle.last, timeout=LONG_S)
             assert len(notified(db)) == 1
-        async with client(first.local, web.schema) as db, db.worker():
+        async with client(local_of(first), web.schema) as db, db.worker():
             await settle(db)
     assert len(seen) == 1
 
@@ -169,8 +171,8 @@ async def test_a_second_phase_under_way_is_waited_for(web: Web, kind: str) -> No
     """Committed, and nowhere a notify cell yet: the lock of the observed cell is the notification (N1)."""
     seen = web.counting(web.body, id="count")
     async with client(memory(), web.schema, sweeping=False) as first:
-        store = HoldingStore(first.local.store, phase_two_of("z"))
-        async with client(first.local, web.schema, store=store) as db, db.worker():
+        store = HoldingStore(local_of(first).store, phase_two_of("z"))
+        async with client(local_of(first), web.schema, store=store) as db, db.worker():
             await settle(db)
             async with db.transaction() as txn:
                 txn.set(web.size, "a", 1)
@@ -191,8 +193,8 @@ async def test_the_second_phase_of_a_link_of_the_chain_is_waited_for(web: Web, k
 
     seen = web.counting(web.size, id="count")
     async with client(memory(), web.schema, sweeping=False) as first:
-        store = HoldingStore(first.local.store, phase_two_of("z"))
-        async with client(first.local, web.schema, store=store) as db, db.worker():
+        store = HoldingStore(local_of(first).store, phase_two_of("z"))
+        async with client(local_of(first), web.schema, store=store) as db, db.worker():
             await settle(db)
             commit_ts = await put(db, web.body, "a", "hello")
             wait = db.wait_idle if kind == "wait_idle" else lambda: db.wait_for(commit_ts)
@@ -230,8 +232,8 @@ async def test_a_change_that_moves_behind_the_look_is_waited_for(web: Web) -> No
         await web.add(txn, "runs")
 
     async with client(memory(), web.schema, sweeping=False) as first:
-        store = LooksSlowlyStore(first.local.store, lambda _: False)
-        async with client(first.local, web.schema, store=store) as db, db.worker():
+        store = LooksSlowlyStore(local_of(first).store, lambda _: False)
+        async with client(local_of(first), web.schema, store=store) as db, db.worker():
             await settle(db)
             commit_ts = await put(db, web.body, "z", "hello")
             await trio.sleep(1.0)
@@ -298,22 +300,27 @@ class FailingStore(HoldingStore):
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
         if self.failures and any(map(self._holds, mutations)):
             self.failures -= 1
-            return [Failed(perco.StoreFull("here", "for a while"))] * len(mutations)
+            return [Failed(perco.errors.StoreFull("here", "for a while"))] * len(mutations)
         return await self._inner.apply(mutations)
 
 
 async def test_it_is_not_idle_from_the_very_moment_that_a_lock_is_left_behind(web: Web) -> None:  # N7, S4
     seen = web.counting(web.body, id="count")
     async with client(memory(), web.schema, sweeping=False) as first:
-        store = FailingStore(first.local.store, phase_two_of("z"))
+        store = FailingStore(local_of(first).store, phase_two_of("z"))
         moments: list[bool] = []
 
-        async with client(first.local, web.schema, store=store) as db, db.worker():
+        async with client(local_of(first), web.schema, store=store) as db, db.worker():
             await settle(db)
             store.failures = 1
-            db.driver._event = lambda name: moments.append(db.idle_now()) if name == "secondaries" else None
-            quiet = db.driver.quiet
-            db.driver.quiet = lambda: (moments.append(db.idle_now() and bool(observed_locks(db))), quiet())[1]
+            inside(db).driver._event = lambda name: (
+                moments.append(local_owner(db).idle.now()) if name == "secondaries" else None
+            )
+            quiet = inside(db).driver.quiet
+            inside(db).driver.quiet = lambda: (
+                moments.append(local_owner(db).idle.now() and bool(observed_locks(db))),
+                quiet(),
+            )[1]
             async with db.transaction() as txn:
                 txn.set(web.size, "a", 1)
                 txn.set(web.note, "a", "in the primary's tablet")
@@ -421,7 +428,7 @@ async def _load_and_wait(edges: list[Edge], loads: list[Load], seed: int) -> Non
                 await _check_observed(db, docs, columns, edges, ahead, commit_ts)
             await db.wait_idle(timeout=LONG_S)
             assert nothing_is_left(db)
-            await _check_observed(db, docs, columns, edges, ahead, db.oracle.last)
+            await _check_observed(db, docs, columns, edges, ahead, inside(db).oracle.last)
             checking.cancel_scope.cancel()
 
 

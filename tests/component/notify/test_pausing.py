@@ -8,8 +8,10 @@ import pytest
 import trio
 
 import perco
-from perco.txn.catalogue import load
+from perco.database.inside import inside
+from perco.schema.catalogue import load
 from tests.component.notify.kit import OPTIONS, Web, client, get, memory, notified, put, settle, until
+from tests.support.places import local_of
 
 Change = perco.Change[Any, Any]
 
@@ -34,20 +36,20 @@ async def test_it_is_paused_in_the_store_for_every_program(web: Web) -> None:
     seen = web.counting(web.body, id="one")
     async with client(memory(), web.schema) as db:
         await db.pause("one")
-        version = db.catalogue.version
+        version = inside(db).catalogue.version
         await db.pause("one")
-        assert db.catalogue.version == version, "nothing is new"
+        assert inside(db).catalogue.version == version, "nothing is new"
         await put(db, web.body, "a", "hello")
-        async with client(db.local, web.schema) as later, later.worker():
+        async with client(local_of(db), web.schema) as later, later.worker():
             with pytest.raises(perco.UsageError, match=r"paused: 'one'. Resume them"):
                 await later.wait_idle(timeout=1000)
             with pytest.raises(perco.UsageError, match="paused"):
-                await later.wait_for(later.oracle.last, timeout=1000)
+                await later.wait_for(inside(later).oracle.last, timeout=1000)
             assert seen == []
             await later.resume("one")
             await settle(later)
         assert len(seen) == 1
-        assert not (await load(db.driver.store)).observers["one"].paused
+        assert not (await load(inside(db).driver.store)).observers["one"].paused
 
 
 async def test_who_waits_already_is_told_when_it_is_paused(web: Web) -> None:  # N7
@@ -113,13 +115,17 @@ async def test_a_run_that_was_under_way_commits_nothing_after_it_was_paused(web:
 
 async def test_another_process_learns_that_it_is_paused_and_that_it_is_not_any_more(web: Web) -> None:  # N10
     seen = web.counting(web.body, id="one")
-    async with client(memory(), web.schema) as one, client(one.local, web.schema, beside=one) as two, two.worker():
+    async with (
+        client(memory(), web.schema) as one,
+        client(local_of(one), web.schema, beside=one) as two,
+        two.worker(),
+    ):
         await one.pause("one")
         await put(two, web.body, "a", "hello")
         await trio.sleep(100.0)
         assert seen == []
         await one.resume("one")
-        two.driver.notified()
+        inside(two).driver.notified()
         await until(lambda: seen)
         await settle(two)
 
@@ -191,7 +197,7 @@ async def test_a_circle_of_observers_is_stopped_and_named(web: Web, one_step: bo
             commit_ts = await put(db, web.body, "a", "hello")
             assert await db.wait_idle(timeout=1000) == 1
             _, _, error = worker._worker.last_failures["back"]
-            assert isinstance(error, perco.ChainTooLong)
+            assert isinstance(error, perco.errors.ChainTooLong)
             assert set(error.cycle) == {"there", "back"}
             assert (error.depth, error.limit, error.cause) == (22, 21, commit_ts)
             assert "in a circle" in str(error)
@@ -221,7 +227,7 @@ async def test_a_long_chain_that_comes_to_an_end_is_let_be(web: Web) -> None:  #
 
 
 async def test_a_chain_without_a_circle_is_told_by_its_last_observers() -> None:
-    error = perco.ChainTooLong("docs['a']", ["a", "b", "c"], 4, 3, 7)
+    error = perco.errors.ChainTooLong("docs['a']", ["a", "b", "c"], 4, 3, 7)
     assert error.cycle == ()
     assert "a > b > c" in str(error)
 
@@ -261,6 +267,10 @@ class Slow:
     """A row store whose caller is cancelled when a mutation has been made, and before it is told."""
 
     groups = True
+    chaining = deferring = None
+
+    def tablets_here(self) -> list[Any]:
+        return []
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

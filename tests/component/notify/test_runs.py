@@ -8,7 +8,7 @@ import pytest
 import trio
 
 import perco
-from perco.notify import claim
+from perco.protocol import claim
 from perco.storage import NOTIFY, WRITE, Mutation
 from tests.component.notify.kit import (
     OPTIONS,
@@ -24,6 +24,7 @@ from tests.component.notify.kit import (
     settle,
     tablets_cells,
 )
+from tests.support.places import local_of
 
 Txn = perco.Transaction
 Change = perco.Change[Any, Any]
@@ -235,7 +236,7 @@ async def test_a_change_made_during_a_run_is_run_again(web: Web) -> None:  # N2,
         await settle(db)
         assert paused.values == ["old", "new"]
         assert await get(db, web.note, "a") == "saw new"
-        acks = [ts for _, _, column, ts, _ in tablets_cells(db.local.store, WRITE) if column & 0xFFFF]
+        acks = [ts for _, _, column, ts, _ in tablets_cells(local_of(db).store, WRITE) if column & 0xFFFF]
         assert len(acks) == 2
         assert min(acks) > newer, "the first run committed although the cell had changed: it read a snapshot"
 
@@ -265,8 +266,8 @@ async def test_a_change_while_the_run_commits_is_run_again(web: Web) -> None:  #
         return any(write[0] == NOTIFY and write[3] is None for _, _, writes in mutation.rows for write in writes)
 
     async with client(memory(), web.schema, sweeping=False) as first:
-        store = HoldingStore(first.local.store, commits_the_ack)
-        async with client(first.local, web.schema, store=store) as db, db.worker():
+        store = HoldingStore(local_of(first).store, commits_the_ack)
+        async with client(local_of(first), web.schema, store=store) as db, db.worker():
             await put(db, web.body, "a", "before")
             await store.held.wait()  # its commit timestamp has been drawn
             await put(db, web.body, "a", "during")

@@ -10,7 +10,7 @@ import trio
 import trio.lowlevel
 
 import perco
-from perco.notify.database import WorkerHandle
+from perco.notify.workers import WorkerHandle
 from perco.storage import NOTIFY, ScanPage, ScanRequest
 from tests.component.notify.kit import (
     LONG_S,
@@ -27,6 +27,7 @@ from tests.component.notify.kit import (
     settle,
     until,
 )
+from tests.support.places import local_of
 
 Txn = perco.Transaction
 Change = perco.Change[Any, Any]
@@ -79,7 +80,7 @@ async def test_scanners_sleep_over_what_they_may_not_touch(web: Web) -> None:  #
     web.counting(web.body, id="count")
     async with client(memory(), web.schema) as first:
         await put(first, web.body, "a", "hello")
-        async with client(first.local, Web().schema) as db, db.worker() as worker:
+        async with client(local_of(first), Web().schema) as db, db.worker() as worker:
             await trio.sleep(10.0)
             before = tours(worker)
             await trio.sleep(LONG_S)
@@ -91,7 +92,7 @@ async def test_a_failing_run_is_looked_for_when_it_is_due_and_not_before(web: We
     async def failing(txn: Txn, change: Change) -> None:
         raise ZeroDivisionError
 
-    rare = perco.WorkerOptions(scanners=1, backoff=perco.BackoffOptions(first_s=100.0, max_s=100.0))
+    rare = perco.WorkerOptions(scanners=1, backoff=perco.options.BackoffOptions(first_s=100.0, max_s=100.0))
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker(options=rare) as worker:
         await put(db, web.body, "a", "hello")
         await until(lambda: worker.statistics()["failing"].failures)
@@ -120,8 +121,8 @@ async def test_a_wake_between_the_look_and_the_sleep_is_not_lost(web: Web, scann
     seen = web.counting(web.body, id="count")
     async with client(memory(), web.schema, sweeping=False) as first:
         for places in range(12):
-            store = WritesBehindStore(first.local.store, lambda _: False)
-            async with client(first.local, web.schema, store=store) as db:
+            store = WritesBehindStore(local_of(first).store, lambda _: False)
+            async with client(local_of(first), web.schema, store=store) as db:
                 await settle(db)
 
                 async def write() -> None:

@@ -10,11 +10,13 @@ import trio
 
 import perco
 from perco.cli.looks import look
-from perco.notify import claim, worker
-from perco.notify.claim import COVERS_MAX
+from perco.database.inside import inside
+from perco.notify import working
+from perco.protocol import claim
+from perco.protocol.claim import COVERS_MAX
+from perco.protocol.records import bare_column, is_bare, pack_cause, unpack_lock
 from perco.storage import NOTIFY, PENDING, TRACE, WRITE, Mutation
 from perco.testing.faults import kind_of
-from perco.txn.records import bare_column, is_bare, pack_cause, unpack_lock
 from tests.component.notify.kit import (
     LONG_S,
     OPTIONS,
@@ -32,7 +34,8 @@ from tests.component.notify.kit import (
     tablets_cells,
     until,
 )
-from tests.support.everywhere import inside
+from tests.support.everywhere import owning
+from tests.support.places import local_of
 
 Txn = perco.Transaction
 Change = perco.Change[Any, Any]
@@ -75,7 +78,7 @@ async def raise_signal(db: perco.Database, hot: Hot, key: str, doc: str | None =
 
 def cells(db: perco.Database, group: str) -> list[tuple[bytes, int, int]]:
     """(row, column, ts) of all cells of a group."""
-    found = tablets_cells(db.local.store, group)
+    found = tablets_cells(local_of(db).store, group)
     return [(row, column, ts) for table, row, column, ts, _ in found if table != "_perco"]
 
 
@@ -128,7 +131,7 @@ async def test_many_raise_a_signal_at_once_without_a_conflict(hot: Hot, *, one_s
         async with trio.open_nursery() as nursery:
             for number in range(50):
                 nursery.start_soon(one, number)
-        await until(lambda: not db.fates.observed)
+        await until(lambda: not inside(db).fates.observed)
         assert db.statistics().counters.conflicts == 0
         assert len(notified(db)) == 50
         async with db.worker() as worker:
@@ -302,7 +305,7 @@ async def test_wherever_a_process_dies_its_signal_is_raised_if_it_committed(hot:
         local = memory()
         store = StoppingStore(local.store)
         token = ""
-        with contextlib.suppress(StoppedError, perco.BackgroundFailure):
+        with contextlib.suppress(StoppedError, perco.errors.BackgroundFailure):
             async with client(local, hot.schema, store=store, sweeping=False) as db:
                 txn = await db.begin()
                 txn.signal(hot.grown, "k")
@@ -314,7 +317,7 @@ async def test_wherever_a_process_dies_its_signal_is_raised_if_it_committed(hot:
                     await txn.commit()
                 finally:
                     token = txn.token
-                while db.fates.observed and not store.stopped.is_set():  # phase two  # noqa: ASYNC110
+                while inside(db).fates.observed and not store.stopped.is_set():  # phase two  # noqa: ASYNC110
                     await trio.sleep(0.05)
         assert store.stopped.is_set() == (steps < (4 if doc is None else 6))
         async with client(local, hot.schema) as db, db.worker():
@@ -396,7 +399,7 @@ async def test_serializable_transactions_and_read_locks_may_signal(hot: Hot) -> 
                 await txn.get(hot.body, "a", lock=not how)
                 txn.signal(hot.grown, "k")
             assert txn.commit_ts
-        for isolation, error in (("serializable", perco.ReadConflict), ("snapshot", perco.WriteConflict)):
+        for isolation, error in (("serializable", perco.errors.ReadConflict), ("snapshot", perco.WriteConflict)):
             txn = await db.begin(isolation=isolation)  # type: ignore[arg-type]
             await txn.get(hot.body, "a", lock=isolation == "snapshot")
             txn.signal(hot.grown, "k")
@@ -448,11 +451,11 @@ async def test_a_run_that_only_locks_what_it_reads_keeps_older_ones_from_writing
 async def test_who_waits_is_told_of_a_pending_entry_that_cannot_be_read(hot: Hot, what: str) -> None:  # N7
     hot.observe()
     async with perco.open("memory:", hot.schema, options=OPTIONS) as db, db.worker():
-        bound = db.bind_signal(hot.grown)
+        bound = inside(db).known.bind_signal(hot.grown)
         column = {"signal": bound.column, "removal": bound.acks[0], "primary": bare_column(bound.column)}[what]
-        ts = await inside(db).oracle.draw()  # no transaction of a client's, which would live
-        await db.driver.store.apply([Mutation("clusters", ((b"k", (), ((PENDING, column, ts, b"junk"),)),))])
-        with pytest.raises(perco.Corruption, match=r"clusters\['k'\]\.grown"):
+        ts = await inside(owning(db)).oracle.draw()  # no transaction of a client's, which would live
+        await inside(db).driver.store.apply([Mutation("clusters", ((b"k", (), ((PENDING, column, ts, b"junk"),)),))])
+        with pytest.raises(perco.errors.Corruption, match=r"clusters\['k'\]\.grown"):
             await settle(db)
         await raise_signal(db, hot, "z")
         await until(lambda: hot.seen)
@@ -464,13 +467,13 @@ async def test_the_cause_of_one_among_a_great_many_cells_of_a_row_is_found(hot: 
     hot.observe()
     async with perco.open("memory:", hot.schema, options=OPTIONS) as db:
         first = await raise_signal(db, hot, "k")
-        ack = db.bind_signal(hot.grown).acks[0]
+        ack = inside(db).known.bind_signal(hot.grown).acks[0]
         later = 10_000_000
         puts = [(NOTIFY, ack, later + i, pack_cause(later + i, 0)) for i in range((1 << 16) + 5)]
-        await db.driver.store.apply([Mutation("clusters", ((b"k", (), puts),))])
+        await inside(db).driver.store.apply([Mutation("clusters", ((b"k", (), puts),))])
         assert await db.waiting() == {"count": (1 << 16) + 6}
-        assert not await db._none_up_to(first)
-        assert await db._none_up_to(first - 1)
+        assert not await inside(db).waiting.none_up_to(first)
+        assert await inside(db).waiting.none_up_to(first - 1)
 
 
 async def test_who_looks_from_outside_sees_what_is_pending(hot: Hot) -> None:  # N7
@@ -486,7 +489,7 @@ async def test_who_looks_from_outside_sees_what_is_pending(hot: Hot) -> None:  #
         assert (pending.changes, pending.locks, pending.empty) == (0, 1, False)
         assert (await look(db, until_ts=0)).empty
         store.let_go()
-        await until(lambda: not db.fates.observed)
+        await until(lambda: not inside(db).fates.observed)
         assert (await look(db)).waiting == {"count": 1}
         async with db.worker():
             await settle(db)
@@ -532,7 +535,7 @@ async def test_a_new_observer_runs_for_what_is_raised_from_then_on(hot: Hot, *, 
         later.seen.append(change)
 
     async with client(local, later.schema) as db, db.worker():
-        assert db.catalogue.observers["late"].ready
+        assert inside(db).catalogue.observers["late"].ready
         await raise_signal(db, later, "after")
         await settle(db)
     assert [change.key for change in later.seen] == ["after"]
@@ -550,12 +553,12 @@ async def test_who_does_not_know_a_new_observer_signals_again(hot: Hot, doc: str
             txn.set(hot.body, doc, "words")
         async with client(local, later.schema, beside=db):
             pass
-        with pytest.raises(perco.CatalogueChanged):
+        with pytest.raises(perco.errors.CatalogueChanged):
             await txn.commit()
         assert txn.outcome == "aborted"
         await until(lambda: not locks(db))  # it lets go of them behind itself
         assert await raise_signal(db, hot, "k", doc)
-        await until(lambda: not db.fates.observed)
+        await until(lambda: not inside(db).fates.observed)
         assert await db.waiting() == {"late": 1}
 
 
@@ -565,22 +568,24 @@ async def test_a_signal_and_a_column_are_not_taken_for_each_other(hot: Hot) -> N
         pass
     other = perco.Table("clusters", key=perco.TEXT, splits=["m"])
     other.column("grown", perco.TEXT)
-    with pytest.raises(perco.SchemaMismatch, match="a signal in the store, and text in group 'data' in the schema"):
+    with pytest.raises(
+        perco.errors.SchemaMismatch, match="a signal in the store, and text in group 'data' in the schema"
+    ):
         async with client(local, perco.Schema(other)):
             pass
 
 
 async def test_a_store_knows_its_signals(hot: Hot, tmp_path: Any) -> None:
     """Read without a schema: from the catalogue."""
-    from perco.txn.catalogue import schema_of
+    from perco.schema.catalogue import schema_of
 
     async with client(memory(), hot.schema) as db:
-        tables = schema_of(db.catalogue).tables
+        tables = schema_of(inside(db).catalogue).tables
         assert list(tables["clusters"].signals) == ["grown"]
         assert list(tables["clusters"].columns) == ["size"]
-        bound = db.bind_signal(hot.grown)
-        assert db.catalogue.column_name("clusters", bound.column) == "grown"
-        assert db.catalogue.signals("clusters") == {bound.column}
+        bound = inside(db).known.bind_signal(hot.grown)
+        assert inside(db).catalogue.column_name("clusters", bound.column) == "grown"
+        assert inside(db).catalogue.signals("clusters") == {bound.column}
 
 
 # ------------------------------------------------------------------ mistakes
@@ -607,7 +612,7 @@ async def test_a_signal_has_no_value(hot: Hot) -> None:
             txn.signal(hot.size, "k")  # type: ignore[arg-type]
         with pytest.raises((TypeError, ValueError, perco.UsageError)):
             txn.signal(hot.grown, 7)  # type: ignore[arg-type]
-        with pytest.raises(perco.TooLarge):
+        with pytest.raises(perco.errors.TooLarge):
             txn.signal(hot.grown, "k" * 500)
         assert not txn._writes
 
@@ -615,22 +620,22 @@ async def test_a_signal_has_no_value(hot: Hot) -> None:
 async def test_a_signal_of_another_schema_is_refused(hot: Hot) -> None:
     async with perco.open("memory:", hot.schema, options=OPTIONS) as db:
         async with db.transaction() as txn:
-            with pytest.raises(perco.SchemaMismatch, match="not in the schema"):
+            with pytest.raises(perco.errors.SchemaMismatch, match="not in the schema"):
                 txn.signal(Hot().grown, "k")
-            with pytest.raises(perco.SchemaMismatch, match="declared after the store was opened"):
+            with pytest.raises(perco.errors.SchemaMismatch, match="declared after the store was opened"):
                 txn.signal(hot.clusters.signal("late"), "k")
-        with pytest.raises(perco.TransactionClosed):
+        with pytest.raises(perco.errors.TransactionClosed):
             txn.signal(hot.grown, "k")
 
 
 async def test_signals_count_among_the_cells_of_a_transaction(hot: Hot) -> None:
     hot.observe()
-    options = perco.Options(seed=1, transaction=perco.TransactionOptions(cells_max=3))
+    options = perco.Options(seed=1, transaction=perco.options.TransactionOptions(cells_max=3))
     async with perco.open("memory:", hot.schema, options=options) as db, db.transaction() as txn:
         txn.set(hot.body, "a", "words")
         for key in ("a", "b", "a"):
             txn.signal(hot.grown, key)
-        with pytest.raises(perco.TooLarge, match="cells of one transaction"):
+        with pytest.raises(perco.errors.TooLarge, match="cells of one transaction"):
             txn.signal(hot.grown, "c")
 
 
@@ -659,7 +664,7 @@ async def test_a_pending_entry_is_a_lock_that_keeps_nobody_out(hot: Hot) -> None
             is_bare(column): unpack_lock(value) for _, _, column, _, value in tablets_cells(local.store, PENDING)
         }
         assert entries[False].primary == entries[True].primary
-        assert entries[False].observers == (db.catalogue.observers["count"].number,)
+        assert entries[False].observers == (inside(db).catalogue.observers["count"].number,)
         async with client(local, hot.schema, beside=db) as other:
             assert await raise_signal(other, hot, "k")
         store.let_go()
@@ -669,7 +674,7 @@ async def test_a_run_carries_the_oldest_cause_of_all_the_signals_that_it_follows
     hot: Hot, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # N7, N9
     """Also of those that it leaves for another run, which finds nothing left to do."""
-    for module in (claim, worker):
+    for module in (claim, working):
         monkeypatch.setattr(module, "COVERS_MAX", 8)
     gate, followed = trio.Event(), list[int]()
 

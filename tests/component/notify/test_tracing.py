@@ -10,12 +10,14 @@ import trio
 from rich.console import Console
 
 import perco
+from perco.check.check import check
 from perco.cli.tracing import drawn, show
+from perco.database.inside import inside
 from perco.notify import tracing as module
 from perco.notify.tracing import Traced, trace
 from perco.storage import ScanRequest
-from perco.txn.check import check
 from tests.component.notify.kit import OPTIONS, ByHand, Web, client, memory, put, settle, until
+from tests.support.places import local_of
 
 Change = perco.Change[Any, Any]
 
@@ -50,7 +52,7 @@ async def test_wherever_one_asks_the_tree_is_the_same(web: Web, table: str, key:
         await put(db, web.body, "q", "other")
         await settle(db)
         read: list[int] = []
-        [found] = await trace(db, table, key.encode(), read.append)
+        [found] = await trace(inside(db).engine, table, key.encode(), read.append)
         assert told(found) == (
             None,
             ["docs/a/body"],
@@ -71,9 +73,9 @@ async def test_each_cause_of_a_row_has_a_tree(web: Web) -> None:
         first = await put(db, web.body, "b", "hello")
         await settle(db)
         second = await put(db, web.note, "b", "by hand")
-        assert [found.commit_ts for found in await trace(db, "docs", b"b")] == [second, first]
-        assert (await trace(db, "docs", b"b"))[1].runs[0].attempts == 2
-        assert await trace(db, "docs", b"nothing") == []
+        assert [found.commit_ts for found in await trace(inside(db).engine, "docs", b"b")] == [second, first]
+        assert (await trace(inside(db).engine, "docs", b"b"))[1].runs[0].attempts == 2
+        assert await trace(inside(db).engine, "docs", b"nothing") == []
 
 
 def chain(web: Web) -> Any:
@@ -111,7 +113,7 @@ async def test_a_tree_goes_on_through_signals(web: Web, table: str, key: str, on
         await settle(db)
         commit_ts = await put(db, web.body, "a", "hello")
         await settle(db)
-        [found] = await trace(db, table, key.encode())
+        [found] = await trace(inside(db).engine, table, key.encode())
         assert found.commit_ts == commit_ts
         gathered = ("gather", ["docs/sum/size", "counts/of a/count"], [("tell", ["docs/sum/note"], [])])
         assert told(found) == (None, ["docs/a/body"], [("raise", [], [("pass", [], [gathered])])])
@@ -130,7 +132,7 @@ async def test_a_signal_from_outside_is_a_root(web: Web) -> None:  # N5
         async with db.transaction() as txn:
             txn.signal(noted, "k")
         await settle(db)
-        [found] = await trace(db, "counts", b"of k")
+        [found] = await trace(inside(db).engine, "counts", b"of k")
         assert (found.commit_ts, found.writes, [run.observer for run in found.runs]) == (txn.commit_ts, [], ["pass"])
 
 
@@ -150,7 +152,7 @@ async def test_one_run_for_many_signals_hangs_below_the_oldest_cause(web: Web) -
             stamps.append(txn.commit_ts)
         async with db.worker():
             await settle(db)
-        [found] = await trace(db, "counts", b"all")
+        [found] = await trace(inside(db).engine, "counts", b"all")
         assert found.commit_ts == stamps[0]
         assert [run.observer for run in found.runs] == ["count"]
 
@@ -180,9 +182,9 @@ async def test_runs_for_a_signal_may_overlap_and_the_check_finds_nothing_wrong(w
                 await until(lambda: each.counted("gather").commits)  # noqa: B023
         await settle(one)
         assert len(running) == 2
-        assert not (await check(one.local.store, ts=one.oracle.last)).findings
+        assert not (await check(local_of(one).store, ts=inside(one).oracle.last)).findings
         for start_ts in running:
-            [found] = await trace(one, "counts", str(start_ts).encode())
+            [found] = await trace(inside(one).engine, "counts", str(start_ts).encode())
             assert found.commit_ts == txn.commit_ts
 
 
@@ -193,7 +195,7 @@ async def test_a_root_that_may_have_been_a_run_says_so(web: Web) -> None:  # G4
         await put(db, web.body, "a", "hello")
         await settle(db)
         await db.vacuum()
-        [found] = await trace(db, "counts", b"of a")
+        [found] = await trace(inside(db).engine, "counts", b"of a")
         assert found.unsure
         console = Console(file=StringIO(), width=120)
         console.print(drawn(found, ("counts", "of a")))
@@ -208,7 +210,7 @@ async def test_what_came_through_a_run_whose_record_is_gone_says_so(web: Web) ->
         commit_ts = await put(db, web.body, "a", "hello")
         await settle(db)
         await db.vacuum()
-        [found] = [tree for tree in await trace(db, "docs", b"sum") if tree.commit_ts == commit_ts]
+        [found] = [tree for tree in await trace(inside(db).engine, "docs", b"sum") if tree.commit_ts == commit_ts]
         assert [run.observer for run in found.runs] == ["raise", "tell"]
         assert found.runs[1].through == ("raise", "pass", "gather")
 
@@ -225,7 +227,7 @@ async def test_the_store_is_read_once(web: Web, monkeypatch: pytest.MonkeyPatch,
             await put(db, web.note, f"n{n}", "nothing observes it")
         await settle(db)
         read: list[int] = []
-        [found] = await trace(db, "docs", b"za", read.append)
+        [found] = await trace(inside(db).engine, "docs", b"za", read.append)
         assert told(found)[2][0][2] == [("tell", ["docs/za/note"], [])]
         rows = 60 + len({"a", "za", "of a"})
         again = 0 if kept else 3 * 4  # pages of the tree

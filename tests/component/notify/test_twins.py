@@ -10,9 +10,10 @@ import pytest
 import trio
 
 import perco
+from perco.database.inside import inside
 from perco.notify.worker import ObserverCounters
+from perco.protocol.records import pack_cause
 from perco.storage import NOTIFY, WRITE, Mutation
-from perco.txn.records import pack_cause
 from tests.component.notify.kit import (
     LONG_S,
     OPTIONS,
@@ -28,6 +29,7 @@ from tests.component.notify.kit import (
     tablets_cells,
 )
 from tests.support import everywhere
+from tests.support.places import local_of
 
 Txn = perco.Transaction
 Change = perco.Change[Any, Any]
@@ -50,7 +52,7 @@ class Meeting:
 
 def acks(db: perco.Database) -> int:
     """How many acks were ever committed."""
-    return sum(1 for _, _, column, _, _ in tablets_cells(db.local.store, WRITE) if column & 0xFFFF)
+    return sum(1 for _, _, column, _, _ in tablets_cells(local_of(db).store, WRITE) if column & 0xFFFF)
 
 
 def meeting_observer(web: Web, meeting: Meeting, writes: Callable[[Txn, Change], Awaitable[None]]) -> list[int]:
@@ -82,7 +84,7 @@ async def test_of_two_clients_that_run_one_notification_one_acknowledges_it(web:
     runs = meeting_observer(web, Meeting(), count)
     async with (
         perco.open("memory:", web.schema, options=OPTIONS) as one,
-        client(one.local, web.schema, beside=one) as two,
+        client(local_of(one), web.schema, beside=one) as two,
     ):
         await put(one, web.body, "a", "hello")
         counted = await both_run(web, one, two)
@@ -100,7 +102,7 @@ async def test_twins_that_write_nothing_but_the_ack(web: Web) -> None:  # N3: th
     meeting_observer(web, Meeting(), nothing)
     async with (
         perco.open("memory:", web.schema, options=OPTIONS) as one,
-        client(one.local, web.schema, beside=one) as two,
+        client(local_of(one), web.schema, beside=one) as two,
     ):
         await put(one, web.body, "a", "hello")
         counted = await both_run(web, one, two)
@@ -149,13 +151,13 @@ async def test_the_one_who_comes_late_finds_the_ack_and_does_not_run(web: Web) -
     async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker() as worker:
         commit_ts = await put(db, web.body, "a", "hello")
         await settle(db)
-        entry = db.catalogue.observers["count"]
-        column = next(column for _, _, column, _, _ in tablets_cells(db.local.store, WRITE) if column & 0xFFFF)
+        entry = inside(db).catalogue.observers["count"]
+        column = next(column for _, _, column, _, _ in tablets_cells(local_of(db).store, WRITE) if column & 0xFFFF)
         assert column & 0xFFFF == entry.number
         again = (NOTIFY, column, commit_ts, pack_cause(commit_ts, 0))
-        await db.local.store.apply([Mutation("docs", ((b"a", (), (again,)),))])
+        await local_of(db).store.apply([Mutation("docs", ((b"a", (), (again,)),))])
         assert len(notified(db)) == 1
-        db.driver.notified()
+        inside(db).driver.notified()
         await settle(db)
         assert len(seen) == 1
         assert nothing_is_left(db)
@@ -176,7 +178,7 @@ async def test_a_change_that_only_one_of_the_twins_saw_is_run_again(web: Web) ->
 
     async with (
         perco.open("memory:", web.schema, options=OPTIONS) as one,
-        client(one.local, web.schema, beside=one) as two,
+        client(local_of(one), web.schema, beside=one) as two,
     ):
         async with trio.open_nursery() as nursery:
             await put(one, web.body, "a", "old")
@@ -210,7 +212,7 @@ def test_each_change_is_counted_once_by_two_workers(seed: int, monkeypatch: pyte
 
         async with (
             perco.open("memory:", web.schema, options=perco.Options(seed=seed)) as one,
-            client(one.local, web.schema, beside=one, options=perco.Options(seed=seed + 1)) as two,
+            client(local_of(one), web.schema, beside=one, options=perco.Options(seed=seed + 1)) as two,
             one.worker() as first,
             two.worker() as second,
         ):
@@ -225,15 +227,15 @@ def test_each_change_is_counted_once_by_two_workers(seed: int, monkeypatch: pyte
             with trio.fail_after(LONG_S):
                 while not nothing_is_left(one):
                     # Each client is woken by its own commits only: as if a wake from elsewhere had come.
-                    one.driver.notified()
-                    two.driver.notified()
+                    inside(one).driver.notified()
+                    inside(two).driver.notified()
                     await trio.sleep(1.0)
             assert [await get(one, web.count, key) for key in "abcdhijkpqrs"] == [1] * 12
             assert await get(one, web.count, "sizes") == 12
             commits = [worker.statistics()[id].commits for worker in (first, second) for id in ("count", "sum")]
             assert sum(commits) == 24
             broken = sum(db.statistics().counters.rolled_back for db in (one, two))
-            assert (broken > 0) == (everywhere.over == everywhere.OWNER), "clients ask the owner who lives (L1)"
+            assert (broken > 0) == (everywhere.over not in everywhere.CLIENTS), "clients ask the owner who lives (L1)"
             assert acks(one) == 24
 
     run_seeded(monkeypatch, seed, main)

@@ -9,10 +9,10 @@ import trio
 import trio.testing
 
 import perco
+from perco.check.check import CheckOptions, check
 from perco.storage import NOTIFY, WRITE
-from perco.txn.check import CheckOptions, check
 from tests.component.notify.kit import client, memory, settle, tablets_cells
-from tests.support.everywhere import inside
+from tests.support.everywhere import owning
 
 KEYS = [f"k{i}" for i in range(6)]
 
@@ -52,7 +52,7 @@ async def test_observers_neither_run_twice_nor_miss_a_change(seed: int, autojump
     rng = random.Random(seed)
     world = Watched()
     local = memory()
-    options = perco.Options(seed=seed, commit=perco.CommitOptions(one_step=seed % 2 == 0))
+    options = perco.Options(seed=seed, commit=perco.options.CommitOptions(one_step=seed % 2 == 0))
     eager = perco.WorkerOptions(concurrency=8, scanners=4, row_locks=False)  # so that twins run
     async with client(local, world.schema, options=options) as db:
 
@@ -69,7 +69,7 @@ async def test_observers_neither_run_twice_nor_miss_a_change(seed: int, autojump
             await settle(db)
             nursery.cancel_scope.cancel()
         await db.vacuum()
-        removed = inside(db).statistics().vacuum.removed
+        removed = owning(db).statistics().vacuum.removed
         assert removed.acks > 20
         assert removed.versions > 50
         async with db.snapshot() as snap:

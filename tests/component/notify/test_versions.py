@@ -10,8 +10,9 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside, local_owner
+from perco.protocol.records import ACK, ack_version, pack_cause, unpack_record
 from perco.storage import NOTIFY, WRITE, Mutation
-from perco.txn.records import ACK, ack_version, pack_cause, unpack_record
 from tests.component.notify.kit import (
     OPTIONS,
     HoldingStore,
@@ -27,6 +28,7 @@ from tests.component.notify.kit import (
     until,
     writes_to,
 )
+from tests.support.places import local_of
 
 Change = perco.Change[Any, Any]
 KEYS = ["a", "b", "i", "z"]
@@ -49,7 +51,7 @@ async def observed(local: Any, web: Web, *keys: str, value: str | None = "hello"
 def acks(db: perco.Database) -> dict[bytes, list[int]]:
     """The versions that have acknowledged each row, newest first."""
     out: dict[bytes, list[int]] = {}
-    for _, row, _, _, value in tablets_cells(db.local.store, WRITE):
+    for _, row, _, _, value in tablets_cells(local_of(db).store, WRITE):
         record = unpack_record(value)
         if record.kind == ACK:
             out.setdefault(row, []).append(ack_version(record.body))
@@ -62,7 +64,7 @@ async def test_a_higher_version_runs_again_for_what_has_been_acknowledged() -> N
     await observed(local, old, *KEYS)
     assert sorted(change.key for change in before) == KEYS
     async with client(local, new.schema) as db:
-        entry = db.catalogue.observers["count"]
+        entry = inside(db).catalogue.observers["count"]
         assert (entry.version, entry.ready) == (2, True)
         assert notified(db) == [(key.encode(), entry.at) for key in KEYS]
         async with db.worker():
@@ -123,7 +125,7 @@ async def test_a_version_that_follows_an_unfinished_backfill_is_backfilled() -> 
         for key in KEYS:
             await put(db, bare.body, key, "hello")
     async with client(local, first.schema, backfilled=False) as db:
-        assert not db.catalogue.observers["count"].ready
+        assert not inside(db).catalogue.observers["count"].ready
     await observed(local, second)
     assert sorted(change.key for change in after) == KEYS
 
@@ -133,13 +135,15 @@ async def test_the_catalogue_never_goes_back() -> None:  # N10
     (old, _), (new, after) = counting(1), counting(2)
     await observed(local, new, "a")
     async with client(local, old.schema) as db:
-        version = db.catalogue.version
-        assert db.catalogue.observers["count"].version == 2
+        version = inside(db).catalogue.version
+        assert inside(db).catalogue.observers["count"].version == 2
         await put(db, old.body, "b", "hello")  # a loader may be older
-        with pytest.raises(perco.SchemaMismatch, match=r"'count' is version 2 in this store, and version 1 in this"):
+        with pytest.raises(
+            perco.errors.SchemaMismatch, match=r"'count' is version 2 in this store, and version 1 in this"
+        ):
             async with db.worker():
                 pass
-        assert db.catalogue.version == version
+        assert inside(db).catalogue.version == version
     async with client(local, new.schema) as db, db.worker():
         await settle(db)
     assert [change.key for change in after] == ["a", "b"]
@@ -156,7 +160,7 @@ async def test_an_older_process_that_still_serves_stops_and_says_why(caplog: pyt
             await put(serves, old.body, "b", "hello")
             await trio.sleep(10.0)
             assert [change.key for change in before] == ["a"]
-            with pytest.raises(perco.SchemaMismatch, match="declare that as version 3"):
+            with pytest.raises(perco.errors.SchemaMismatch, match="declare it as version 3"):
                 await settle(serves)
             async with db.worker():
                 await settle(db)
@@ -182,7 +186,7 @@ async def test_a_run_that_is_under_way_is_of_the_lower_version_or_none(one_step:
         await begun.wait()
         if one_step:  # the same process declares it anew
             serves.schema.observers["count"] = replace(serves.schema.observers["count"], version=2)
-            await serves.declare()
+            await local_owner(serves).declare()
             await serves.backfill()
         else:
             async with client(local, new.schema, beside=serves):
@@ -205,7 +209,7 @@ async def test_a_run_that_has_drawn_its_commit_timestamp_takes_nothing_away() ->
     async with client(local, old.schema) as serves:
         await put(serves, old.body, "a", "hello")
         store = HoldingStore(local.store, lambda mutation: writes_to(mutation, WRITE, "a"))
-        serves.driver.store = serves.driver.reads = store  # type: ignore[assignment]
+        inside(serves).driver.store = inside(serves).driver.reads = store  # type: ignore[assignment]
         async with serves.worker() as worker:
             await store.held.wait()  # locked, and its commit timestamp is drawn
             async with trio.open_nursery() as nursery:
@@ -235,7 +239,7 @@ async def test_what_an_older_process_tidies_up_is_not_what_a_higher_version_wait
         cell = (NOTIFY, ack, commit_ts, pack_cause(commit_ts, 0))
         await local.store.apply([Mutation("docs", ((b"a", (), (cell,)),))])  # left over: it was put twice
         store = HoldingStore(local.store, lambda mutation: _removes(mutation, NOTIFY))
-        serves.driver.store = serves.driver.reads = store  # type: ignore[assignment]
+        inside(serves).driver.store = inside(serves).driver.reads = store  # type: ignore[assignment]
         async with serves.worker():
             await store.held.wait()
             async with client(local, new.schema, beside=serves):

@@ -9,6 +9,7 @@ import trio
 import trio.lowlevel
 
 import perco
+from perco.database.inside import inside
 from perco.storage import NOTIFY, Failed, Mutation
 from tests.component.notify.kit import (
     LONG_S,
@@ -27,6 +28,7 @@ from tests.component.notify.kit import (
     tablets_cells,
     until,
 )
+from tests.support.places import local_of
 
 Txn = perco.Transaction
 Change = perco.Change[Any, Any]
@@ -140,11 +142,11 @@ async def test_a_store_that_breaks_its_word_ends_the_block_with_the_cause(web: W
     async def breaks() -> None:
         async with perco.open("memory:", web.schema, options=OPTIONS) as db, db.worker():
             await settle(db)
-            db.local.store.scan = scan  # type: ignore[method-assign]
+            local_of(db).store.scan = scan  # type: ignore[method-assign]
             await put(db, web.body, "a", "hello")
             await trio.sleep_forever()
 
-    with pytest.raises(perco.BackgroundFailure) as raised:
+    with pytest.raises(perco.errors.BackgroundFailure) as raised:
         await breaks()
     assert "broken" in "".join(str(error) for error in flat(raised.value.__cause__))
 
@@ -213,7 +215,7 @@ def test_a_block_that_is_cancelled_at_any_turn_leaves_nothing_half_done(  # T10,
                     await trio.lowlevel.checkpoint()
             assert scope.cancelled_caught
             # Its own locks are let go of in the background.
-            await until(lambda: not db.fates.live() and not db.fates.observed and locks(db) == [])
+            await until(lambda: not inside(db).fates.live() and not inside(db).fates.observed and locks(db) == [])
             async with db.worker():
                 await settle(db)
             assert [await get(db, web.count, f"runs/{key}") for key in "aiq"] == [1] * 3
@@ -230,8 +232,8 @@ async def test_a_run_whose_commit_has_been_sent_is_finished(web: Web) -> None:  
         return any(write[0] == NOTIFY and write[3] is None for _, _, writes in mutation.rows for write in writes)
 
     async with client(memory(), web.schema, sweeping=False) as first:
-        store = HoldingStore(first.local.store, commits_the_ack, replies=True)
-        async with client(first.local, web.schema, store=store) as db:
+        store = HoldingStore(local_of(first).store, commits_the_ack, replies=True)
+        async with client(local_of(first), web.schema, store=store) as db:
             await put(db, web.body, "a", "hello")
             async with trio.open_nursery() as nursery:
 
@@ -296,12 +298,12 @@ async def test_one_run_at_a_time_is_asked_for_without_a_word_about_scanners(web:
 async def test_a_closed_store_has_no_worker(web: Web) -> None:
     async with perco.open("memory:", web.schema, options=OPTIONS) as db:
         pass
-    with pytest.raises(perco.TransactionClosed):
+    with pytest.raises(perco.errors.TransactionClosed):
         async with db.worker():
             pass
-    with pytest.raises(perco.TransactionClosed):
+    with pytest.raises(perco.errors.TransactionClosed):
         await db.wait_idle()
-    with pytest.raises(perco.TransactionClosed):
+    with pytest.raises(perco.errors.TransactionClosed):
         await db.wait_for(1)
 
 
@@ -349,7 +351,7 @@ async def test_a_tidying_that_fails_is_made_later(web: Web) -> None:  # N2, S4
         async def apply(self, mutations: Any) -> Any:
             if len(failed_at) < 3 and any(map(self._holds, mutations)):
                 failed_at.append(trio.current_time())
-                return [Failed(perco.StoreFull("here", "for a while"))] * len(mutations)
+                return [Failed(perco.errors.StoreFull("here", "for a while"))] * len(mutations)
             return await self._inner.apply(mutations)
 
     def only_removes(mutation: Mutation) -> bool:
@@ -357,14 +359,14 @@ async def test_a_tidying_that_fails_is_made_later(web: Web) -> None:  # N2, S4
 
     async with client(memory(), web.schema, sweeping=False) as first:
         commit_ts = await put(first, web.body, "a", "hello")
-        [(_, row, column, ts, value)] = tablets_cells(first.local.store, NOTIFY)
-        async with client(first.local, web.schema) as db, db.worker():
+        [(_, row, column, ts, value)] = tablets_cells(local_of(first).store, NOTIFY)
+        async with client(local_of(first), web.schema) as db, db.worker():
             await settle(db)
         again = Mutation("docs", ((row, (), ((NOTIFY, column, ts, value),)),))
-        await first.local.store.apply([again])
+        await local_of(first).store.apply([again])
         assert notified(first) == [(b"a", commit_ts)]
-        store = FullStore(first.local.store, only_removes)
-        async with client(first.local, web.schema, store=store) as db, db.worker():
+        store = FullStore(local_of(first).store, only_removes)
+        async with client(local_of(first), web.schema, store=store) as db, db.worker():
             await settle(db)
             assert len(set(failed_at)) == 3, "not at once again"
             assert nothing_is_left(db)

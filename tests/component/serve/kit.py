@@ -10,22 +10,25 @@ import trio
 import trio.testing
 
 import perco
-from perco.notify.database import Database
+from perco.database.database import Database
+from perco.database.inside import close, inside
 from perco.rpc.channel import WireOptions
-from perco.serve.database import RemoteDatabase, open_served
+from perco.serve.client import open_served, remote_owner
 from perco.serve.server import Server
 from perco.testing.machine import Machine
 
-BATCH = perco.BatchOptions()
+BATCH = perco.options.BatchOptions()
 WIRE = WireOptions(heartbeat_s=1.0, silence_s=3.0, lease_s=4.0, patience_s=20.0, connect_s=2.0)
 
 
 class Place:
     """`served` is a process that owns the store and serves it; `client` one that asks it."""
 
-    def __init__(self, schema: perco.Schema, *, wire: WireOptions = WIRE, batch: perco.BatchOptions = BATCH) -> None:
+    def __init__(
+        self, schema: perco.Schema, *, wire: WireOptions = WIRE, batch: perco.options.BatchOptions = BATCH
+    ) -> None:
         self.schema, self.wire, self.batch = schema, wire, batch
-        self.prefetch = perco.PrefetchOptions()
+        self.prefetch = perco.options.PrefetchOptions()
         self.machine = Machine(schema)
         self.server: Server | None = None
         self.owner: Database | None = None
@@ -55,7 +58,7 @@ class Place:
         async def serve() -> None:
             await server.connection(theirs, None)
 
-        owner.background.start(serve, "connection")
+        inside(owner).background.start(serve, "connection")
         return ours
 
     async def break_connections(self) -> None:
@@ -64,27 +67,25 @@ class Place:
             await trio.aclose_forcefully(stream)
 
     @asynccontextmanager
-    async def client(
-        self, schema: perco.Schema | None = None, seed: int | None = None
-    ) -> AsyncIterator[RemoteDatabase]:
+    async def client(self, schema: perco.Schema | None = None, seed: int | None = None) -> AsyncIterator[Database]:
         """A process that has the store open."""
         options = perco.Options(wire=self.wire, batch=self.batch, seed=seed, prefetch=self.prefetch)
         db = await open_served("the place", self._connect, schema or self.schema, options, self.wire, b"")
         try:
             yield db
         finally:
-            await db.aclose()
+            await close(db)
 
     @asynccontextmanager
-    async def clients(self, count: int) -> AsyncIterator[list[RemoteDatabase]]:
+    async def clients(self, count: int) -> AsyncIterator[list[Database]]:
         async with AsyncExitStack() as stack:
             yield [await stack.enter_async_context(self.client(seed=seed)) for seed in range(count)]
 
 
-async def vanish(db: RemoteDatabase) -> None:
+async def vanish(db: Database) -> None:
     """The client's process dies: nothing is said, nothing comes back."""
     with trio.CancelScope(shield=True):
-        await db._connections.aclose()
+        await remote_owner(db)._connections.aclose()
 
 
 def quick(options: WireOptions, **more: float) -> WireOptions:

@@ -10,13 +10,15 @@ import trio
 import trio.testing
 
 import perco
-from perco.notify.database import Database
+from perco.database.database import Database
+from perco.database.inside import close, inside
 from perco.rpc.channel import WireOptions
-from perco.serve.database import RemoteDatabase, open_served
+from perco.serve.client import open_served
 from perco.serve.opening import open as opened
-from perco.serve.processes import ProcessOptions
+from perco.serve.placing import ProcessOptions
 from perco.serve.server import Server
 from tests.component.serve.kit import BATCH, WIRE
+from tests.support.places import local_of
 from tests.support.spread import MemoryServers
 
 
@@ -40,7 +42,7 @@ class Spread:
         async def serve() -> None:
             await self.server.connection(theirs, None)
 
-        self.owner.background.start(serve, "connection")
+        inside(self.owner).background.start(serve, "connection")
         return ours
 
     async def break_connections(self) -> None:
@@ -51,17 +53,17 @@ class Spread:
 
     @asynccontextmanager
     async def client(
-        self, schema: perco.Schema, seed: int | None = None, batch: perco.BatchOptions = BATCH
-    ) -> AsyncIterator[RemoteDatabase]:
+        self, schema: perco.Schema, seed: int | None = None, batch: perco.options.BatchOptions = BATCH
+    ) -> AsyncIterator[Database]:
         options = perco.Options(wire=self.wire, batch=batch, seed=seed)
         db = await open_served("the place", self._connect, schema, options, self.wire, b"")
         try:
             yield db
         finally:
-            await db.aclose()
+            await close(db)
 
     @asynccontextmanager
-    async def clients(self, schema: perco.Schema, count: int) -> AsyncIterator[list[RemoteDatabase]]:
+    async def clients(self, schema: perco.Schema, count: int) -> AsyncIterator[list[Database]]:
         async with AsyncExitStack() as stack:
             yield [await stack.enter_async_context(self.client(schema, seed)) for seed in range(count)]
 
@@ -134,9 +136,9 @@ class Chaos:
     async def _split(self) -> bool:
         """Begun, while all else happens; counted when it is done."""
         owner = self._place.owner
-        [table] = owner.catalogue.tables
+        [table] = inside(owner).catalogue.tables
         row = perco.INT64.encode(self._rng.choice((-3, -2, -1, 1, 3, 5, 7, 9, 11)))
-        if self._splitting is not None or row in owner.local.store.bounds(table):
+        if self._splitting is not None or row in local_of(owner).store.bounds(table):
             return False
         self._splitting = table
 
@@ -149,7 +151,7 @@ class Chaos:
             finally:
                 self._splitting = None
 
-        owner.background.spawn(split)
+        inside(owner).background.spawn(split)
         return False
 
     async def _break(self) -> bool:

@@ -8,11 +8,14 @@ import pytest
 import trio
 
 import perco
+from perco.database.database import Database
+from perco.database.inside import inside
 from perco.rpc.link import LostError
-from perco.serve.database import RemoteDatabase
+from perco.serve.client import remote_owner
 from perco.serve.messages import Method
 from tests.component.serve.kit import Place
 from tests.component.serve.test_hostile import SCHEMA, n, put, read, twice
+from tests.support.places import local_of
 
 CELL = "docs", b"a", 1 << 16
 HUGE = (1 << 62) + 1
@@ -28,10 +31,10 @@ def commit(start_ts: Any, cell: Any = CELL, *, primary: Any = None, kind: Any = 
     return (start_ts, primary or cell, 0, 0, "t", b""), ((*cell, kind, b"\x01"),), version
 
 
-async def refused(db: RemoteDatabase, method: Method, arguments: Any) -> None:
+async def refused(db: Database, method: Method, arguments: Any) -> None:
     """The call ends its connection."""
     with pytest.raises((LostError, perco.Unavailable)):
-        await db.link.call(method, arguments, again=False)
+        await remote_owner(db).link.call(method, arguments, again=False)
 
 
 BAD_COMMITS: dict[str, Any] = {
@@ -60,9 +63,9 @@ async def test_a_commit_that_does_not_read_leaves_nothing_entered(place: Place, 
             (Method.COMMIT, bad(wrong.start_ts)),
         ):
             with pytest.raises((LostError, perco.PercoError)):
-                await db.link.call(method, arguments, again=False)
-            assert not owner.driver.entered.cells
-            assert not owner.driver.writing
+                await remote_owner(db).link.call(method, arguments, again=False)
+            assert not inside(owner).driver.entered.cells
+            assert not inside(owner).driver.writing
         with trio.fail_after(10):
             assert await other.run(read, "a") == 1
             await other.run(put, "a", 2)
@@ -73,26 +76,26 @@ async def test_a_transaction_twice_in_one_call_is_not_taken(place: Place) -> Non
         txn = await db.begin()
         commits = tuple(commit(txn.start_ts, ("docs", row, 1 << 16)) for row in (b"a", b"b"))
         await refused(db, Method.COMMITS, commits)
-        assert not owner.driver.entered.cells
+        assert not inside(owner).driver.entered.cells
 
 
 async def test_a_mistake_among_commits_leaves_none_of_them_entered(place: Place, monkeypatch: Any) -> None:  # C3
     async with place.served() as owner, place.client() as db, place.client() as other:
         one, two = await db.begin(), await db.begin()
-        enter = place.server._enter  # type: ignore[union-attr]
+        enter = place.server.one_step._enter  # type: ignore[union-attr]
 
         def fails(commit: Any, version: int) -> Any:
             if commit.header.start_ts == two.start_ts:
                 raise AssertionError
             return enter(commit, version)
 
-        monkeypatch.setattr(place.server, "_enter", fails)
+        monkeypatch.setattr(place.server.one_step, "_enter", fails)
         commits = tuple(commit(txn.start_ts, ("docs", row, 1 << 16)) for txn, row in ((one, b"a"), (two, b"b")))
-        with pytest.raises(perco.BackgroundFailure):
-            await db.link.call(Method.COMMITS, commits, again=False)
+        with pytest.raises(perco.errors.BackgroundFailure):
+            await remote_owner(db).link.call(Method.COMMITS, commits, again=False)
         monkeypatch.undo()
-        assert not owner.driver.entered.cells
-        assert not owner.driver.writing
+        assert not inside(owner).driver.entered.cells
+        assert not inside(owner).driver.writing
         with trio.fail_after(10):
             assert await other.run(read, "a") is None
 
@@ -101,9 +104,11 @@ async def test_nobody_commits_a_transaction_of_another_session(place: Place) -> 
     async with place.served() as owner, place.client() as db, place.client() as other:
         txn = await db.begin()
         txn.set(n, "a", 1)
-        with pytest.raises(perco.SessionEnded):
-            await other.link.call(Method.COMMIT, commit(txn.start_ts, ("docs", b"b", 1 << 16)), again=False)
-        assert not owner.driver.entered.cells
+        with pytest.raises(perco.errors.SessionEnded):
+            await remote_owner(other).link.call(
+                Method.COMMIT, commit(txn.start_ts, ("docs", b"b", 1 << 16)), again=False
+            )
+        assert not inside(owner).driver.entered.cells
         assert await txn.commit() > txn.start_ts
         assert await other.run(read, "a") == 1
 
@@ -136,7 +141,7 @@ BAD_MUTATIONS = [
 async def test_of_mutations_of_which_one_does_not_read_none_is_made(place: Place, bad: Any) -> None:  # R1
     async with place.served() as owner, place.client() as db:
         await refused(db, Method.APPLY, (("docs", ((b"a", (), (WRITE,)),)), bad))
-        assert all(not tablet.entries("data") for tablet in owner.local.store.tablets() if tablet.table == "docs")
+        assert all(not tablet.entries("data") for tablet in local_of(owner).store.tablets() if tablet.table == "docs")
         await db.run(put, "a", 1)
 
 
@@ -175,8 +180,8 @@ async def test_what_does_not_read_changes_nothing(  # R1 N8 N7 G1
         assert not sessions.claims
         assert not any(session.held or session.works or session.claims for session in sessions.all.values())
         assert not sessions._watches
-        assert not owner.oracle.holds.open
-        assert owner.oracle.holds.lowest(owner.oracle.last, 0).kind == "retention"
+        assert not inside(owner).oracle.holds.open
+        assert inside(owner).oracle.holds.lowest(inside(owner).oracle.last, 0).kind == "retention"
         async with db.worker():
             await db.wait_idle(timeout=10)
         async with db.snapshot() as snap:
@@ -190,5 +195,5 @@ async def test_a_list_of_ends_that_does_not_read_ends_nothing(place: Place, ende
         txn = await db.begin()
         arguments = (txn.start_ts, *ended) if isinstance(ended, tuple) else ended
         await refused(db, Method.DONE, arguments)
-        assert txn.start_ts in owner.oracle.holds.open
+        assert txn.start_ts in inside(owner).oracle.holds.open
         txn.discard()

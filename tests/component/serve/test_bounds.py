@@ -10,12 +10,13 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside
+from perco.protocol.records import column_of
 from perco.rpc.channel import Channel
 from perco.rpc.framing import FrameDecoder, frame, packed
 from perco.rpc.link import OK
 from perco.serve.messages import Method, hello
 from perco.storage import DATA, TS_MAX, ScanQuery, ScanRequest
-from perco.txn.records import column_of
 from tests.component.serve.kit import WIRE, Place
 
 docs = perco.Table("docs", key=perco.TEXT)
@@ -43,7 +44,7 @@ async def greeted(place: Place) -> trio.abc.Stream:
     async def serve() -> None:
         await server.connection(theirs, None)
 
-    place.owner.background.start(serve, "connection")
+    inside(place.owner).background.start(serve, "connection")
     channel = Channel(ours, WIRE)
     await channel.greet(hello(b"", "abc", ()))
     await channel.greeting(alone=True)
@@ -83,6 +84,6 @@ async def test_a_call_with_maps_ends_its_connection(place: Place, caplog: pytest
                 await stream.send_all(frame([packed((1, int(Method.PIN), [{0: 0}] * 100))]))
                 while await stream.receive_some(1 << 16):
                     pass  # the end has not come
-        assert "a connection ended: a frame that does not read" in caplog.text
-        owner.background.check()
+        assert "a connection ended: a frame that cannot be decoded" in caplog.text
+        inside(owner).background.check()
         await db.run(put, "a", b"")

@@ -12,18 +12,20 @@ import trio
 import trio.testing
 
 import perco
-from perco.notify.database import Database
+from perco.database.database import Database
+from perco.database.inside import inside
 from perco.notify.rowlocks import CLAIMED, FREE, HELD, Dirty
 from perco.rpc.channel import Channel
 from perco.rpc.framing import Message
 from perco.rpc.link import LostError
-from perco.serve.database import RemoteDatabase
+from perco.serve.client import remote_owner
 from perco.serve.elsewhere import Elsewhere
 from perco.serve.messages import CLAIMS_MAX, WIRE_VERSION, Method, hello
 from perco.serve.sessions import Session
 from perco.storage import Mutation
 from perco.storage.call import Call
 from tests.component.serve.kit import WIRE, Place, quick, vanish
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
 n = docs.column("n", perco.INT64)
@@ -63,15 +65,15 @@ async def away(place: Place) -> AsyncIterator[None]:
         place.server = server
 
 
-async def back(db: RemoteDatabase) -> None:
+async def back(db: Database) -> None:
     """Until the client has a connection, and what it has told before is heard."""
-    await db.link.connected.wait()
-    await db.oracle.newest()
+    await remote_owner(db).link.connected.wait()
+    await inside(db).oracle.newest()
 
 
-def cancel_once_sent(db: RemoteDatabase, scope: trio.CancelScope) -> None:
+def cancel_once_sent(db: Database, scope: trio.CancelScope) -> None:
     """The next call is cancelled when the server has it and its reply has not come."""
-    channel = db.link._channel
+    channel = remote_owner(db).link._channel
     assert channel is not None
     send = channel.send
 
@@ -92,14 +94,14 @@ async def test_what_ends_while_there_is_no_connection_is_let_go_of(place: Place)
             begun.end()
             past.end()
         await back(db)
-        assert not owner.oracle.holds.open
+        assert not inside(owner).oracle.holds.open
         assert not session_of(place).held
-        assert owner.oracle.holds.lowest(owner.oracle.last, 0).kind == "retention"
+        assert inside(owner).oracle.holds.lowest(inside(owner).oracle.last, 0).kind == "retention"
 
 
 async def test_a_claim_whose_release_was_lost_is_free_again(place: Place) -> None:  # R7 N7 N8
     async with place.served(), place.client() as db, db.worker():
-        worker = db._worker
+        worker = inside(db).workers.worker
         assert worker is not None
         assert worker.elsewhere is not None
         where = ("docs", b"a")
@@ -113,14 +115,14 @@ async def test_a_claim_whose_release_was_lost_is_free_again(place: Place) -> Non
 
 async def test_a_claim_that_is_given_up_while_it_is_asked_for_is_free(place: Place) -> None:  # R7 N8
     async with place.served(), place.client() as db, db.worker():
-        worker = db._worker
+        worker = inside(db).workers.worker
         assert worker is not None
         assert worker.elsewhere is not None
         with trio.CancelScope() as scope:
             cancel_once_sent(db, scope)
             await worker.elsewhere.take("docs", [Dirty(b"a", [], 1, 1)], 1, halts=True)
             raise AssertionError
-        await db.oracle.newest()
+        await inside(db).oracle.newest()
         assert not session_of(place).claims
 
 
@@ -129,9 +131,9 @@ async def test_a_past_snapshot_that_is_given_up_while_it_is_asked_for_is_not_hel
         await db.run(put, "a", 1)
         with trio.CancelScope() as scope:
             cancel_once_sent(db, scope)
-            await db.oracle.hold(1)
+            await inside(db).oracle.hold(1)
             raise AssertionError
-        await db.oracle.newest()
+        await inside(db).oracle.newest()
         assert not session_of(place).held
 
 
@@ -139,32 +141,32 @@ async def test_what_ends_between_the_two_greetings_is_let_go_of(place: Place) ->
     async with place.served() as owner, place.client() as db:
         await db.run(put, "a", 1)
         snap = await db.snapshot_at()
-        welcomed = db.link._welcomed
+        welcomed = remote_owner(db).link._welcomed
 
         def ends(message: Any) -> bool:
             snap.end()
             return welcomed(message)
 
-        db.link._welcomed = ends
+        remote_owner(db).link._welcomed = ends
         await place.break_connections()
         await trio.testing.wait_all_tasks_blocked()
         await back(db)
         assert not snap._open
-        assert not owner.oracle.holds.open
+        assert not inside(owner).oracle.holds.open
 
 
 async def test_timestamps_whose_reply_was_lost_are_nobodys(place: Place, monkeypatch: Any) -> None:  # G1
     async with place.served() as owner, place.client() as db:
         await db.run(put, "a", 1)
         extended = trio.Event()
-        draw = owner.oracle.draw
+        draw = inside(owner).oracle.draw
 
         async def slow() -> int:
             await extended.wait()
             return await draw()
 
-        monkeypatch.setattr(owner.oracle, "draw_nowait", lambda: 0)
-        monkeypatch.setattr(owner.oracle, "draw", slow)
+        monkeypatch.setattr(inside(owner).oracle, "draw_nowait", lambda: 0)
+        monkeypatch.setattr(inside(owner).oracle, "draw", slow)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(db.begin)
             await trio.testing.wait_all_tasks_blocked()
@@ -174,7 +176,7 @@ async def test_timestamps_whose_reply_was_lost_are_nobodys(place: Place, monkeyp
             await back(db)
             extended.set()
             await trio.testing.wait_all_tasks_blocked()
-            assert owner.oracle.holds.open == set(db.oracle.holds.open)
+            assert inside(owner).oracle.holds.open == set(inside(db).oracle.holds.open)
             nursery.cancel_scope.cancel()
 
 
@@ -185,40 +187,40 @@ async def test_two_clients_with_one_seed_have_a_session_each(place: Place) -> No
             await two.run(put, "a", 1)
             assert place.server is not None
             assert len(place.server.sessions) == 2
-            assert txn.start_ts in owner.oracle.holds.open
-            assert one.link.connections == two.link.connections == 1
-            assert one.lease_token != two.lease_token
+            assert txn.start_ts in inside(owner).oracle.holds.open
+            assert remote_owner(one).link.connections == remote_owner(two).link.connections == 1
+            assert inside(one).engine.lease_token != inside(two).engine.lease_token
 
 
 async def test_more_snapshots_than_fit_in_a_greeting(place: Place) -> None:  # R1 R5
-    place.prefetch = perco.PrefetchOptions(cache=False, predict=False)  # every read is to ask
+    place.prefetch = perco.options.PrefetchOptions(cache=False, predict=False)  # every read is to ask
     async with place.served() as owner, place.client() as db:
         await db.run(put, "a", 1)
         snaps = [await db.snapshot_at() for _ in range(2000)]
         await place.break_connections()
         assert await snaps[0].get(n, "a") == 1
-        db.oracle.holds.open.update(range(1 << 40, (1 << 40) + 10_000))  # ever so many more
+        inside(db).oracle.holds.open.update(range(1 << 40, (1 << 40) + 10_000))  # ever so many more
         await place.break_connections()
         assert await db.run(read, "a") == 1
-        with pytest.raises(perco.SessionEnded):
+        with pytest.raises(perco.errors.SessionEnded):
             await snaps[0].get(n, "a")
-        await db.oracle.newest()
-        assert not owner.oracle.holds.open
+        await inside(db).oracle.newest()
+        assert not inside(owner).oracle.holds.open
 
 
 async def test_more_holds_than_fit_in_a_message() -> None:  # R1 R5
     place = Place(SCHEMA, wire=quick(WIRE, message_bytes_max=20_000, frame_bytes=1000))
-    place.prefetch = perco.PrefetchOptions(cache=False, predict=False)  # every read is to ask
+    place.prefetch = perco.options.PrefetchOptions(cache=False, predict=False)  # every read is to ask
     async with place.served() as owner, place.client() as db:
         await db.run(put, "a", 1)
         snap = await db.snapshot_at()
-        db.oracle.holds.numbers.update(range(1 << 40, (1 << 40) + 5000))  # type: ignore[attr-defined]
+        inside(db).oracle.holds.numbers.update(range(1 << 40, (1 << 40) + 5000))  # type: ignore[attr-defined]
         await place.break_connections()
         assert await db.run(read, "a") == 1
-        with pytest.raises(perco.SessionEnded):
+        with pytest.raises(perco.errors.SessionEnded):
             await snap.get(n, "a")
-        await db.oracle.newest()
-        assert not owner.oracle.holds.open
+        await inside(db).oracle.newest()
+        assert not inside(owner).oracle.holds.open
 
 
 async def test_a_commit_that_is_too_large_while_the_server_is_away_is_refused_alone() -> None:  # R1 R4
@@ -235,7 +237,7 @@ async def test_a_commit_that_is_too_large_while_the_server_is_away_is_refused_al
                 await trio.testing.wait_all_tasks_blocked()
 
         async def fails(txn: perco.Transaction) -> None:
-            with pytest.raises(perco.TooLarge):
+            with pytest.raises(perco.errors.TooLarge):
                 await txn.commit()
 
         async with trio.open_nursery() as nursery:
@@ -257,16 +259,16 @@ async def test_more_tasks_may_begin_at_once_than_one_call_draws_for(
     count = 250
     drawn: list[int] = []
 
-    async def draw(db: RemoteDatabase) -> None:
-        drawn.append(await db.oracle.draw())
+    async def draw(db: Database) -> None:
+        drawn.append(await inside(db).oracle.draw())
 
     async with place.served() as owner, place.client() as db:
         async with trio.open_nursery() as nursery:
             for _ in range(count):
                 nursery.start_soon(draw, db)
         assert len(set(drawn)) == count
-        assert db.link.connections == 1
-        assert owner.oracle.holds.open == set(drawn)
+        assert remote_owner(db).link.connections == 1
+        assert inside(owner).oracle.holds.open == set(drawn)
 
 
 async def test_those_who_wait_for_timestamps_are_served_as_they_came(
@@ -278,7 +280,7 @@ async def test_those_who_wait_for_timestamps_are_served_as_they_came(
     all_wait = trio.Event()
 
     async with place.served(), place.client() as db:
-        call = db.link.call
+        call = remote_owner(db).link.call
 
         async def noted(method: int, arguments: Any, **more: bool) -> Any:
             if method == Method.DRAW:
@@ -287,9 +289,9 @@ async def test_those_who_wait_for_timestamps_are_served_as_they_came(
             return await call(method, arguments, **more)
 
         async def draw(number: int, *, starts: bool) -> None:
-            drawn[number] = await (db.oracle.draw() if starts else db.oracle.draw_commit())
+            drawn[number] = await (inside(db).oracle.draw() if starts else inside(db).oracle.draw_commit())
 
-        monkeypatch.setattr(db.link, "call", noted)
+        monkeypatch.setattr(remote_owner(db).link, "call", noted)
         async with trio.open_nursery() as nursery:
             for number, starts in enumerate([False, False, True, False, True, True, False]):
                 nursery.start_soon(partial(draw, number, starts=starts))
@@ -300,11 +302,11 @@ async def test_those_who_wait_for_timestamps_are_served_as_they_came(
 
 
 @asynccontextmanager
-async def elsewhere_of(db: RemoteDatabase) -> AsyncIterator[Elsewhere]:
+async def elsewhere_of(db: Database) -> AsyncIterator[Elsewhere]:
     async with db.worker():
-        assert db._worker is not None
-        assert isinstance(db._worker.elsewhere, Elsewhere)
-        yield db._worker.elsewhere
+        assert inside(db).workers.worker is not None
+        assert isinstance(inside(db).workers.worker.elsewhere, Elsewhere)
+        yield inside(db).workers.worker.elsewhere
 
 
 def dirty(count: int) -> list[Dirty]:
@@ -322,9 +324,9 @@ async def test_a_worker_may_want_more_rows_than_one_call_claims(place: Place) ->
         assert len(session_of(place).claims) == len(rows) - 10
         for row in rows:
             elsewhere.release(("docs", row.row))
-        await db.oracle.newest()
+        await inside(db).oracle.newest()
         assert not session_of(place).claims
-        assert db.link.connections == 2
+        assert remote_owner(db).link.connections == 2
 
 
 @pytest.mark.parametrize("at", [2, CLAIMS_MAX + 2])
@@ -357,7 +359,7 @@ async def test_claims_in_several_calls_that_are_given_up_are_free(place: Place) 
             elsewhere._claim = claims  # type: ignore[method-assign]
             await elsewhere.take("docs", rows, len(rows), halts=True)
             raise AssertionError
-        await db.oracle.newest()
+        await inside(db).oracle.newest()
         assert not elsewhere.claims
         assert not session_of(place).claims
 
@@ -369,11 +371,11 @@ async def read(txn: perco.Transaction, key: str) -> int | None:
 async def test_a_snapshot_that_is_dropped_in_another_thread_is_let_go_of(place: Place) -> None:  # G1
     async with place.served() as owner, place.client() as db:
         snaps = [await db.snapshot_at()]
-        assert owner.oracle.holds.open
+        assert inside(owner).oracle.holds.open
         await trio.to_thread.run_sync(snaps.clear)
         await trio.testing.wait_all_tasks_blocked()
-        await db.oracle.newest()
-        assert not owner.oracle.holds.open
+        await inside(db).oracle.newest()
+        assert not inside(owner).oracle.holds.open
 
 
 async def test_a_worker_outlives_a_server_that_is_away_for_long(place: Place) -> None:  # R6 N1
@@ -383,8 +385,8 @@ async def test_a_worker_outlives_a_server_that_is_away_for_long(place: Place) ->
             await loader.wait_idle(timeout=5)
             async with away(place):
                 await trio.sleep(3 * WIRE.patience_s + 3)
-            db.background.check()
-            await loader.link.connected.wait()
+            inside(db).background.check()
+            await remote_owner(loader).link.connected.wait()
             await loader.run(put, "b", 2)
             await loader.wait_idle(timeout=60)
         async with loader.snapshot() as snap:
@@ -399,14 +401,14 @@ async def test_who_waits_is_not_told_that_nobody_works_before_the_workers_can_be
             await loader.wait_idle(timeout=5)
             async with away(place):
                 await trio.sleep(WIRE.lease_s + WIRE.silence_s)  # the server does not know the worker any more
-                connect, db.link._connect = db.link._connect, _nobody
-                monkeypatch.setattr(db.link._rng, "uniform", lambda least, most: least)
-            await loader.link.connected.wait()
+                connect, remote_owner(db).link._connect = remote_owner(db).link._connect, _nobody
+                monkeypatch.setattr(remote_owner(db).link._rng, "uniform", lambda least, most: least)
+            await remote_owner(loader).link.connected.wait()
             await loader.run(put, "a", 1)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(partial(loader.wait_idle, timeout=60))
                 await trio.sleep(1.2)  # it has looked once
-                db.link._connect = connect
+                remote_owner(db).link._connect = connect
         async with loader.snapshot() as snap:
             assert await snap.get(twice, "a") == 2
 
@@ -417,25 +419,25 @@ async def _nobody() -> trio.abc.Stream:
 
 
 @asynccontextmanager
-async def stuck_commit(place: Place, db: RemoteDatabase) -> AsyncIterator[trio.CancelScope]:
+async def stuck_commit(place: Place, db: Database) -> AsyncIterator[trio.CancelScope]:
     """A transaction has left a lock, and waits for the answer to its COMMIT until it is cancelled."""
     txn = await db.begin()
     txn.set(n, "a", 2)
     txn.set(n, "z", 2)  # in another tablet: it is prewritten first (C7)
-    call = db.link.call
+    call = remote_owner(db).link.call
 
     async def stuck(method: int, *args: Any, **more: bool) -> Any:
         if method == Method.COMMIT:
             await trio.sleep_forever()
         return await call(method, *args, **more)
 
-    db.link.call = stuck  # type: ignore[method-assign, assignment]
+    remote_owner(db).link.call = stuck  # type: ignore[method-assign, assignment]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(txn.commit)
         await trio.testing.wait_all_tasks_blocked()
         assert place.machine.locks() == 1
         yield nursery.cancel_scope
-    db.link.call = call  # type: ignore[method-assign]
+    remote_owner(db).link.call = call  # type: ignore[method-assign]
 
 
 async def test_locks_that_could_not_be_let_go_of_are_swept(place: Place) -> None:  # T5 N7 R6
@@ -444,10 +446,10 @@ async def test_locks_that_could_not_be_let_go_of_are_swept(place: Place) -> None
             scope.cancel()
             with trio.CancelScope(shield=True):
                 await trio.sleep(3 * WIRE.patience_s)
-            db.background.check()
+            inside(db).background.check()
         await trio.sleep(5)
         assert place.machine.locks() == 0
-        assert not owner.oracle.holds.open
+        assert not inside(owner).oracle.holds.open
         await db.run(put, "z", 3)
 
 
@@ -456,7 +458,7 @@ async def test_a_worker_that_cannot_begin_can_begin_later(place: Place) -> None:
         async with away(place):
             with pytest.raises(perco.Unavailable):
                 await db.worker().__aenter__()
-        await db.link.connected.wait()
+        await remote_owner(db).link.connected.wait()
         async with db.worker():
             await db.run(put, "a", 1)
             await db.wait_idle(timeout=30)
@@ -468,7 +470,7 @@ async def test_changes_of_while_it_was_away_are_observed(place: Place) -> None: 
         await trio.testing.wait_all_tasks_blocked()
         async with away(place):
             await owner.run(put, "a", 3)
-        await db.link.connected.wait()
+        await remote_owner(db).link.connected.wait()
         await trio.sleep(1)
         assert await owner.pending() == 0
 
@@ -477,7 +479,7 @@ async def test_changes_of_while_it_was_away_are_observed(place: Place) -> None: 
 async def slow_disk(owner: Database, monkeypatch: Any) -> AsyncIterator[trio.Event]:
     """What clients write is not made before the event is set."""
     written = trio.Event()
-    store = owner.local.store
+    store = local_of(owner).store
     submit = store.submit
 
     def later(mutations: Sequence[Mutation], call: Call) -> None:
@@ -487,7 +489,7 @@ async def slow_disk(owner: Database, monkeypatch: Any) -> AsyncIterator[trio.Eve
             call.goes_on()
 
         if call.task is None and not written.is_set():
-            owner.background.spawn(make)
+            inside(owner).background.spawn(make)
         else:
             submit(mutations, call)
 
@@ -505,13 +507,13 @@ async def test_a_commit_whose_reply_is_lost_while_it_is_being_written(place: Pla
         async with trio.open_nursery() as nursery, slow_disk(owner, monkeypatch) as written:
             nursery.start_soon(db.run, put, "a", 1)
             await trio.testing.wait_all_tasks_blocked()
-            assert owner.driver.entered.cells
+            assert inside(owner).driver.entered.cells
             await place.break_connections()
             await trio.sleep(1)  # it is back, and asks
-            assert db.link.connections == 2
+            assert remote_owner(db).link.connections == 2
             written.set()
         assert trio.current_time() < began + 5
-        assert not owner.driver.entered.cells
+        assert not inside(owner).driver.entered.cells
         async with owner.snapshot() as snap:
             assert await snap.get(n, "a") == 1
 
@@ -532,7 +534,7 @@ async def test_a_commit_whose_server_has_gone_does_not_say_that_nothing_was_writ
         async with trio.open_nursery() as nursery, slow_disk(owner, monkeypatch) as written:
             nursery.start_soon(commits)
             await trio.testing.wait_all_tasks_blocked()
-            assert owner.driver.entered.cells
+            assert inside(owner).driver.entered.cells
             async with away(place):
                 written.set()
                 await trio.sleep(2 * WIRE.patience_s)
@@ -548,8 +550,8 @@ async def test_a_commit_whose_server_has_gone_does_not_say_that_nothing_was_writ
 async def test_a_deadline_holds_while_the_server_is_away(place: Place, what: str) -> None:  # R6
     async with place.served(), place.client() as db, place.client() as other:
         await db.run(put, "a", 1)
-        newest = await other.oracle.draw()
-        assert newest > db.oracle.last
+        newest = await inside(other).oracle.draw()
+        assert newest > inside(db).oracle.last
         async with away(place):
             began = trio.current_time()
             if what == "pause":
@@ -559,7 +561,7 @@ async def test_a_deadline_holds_while_the_server_is_away(place: Place, what: str
             else:
                 with pytest.raises(perco.NotIdle, match="the server does not answer"):
                     await (db.wait_for(newest, timeout=0.3) if what == "wait_for" else db.wait_idle(timeout=0.3))
-            assert trio.current_time() - began <= 0.3 + db._tells_s
+            assert trio.current_time() - began <= 0.3 + inside(db).waiting.tells_s
         await back(db)
         assert await db.paused() == set()
 
@@ -590,7 +592,7 @@ async def test_who_has_committed_and_falls_silent_holds_nobody_up(
         async with trio.open_nursery() as nursery, slow_disk(owner, monkeypatch) as written:
             nursery.start_soon(commits)
             await trio.testing.wait_all_tasks_blocked()
-            assert owner.driver.entered.cells
+            assert inside(owner).driver.entered.cells
             nursery.start_soon(reads, other)
             nursery.start_soon(reads, owner)
             nursery.start_soon(other.run, put, "a", 9)
@@ -611,13 +613,13 @@ async def test_a_commit_that_waited_past_its_sessions_end_is_not_made(place: Pla
             sessions = list(place.server.sessions.all.values())
             nursery.start_soon(db.run, put, "a", 1)
             await trio.testing.wait_all_tasks_blocked()
-            [entry] = owner.driver.entered.cells.values()
+            [entry] = inside(owner).driver.entered.cells.values()
             txn = await other.begin()
             assert txn.start_ts > entry.commit_ts
             txn.set(n, "a", 2)
 
             async def commits() -> None:
-                with pytest.raises(perco.SessionEnded):
+                with pytest.raises(perco.errors.SessionEnded):
                     await txn.commit()
 
             nursery.start_soon(commits)
@@ -626,7 +628,7 @@ async def test_a_commit_that_waited_past_its_sessions_end_is_not_made(place: Pla
             written.set()
         async with db.snapshot() as snap:
             assert await snap.get(n, "a") == 1
-        assert not owner.driver.entered.cells
+        assert not inside(owner).driver.entered.cells
 
 
 async def test_a_commit_of_a_cell_twice_is_not_taken(place: Place) -> None:  # R1 C3
@@ -635,9 +637,9 @@ async def test_a_commit_of_a_cell_twice_is_not_taken(place: Place) -> None:  # R
         intent = "docs", b"a", 1 << 16, 0, b"x", ()
         header = txn.start_ts, intent[:3], 0, 0, "t", b""
         with pytest.raises(LostError):
-            await db.link.call(Method.COMMIT, (header, (intent, intent), 99), again=False)
-        assert not owner.driver.entered.cells
-        assert not owner.driver.writing
+            await remote_owner(db).link.call(Method.COMMIT, (header, (intent, intent), 99), again=False)
+        assert not inside(owner).driver.entered.cells
+        assert not inside(owner).driver.writing
         await other.run(put, "a", 1)
         txn.discard()
 
@@ -666,7 +668,7 @@ async def test_a_session_may_have_another_connection_before_its_old_one_has_ende
             await old.closed.wait()
             assert not new.closed.is_set()
         await trio.testing.wait_all_tasks_blocked()
-        owner.background.check()
+        inside(owner).background.check()
         assert not place.server._serving  # type: ignore[union-attr]
     assert "a bug in perco" not in caplog.text
 
@@ -681,7 +683,7 @@ async def test_a_greeting_that_does_not_read_ends_its_connection_alone(
         with pytest.raises(trio.BrokenResourceError):
             await channel.greeting(alone=False)
         await trio.testing.wait_all_tasks_blocked()
-        owner.background.check()
+        inside(owner).background.check()
         await db.run(put, "a", 1)
     assert "a bug in perco" not in caplog.text
 
@@ -695,7 +697,7 @@ async def test_a_mistake_in_the_server_ends_one_connection(place: Place, monkeyp
             with pytest.raises(trio.BrokenResourceError):
                 await channel.greeting(alone=False)
         await trio.testing.wait_all_tasks_blocked()
-        owner.background.check()
+        inside(owner).background.check()
         await db.run(put, "a", 1)
 
 
@@ -709,7 +711,7 @@ async def test_who_asks_for_an_answer_where_there_is_none_holds_nobody_up(
 ) -> None:  # R3
     async with place.served(), place.client() as db:
         with trio.fail_after(5):
-            await db.link.call(method, told, again=True)
+            await remote_owner(db).link.call(method, told, again=True)
         [peer] = place.server._serving  # type: ignore[union-attr]
         assert not peer.calls
 
@@ -718,7 +720,7 @@ async def test_an_answer_that_cannot_be_sent_is_told_and_counted_once(place: Pla
     async with place.served(), place.client() as db:
         handlers = place.server._handlers  # type: ignore[union-attr]
         monkeypatch.setitem(handlers, int(Method.LAST), lambda session, peer, id, _: peer.reply(id, object()))
-        with trio.fail_after(5), pytest.raises(perco.BackgroundFailure, match="a bug in perco: TypeError"):
-            await db.link.call(Method.LAST, None, again=True)
+        with trio.fail_after(5), pytest.raises(perco.errors.BackgroundFailure, match="a bug in perco: TypeError"):
+            await remote_owner(db).link.call(Method.LAST, None, again=True)
         [peer] = place.server._serving  # type: ignore[union-attr]
         assert not peer.calls

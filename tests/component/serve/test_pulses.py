@@ -14,9 +14,11 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside
 from perco.rpc.channel import Channel, Silent
 from perco.rpc.framing import Message
 from perco.rpc.link import OK
+from perco.serve.client import remote_owner
 from perco.serve.messages import NOTIFIED, PULSE, Method, hello, read_welcome
 from perco.serve.sessions import Session
 from tests.component.serve.kit import WIRE, Place, quick
@@ -103,8 +105,8 @@ async def test_a_client_whose_loop_is_held_keeps_its_session_and_its_connection(
         assert session.peer is peer
         assert peer is not None
         assert not peer.ended
-        assert held in owner.oracle.holds.open
-        assert owner.fates.alive(held)
+        assert held in inside(owner).oracle.holds.open
+        assert inside(owner).fates.alive(held)
         assert await client.draws() > held, "over the connection that it had"
 
 
@@ -123,7 +125,7 @@ async def test_when_the_loop_turns_again_only_the_main_connection_counts(place: 
         assert not session.ended
         await trio.sleep(2 * WIRE.lease_s)
         assert session.ended
-        assert held not in owner.oracle.holds.open
+        assert held not in inside(owner).oracle.holds.open
 
 
 async def test_where_loop_and_thread_stand_still_the_session_ends(place: Place) -> None:  # R10 R7
@@ -147,7 +149,7 @@ async def test_where_loop_and_thread_stand_still_the_session_ends(place: Place) 
         assert client.session.stuck is not None
         await trio.sleep(WIRE.silence_s + 2 * WIRE.lease_s)
         assert len(place.server.sessions) == 0  # type: ignore[union-attr, arg-type]
-        assert held not in owner.oracle.holds.open
+        assert held not in inside(owner).oracle.holds.open
         nursery.cancel_scope.cancel()
 
 
@@ -162,7 +164,7 @@ async def test_a_pulse_keeps_a_session_whose_connection_has_broken(place: Place)
         await client.pulse(lambda: trio.current_time() < until)
         assert client.session is session
         assert session.peer is None
-        assert held in owner.oracle.holds.open
+        assert held in inside(owner).oracle.holds.open
 
 
 async def test_a_pulse_begins_no_session(place: Place) -> None:  # R10
@@ -184,8 +186,8 @@ async def test_a_pulse_has_to_know_the_token(place: Place) -> None:  # R10
             async def serve(stream: trio.abc.Stream = theirs) -> None:
                 await server.connection(stream, b"the store's")
 
-            owner.background.start(serve, "connection")
-            with pytest.raises(perco.WrongToken):
+            inside(owner).background.start(serve, "connection")
+            with pytest.raises(perco.errors.WrongToken):
                 await greeted(ours, hello(token, client.name, (), pulse=True))
         assert client.session.stuck is None
 
@@ -250,8 +252,8 @@ async def test_a_pulse_that_does_not_read_ends_its_connection_alone(  # R1
         await channel.run(lambda messages: None, lambda: None)
         assert client.session.stuck is None
         await client.draws()
-        owner.background.check()
-    assert "a pulse that does not read" in caplog.text
+        inside(owner).background.check()
+    assert "a pulse that cannot be decoded" in caplog.text
     assert "a bug in perco" not in caplog.text
 
 
@@ -267,7 +269,7 @@ async def test_who_holds_a_clients_loop_is_told(place: Place, caplog: pytest.Log
         nursery.start_soon(hold)
         await trio.sleep(2 * WIRE.silence_s)
         began = trio.current_time()
-        _, told = await asking.tasks()
+        _, told = await remote_owner(asking).tasks()
         assert trio.current_time() == began, "who cannot answer is not waited for"
         assert (told.role, told.pid) == ("client", 7)
         [task] = told.tasks
@@ -275,7 +277,7 @@ async def test_who_holds_a_clients_loop_is_told(place: Place, caplog: pytest.Log
         assert task.wants.startswith("has not turned for ")
         over.set()
         await trio.sleep(2 * WIRE.heartbeat_s)
-        assert len(await asking.tasks()) == 1
+        assert len(await remote_owner(asking).tasks()) == 1
     warned = [record for record in caplog.records if "has been held for" in record.message]
     assert [record.levelno for record in warned] == [logging.WARNING], "once, however long it lasts"
     assert WHERE in warned[0].message

@@ -10,8 +10,9 @@ import pytest
 import trio
 
 import perco
+from perco.clock.loopwatch import HeartbeatOptions, Held, LoopWatch
+from perco.database.inside import inside, local_owner
 from perco.rpc.link import BACK_S
-from perco.txn.loopwatch import HeartbeatOptions, Held, LoopWatch
 from tests.component.serve.kit import Place
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
@@ -116,14 +117,14 @@ async def test_the_owner_waits_for_what_a_client_is_about_to_commit(
 ) -> None:  # N7
     prewritten, go_on = trio.Event(), trio.Event()
     async with place.served() as owner, place.client() as db, trio.open_nursery() as nursery:
-        commit = db.driver._in_one_step
+        commit = inside(db).driver._in_one_step
 
         async def held_up(*args: Any) -> None:
             prewritten.set()
             await go_on.wait()
             await commit(*args)
 
-        monkeypatch.setattr(db.driver, "_in_one_step", held_up)
+        monkeypatch.setattr(inside(db).driver, "_in_one_step", held_up)
         nursery.start_soon(db.run, put, "a", "z")  # in two tablets: a lock stands in one of them
         await prewritten.wait()
         seen = [await owner.is_idle(), await db.is_idle()]
@@ -164,17 +165,17 @@ async def test_a_store_that_was_just_opened_is_idle_if_nothing_is_in_it(place: P
 
 async def test_an_owner_whose_loop_was_held_says_who_waited(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     async with place.served() as owner:
-        assert owner.heartbeat.on_held is not None
-        owner.heartbeat.on_held(Held(5.0, "app.py:3 observer"))
+        assert local_owner(owner).heartbeat.on_held is not None
+        local_owner(owner).heartbeat.on_held(Held(5.0, "app.py:3 observer"))
         assert not caplog.records, "nobody waited"
         async with place.client():
-            owner.heartbeat.on_held(Held(0.3, "app.py:3 observer"))
+            local_owner(owner).heartbeat.on_held(Held(0.3, "app.py:3 observer"))
             assert not caplog.records
-            owner.heartbeat.on_held(Held(5.0, "app.py:3 observer"))
+            local_owner(owner).heartbeat.on_held(Held(5.0, "app.py:3 observer"))
     [record] = caplog.records
     assert "held for 5.0 s (app.py:3 observer)" in record.getMessage()
     assert "perco serve" in record.getMessage()
-    assert owner.heartbeat.on_held is None
+    assert local_owner(owner).heartbeat.on_held is None
 
 
 async def test_the_watch_of_a_loop_tells_who_held_it() -> None:

@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside
 from perco.rpc.peer import Peer
 from perco.serve.messages import Method
 from tests.component.serve.kit import WIRE, Place
@@ -75,7 +76,7 @@ class Held:
             self._handler(*call)
 
         assert self._place.owner is not None
-        self._place.owner.background.spawn(later)
+        inside(self._place.owner).background.spawn(later)
 
 
 async def test_dropping_a_pin_twice_does_not_drop_what_another_has_made_in_between(place: Place) -> None:  # R4 T15
@@ -117,7 +118,7 @@ async def test_a_pin_whose_making_is_cancelled_on_its_way_does_not_stay(place: P
         await trio.sleep(1)
         assert held.calls == 1
         assert await owner.pins() == []
-        assert not owner.oracle.holds.pins
+        assert not inside(owner).oracle.holds.pins
         async with db.pin("export", lease_s=600):
             pass
 
@@ -218,7 +219,7 @@ async def test_who_gives_up_on_a_pin_that_was_sent_does_not_say_that_nothing_was
             lost, failed = Lost(place, Method.PIN), trio.Event()
 
             async def pin() -> None:
-                with pytest.raises(perco.WriteUnknown, match="nobody knows whether that was done"):
+                with pytest.raises(perco.errors.WriteUnknown, match="it may or may not have been done"):
                     async with db.pin("export", lease_s=600):
                         pass
                 failed.set()
@@ -239,10 +240,10 @@ async def test_a_question_and_a_call_that_was_never_sent_wrote_nothing(place: Pl
         server, place.server = place.server, None
         await place.break_connections()
         with pytest.raises(perco.Unavailable, match="Try again, or allow more time") as caught:
-            await db.oracle.newest()
+            await inside(db).oracle.newest()
         assert "written" not in str(caught.value)  # that is for whoever asked to say
         with pytest.raises(perco.Unavailable, match="Nothing was written"):
-            await db.oracle.pins.put("export", "tests", 1, 60, "id")
+            await inside(db).oracle.pins.put("export", "tests", 1, 60, "id")
         place.server = server
 
 

@@ -9,12 +9,15 @@ import trio
 import trio.testing
 
 import perco
+from perco.clock.loopwatch import Held
+from perco.database.inside import inside
 from perco.notify.rowlocks import CLAIMED, FREE, HELD
+from perco.serve.client import remote_owner
 from perco.serve.messages import RELEASED, Method
 from perco.storage import Failed, Mutation
 from perco.txn.background import Background
-from perco.txn.loopwatch import Held
 from tests.component.serve.kit import WIRE, Place, vanish
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
 n = docs.column("n", perco.INT64)
@@ -65,21 +68,21 @@ async def test_what_a_client_reads_at_is_held_by_the_server(place: Place) -> Non
     async with place.served() as owner, place.client() as db:
         await db.run(put, "a", 1)
         snap = await db.snapshot_at()
-        assert snap.start_ts in owner.oracle.holds.open
+        assert snap.start_ts in inside(owner).oracle.holds.open
         await db.run(put, "a", 2)
         assert (await owner.vacuum()).watermark <= snap.start_ts
         assert await snap.get(n, "a") == 1
         snap.end()
-        await db.oracle.newest()  # what was told before has been heard
-        assert not owner.oracle.holds.open
-        assert owner.fates.live() == 0
+        await inside(db).oracle.newest()  # what was told before has been heard
+        assert not inside(owner).oracle.holds.open
+        assert inside(owner).fates.live() == 0
 
 
 async def test_to_a_client_an_owner_that_closes_its_store_ends_the_session(place: Place) -> None:  # R5
     async with place.served() as owner, place.client() as db:
         await db.run(put, "a", 1)
         snap = await db.snapshot_at()
-        await owner.local.aclose()  # its server is about to end, and still answers
+        await local_of(owner).aclose()  # its server is about to end, and still answers
         with pytest.raises(perco.errors.SessionEnded, match="has closed it"):
             await snap.get(n, "b")
         with pytest.raises(perco.errors.SessionEnded, match="has closed it"):
@@ -96,12 +99,12 @@ async def test_a_client_that_is_cancelled_while_it_draws_holds_nothing(place: Pl
             with trio.move_on_after(0):
                 await db.begin()
         await trio.sleep(0.1)
-        await db.oracle.newest()
-        assert not owner.oracle.holds.open
+        await inside(db).oracle.newest()
+        assert not inside(owner).oracle.holds.open
 
 
 async def test_a_broken_connection_ends_nothing(place: Place) -> None:  # R4 R7
-    place.prefetch = perco.PrefetchOptions(cache=False, predict=False)  # every read is to ask
+    place.prefetch = perco.options.PrefetchOptions(cache=False, predict=False)  # every read is to ask
     async with place.served() as owner, place.client() as db:
         await db.run(put, "a", 1)
         txn = await db.begin()
@@ -109,10 +112,10 @@ async def test_a_broken_connection_ends_nothing(place: Place) -> None:  # R4 R7
         for _ in range(3):
             await place.break_connections()
             assert await txn.get(n, "a") == 1
-        assert txn.start_ts in owner.oracle.holds.open
+        assert txn.start_ts in inside(owner).oracle.holds.open
         txn.set(n, "a", 2)
         await txn.commit()
-        assert db.link.connections == 4
+        assert remote_owner(db).link.connections == 4
         assert len(place.server.sessions) == 1  # type: ignore[union-attr, arg-type]
 
 
@@ -124,12 +127,12 @@ async def test_who_is_not_heard_of_loses_what_it_held(place: Place) -> None:  # 
         txn.set(n, "z", 2)
         held = txn.start_ts
         await vanish(db)
-        assert held in owner.oracle.holds.open
+        assert held in inside(owner).oracle.holds.open
         await trio.sleep(WIRE.lease_s / 2)
-        assert held in owner.oracle.holds.open
+        assert held in inside(owner).oracle.holds.open
         await trio.sleep(WIRE.silence_s + 2 * WIRE.lease_s)
-        assert held not in owner.oracle.holds.open
-        assert not owner.fates.alive(held)
+        assert held not in inside(owner).oracle.holds.open
+        assert not inside(owner).fates.alive(held)
         assert len(place.server.sessions) == 0  # type: ignore[union-attr, arg-type]
 
 
@@ -139,7 +142,7 @@ async def test_locks_of_a_client_that_died_are_settled_by_the_server(place: Plac
         txn = await db.begin()
         txn.set(n, "a", 2)
         txn.set(n, "z", 2)  # in another tablet: it is prewritten first (C7)
-        answered = db.link.call
+        answered = remote_owner(db).link.call
 
         async def dies(method: int, *args: object, **more: bool) -> object:
             if method == Method.COMMIT:
@@ -147,7 +150,7 @@ async def test_locks_of_a_client_that_died_are_settled_by_the_server(place: Plac
                 await trio.sleep_forever()
             return await answered(method, *args, **more)  # type: ignore[arg-type]
 
-        db.link.call = dies  # type: ignore[method-assign, assignment]
+        remote_owner(db).link.call = dies  # type: ignore[method-assign, assignment]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(txn.commit)
             await trio.testing.wait_all_tasks_blocked()
@@ -168,12 +171,12 @@ async def test_what_a_session_that_has_ended_asks_for_is_not_done(place: Place) 
         txn = await db.begin()
         server.sessions.end(session)
         mutation = Mutation("docs", ((b"a", (), ((("data"), 1 << 16, 5, b"x"),)),))
-        [verdict] = await db.driver.store.apply([mutation])
+        [verdict] = await inside(db).driver.store.apply([mutation])
         assert isinstance(verdict, Failed)
-        assert isinstance(verdict.error, perco.SessionEnded)
-        with pytest.raises(perco.SessionEnded):
+        assert isinstance(verdict.error, perco.errors.SessionEnded)
+        with pytest.raises(perco.errors.SessionEnded):
             await txn.get(n, "a")
-        assert owner.local.store.tablets()[1].entries("data") == 0
+        assert local_of(owner).store.tablets()[1].entries("data") == 0
 
 
 @pytest.mark.parametrize("held_s", [0.0, 1.0, 25.0])
@@ -186,7 +189,7 @@ async def test_a_client_says_that_its_session_has_ended_and_what_held_its_loop(
         server = place.server
         assert server is not None
         if held_s:
-            db.heartbeat._longer(Held(held_s, "app.py:7 count"))
+            remote_owner(db).heartbeat._longer(Held(held_s, "app.py:7 count"))
         [session] = server.sessions.all.values()
         server.sessions.end(session)
         await place.break_connections()
@@ -197,7 +200,7 @@ async def test_a_client_says_that_its_session_has_ended_and_what_held_its_loop(
 
 
 async def test_after_its_session_has_ended_a_client_goes_on_in_another(place: Place) -> None:  # R5
-    place.prefetch = perco.PrefetchOptions(cache=False, predict=False)  # every read is to ask
+    place.prefetch = perco.options.PrefetchOptions(cache=False, predict=False)  # every read is to ask
     async with place.served() as owner, place.client() as db:
         await db.run(put, "a", 1)
         old = await db.begin()
@@ -208,12 +211,12 @@ async def test_after_its_session_has_ended_a_client_goes_on_in_another(place: Pl
             """What was held has been collected before the client comes back."""
             [session] = server.sessions.all.values()
             server.sessions.end(session)
-            owner.oracle.holds.watermark = owner.oracle.last + 1
+            inside(owner).oracle.holds.watermark = inside(owner).oracle.last + 1
             await place.break_connections()
 
         await let_go()
         assert await db.run(add, "a") == 2
-        with pytest.raises(perco.SessionEnded):
+        with pytest.raises(perco.errors.SessionEnded):
             await old.get(n, "a")
         old.discard()
         tries = 0
@@ -231,7 +234,7 @@ async def test_after_its_session_has_ended_a_client_goes_on_in_another(place: Pl
 
 
 async def test_another_owner_takes_over_and_nobody_notices(place: Place) -> None:  # R8 O1
-    place.prefetch = perco.PrefetchOptions(cache=False, predict=False)  # every read is to ask
+    place.prefetch = perco.options.PrefetchOptions(cache=False, predict=False)  # every read is to ask
     async with trio.open_nursery() as nursery:
         async with place.served():
             db = await nursery.start(_opened, place)
@@ -248,7 +251,7 @@ async def test_another_owner_takes_over_and_nobody_notices(place: Place) -> None
         assert not got
         async with place.served() as owner:
             assert await old.get(n, "a") == 1
-            assert old.start_ts in owner.oracle.holds.open
+            assert old.start_ts in inside(owner).oracle.holds.open
             old.discard()
             assert await db.run(add, "a") == 3
             assert got == [2]
@@ -265,8 +268,8 @@ async def test_what_the_next_owner_has_collected_is_not_read(place: Place) -> No
         async with place.machine.opened() as between:  # who knows nothing of it
             await between.run(put, "a", 3)
         async with place.served() as owner:
-            owner.oracle.holds.watermark = old.start_ts + 1
-            with pytest.raises(perco.SessionEnded):
+            inside(owner).oracle.holds.watermark = old.start_ts + 1
+            with pytest.raises(perco.errors.SessionEnded):
                 await old.get(n, "a")
             old.discard()
             assert await db.run(add, "a") == 4
@@ -459,10 +462,10 @@ async def test_an_observer_that_a_client_declares_is_known_to_all_at_once(place:
             seen.append(change.key)
 
         async with place.client(schema) as third:
-            with pytest.raises(perco.CatalogueChanged):
+            with pytest.raises(perco.errors.CatalogueChanged):
                 await txn.commit()
             await two.run(put, "a", 1)
-            await owner.reload()
+            await inside(owner).keeper.renew()
             assert await owner.pending() == 2
             async with third.worker(), one.worker():
                 await two.wait_idle(timeout=60)
@@ -504,7 +507,7 @@ async def test_an_owner_closes_although_a_woken_process_does_not_answer(place: P
             await vanish(db)
             await owner.run(put, "a", 1)
             assert server.sessions.wakes.deadline < math.inf, "it was woken"
-            assert owner.background.crowd == 0, "closing would wait for it"
+            assert inside(owner).background.crowd == 0, "closing would wait for it"
             assert await owner.is_idle() is False
 
 
@@ -513,7 +516,7 @@ async def test_an_owner_that_ends_keeps_nobody_waiting(place: Place) -> None:
         async with place.served():
             db = await nursery.start(_opened, place)
             await db.run(put, "a", 1)  # which nobody observes
-            nursery.start_soon(lambda: db.link.call(Method.IDLE, None, again=True))
+            nursery.start_soon(lambda: remote_owner(db).link.call(Method.IDLE, None, again=True))
             await trio.testing.wait_all_tasks_blocked()
             began = trio.current_time()
         assert trio.current_time() == began
@@ -539,15 +542,17 @@ async def test_whoever_is_refused_a_row_for_other_observers_is_told_of_its_end_h
     async with place.served(), place.clients(2) as clients:
         holder, refused = clients
         heard = trio.Event()
-        monkeypatch.setattr(refused.link, "_pushed", lambda what, value: heard.set() if what == RELEASED else None)
+        monkeypatch.setattr(
+            remote_owner(refused).link, "_pushed", lambda what, value: heard.set() if what == RELEASED else None
+        )
         for client, works in ((holder, "measure"), (refused, "double")):
-            await client.link.call(Method.WORKS, ((works,), (works,)), again=True)
+            await remote_owner(client).link.call(Method.WORKS, ((works,), (works,)), again=True)
         wanted = tuple((row, 1, 1) for row in rows)
-        await holder.link.call(Method.CLAIM, ("docs", wanted, len(rows), False), again=True)
+        await remote_owner(holder).link.call(Method.CLAIM, ("docs", wanted, len(rows), False), again=True)
         asked = ((rows[0], 1, 1), (rows[-1], 1, 1))
-        states, told = await refused.link.call(Method.CLAIM, ("docs", asked, 2, False), again=True)
+        states, told = await remote_owner(refused).link.call(Method.CLAIM, ("docs", asked, 2, False), again=True)
         assert list(states) == [HELD, HELD]
         assert len(told) < len(rows)
-        holder.link.tell(Method.UNCLAIM, ("docs", rows[-1]))
+        remote_owner(holder).link.tell(Method.UNCLAIM, ("docs", rows[-1]))
         with trio.fail_after(1.0):
             await heard.wait()

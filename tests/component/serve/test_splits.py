@@ -10,13 +10,16 @@ import trio
 import trio.testing
 
 import perco
+from perco.check.check import check
+from perco.database.inside import inside, local_owner
+from perco.serve.client import remote_owner
 from perco.serve.messages import LOST, MOVED, Order, pack_verdict
-from perco.serve.processes import ServedTablet
+from perco.serve.served_tablet import ServedTablet
 from perco.storage import APPLIED, LOCK, WRITE, Failed, Mutation, Verdict
 from perco.storage.call import Call
-from perco.txn.check import check
 from tests.component.serve.kit import Place
 from tests.component.serve.spread import spread
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT, splits=["m"])
 n = docs.column("n", perco.INT64)
@@ -38,26 +41,26 @@ async def whole(db: perco.Database, owner: perco.Database, value: int) -> None:
     async with db.snapshot() as snap:
         assert {row.key: row[n] async for row in snap.scan(docs)} == dict.fromkeys(KEYS, value)
         assert [row.key async for row in snap.scan(docs, reverse=True)] == list(KEYS)[::-1]
-    assert not (await check(owner.driver.store, ts=await owner.oracle.draw())).findings
+    assert not (await check(inside(owner).driver.store, ts=await inside(owner).oracle.draw())).findings
 
 
 async def test_a_tablet_that_moves_while_a_client_closes_is_no_failure() -> None:  # P3
     place = Place(SCHEMA)
     async with place.served():
         async with place.client() as db:
-            close = db._connections.aclose
+            close = remote_owner(db)._connections.aclose
 
             async def told_meanwhile() -> None:
                 for _ in range(8):
-                    db._pushed(MOVED, None)
+                    remote_owner(db)._pushed(MOVED, None)
                     await trio.lowlevel.checkpoint()
-                db._pushed(MOVED, None)
+                remote_owner(db)._pushed(MOVED, None)
                 await close()
-                db._pushed(MOVED, None)  # as what was told just before, and is looked at now
+                remote_owner(db)._pushed(MOVED, None)  # as what was told just before, and is looked at now
 
-            db._connections.aclose = told_meanwhile  # type: ignore[method-assign]
+            remote_owner(db)._connections.aclose = told_meanwhile  # type: ignore[method-assign]
         await trio.testing.wait_all_tasks_blocked()
-        assert db.background.failure() is None
+        assert inside(db).background.failure() is None
 
 
 @pytest.mark.parametrize("change", [write, add])
@@ -68,17 +71,17 @@ async def test_a_client_with_an_old_map_goes_on(change: Any, told: bool, keys: S
     async with place.served() as owner, place.client() as db:
         await db.run(write, KEYS, 0)
         if not told:  # before it hears of it
-            db._store.moved = lambda: None  # type: ignore[method-assign]
-            db._store.catch_up, catch_up = trio.lowlevel.checkpoint, db._store.catch_up  # type: ignore[method-assign]
+            remote_owner(db).store.moved = lambda: None  # type: ignore[method-assign]
+            remote_owner(db).store.catch_up, catch_up = trio.lowlevel.checkpoint, remote_owner(db).store.catch_up  # type: ignore[method-assign]
         done = await db.split(docs, "c")
         assert (done.table, done.row, done.tablet) == ("docs", b"c", 2)
         await trio.testing.wait_all_tasks_blocked()
         if not told:
-            db._store.catch_up = catch_up  # type: ignore[method-assign]
-        before = db.driver.counters.aborts
+            remote_owner(db).store.catch_up = catch_up  # type: ignore[method-assign]
+        before = inside(db).driver.counters.aborts
         await db.options(attempts=3).run(change, keys, *([1] if change is write else []))
-        assert db.driver.counters.aborts - before == (not told)
-        assert db._store.bounds("docs") == [b"", b"c", b"m"]
+        assert inside(db).driver.counters.aborts - before == (not told)
+        assert remote_owner(db).store.bounds("docs") == [b"", b"c", b"m"]
         await whole(db, owner, 1)
 
 
@@ -104,13 +107,13 @@ async def test_tablet_servers_have_the_halves(autojump_clock: trio.testing.MockC
             await one.split(docs)
         await two.run(add, KEYS)
         await whole(one, place.owner, 5)
-        await place.owner.splitting.clear()
+        await local_owner(place.owner).splitting.clear()
         assert sorted(place.servers.engines) == [("docs", number) for number in range(6)]
         assert sum(engine.entries(WRITE) for engine in place.servers.engines.values()) == len(KEYS) * 6
-        servers = await one.servers()
+        servers = await remote_owner(one).servers()
         assert sorted(len(server.tablets) for server in servers) == [3, 3]
         starts = sorted(tablet.start for server in servers for tablet in server.tablets)
-        assert starts == one._store.bounds("docs") == place.owner.local.store.bounds("docs")
+        assert starts == remote_owner(one).store.bounds("docs") == local_of(place.owner).store.bounds("docs")
 
 
 async def test_what_was_about_to_be_sent_as_one_is_not_looked_for_in_vain(
@@ -118,7 +121,7 @@ async def test_what_was_about_to_be_sent_as_one_is_not_looked_for_in_vain(
 ) -> None:  # P3
     async with spread(2) as place, place.clients(SCHEMA, 2) as (db, other):
         await db.run(write, KEYS, 0)
-        apply, calls = db._store.apply, 0
+        apply, calls = remote_owner(db).store.apply, 0
 
         async def split_first(mutations: Sequence[Mutation]) -> list[Verdict]:
             nonlocal calls
@@ -127,7 +130,7 @@ async def test_what_was_about_to_be_sent_as_one_is_not_looked_for_in_vain(
                 await other.split(docs, "c")
             return await apply(mutations)
 
-        db._store.apply = split_first  # type: ignore[method-assign]
+        remote_owner(db).store.apply = split_first  # type: ignore[method-assign]
         with trio.fail_after(5):
             await db.options(attempts=2).run(add, KEYS)
         assert calls > 1  # it was split in between
@@ -164,7 +167,7 @@ async def test_a_server_that_dies_while_it_splits_has_split_nothing(
 
         async def dies(what: int, *args: Any, **kwargs: Any) -> Any:
             if what == order:
-                place.owner.background.spawn(lambda: place.servers.kill(server.number))
+                inside(place.owner).background.spawn(lambda: place.servers.kill(server.number))
             return await call(what, *args, **kwargs)
 
         server.link.call = dies  # type: ignore[method-assign]
@@ -172,7 +175,7 @@ async def test_a_server_that_dies_while_it_splits_has_split_nothing(
             await db.split(docs, "c")
         await db.run(add, KEYS)
         await whole(db, place.owner, 1)
-        assert db._store.bounds("docs") == [b"", b"m"]
+        assert remote_owner(db).store.bounds("docs") == [b"", b"m"]
         await db.split(docs, "c")
         await db.run(add, KEYS)
         await whole(db, place.owner, 2)
@@ -183,7 +186,7 @@ async def test_a_server_that_dies_between_the_cut_and_the_record_takes_nothing_a
 ) -> None:  # P1 P4: whoever takes the tablet over has it up to the cut only
     async with spread(2) as place, place.clients(SCHEMA, 2) as (db, other), trio.open_nursery() as nursery:
         await db.run(write, KEYS, 0)
-        recorded = place.owner.splitting._recorded
+        recorded = local_owner(place.owner).splitting._recorded
         added = trio.Event()
 
         async def add_some() -> None:
@@ -202,7 +205,7 @@ async def test_a_server_that_dies_between_the_cut_and_the_record_takes_nothing_a
             assert not added.is_set()
             return await recorded(table, row, number)
 
-        monkeypatch.setattr(place.owner.splitting, "_recorded", record)
+        monkeypatch.setattr(local_owner(place.owner).splitting, "_recorded", record)
         await db.split(docs, "c")
         await added.wait()
         await whole(db, place.owner, 1)
@@ -213,7 +216,7 @@ async def test_what_the_owner_wants_written_goes_to_the_half_that_has_it(
 ) -> None:  # P1 P3
     async with spread(2) as place, place.client(SCHEMA, 1) as db:
         await db.run(write, KEYS, 0)
-        store, recorded = place.owner.local.store, place.owner.splitting._recorded
+        store, recorded = local_of(place.owner).store, local_owner(place.owner).splitting._recorded
         [tablet] = [tablet for tablet in place.servers.tablets if tablet.number == 0]
         verdicts: dict[str, Verdict] = {}
         mark = (LOCK, 9 << 16, 1, b"")
@@ -230,13 +233,13 @@ async def test_what_the_owner_wants_written_goes_to_the_half_that_has_it(
                 await trio.testing.wait_all_tasks_blocked()
                 return await recorded(table, row, number)
 
-            monkeypatch.setattr(place.owner.splitting, "_recorded", record)
+            monkeypatch.setattr(local_owner(place.owner).splitting, "_recorded", record)
             await db.split(docs, "c")
             assert not verdicts
             tablet.placed.set()
         assert verdicts["left"] is verdicts["right"] is APPLIED
         assert isinstance(verdicts["both"], Failed)
-        assert isinstance(verdicts["both"].error, perco.TabletSplit)
+        assert isinstance(verdicts["both"].error, perco.errors.TabletSplit)
         engines = place.servers.engines
         assert [engines["docs", number].entries(LOCK) for number in (0, 2)] == [1, 1]
 
@@ -317,14 +320,14 @@ async def test_a_split_that_is_not_to_be_does_nothing_late(autojump_clock: trio.
         assert held is not None
         await server._ordered[Order.UNCUT](("docs", 0, 1, b"m"))
         for order in (("docs", 0, 1, b"c", b"m", "docs-2", []), ("docs", 0, 1, b"c")):
-            with pytest.raises(perco.Unavailable, match="not to be split after all"):
+            with pytest.raises(perco.Unavailable, match="was called off"):
                 await server._ordered[Order.COPY if len(order) > 4 else Order.CUT](order)
         assert held.cut is None
         held.tablet.drain_s = 5.0  # type: ignore[attr-defined]
         async with trio.open_nursery() as nursery:
 
             async def cut() -> None:
-                with pytest.raises(perco.Unavailable, match="not to be split after all"):
+                with pytest.raises(perco.Unavailable, match="was called off"):
                     await server._ordered[Order.CUT](("docs", 0, 2, b"c"))
 
             nursery.start_soon(cut)
@@ -346,7 +349,7 @@ async def test_a_newer_map_that_does_not_come_keeps_nobody_from_committing(
         async def away() -> None:
             raise perco.Unavailable("the owner is away")
 
-        db._store.refresh = away  # type: ignore[method-assign]
-        db._store._stale = True
-        [verdict] = await db._store.apply([Mutation("docs", [(b"a", (), ((LOCK, 9 << 16, 1, b""),))])])
+        remote_owner(db).store.refresh = away  # type: ignore[method-assign]
+        remote_owner(db).store._stale = True
+        [verdict] = await remote_owner(db).store.apply([Mutation("docs", [(b"a", (), ((LOCK, 9 << 16, 1, b""),))])])
         assert verdict is APPLIED

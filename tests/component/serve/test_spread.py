@@ -12,21 +12,24 @@ import trio
 import trio.testing
 
 import perco
+from perco.check.check import check
+from perco.database.database import Database
+from perco.database.inside import inside, local_owner
 from perco.rpc.channel import WireOptions
 from perco.rpc.peer import Peer
-from perco.serve import remote
-from perco.serve.database import RemoteDatabase
+from perco.serve import remote_rows
+from perco.serve.client import remote_owner
 from perco.serve.messages import NOT_HERE, Method, Order
 from perco.serve.processes import TabletServers
-from perco.serve.remote import _Search
+from perco.serve.remote_rows import _Search
 from perco.storage import APPLIED, NOTIFY, TS_MAX, WRITE, Failed, Mutation, Refused, Verdict
 from perco.storage.call import Call
 from perco.storage.engine import MemoryBatch
-from perco.storage.lmdb_engine import Fenced
+from perco.storage.fencing import Fenced
 from perco.testing import isolation
 from perco.testing.history import record
-from perco.txn.check import check
 from tests.component.serve.spread import Chaos, Spread, spread
+from tests.support.places import local_of
 
 lists = perco.Table("lists", key=perco.INT64, splits=[2, 4, 6])
 items = lists.column("items", perco.BYTES)
@@ -82,7 +85,7 @@ async def test_what_comes_in_parts_is_all_there_and_not_searched_for(monkeypatch
         searches += self._version >= 0  # not the first look, which is none
         await search(self)
 
-    parts, checked = 0, remote._checked
+    parts, checked = 0, remote_rows._checked
 
     def parted(answer: Any, asked: Any) -> Any:
         nonlocal parts
@@ -94,7 +97,7 @@ async def test_what_comes_in_parts_is_all_there_and_not_searched_for(monkeypatch
             for key in KEYS:
                 txn.set(put, key, key)
         monkeypatch.setattr(WireOptions, "part_bytes", 1)
-        monkeypatch.setattr(remote, "_checked", parted)
+        monkeypatch.setattr(remote_rows, "_checked", parted)
         monkeypatch.setattr(_Search, "next", counted)
         async with db.snapshot() as snap:
             assert await snap.get_many(put, KEYS) == {key: key for key in KEYS}
@@ -149,7 +152,7 @@ async def test_histories_through_deaths_moves_and_broken_connections(
         async with dbs[2].snapshot() as snap:
             rows = await snap.scan(lists).all()
         assert all(row[sums] == sum(row[items] or b"") for row in rows)
-        found = await check(place.owner.driver.store, ts=await place.owner.oracle.draw())
+        found = await check(inside(place.owner).driver.store, ts=await inside(place.owner).oracle.draw())
         assert not found.findings
 
 
@@ -199,9 +202,9 @@ async def test_what_becomes_a_notify_cell_during_a_look_is_seen(
         await db.run(_put, 1)
         async with db.worker():
             await db.wait_idle(timeout=60)
-        assert place.owner.idle_now()
+        assert local_owner(place.owner).idle.now()
         engine = place.servers.engines["counts", 0]
-        key, entries = b"a key of the engine", place.owner._entries
+        key, entries = b"a key of the engine", local_owner(place.owner).idle.entries
 
         def put(group: str, *, value: bytes | None) -> None:
             batch = MemoryBatch(engine)
@@ -218,9 +221,9 @@ async def test_what_becomes_a_notify_cell_during_a_look_is_seen(
             return count
 
         put(former, value=b"")
-        assert not place.owner.idle_now()
-        monkeypatch.setattr(place.owner, "_entries", counted_while_it_goes_on)
-        assert not place.owner.idle_now()
+        assert not local_owner(place.owner).idle.now()
+        monkeypatch.setattr(local_owner(place.owner).idle, "entries", counted_while_it_goes_on)
+        assert not local_owner(place.owner).idle.now()
 
 
 async def test_an_ended_session_reads_nothing_at_tablet_servers(autojump_clock: trio.testing.MockClock) -> None:  # F3
@@ -232,7 +235,7 @@ async def test_an_ended_session_reads_nothing_at_tablet_servers(autojump_clock: 
         await place.break_connections()
         await trio.sleep(place.wire.lease_s * 2)
         # It has not come to know yet that it is over; its tablet server has.
-        with pytest.raises((perco.SessionEnded, perco.Unavailable)):
+        with pytest.raises((perco.errors.SessionEnded, perco.Unavailable)):
             await snap.get(items, 2)
         assert not place.servers.here[1]._sessions
         assert not place.servers.here[1]._serving
@@ -240,8 +243,8 @@ async def test_an_ended_session_reads_nothing_at_tablet_servers(autojump_clock: 
         async with place.client(SCHEMA, 2) as other:
             await other.run(_append, 1, 2)
         await place.owner.vacuum()
-        await db.link.connected.wait()
-        with pytest.raises(perco.SessionEnded):
+        await remote_owner(db).link.connected.wait()
+        with pytest.raises(perco.errors.SessionEnded):
             await snap.get(items, 2)
         await db.run(_append, 1, 3)
 
@@ -258,10 +261,10 @@ async def test_a_session_that_has_begun_anew_reads_nothing_of_the_former_one(
         async with _reached(place), place.client(SCHEMA, 2) as other:
             await other.run(_append, 2, 2)
         await place.owner.vacuum()
-        place.server._let_in(db._session, [snap.start_ts])
+        place.server._let_in(remote_owner(db)._session, [snap.start_ts])
         await trio.testing.wait_all_tasks_blocked()
         assert len(place.servers.here[1]._sessions) == 1
-        with pytest.raises((perco.SessionEnded, perco.Unavailable)):
+        with pytest.raises((perco.errors.SessionEnded, perco.Unavailable)):
             await snap.get(items, 2)
 
 
@@ -279,13 +282,13 @@ async def test_what_is_let_go_of_in_a_greeting_takes_another_ticket(
     async with spread(1) as place, place.client(SCHEMA, 1) as db:
         await db.run(_append, 1, 1)
         snap = await db.snapshot_at()
-        before = db._ticket
+        before = remote_owner(db)._ticket
         if not held:
-            set.clear(db.oracle.holds.open)  # as one that holds too much to say it
+            set.clear(inside(db).oracle.holds.open)  # as one that holds too much to say it
         await place.break_connections()
         await db.run(_append, 1, 2)
-        assert (db._ticket == before) == held
-        assert place.servers.here[1]._sessions == {db._ticket}
+        assert (remote_owner(db)._ticket == before) == held
+        assert place.servers.here[1]._sessions == {remote_owner(db)._ticket}
         snap.end()
 
 
@@ -297,24 +300,24 @@ async def test_who_sees_no_tablet_server_commits_in_two_phases_all_the_same(
         for number in list(place.servers.here):
             await place.servers.kill(number)
         async with place.client(SCHEMA, 2) as other:
-            assert other._store.spread
-            assert not other.fates.alone
+            assert remote_owner(other).store.spread
+            assert not inside(other).fates.alone
             await other.run(_append, 1, 2)
             await db.run(_append, 1, 3)
             async with other.snapshot() as snap:
                 assert await snap.get(items, 1) == b"\1\2\3"
-        assert not place.owner.fates.alone
+        assert not inside(place.owner).fates.alone
 
 
 async def test_what_asks_to_commit_in_one_step_is_refused(autojump_clock: trio.testing.MockClock) -> None:  # C4
     async with spread(1) as place, place.client(SCHEMA, 1) as db:
         await db.run(_append, 1, 1)
-        db._store.spread = False  # as one that has not heard of it yet
+        remote_owner(db).store.spread = False  # as one that has not heard of it yet
         txn = await db.begin()
         txn.set(items, 1, b"\7")
-        with pytest.raises(perco.SessionEnded):
+        with pytest.raises(perco.errors.SessionEnded):
             await txn.commit()
-        db._store.spread = True
+        remote_owner(db).store.spread = True
         async with db.snapshot() as snap:
             assert await snap.get(items, 1) == b"\1"
 
@@ -358,8 +361,8 @@ async def test_two_clients_that_meet_each_others_locks_do_not_wait_for_each_othe
     async with spread(2) as place, place.clients(SCHEMA, 2) as dbs:
         both = [Barrier(2), Barrier(2)]  # hold what is not their primary; let go of it
 
-        def step_by_step(db: RemoteDatabase) -> None:
-            apply, barriers = db._store.apply, iter(both)
+        def step_by_step(db: Database) -> None:
+            apply, barriers = remote_owner(db).store.apply, iter(both)
 
             async def stepping(mutations: Sequence[Mutation]) -> list[Verdict]:
                 if (barrier := next(barriers, None)) is None:
@@ -371,7 +374,7 @@ async def test_two_clients_that_meet_each_others_locks_do_not_wait_for_each_othe
                 await barrier.wait()
                 return await apply(mutations[:1]) + verdicts
 
-            db._store.apply = stepping  # type: ignore[method-assign]
+            remote_owner(db).store.apply = stepping  # type: ignore[method-assign]
 
         async def write(txn: perco.Transaction, *keys: int) -> None:
             for key in keys:
@@ -383,7 +386,7 @@ async def test_two_clients_that_meet_each_others_locks_do_not_wait_for_each_othe
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(dbs[0].run, write, 1, 7)
                 nursery.start_soon(dbs[1].run, write, 7, 1)
-        assert all(db.driver.counters.lock_waits for db in dbs)
+        assert all(inside(db).driver.counters.lock_waits for db in dbs)
 
 
 async def test_a_read_that_looks_for_its_tablet_ends_with_its_session(
@@ -399,13 +402,13 @@ async def test_a_read_that_looks_for_its_tablet_ends_with_its_session(
         async def read() -> None:
             try:
                 await snap.get(items, 2)
-            except perco.SessionEnded as error:
+            except perco.errors.SessionEnded as error:
                 ended.append(error)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
             await trio.sleep(1)
-            db._store.losses += 1  # as when a greeting says that nothing was kept
+            remote_owner(db).store.losses += 1  # as when a greeting says that nothing was kept
             place.servers.unopenable.clear()
         assert ended
         snap.end()
@@ -447,7 +450,7 @@ async def test_a_tablet_that_cannot_be_opened_holds_up_no_other(
         async with place.client(SCHEMA, 2) as other:  # can be opened meanwhile
             await other.run(_append, 3, 3)
         late = Mutation("lists", ((perco.INT64.encode(1), (), ()),))
-        [verdict] = await place.owner.local.store.apply([late])
+        [verdict] = await local_of(place.owner).store.apply([late])
         assert isinstance(verdict, Failed)
         assert "it is a brick" in str(verdict.error)
         place.servers.unopenable.clear()
@@ -463,10 +466,10 @@ async def test_what_comes_behind_the_end_of_a_session_is_not_answered(
         await db.run(_append, 1, 1)
         server = place.servers.here[1]
         [peer] = server._serving
-        server._told_sessions((), (db._ticket,))
-        with pytest.raises(perco.SessionEnded):
+        server._told_sessions((), (remote_owner(db)._ticket,))
+        with pytest.raises(perco.errors.SessionEnded):
             server._handle(peer, 1, Method.READ, [])
-        place.servers.session_began(db._ticket)
+        place.servers.session_began(remote_owner(db)._ticket)
 
 
 async def test_a_tablet_that_was_lost_is_opened_again(
@@ -489,7 +492,7 @@ async def test_a_tablet_that_was_lost_is_opened_again(
         held = place.servers.here[tablet.server.number].tablets.numbered("lists", 0)
         assert held is not None
         monkeypatch.setattr(held.tablet, "submit", taken_over)
-        [verdict] = await place.owner.local.store.apply([Mutation("lists", ((perco.INT64.encode(1), (), ()),))])
+        [verdict] = await local_of(place.owner).store.apply([Mutation("lists", ((perco.INT64.encode(1), (), ()),))])
         assert verdict is APPLIED  # by the owner
         async with db.snapshot() as snap:
             assert await snap.get(items, 1) == b"\1\2"
@@ -530,7 +533,7 @@ async def test_what_is_not_here_is_not_done(autojump_clock: trio.testing.MockClo
         assert here.server is not None
         assert here.server is not there.server
         row_here, row_there = perco.INT64.encode(1), perco.INT64.encode(3)
-        link = db._store._links[here.server.number]
+        link = remote_owner(db).store._links[here.server.number]
         query = (WRITE, 0, 0, TS_MAX, 1)
         asked = [("lists", row_here, [query]), ("lists", row_there, [query])]
         assert await link.call(Method.READ, asked, again=True) is NOT_HERE
@@ -545,10 +548,10 @@ async def test_whoever_takes_a_tablet_over_has_its_floor(autojump_clock: trio.te
         for _ in range(3):
             await db.run(_append, 1, 1)
         await place.owner.vacuum()
-        floor = place.owner.oracle.holds.watermark
+        floor = inside(place.owner).oracle.holds.watermark
         [tablet] = [t for t in place.servers.tablets if t.number == 0]
         late = Mutation("lists", ((perco.INT64.encode(1), (), (("data", 99, 1, b"x"),)),), floor - 1)
-        [refused] = await db._store.apply([late])
+        [refused] = await remote_owner(db).store.apply([late])
         assert isinstance(refused, Refused)
         for _ in range(2):  # by its death, and by a move
             assert tablet.server is not None
@@ -562,7 +565,7 @@ async def test_whoever_takes_a_tablet_over_has_its_floor(autojump_clock: trio.te
             await tablet.placed.wait()
             while tablet.server is before:
                 await placed.wait()
-            assert [refused] == await db._store.apply([late])
+            assert [refused] == await remote_owner(db).store.apply([late])
 
 
 async def test_who_is_cancelled_when_a_part_was_sent_waits_for_all(
@@ -586,7 +589,7 @@ async def test_who_is_cancelled_when_a_part_was_sent_waits_for_all(
         monkeypatch.setitem(server._asked, Method.APPLY, away_at_first)
         both = [Mutation("lists", ((perco.INT64.encode(key), (), (("data", 99, 1, b"x"),)),)) for key in (1, 3)]
         with scope:
-            assert await db._store.apply(both) == [APPLIED, APPLIED]
+            assert await remote_owner(db).store.apply(both) == [APPLIED, APPLIED]
         assert scope.cancel_called
         assert len(asked) == 4
         for tablet, key in ((here, 1), (there, 3)):
@@ -609,16 +612,16 @@ async def test_a_client_with_an_old_map_finds_what_has_moved(autojump_clock: tri
     async with spread(2) as place, place.client(SCHEMA, 1) as db:
         for key in KEYS:
             await db.run(_append, key, 1)
-        version = db._store._version
+        version = remote_owner(db).store._version
         for tablet in list(place.servers.tablets):
             [to] = [server for server in place.servers.all.values() if server is not tablet.server]
             await place.servers.move(tablet, to)
-        assert db._store._version == version
+        assert remote_owner(db).store._version == version
         for key in KEYS:
             await db.run(_append, key, 2)
         async with db.snapshot() as snap:
             assert [row[items] async for row in snap.scan(lists)] == [b"\1\2"] * 8
-        assert db._store._version > version
+        assert remote_owner(db).store._version > version
 
 
 async def test_without_any_tablet_server_patience_ends(autojump_clock: trio.testing.MockClock) -> None:
@@ -664,4 +667,4 @@ async def test_another_tablet_server_knows_no_ended_session(autojump_clock: trio
         place.servers.on_moved = moved.set
         await place.servers.kill(1)
         await moved.wait()
-        assert place.servers.here[1]._sessions == {db._ticket}
+        assert place.servers.here[1]._sessions == {remote_owner(db)._ticket}

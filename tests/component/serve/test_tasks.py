@@ -9,8 +9,10 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside
 from perco.rpc.framing import WireError
 from perco.serve import tasks
+from perco.serve.client import remote_owner
 from perco.serve.tasks import ProcessTasks, Waiting
 from tests.component.serve.kit import Place, vanish
 
@@ -34,27 +36,27 @@ async def test_each_task_says_where_it_waits_and_what_for() -> None:
         for _ in range(3):
             nursery.start_soon(db.run, slow, gate)
         await trio.testing.wait_all_tasks_blocked()
-        owner, client = await asking.tasks()  # it asks itself for nothing
+        owner, client = await remote_owner(asking).tasks()  # it asks itself for nothing
         gate.set()
     assert (owner.role, client.role) == ("owner", "client")
-    [runs] = named(client, "Client.run")
+    [runs] = named(client, "Database.run")
     assert runs.alike == 3
     assert runs.wants == "Event.wait"
     assert runs.at.startswith("tests.component.serve.test_tasks:")
     assert runs.at.endswith(" slow")
     [sweeper] = named(owner, "perco-sweeper")
-    assert sweeper.at.startswith("perco.txn.sweeper:")
+    assert sweeper.at.startswith("perco.notify.sweeper:")
     assert not named(owner, "<init>")  # trio's own are left out
 
 
 async def test_who_does_not_answer_is_left_out() -> None:
     place = Place(SCHEMA)
     async with place.served(), place.client() as db, place.client() as asking:
-        channel = db.link._channel
+        channel = remote_owner(db).link._channel
         assert channel is not None
         channel.send = lambda message, **more: None  # type: ignore[method-assign]
         began = trio.current_time()
-        assert [each.role for each in await asking.tasks()] == ["owner"]
+        assert [each.role for each in await remote_owner(asking).tasks()] == ["owner"]
         assert trio.current_time() - began <= 2
         assert place.server._told_tasks is None  # type: ignore[union-attr]
 
@@ -63,7 +65,7 @@ async def test_who_is_gone_is_not_waited_for() -> None:
     place = Place(SCHEMA)
     async with place.served(), place.client() as db, place.client() as asking:
         await vanish(db)
-        assert [each.role for each in await asking.tasks()] == ["owner"]
+        assert [each.role for each in await remote_owner(asking).tasks()] == ["owner"]
 
 
 async def test_more_than_are_listed_are_counted() -> None:
@@ -91,7 +93,7 @@ async def test_who_asks_while_others_are_asked_shares_the_answer(monkeypatch: py
     monkeypatch.setattr(tasks, "here", here)
     async with place.served(), place.client(), place.client() as asking, trio.open_nursery() as nursery:
         for _ in range(100):
-            nursery.start_soon(asking.tasks)
+            nursery.start_soon(remote_owner(asking).tasks)
     assert sorted(looks) == ["client", "owner"]
 
 
@@ -113,7 +115,7 @@ ODD: list[Any] = [
 
 @pytest.mark.parametrize("odd", ODD)
 def test_what_does_not_read_is_refused(odd: Any) -> None:  # R1
-    with pytest.raises(WireError, match="do not read"):
+    with pytest.raises(WireError, match="cannot be decoded"):
         tasks.read(odd)
 
 
@@ -135,6 +137,6 @@ async def test_a_client_that_cannot_tell_goes_on(monkeypatch: pytest.MonkeyPatch
             return ProcessTasks(role, 1, [], 0)
 
         monkeypatch.setattr(tasks, "here", here)
-        assert [each.role for each in await asking.tasks()] == ["owner"]
-        assert await db.oracle.newest() == 0  # it is asked, and answers
-        assert db.link.connections == 1
+        assert [each.role for each in await remote_owner(asking).tasks()] == ["owner"]
+        assert await inside(db).oracle.newest() == 0  # it is asked, and answers
+        assert remote_owner(db).link.connections == 1

@@ -13,14 +13,16 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.database import Database
+from perco.database.inside import inside
 from perco.errors import SessionEnded
 from perco.notify.rowlocks import CLAIMED, Dirty
+from perco.protocol.records import Cellref
 from perco.rpc.link import Link, LostError
-from perco.serve.database import RemoteDatabase
+from perco.serve.client import remote_owner
 from perco.serve.messages import Method
 from perco.storage import BatchOptions
 from perco.txn.entered import Entry
-from perco.txn.records import Cellref
 from tests.component.serve.kit import WIRE, Place
 from tests.component.serve.spread import spread
 
@@ -72,7 +74,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @asynccontextmanager
-async def client(batch: BatchOptions, schema: perco.Schema = PLAIN) -> AsyncIterator[tuple[Place, RemoteDatabase]]:
+async def client(batch: BatchOptions, schema: perco.Schema = PLAIN) -> AsyncIterator[tuple[Place, Database]]:
     place = Place(schema, batch=batch)
     async with place.served(), place.client() as db:
         yield place, db
@@ -140,9 +142,9 @@ async def test_what_a_commit_is_under_way_in_is_read_alone(calls: Counter[str]) 
     async with client(FIXED) as (place, db):
         await db.run(add, "b")
         assert place.owner is not None
-        driver, calls_before = place.owner.driver, Counter(calls)
-        ts = place.owner.oracle.draw_nowait()
-        where = ("docs", perco.TEXT.encode("a"), place.owner.bind(n).column)
+        driver, calls_before = inside(place.owner).driver, Counter(calls)
+        ts = inside(place.owner).oracle.draw_nowait()
+        where = ("docs", perco.TEXT.encode("a"), inside(place.owner).known.bind(n).column)
         entry = driver.entered.cells[where] = Entry(ts, ts, Cellref(*where))
         driver.writing[ts] = None
         found: dict[str, float] = {}
@@ -168,9 +170,9 @@ async def test_scans_wait_for_a_commit_that_is_under_way_in_what_they_cover(batc
     async with client(batch) as (place, db):
         await db.run(add, "b")
         assert place.owner is not None
-        driver = place.owner.driver
-        ts = place.owner.oracle.draw_nowait()
-        where = ("docs", perco.TEXT.encode("a"), place.owner.bind(n).column)
+        driver = inside(place.owner).driver
+        ts = inside(place.owner).oracle.draw_nowait()
+        where = ("docs", perco.TEXT.encode("a"), inside(place.owner).known.bind(n).column)
         entry = driver.entered.cells[where] = Entry(ts, ts, Cellref(*where))
         driver.writing[ts] = None
         found: dict[str, list[str]] = {}
@@ -194,9 +196,9 @@ async def test_a_commit_that_another_is_in_the_way_of_waits_and_holds_up_no_othe
 ) -> None:  # D8, C2
     async with client(FIXED) as (place, db):
         assert place.owner is not None
-        driver, calls_before = place.owner.driver, Counter(calls)
-        ts = place.owner.oracle.draw_nowait()
-        where = ("docs", perco.TEXT.encode("a"), place.owner.bind(n).column)
+        driver, calls_before = inside(place.owner).driver, Counter(calls)
+        ts = inside(place.owner).oracle.draw_nowait()
+        where = ("docs", perco.TEXT.encode("a"), inside(place.owner).known.bind(n).column)
         entry = driver.entered.cells[where] = Entry(ts, ts, Cellref(*where))
         driver.writing[ts] = None
         found: dict[str, float] = {}
@@ -256,12 +258,12 @@ async def test_commits_whose_reply_is_lost_are_asked_for_one_by_one(calls: Count
             peer.channel.close_soon()
 
         place.server._handlers[int(Method.COMMITS)] = losing
-        before = db.driver.counters.commits
+        before = inside(db).driver.counters.commits
         await all_of(*(lambda key=key: db.run(add, key) for key in "abc"))  # type: ignore[misc]
         assert lost == [3]
         assert [await value(db, key) for key in "abc"] == [2, 2, 2]
-        assert db.driver.counters.commits - before == 3
-        assert db.driver.counters.aborts == 0
+        assert inside(db).driver.counters.commits - before == 3
+        assert inside(db).driver.counters.aborts == 0
 
 
 def miscounting(place: Place, method: Method, more: int) -> list[int]:
@@ -295,11 +297,11 @@ async def test_commits_of_which_not_each_is_answered_are_asked_for_one_by_one(mo
     async with client(FIXED) as (place, db):
         for key in "abc":
             await db.run(add, key)
-        asked_for, before = miscounting(place, Method.COMMITS, more), db.driver.counters.commits
+        asked_for, before = miscounting(place, Method.COMMITS, more), inside(db).driver.counters.commits
         await all_of(*(lambda key=key: db.run(add, key) for key in "abc"))  # type: ignore[misc]
         assert asked_for == [3]
         assert [await value(db, key) for key in "abc"] == [2, 2, 2]
-        assert (db.driver.counters.commits - before, db.driver.counters.aborts) == (3, 0)
+        assert (inside(db).driver.counters.commits - before, inside(db).driver.counters.aborts) == (3, 0)
 
 
 @pytest.mark.parametrize("more", [-1, 1])
@@ -318,7 +320,7 @@ async def test_reads_and_claims_of_which_not_each_is_answered_are_asked_for_alon
     async with client(FIXED, SCHEMA) as (place, db):
         for key in "ab":
             await db.run(add, key)
-        together = db._together
+        together = remote_owner(db)._together
         assert together is not None
         found: list[Any] = []
 
@@ -359,7 +361,7 @@ async def test_a_session_that_ends_takes_reads_that_wait_with_it() -> None:  # D
         assert place.owner is not None
         for session in list(place.server.sessions.all.values()):
             place.server.sessions.end(session)
-        place.owner.oracle.holds.watermark = place.owner.oracle.last + 1  # as if it had been collected
+        inside(place.owner).oracle.holds.watermark = inside(place.owner).oracle.last + 1  # as if it had been collected
         await place.break_connections()
         await trio.sleep(2)
         assert len(errors) == 1
@@ -390,7 +392,7 @@ async def test_claims_of_a_worker_go_together(calls: Counter[str]) -> None:  # D
 async def test_an_adaptive_window_gathers_claims_behind_the_first(calls: Counter[str]) -> None:  # D1, D2, N8
     async with client(ADAPTIVE, SCHEMA) as (_, db):
         await all_of(*(lambda i=i: db.run(add, f"a{i}") for i in range(40)))  # type: ignore[misc]
-        together = db._together
+        together = remote_owner(db)._together
         assert together is not None
         granted: list[Any] = []
 
@@ -408,8 +410,8 @@ async def test_a_claim_granted_to_somebody_who_has_gone_is_let_go_of() -> None: 
     async with client(FIXED, SCHEMA) as (place, db):
         assert place.server is not None
         async with db.worker():
-            assert db._worker is not None
-            elsewhere: Any = db._worker.elsewhere
+            assert inside(db).workers.worker is not None
+            elsewhere: Any = inside(db).workers.worker.elsewhere
             claims, held = place.server._handlers[Method.CLAIMS], trio.Event()
             granted: list[int] = []
 
@@ -420,7 +422,7 @@ async def test_a_claim_granted_to_somebody_who_has_gone_is_let_go_of() -> None: 
                     granted.append(len(session.claims))
 
                 assert place.owner is not None
-                place.owner.background.spawn(run)
+                inside(place.owner).background.spawn(run)
 
             place.server._handlers[int(Method.CLAIMS)] = late
             with trio.move_on_after(1.0):
@@ -451,9 +453,9 @@ async def test_prewrites_to_tablet_servers_wait_as_well(batch: BatchOptions, cal
 async def test_what_does_not_read_ends_the_connection(method: Method, asked: Any) -> None:  # R1
     async with client(FIXED) as (place, db):
         assert place.server is not None
-        connections = db.link.connections
+        connections = remote_owner(db).link.connections
         with pytest.raises(LostError):
-            await db.link.call(method, asked, again=False)
+            await remote_owner(db).link.call(method, asked, again=False)
         await trio.sleep(1)
-        assert db.link.connections == connections + 1
+        assert remote_owner(db).link.connections == connections + 1
         await db.run(add, "a")

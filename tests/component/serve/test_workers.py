@@ -12,13 +12,16 @@ import trio
 import trio.testing
 
 import perco
-from perco.notify.database import WorkerHandle
+from perco.database.database import Database
+from perco.database.inside import inside
 from perco.notify.rowlocks import CLAIMED, DONE, FREE, HELD
 from perco.notify.scanner import ScannerCounters
-from perco.serve.database import RemoteDatabase
+from perco.notify.workers import WorkerHandle
+from perco.serve.client import remote_owner
 from perco.serve.elsewhere import Elsewhere
 from perco.serve.messages import NOTIFIED, Method
 from perco.serve.wakes import ANSWER_S
+from perco.txn.engine import Engine
 from tests.component.serve.kit import Place, vanish
 
 Txn = perco.Transaction
@@ -53,7 +56,7 @@ class Docs:
 @asynccontextmanager
 async def workers(
     place: Place, count: int, options: perco.WorkerOptions
-) -> AsyncIterator[tuple[list[RemoteDatabase], list[WorkerHandle]]]:
+) -> AsyncIterator[tuple[list[Database], list[WorkerHandle]]]:
     async with place.clients(count) as clients, AsyncExitStack() as stack:
         yield clients, [await stack.enter_async_context(client.worker(options=options)) for client in clients]
 
@@ -145,11 +148,11 @@ async def test_a_change_wakes_one_process_and_is_asked_for_once() -> None:  # N8
 async def test_what_a_process_left_when_it_died_is_done_by_another() -> None:  # N8, R7
     docs = Docs()
     stuck = trio.Event()
-    hanging: set[RemoteDatabase] = set()
+    hanging: set[Engine] = set()
 
     @docs.schema.observe(docs.size, id="tell")
     async def tell(txn: Txn, change: Change) -> None:
-        if txn._client in hanging:
+        if txn._engine in hanging:
             stuck.set()
             await trio.sleep_forever()
         txn.set(docs.note, change.key, 1)
@@ -159,7 +162,7 @@ async def test_what_a_process_left_when_it_died_is_done_by_another() -> None:  #
         owner = await stack.enter_async_context(place.served())
         survivor, dying = await stack.enter_async_context(place.clients(2))
         async with survivor.worker() as handle, dying.worker():
-            hanging.add(dying)
+            hanging.add(inside(dying).engine)
             await trio.sleep(1.0)
             for key in range(8):  # each process has some of them
                 await docs.dirty(owner, range(key, key + 1))
@@ -178,7 +181,7 @@ async def test_a_process_that_does_not_answer_delays_a_change_only_for_a_moment(
         await trio.sleep(1.0)
         # Its wake-ups do not arrive, as if a function of its own held its loop.
         unheard: list[int] = []
-        clients[0].link._pushed = lambda what, value: unheard.append(what)
+        remote_owner(clients[0]).link._pushed = lambda what, value: unheard.append(what)
         for key in range(10):
             began = trio.current_time()
             await docs.dirty(owner, range(key, key + 1))
@@ -191,20 +194,20 @@ async def test_a_process_that_does_not_answer_delays_a_change_only_for_a_moment(
 
 async def test_who_is_woken_when_a_process_ends_and_does_not_answer_delays_it_only_for_a_moment() -> None:  # N8
     docs, stuck = Docs(), trio.Event()
-    hanging: list[RemoteDatabase] = []
+    hanging: list[Engine] = []
 
     @docs.schema.observe(docs.body, id="tell")
     async def tell(txn: Txn, change: Change) -> None:
-        if txn._client in hanging:
+        if txn._engine in hanging:
             stuck.set()
             await trio.sleep_forever()
         txn.set(docs.note, change.key, 1)
 
     place = Place(docs.schema)
     async with place.served(), place.clients(1) as [ending], workers(place, 2, perco.WorkerOptions()) as (clients, _):
-        hanging.append(ending)
+        hanging.append(inside(ending).engine)
         unheard: list[int] = []
-        clients[0].link._pushed = lambda what, value: unheard.append(what)
+        remote_owner(clients[0]).link._pushed = lambda what, value: unheard.append(what)
         woken = False
         for key in range(10):
             stuck = trio.Event()

@@ -18,6 +18,8 @@ from perco.storage import (
     Mutation,
     ReadRequest,
 )
+from perco.storage.bare import Bare
+from perco.testing.bare import SingleRows
 
 TABLE = "t"
 GROUPS = (*PROTOCOL_GROUPS, "data:raw")
@@ -56,7 +58,7 @@ async def open_store(
     """One table, `TABLE`, in as many tablets as `splits` ask for."""
     store = LocalRowStore()
     starts = [b"", *splits]
-    if kind == "memory":
+    if kind != "lmdb":
         store.add_table(TABLE, [MemoryTablet(TABLE, start) for start in starts])
     else:
         engines = [lmdb_engine(path / str(number), options) for number in range(len(starts))]
@@ -64,7 +66,7 @@ async def open_store(
             TABLE, [lmdb_tablet(store, engine, start=start) for start, engine in zip(starts, engines, strict=True)]
         )
     try:
-        yield store
+        yield Bare(SingleRows(store), store.tables, 0.0) if kind == "bare" else store  # type: ignore[misc]
     finally:
         await store.aclose()
 

@@ -1,4 +1,4 @@
-"""What every row store keeps, over memory and over LMDB alike."""
+"""What every row store keeps, over memory, over LMDB and over a store without any capability alike."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from tests.component.storage.stores import TABLE, delete, newest, open_store, pu
 ALL = (0, TS_MAX)
 
 
-@pytest.fixture(params=["memory", "lmdb"])
+@pytest.fixture(params=["memory", "lmdb", "bare"])
 def kind(request):
     return request.param
+
+
+# Not over a store without any capability: groups (S1), tablets, calls that continue.
+of_tablets = pytest.mark.parametrize("kind", ["memory", "lmdb"], indirect=True)
 
 
 @pytest.fixture
@@ -61,6 +65,7 @@ async def test_what_was_refused_can_be_sent_again(store):  # T6
     assert await store.apply([mutation]) == [Refused(0, 0)]
 
 
+@of_tablets
 async def test_a_group_is_all_or_nothing(store):  # S1
     group = [
         (b"a", [], [("data", 1, 1, b"")]),
@@ -84,8 +89,7 @@ async def test_what_breaks_off_fails_alone_and_has_written_nothing(store):  # S1
 
 
 async def test_below_the_floor_every_tablet_refuses(parted):  # T13
-    for tablet in parted.tablets():
-        tablet.floor = 10
+    await parted.raise_floor(10, wait=True)
     for row in (b"a", b"g", b"z"):
         below, at, without = (Mutation(TABLE, [(row, [], [("data", 1, 9, b"")])], floor) for floor in (9, 10, None))
         assert await parted.apply([below]) == [Refused(0, -1)]
@@ -147,6 +151,7 @@ async def test_an_unknown_table_is_a_usage_error_and_nothing_is_sent(store):
     assert await value_of(store, b"a") is None
 
 
+@of_tablets
 async def test_a_group_over_two_tablets_is_not_made_and_others_are(parted):  # S1 P3
     group = Mutation(TABLE, [(row, [], [("data", 1, 1, b"")]) for row in (b"a", b"z")])
     made, failed = await parted.apply([put(b"b"), group])
@@ -156,6 +161,7 @@ async def test_a_group_over_two_tablets_is_not_made_and_others_are(parted):  # S
     assert [await value_of(parted, row) is None for row in (b"a", b"b", b"z")] == [True, False, True]
 
 
+@of_tablets
 async def test_rows_with_the_same_number_may_form_a_group(parted):  # S1
     assert parted.bounds(TABLE) == [b"", b"g", b"p"]
     numbers = [parted.locate(TABLE, row) for row in (b"", b"f\xff", b"g", b"o", b"p", b"\xff")]
@@ -180,6 +186,7 @@ async def test_who_is_cancelled_already_sends_nothing(store):  # T10
     assert await value_of(store, b"a") is None
 
 
+@of_tablets
 async def test_statistics_count_what_was_done(store):
     [tablet] = store.tablets()
     refused = Mutation(TABLE, [(b"a", [(PRESENT, "lock", 1, 1, 1)], [])])
@@ -332,6 +339,7 @@ async def test_a_scan_goes_on_where_it_stopped_whatever_is_written_meanwhile(sto
     assert await scan_all(store, request) == ([b"a", b"b", b"c"], 3)
 
 
+@of_tablets
 async def test_what_comes_after_the_end_fails_and_a_call_that_goes_on_is_woken(store):
     def then(verdicts):
         if verdicts != [APPLIED]:

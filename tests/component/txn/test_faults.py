@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside, local_owner
 from tests.support import bank
 from tests.support.faults import Fault, FaultyRowStore, at, faulty, on, use
 from tests.support.machines import CrashedError, Machine
@@ -162,7 +163,7 @@ async def test_a_store_that_cannot_write_aborts(groups: bool, number: int) -> No
     machine = await opened(groups)
     async with machine.opened() as db:
         store = faulty(db, at(number, Fault.FAIL))
-        with pytest.raises(perco.StoreFull):
+        with pytest.raises(perco.errors.StoreFull):
             async with db.transaction() as txn:
                 await bank.scatter(txn, SOURCE, 55)
         assert store.fired[Fault.FAIL] == 1
@@ -204,7 +205,7 @@ async def test_a_dead_lock_that_cannot_be_settled_is_read_past(groups: bool) -> 
         async with db.snapshot() as snap:
             assert await bank.total_by_get(snap) == await bank.total_by_scan(snap) == bank.TOTAL
         assert store.fired[Fault.FAIL]
-        with pytest.raises(perco.StoreFull):  # a writer cannot get past
+        with pytest.raises(perco.errors.StoreFull):  # a writer cannot get past
             await db.options(attempts=1).run(bank.move, SOURCE, TARGET, 1)
     await machine.swept()
     await intact(machine, moved=False)
@@ -219,8 +220,8 @@ async def test_a_lost_reply_during_recovery(
     machine = await crashed_before_or_after_the_commit(groups, committed)
     async with machine.opened() as db:
         store = faulty(db, at(number, fault))
-        db.background.start(db.sweeper.run, "sweeper")
-        while not db.sweeper.clean:  # noqa: ASYNC110
+        inside(db).background.start(local_owner(db).sweeper.run, "sweeper")
+        while not local_owner(db).sweeper.clean:  # noqa: ASYNC110
             await trio.sleep(1)
         assert store.fired[fault] == 1
         await store.deliver_late()
@@ -237,7 +238,7 @@ async def test_a_recovery_that_crashes_is_recovered(groups: bool, committed: boo
     before = machine.locks()
     async with machine.crashing(number, made=made) as (db, store):
         with pytest.raises(CrashedError):
-            await db.sweeper._sweep()
+            await local_owner(db).sweeper._sweep()
         assert len(store.log) == number + made
     assert machine.locks() == before - number - made
     await machine.swept()
@@ -270,7 +271,7 @@ async def test_a_request_to_commit_that_comes_late_after_all(groups: bool) -> No
             if len(store.log) == PARTS[groups] + 2:  # now it would let go
                 assert await store.deliver_late() == 1
 
-        store = use(db, FaultyRowStore(db.driver.store, plan, before=before))
+        store = use(db, FaultyRowStore(inside(db).driver.store, plan, before=before))
         async with db.transaction() as txn:
             await bank.scatter(txn, SOURCE, 55)
         assert store.fired == {Fault.DELAY: 1, Fault.FAIL: 1}
@@ -292,7 +293,7 @@ async def test_a_commit_sent_again_that_fails_is_unknown_while_the_first_may_arr
             if len(store.log) == PARTS[groups] + 2:
                 raise perco.errors.SessionEnded("the session has ended")
 
-        store = use(db, FaultyRowStore(db.driver.store, plan, before=before))
+        store = use(db, FaultyRowStore(inside(db).driver.store, plan, before=before))
         with pytest.raises(perco.CommitUnknown) as caught:
             async with db.transaction() as txn:
                 await bank.scatter(txn, SOURCE, 55)
@@ -336,7 +337,7 @@ async def test_a_release_that_fails_after_the_primary_is_rolled_back_is_abort(gr
                 store.before = None
                 raise perco.errors.SessionEnded("the session has ended")
 
-        store = use(db, FaultyRowStore(db.driver.store, plan, before=before, looking=looking))
+        store = use(db, FaultyRowStore(inside(db).driver.store, plan, before=before, looking=looking))
         with pytest.raises(perco.errors.SessionEnded):
             async with db.transaction() as txn:
                 await bank.scatter(txn, SOURCE, 55)
@@ -365,7 +366,7 @@ async def test_a_store_that_never_answers_prewrites(autojump_clock: trio.testing
 async def test_a_store_that_never_answers_the_commit(autojump_clock: trio.testing.MockClock, groups: bool) -> None:
     """T4: until commit_timeout, then CommitUnknown; asking later tells."""
     machine = await opened(groups)
-    async with machine.opened(perco.Options(commit=perco.CommitOptions(commit_timeout_s=7))) as db:
+    async with machine.opened(perco.Options(commit=perco.options.CommitOptions(commit_timeout_s=7))) as db:
         store = faulty(db, on("commit", Fault.LOSE_REQUEST, times=1 << 30))
         began = trio.current_time()
         with pytest.raises(perco.CommitUnknown) as caught:

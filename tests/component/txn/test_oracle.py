@@ -8,11 +8,11 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from perco.clock.oracle import Oracle, OracleOptions, durable_bound, newest_note
+from perco.database.beside import BesideOracle
 from perco.errors import Corruption, SnapshotTooOld, StoreFull, Unavailable, UsageError
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import DATA, Failed, LocalRowStore, MemoryTablet, Mutation, NoReply, ReadRequest, RowCells, Verdict
-from perco.txn.beside import BesideOracle
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.oracle import Oracle, OracleOptions, durable_bound, newest_note
 
 
 class Wall:

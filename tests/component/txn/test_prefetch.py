@@ -13,13 +13,15 @@ import trio
 import trio.testing
 
 import perco
+from perco.database.inside import inside
+from perco.protocol import records
+from perco.protocol.records import Cellref
+from perco.protocol.snapshot import InData, Missing, Value
 from perco.storage import LOCK, WRITE, LocalRowStore, ReadRequest, RowCells
-from perco.txn import records
 from perco.txn.entered import Entry
 from perco.txn.prefetch import Ahead, Predictor, name_of
-from perco.txn.records import Cellref
-from perco.txn.snapshot import InData, Missing, Value
 from tests.support.faults import gated
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT)
 COLUMNS = [docs.column(f"c{i}", perco.INT64) for i in range(12)]
@@ -28,12 +30,12 @@ text = docs.column("text", perco.TEXT)
 done = docs.column("done", perco.INT64)
 poked = docs.signal("poked")
 SCHEMA = perco.Schema(docs)
-ON = perco.PrefetchOptions(cache=True, predict=True)
-CACHE = perco.PrefetchOptions(cache=True, predict=False)
+ON = perco.options.PrefetchOptions(cache=True, predict=True)
+CACHE = perco.options.PrefetchOptions(cache=True, predict=False)
 LONG = "x" * 1000
 
 
-def opened(prefetch: perco.PrefetchOptions, schema: perco.Schema = SCHEMA) -> perco.open:  # type: ignore[valid-type]
+def opened(prefetch: perco.options.PrefetchOptions, schema: perco.Schema = SCHEMA) -> perco.open:  # type: ignore[valid-type]
     return perco.open("memory:", schema, options=perco.Options(prefetch=prefetch, seed=1))
 
 
@@ -160,7 +162,7 @@ async def test_it_is_off_where_the_store_is_in_this_process_and_on_where_it_is_s
         await fill(owner, "x")
         await run_all(owner, reading(a, b), ["x"] * 5)
         assert owner.statistics().prefetch == {}
-        for options, expected in ((perco.PrefetchOptions(), 3), (CACHE, 0)):
+        for options, expected in ((perco.options.PrefetchOptions(), 3), (CACHE, 0)):
             url = f"unix:{tmp_path / 'store' / 'socket'}"
             async with perco.open(url, SCHEMA, options=perco.Options(prefetch=options)) as client:
                 await run_all(client, reading(a, b), ["x"] * 5)
@@ -168,7 +170,7 @@ async def test_it_is_off_where_the_store_is_in_this_process_and_on_where_it_is_s
 
 
 async def test_bounds(read: Counter[str]) -> None:
-    few = perco.PrefetchOptions(cache=True, predict=True, columns_max=3, cells_max=6, bytes_max=1 << 20)
+    few = perco.options.PrefetchOptions(cache=True, predict=True, columns_max=3, cells_max=6, bytes_max=1 << 20)
     async with opened(few) as db:
         await fill(db, "x", "y")
         await run_all(db, reading(*COLUMNS), ["x"] * 2)
@@ -178,7 +180,7 @@ async def test_bounds(read: Counter[str]) -> None:
         assert read["x"] < 12
         assert await db.run(reading(*COLUMNS, *COLUMNS), "y") == [*range(12), *range(12)]
         assert counters(db).wasted == counters(db).predicted - counters(db).used
-    small = perco.PrefetchOptions(cache=True, predict=False, bytes_max=1100)
+    small = perco.options.PrefetchOptions(cache=True, predict=False, bytes_max=1100)
     async with opened(small) as db:
         await fill(db, "x", "y", "z")
         read.clear()
@@ -186,7 +188,7 @@ async def test_bounds(read: Counter[str]) -> None:
             for key in ("x", "y", "z", "x", "y", "z"):
                 assert await txn.get(text, key) == LONG
         assert read == {"x": 2, "y": 4, "z": 4}  # a long value takes two reads, and only the first is kept
-    forgetful = perco.PrefetchOptions(cache=True, predict=True, functions_max=2)
+    forgetful = perco.options.PrefetchOptions(cache=True, predict=True, functions_max=2)
     predictor = Predictor(forgetful, served=False)
     for name in ("one", "two", "one", "three"):
         ahead = predictor.begin(name)
@@ -224,7 +226,7 @@ async def test_of_long_values_only_that_of_the_record_counts(first: bool) -> Non
         writer = await db.begin()
         writer.set(text, "x", "y" * 1000)
         reader = await db.begin()
-        reader._ahead = db.prefetch.begin(name_of(function))
+        reader._ahead = inside(db).engine.prefetch.begin(name_of(function))
         await writer.commit()
         assert await function(reader, "x") == LONG
         reader.discard()
@@ -242,7 +244,7 @@ async def test_what_a_lock_is_in_the_way_of_is_met_when_it_is_really_read() -> N
             nursery.start_soon(writer.commit)
             await gate.reached()
             reader = await db.begin()
-            reader._ahead = db.prefetch.begin(name_of(function))
+            reader._ahead = inside(db).engine.prefetch.begin(name_of(function))
             assert await reader.get(a, "x") == 0  # and b is read ahead, with its lock
             assert counters(db).predicted == 2
             gate.open()
@@ -257,15 +259,15 @@ async def test_nobody_waits_for_what_is_only_read_ahead() -> None:  # C4
     async with opened(ON) as db:
         await fill(db, "x")
         await run_all(db, function, ["x"] * 3)
-        ahead = db.prefetch.begin(name_of(function))
+        ahead = inside(db).engine.prefetch.begin(name_of(function))
         reader = await db.begin()
         reader._ahead = ahead
-        bound = db.bounds[b]
+        bound = inside(db).known.bounds[b]
         where = ("docs", b"x", bound.column)
-        db.driver.entered.cells[where] = Entry(reader.start_ts, reader.start_ts, Cellref(*where))
+        inside(db).driver.entered.cells[where] = Entry(reader.start_ts, reader.start_ts, Cellref(*where))
         assert await reader.get(a, "x") == 0
         assert ahead._rows["docs", b"x"].unused == set(), "what was entered below the snapshot may not be there yet"
-        del db.driver.entered.cells[where]
+        del inside(db).driver.entered.cells[where]
         reader.discard()
 
 
@@ -274,15 +276,17 @@ async def test_damage_is_told_when_it_is_really_read() -> None:
     async with opened(ON) as db:
         await fill(db, "x", "y")
         await run_all(db, function, ["x"] * 3)
-        [tablet] = [tablet for tablet in db.local.store.tablets() if tablet.table == "docs"]
-        column = db.bounds[b].column
-        [[[ts, _]]] = tablet.read(b"y", [(WRITE, column, 0, db.oracle.last, 1)])
-        await db.local.store.apply([perco.storage.Mutation("docs", ((b"y", (), ((WRITE, column, ts, b"?"),)),), None)])
+        [tablet] = [tablet for tablet in local_of(db).store.tablets() if tablet.table == "docs"]
+        column = inside(db).known.bounds[b].column
+        [[[ts, _]]] = tablet.read(b"y", [(WRITE, column, 0, inside(db).oracle.last, 1)])
+        await local_of(db).store.apply(
+            [perco.storage.Mutation("docs", ((b"y", (), ((WRITE, column, ts, b"?"),)),), None)]
+        )
         txn = await db.begin()
-        txn._ahead = db.prefetch.begin(name_of(function))
+        txn._ahead = inside(db).engine.prefetch.begin(name_of(function))
         assert await txn.get(a, "y") == 0
         assert column in txn._ahead._rows["docs", b"y"].unused
-        with pytest.raises(perco.Corruption, match="c1"):
+        with pytest.raises(perco.errors.Corruption, match="c1"):
             await txn.get(b, "y")
         txn.discard()
 
@@ -294,16 +298,16 @@ async def test_what_is_only_read_ahead_is_no_read_of_a_serializable_transaction(
         for really in (False, True):
             await run_all(db, function, ["x"] * 10)
             txn = await db.begin(isolation="serializable")
-            txn._ahead = db.prefetch.begin(name_of(function))
+            txn._ahead = inside(db).engine.prefetch.begin(name_of(function))
             await txn.get(a, "x")
-            assert db.bounds[b].column in txn._ahead._rows["docs", b"x"].unused
+            assert inside(db).known.bounds[b].column in txn._ahead._rows["docs", b"x"].unused
             if really:
                 await txn.get(b, "x")
             async with db.transaction() as other:
                 other.set(b, "x", 7)
             txn.set(c, "x", 1)
             if really:
-                with pytest.raises(perco.ReadConflict):
+                with pytest.raises(perco.errors.ReadConflict):
                     await txn.commit()
             else:
                 await txn.commit()
@@ -407,13 +411,13 @@ async def test_a_value_that_is_long_no_more_is_not_asked_for_twice() -> None:
     async with opened(ON) as db:
         await fill(db, "x")
         await run_all(db, function, ["x"] * 5)
-        number = db.bounds[text].column
-        memory = db.prefetch.begin(name_of(function))
-        assert memory.plan("docs", b"x", (number,)).groups == (db.bounds[text].group,)
+        number = inside(db).known.bounds[text].column
+        memory = inside(db).engine.prefetch.begin(name_of(function))
+        assert memory.plan("docs", b"x", (number,)).groups == (inside(db).known.bounds[text].group,)
         async with db.transaction() as txn:
             txn.set(text, "x", "short")
         await run_all(db, function, ["x"] * 40)
-        memory = db.prefetch.begin(name_of(function))
+        memory = inside(db).engine.prefetch.begin(name_of(function))
         assert memory.plan("docs", b"x", (number,)).groups == ("",)
 
 
@@ -439,8 +443,10 @@ async def test_what_is_too_long_for_one_reply_is_read_without_what_was_to_be_rea
     async def reads_all(txn: perco.Transaction, change: perco.Change[str, int]) -> None:
         txn.set(seen, change.key, sum([len(await txn.get(body, change.key) or b"") for body in bodies]))
 
-    wire = perco.WireOptions(message_bytes_max=1 << 20, frame_bytes=1 << 16)
-    options = perco.Options(durability="process", wire=wire, prefetch=perco.PrefetchOptions(ahead_bytes_max=1 << 30))
+    wire = perco.options.WireOptions(message_bytes_max=1 << 20, frame_bytes=1 << 16)
+    options = perco.Options(
+        durability="process", wire=wire, prefetch=perco.options.PrefetchOptions(ahead_bytes_max=1 << 30)
+    )
     async with perco.open(tmp_path / "store", perco.Schema(wide), options=options):
         url = f"unix:{tmp_path / 'store' / 'socket'}"
         async with perco.open(url, schema, options=options) as db, db.worker():
@@ -457,7 +463,7 @@ async def test_what_is_too_long_for_one_reply_is_read_without_what_was_to_be_rea
 
 
 def test_long_values_are_read_ahead_as_far_as_they_fit() -> None:
-    options = perco.PrefetchOptions(cache=True, predict=True, ahead_bytes_max=2500)
+    options = perco.options.PrefetchOptions(cache=True, predict=True, ahead_bytes_max=2500)
     predictor = Predictor(options, served=False)
     for _ in range(2):
         ahead = predictor.begin("f")
@@ -482,15 +488,15 @@ async def test_a_damaged_record_is_told_of_its_cell_and_of_no_other(tmp_path: Pa
     async with perco.open(tmp_path / "store", SCHEMA, options=perco.Options(durability="process", prefetch=ON)) as db:
         await fill(db, *"12345")
         await run_all(db, function, "12345")
-        [tablet] = [tablet for tablet in db.local.store.tablets() if tablet.table == "docs"]
-        column = db.bounds[text].column
-        [[[ts, record]]] = tablet.read(b"1", [(WRITE, column, 0, db.oracle.last, 1)])
+        [tablet] = [tablet for tablet in local_of(db).store.tablets() if tablet.table == "docs"]
+        column = inside(db).known.bounds[text].column
+        [[[ts, record]]] = tablet.read(b"1", [(WRITE, column, 0, inside(db).oracle.last, 1)])
         damaged = record.replace(b"data", b"data:zz")
         assert damaged != record
         writes = ((WRITE, column, ts, damaged),)
-        await db.local.store.apply([perco.storage.Mutation("docs", ((b"1", (), writes),), None)])
+        await local_of(db).store.apply([perco.storage.Mutation("docs", ((b"1", (), writes),), None)])
         for _ in range(3):
-            with pytest.raises(perco.Corruption, match="'1'"):
+            with pytest.raises(perco.errors.Corruption, match="'1'"):
                 await db.run(function, "1")
             assert await db.run(function, "2") == LONG
 
@@ -517,7 +523,7 @@ async def test_all_that_was_read_ahead_is_used_or_wasted_in_the_end() -> None:
         await fill(db, "x")
         await run_all(db, function, ["x"] * 5)
         dropped = await db.begin()
-        dropped._ahead = db.prefetch.begin(name_of(function))
+        dropped._ahead = inside(db).engine.prefetch.begin(name_of(function))
         await dropped.get(a, "x")
         del dropped
         gc.collect()
@@ -573,7 +579,7 @@ def test_what_had_a_lock_in_its_way_may_be_read_ahead_again_and_counts_twice() -
 
 
 def test_nothing_is_read_ahead_that_there_is_no_room_for() -> None:
-    predictor = Predictor(perco.PrefetchOptions(cache=True, predict=True, bytes_max=10), served=False)
+    predictor = Predictor(perco.options.PrefetchOptions(cache=True, predict=True, bytes_max=10), served=False)
     learnt(predictor, (1, 2), (1, 2))
     ahead = predictor.begin("f")
     ahead.begin_read()
@@ -596,7 +602,7 @@ def test_what_is_learnt_has_bounds() -> None:
     for start in range(0, 3000, 60):
         learnt(predictor, range(start, start + 60))
     assert len(predictor._memories["f"].later) == 1024
-    tiny = Predictor(perco.PrefetchOptions(cache=True, predict=True, bytes_max=10, cells_max=1), served=False)
+    tiny = Predictor(perco.options.PrefetchOptions(cache=True, predict=True, bytes_max=10, cells_max=1), served=False)
     ahead = tiny.begin("f")
     for _ in range(1000):
         ahead.took("t", ahead.plan("t", b"r", (1,)), [[], []])
@@ -616,13 +622,13 @@ def test_who_gains_nothing_is_looked_at_now_and_then() -> None:
 
 
 def test_no_more_columns_are_read_ahead_than_the_option_says() -> None:
-    predictor = Predictor(perco.PrefetchOptions(cache=True, predict=True, columns_max=3), served=False)
+    predictor = Predictor(perco.options.PrefetchOptions(cache=True, predict=True, columns_max=3), served=False)
     learnt(predictor, range(1, 10), range(1, 10))
     assert predictor.begin("f").plan("t", b"r", (1,)).columns == (1, 2, 3, 4)
 
 
 def test_who_reads_a_column_often_says_it_once() -> None:
-    predictor = Predictor(perco.PrefetchOptions(cache=True, predict=True, cells_max=1), served=False)
+    predictor = Predictor(perco.options.PrefetchOptions(cache=True, predict=True, cells_max=1), served=False)
     learnt(predictor, (1,), (1,), (1,), (1, *[2] * 20))
     assert predictor.begin("f").plan("t", b"r", (1,)).columns == (1,)
 
@@ -638,7 +644,7 @@ def test_what_is_known_is_not_read_ahead() -> None:
 
 
 def test_no_more_rows_are_remembered_than_cells() -> None:
-    ahead = Predictor(perco.PrefetchOptions(cache=True, predict=True, cells_max=5), served=False).begin("f")
+    ahead = Predictor(perco.options.PrefetchOptions(cache=True, predict=True, cells_max=5), served=False).begin("f")
     for i in range(20):
         ahead.plan("t", b"%d" % i, (1,))
     assert len(ahead._rows) == 5
@@ -646,11 +652,11 @@ def test_no_more_rows_are_remembered_than_cells() -> None:
 
 def test_options_are_looked_at() -> None:
     with pytest.raises(perco.UsageError, match="likely_share is 2"):
-        perco.PrefetchOptions(likely_share=2)
+        perco.options.PrefetchOptions(likely_share=2)
     with pytest.raises(perco.UsageError, match="columns_max"):
-        perco.PrefetchOptions(columns_max=0)
+        perco.options.PrefetchOptions(columns_max=0)
     with pytest.raises(perco.UsageError, match="cache"):
-        perco.PrefetchOptions(cache="yes")  # type: ignore[arg-type]
+        perco.options.PrefetchOptions(cache="yes")  # type: ignore[arg-type]
 
 
 def test_it_asks_for_locks_and_records_of_what_it_reads_ahead() -> None:

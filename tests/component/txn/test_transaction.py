@@ -7,7 +7,8 @@ import trio
 import trio.testing
 
 import perco
-from perco.txn.records import Cellref
+from perco.database.inside import inside
+from perco.protocol.records import Cellref
 from tests.support.faults import FaultyRowStore, faulty, gated, use
 from tests.support.machines import Machine
 
@@ -121,7 +122,7 @@ async def test_counts() -> None:
         statistics = db.statistics()
         counters = statistics.counters
         assert (counters.commits, counters.aborts, counters.conflicts, counters.unknown) == (2, 1, 1, 0)
-        assert statistics.last_ts == db.oracle.last
+        assert statistics.last_ts == inside(db).oracle.last
         assert sum(tablet.mutations for tablet in statistics.tablets) > 4
         await trio.testing.wait_all_tasks_blocked()
         assert db.statistics().live_transactions == 0
@@ -134,12 +135,12 @@ async def test_a_transaction_lives_from_its_first_step_until_its_end(one_step: b
         lives: list[tuple[str, bool]] = []
 
         async def look(mutation: object) -> None:
-            lives.append(("made", db.fates.alive(txn.start_ts)))
+            lives.append(("made", inside(db).fates.alive(txn.start_ts)))
 
-        use(db, FaultyRowStore(db.driver.store, before=look))
+        use(db, FaultyRowStore(inside(db).driver.store, before=look))
         txn = await db.begin()
         txn.set(n, "a", 1)
-        assert not db.fates.alive(txn.start_ts)
+        assert not inside(db).fates.alive(txn.start_ts)
         await txn.commit()
         assert lives == [("made", True)] * (2 - one_step)
-        assert not db.fates.alive(txn.start_ts)
+        assert not inside(db).fates.alive(txn.start_ts)

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import assume, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from perco.notify import claim
-from perco.notify.claim import Gone, Handled, InTheWay, Run, claim_queries, decide
+from perco.protocol import claim, mutations
+from perco.protocol.claim import Gone, Handled, InTheWay, Run, claim_queries, decide
+from perco.protocol.mutations import Header, Intent
+from perco.protocol.records import ACK, PUT, Cellref, ack_of, column_of, pack_cause, pack_record
 from perco.storage import APPLIED, FAILED_LIST, LOCK, NOTIFY, WRITE, Cell, Mutation, Verdict
 from perco.storage.engine import MemoryEngine
 from perco.storage.keys import cell_key, escape
 from perco.storage.row import check_and_write, read_row
-from perco.txn import mutations
-from perco.txn.mutations import Header, Intent
-from perco.txn.records import ACK, PUT, Cellref, ack_of, column_of, pack_cause, pack_record
 
 COLUMN = column_of(1)
 TWO = (1, 2)  # numbers of the observers of the column

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import perco
+from perco.clock.loopwatch import Held
 from perco.errors import Unavailable, WrongToken
 from perco.rpc.channel import WireOptions
 from perco.rpc.framing import FrameDecoder, WireError, frame, packed
 from perco.serve.messages import PULSE, read_hello, turned_away, welcome, wrong_token
 from perco.serve.pulse import Pulse
-from perco.txn.loopwatch import Held
 
 WIRE = WireOptions(heartbeat_s=1.0, silence_s=4.0)
 HELD = Held(2.5, "app.py:7 in compute")

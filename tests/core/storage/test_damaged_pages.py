@@ -8,7 +8,7 @@ from perco.errors import Corruption
 from perco.storage import ScanQuery, ScanRequest
 from perco.storage.engine import Cursor, MemoryEngine
 from perco.storage.keys import cell_key, escape
-from perco.storage.lmdb_engine import _goes_on
+from perco.storage.lmdb_view import goes_on
 from perco.storage.row import scan_rows
 
 
@@ -43,9 +43,9 @@ def test_a_search_that_goes_back_ends_the_scan(from_ts: int, to_ts: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("reverse", "next", "goes_on"),
+    ("reverse", "next", "is_step"),
     [(False, b"c", True), (False, b"b", False), (False, b"a", False), (True, b"c", True), (True, b"m", False)],
 )
-def test_each_page_is_a_step(reverse: bool, next: bytes, goes_on: bool) -> None:
+def test_each_page_is_a_step(reverse: bool, next: bytes, is_step: bool) -> None:
     query = ScanQuery("data", None)
-    assert _goes_on(ScanRequest("t", b"b", b"m", (query,), reverse), next) is goes_on
+    assert goes_on(ScanRequest("t", b"b", b"m", (query,), reverse), next) is is_step

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 import perco
-from perco import BOOL, BYTES, FLOAT64, INT64, JSON, MSGPACK, TEXT, Codec, Corruption, Tuple, UsageError
-from perco.txn.codecs import codec_named, decoded, encoded
+from perco import BOOL, BYTES, FLOAT64, INT64, JSON, MSGPACK, TEXT, Codec, Tuple, UsageError
+from perco.errors import Corruption
+from perco.schema.codecs import codec_named, decoded, encoded
 
 RANK = perco.Table("docs", key=perco.TEXT).column("rank", perco.INT64)
 int64 = st.integers(-(1 << 63), (1 << 63) - 1)

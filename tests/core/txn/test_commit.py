@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perco.errors import Corruption, StoreFull, TabletSplit, Unavailable
-from perco.storage import APPLIED, LOCK, WRITE, Failed, Mutation, NoReply, Refused
-from perco.txn.chain import Settling
-from perco.txn.commit import (
+from perco.protocol.commit import (
     FLOOR_CHECK,
     LOCK_CHECK,
     MARKER_CHECK,
@@ -17,8 +15,10 @@ from perco.txn.commit import (
     Commit,
     State,
 )
-from perco.txn.mutations import Header, Intent, prewrite
-from perco.txn.records import PUT, Cellref, unpack_lock
+from perco.protocol.mutations import Header, Intent, prewrite
+from perco.protocol.records import PUT, Cellref, unpack_lock
+from perco.storage import APPLIED, LOCK, WRITE, Failed, Mutation, NoReply, Refused
+from perco.txn.chain import Settling
 
 START, COMMITTED_AT = 5, 9
 A, B, C = (Cellref("t", row, 1 << 16) for row in (b"a", b"b", b"c"))

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import assume, event, given, strategies as st
 
+from perco.protocol.commit import Commit
+from perco.protocol.mutations import Header, Intent
+from perco.protocol.records import DELETE, PUT, PUT_DATA, Cellref
 from perco.storage import APPLIED, LOCK, Mutation, NoReply, Refused
-from perco.txn.commit import Commit
-from perco.txn.mutations import Header, Intent
-from perco.txn.records import DELETE, PUT, PUT_DATA, Cellref
 from tests.support.rows import Rows, leftovers, memory_store
 from tests.support.stepping import STEPS_MAX, Steps, commit_steps, crash, recovery_steps, run, sweep_steps
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
+from perco.clock.holds import Holder, Holds, Pin
 from perco.storage import TS_MAX
-from perco.txn.holds import Holder, Holds, Pin
 
 
 def pin(name: str, ts: int, expires_ms: int) -> Pin:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from perco.protocol import mutations
+from perco.protocol.commit import FLOOR_CHECK, LOCK_CHECK, MARKER_CHECK, WRITE_CHECK
+from perco.protocol.mutations import Header, Intent
+from perco.protocol.records import (
+    ACK,
+    DELETE,
+    PUT,
+    PUT_DATA,
+    Cellref,
+    Lock,
+    ack_of,
+    pack_cause,
+    pack_record,
+    unpack_record,
+)
 from perco.storage import APPLIED, DATA, LOCK, NOTIFY, ROLLBACK, TS_MAX, WRITE, Mutation, Refused
-from perco.txn import mutations
-from perco.txn.commit import FLOOR_CHECK, LOCK_CHECK, MARKER_CHECK, WRITE_CHECK
-from perco.txn.mutations import Header, Intent
-from perco.txn.records import ACK, DELETE, PUT, PUT_DATA, Cellref, Lock, ack_of, pack_cause, pack_record, unpack_record
 from tests.support.rows import Rows, memory_store
 
 CELL = Cellref("north", b"row", 1 << 16)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from perco.errors import TooLarge
+from perco.protocol.commit import Commit, State
+from perco.protocol.mutations import Header, Intent
+from perco.protocol.reads import UNDECIDED, Range, Reads, version_at
+from perco.protocol.records import PUT, Cellref
 from perco.storage import APPLIED
-from perco.txn.commit import Commit, State
-from perco.txn.mutations import Header, Intent
-from perco.txn.reads import UNDECIDED, Range, Reads, version_at
-from perco.txn.records import PUT, Cellref
 
 A = Cellref("t", b"a", 1 << 16)
 FATES = {3: 6, 4: 0, 8: 20}

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from perco.errors import Corruption
-from perco.storage import TS_MAX
-from perco.txn.records import (
+from perco.protocol.records import (
     ACK,
     BARE,
     PUT,
@@ -30,6 +29,7 @@ from perco.txn.records import (
     unpack_lock,
     unpack_record,
 )
+from perco.storage import TS_MAX
 
 timestamps = st.integers(1, TS_MAX)
 kinds = st.integers(PUT, ACK)

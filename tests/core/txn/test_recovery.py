@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from perco.errors import Corruption, StoreFull, Unavailable
+from perco.protocol.mutations import Header, Intent, prewrite
+from perco.protocol.records import PUT, PUT_DATA, Cellref, Lock, pack_lock, pack_record
+from perco.protocol.recovery import Aborted, Committed, Locked, Nothing, Recovery, Step, judge, primary_queries
 from perco.storage import ABSENT, APPLIED, LOCK, PRESENT, ROLLBACK, TS_MAX, WRITE, Failed, NoReply, Refused
-from perco.txn.mutations import Header, Intent, prewrite
-from perco.txn.records import PUT, PUT_DATA, Cellref, Lock, pack_lock, pack_record
-from perco.txn.recovery import Aborted, Committed, Locked, Nothing, Recovery, Step, judge, primary_queries
 
 START = 5
 PRIMARY, SECONDARY = Cellref("t", b"p", 1 << 16), Cellref("t", b"s", 1 << 16)
@@ -55,9 +55,9 @@ def test_a_commit_at_its_own_start_is_corruption() -> None:  # T1
 def test_it_is_corruption_without_assertions_too(optimized: list[str]) -> None:  # T5, T1
     damaged = [[], [MARKER], [OWN]], [[], [], [(START, OWN[1])]], [[], [], [(9, b"junk")]], [[(START, b"x")], [], []]
     program = f"""
-from perco import Corruption
-from perco.txn.records import Cellref
-from perco.txn.recovery import judge
+from perco.errors import Corruption
+from perco.protocol.records import Cellref
+from perco.protocol.recovery import judge
 for cells in {damaged!r}:
     try:
         judge(Cellref(*{tuple(PRIMARY)!r}), {START}, cells)
@@ -199,8 +199,8 @@ def test_a_known_fate_stands_although_it_could_not_be_written() -> None:  # S4
 
 def test_all_that_a_stranger_needs_is_in_the_lock() -> None:  # N1
     """Rolled forward from its lock, a cell is what its own commit would have made of it."""
-    from perco.txn.mutations import commit
-    from perco.txn.records import unpack_lock
+    from perco.protocol.mutations import commit
+    from perco.protocol.records import unpack_lock
 
     header = Header(START, PRIMARY, 3, 2, "token")
     intent = Intent(*SECONDARY, PUT_DATA, b"data:raw", (1, 7), (2, 4), b"long")

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from perco.check import check, repairs
+from perco.check.repairs import REMEDIES, Repair
+from perco.protocol.records import PUT, Cellref, Lock, ack_of, pack_cause, pack_lock, pack_record
 from perco.storage import (
     APPLIED,
     DATA,
@@ -22,9 +25,6 @@ from perco.storage import (
     Verdict,
     Write,
 )
-from perco.txn import check, repairs
-from perco.txn.records import PUT, Cellref, Lock, ack_of, pack_cause, pack_lock, pack_record
-from perco.txn.repairs import REMEDIES, Repair
 
 CELL = Cellref("north", b"row", 1 << 16)
 COLUMN = CELL.column

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import event, given, strategies as st
 
 from perco.errors import UsageError
-from perco.notify.claim import Gone, Handled, Run, claim_queries, decide
+from perco.protocol.claim import Gone, Handled, Run, claim_queries, decide
+from perco.protocol.records import ACK, DELETE, PUT, PUT_DATA, pack_cause, pack_record, pack_trace
+from perco.protocol.retention import Keep, Removed, Waste, is_lean, waste_of
+from perco.protocol.snapshot import InData, Missing, Value, data_query, look, queries_for
 from perco.storage import (
     APPLIED,
     DATA,
@@ -26,9 +29,6 @@ from perco.storage import (
 )
 from perco.storage.engine import MemoryBatch, MemoryEngine
 from perco.storage.row import check_and_write, read_row, scan_rows
-from perco.txn.records import ACK, DELETE, PUT, PUT_DATA, pack_cause, pack_record, pack_trace
-from perco.txn.retention import Keep, Removed, Waste, is_lean, waste_of
-from perco.txn.snapshot import InData, Missing, Value, data_query, look, queries_for
 
 A, B = 1 << 16, 2 << 16  # A is observed by 1 and 2, B by nobody
 ACKS = {A: (A | 1, A | 2), B: ()}

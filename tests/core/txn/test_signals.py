@@ -8,13 +8,10 @@ from typing import NamedTuple
 import pytest
 
 from perco.errors import Corruption
-from perco.storage import APPLIED, NOTIFY, PENDING, ROLLBACK, TRACE, WRITE, MemoryTablet, Mutation, Refused
-from perco.storage.engine import MemoryBatch
-from perco.storage.row import check_and_write, read_row
-from perco.txn import mutations
-from perco.txn.commit import MARKER_CHECK, Commit, State
-from perco.txn.mutations import Header, Intent
-from perco.txn.records import (
+from perco.protocol import mutations
+from perco.protocol.commit import MARKER_CHECK, Commit, State
+from perco.protocol.mutations import Header, Intent
+from perco.protocol.records import (
     BARE,
     SIGNAL,
     Cellref,
@@ -28,7 +25,10 @@ from perco.txn.records import (
     unpack_lock,
     unpack_proof,
 )
-from perco.txn.recovery import Aborted, Committed, Locked, Nothing, judge, primary_queries
+from perco.protocol.recovery import Aborted, Committed, Locked, Nothing, judge, primary_queries
+from perco.storage import APPLIED, NOTIFY, PENDING, ROLLBACK, TRACE, WRITE, MemoryTablet, Mutation, Refused
+from perco.storage.engine import MemoryBatch
+from perco.storage.row import check_and_write, read_row
 
 GROWN = 3 << 16
 BARE_ = bare_column(GROWN)

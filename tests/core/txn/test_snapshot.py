@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from perco.errors import Corruption
+from perco.protocol.records import ACK, DELETE, PUT, PUT_DATA, pack_record
+from perco.protocol.snapshot import NEVER, Blocked, InData, Missing, Value, data_query, look, queries_for
 from perco.storage import LOCK, WRITE
-from perco.txn.records import ACK, DELETE, PUT, PUT_DATA, pack_record
-from perco.txn.snapshot import NEVER, Blocked, InData, Missing, Value, data_query, look, queries_for
 
 COLUMN = 1 << 16
 

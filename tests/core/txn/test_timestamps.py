@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from perco.clock.timestamps import Timestamps, WallClock
 from perco.errors import StoreError
 from perco.storage import TS_MAX
-from perco.txn.timestamps import Timestamps, WallClock
 
 
 def test_nothing_is_handed_out_above_the_durable_bound() -> None:  # O1

@@ -351,6 +351,23 @@ async def outcomes(asked: Asked) -> Any:
     ]
 
 
+@covers("Database.watermark", "Database.trace")
+async def traces(asked: Asked) -> Any:
+    db = asked.db
+    ts = await asked.put(traced=1)
+    before = await asked.call(db.watermark())
+    [found] = await asked.call(db.trace(docs, "traced"))
+    later = await asked.call(db.watermark())
+    return [
+        0 <= before <= later,
+        found.commit_ts == ts,
+        found.observer,
+        found.asked,
+        await asked.told(db.trace, docs, "nothing there"),
+        await asked.told(db.trace, "docs", "traced"),
+    ]
+
+
 @covers("Database.vacuum")
 async def vacuum(asked: Asked) -> Any:
     for value in range(5):

@@ -14,14 +14,14 @@ import trio
 
 import perco
 from perco.rpc import addresses
-from perco.serve.processes import ProcessOptions
+from perco.serve.placing import ProcessOptions
 
 warnings.simplefilter("ignore")
 TOKEN = "a word that clients over TCP have to say"
 OPTIONS = perco.Options(
     durability="process",
-    vacuum=perco.VacuumOptions(on=False),  # it happens when it is asked for, everywhere
-    transaction=perco.TransactionOptions(cells_max=100),
+    vacuum=perco.options.VacuumOptions(on=False),  # it happens when it is asked for, everywhere
+    transaction=perco.options.TransactionOptions(cells_max=100),
     seed=1,
 )
 

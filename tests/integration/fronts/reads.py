@@ -88,6 +88,8 @@ READS: Final[dict[str, Case]] = {
     "worker": within("worker"),
     "begin": told("begin"),
     "pins": told("pins"),
+    "watermark": told("watermark"),
+    "trace": told("trace", docs, "nothing there"),
     "drop_pin": told("drop_pin", "kept"),
     "outcome": told("outcome", "not a token"),
     "vacuum": told("vacuum"),

@@ -24,7 +24,7 @@ SCHEMA = perco.Schema(accounts)
 ACCOUNTS, OPENING, CLIENTS, TRANSFERS = 16, 100, 16, 12
 OPTIONS = perco.Options(durability="process")
 
-pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")  # the temporary folder may lie on tmpfs
+pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")  # the temporary folder may lie on tmpfs
 
 
 def transfer(txn: perco.sync.Transaction, source: int, target: int, amount: int) -> int:
@@ -61,7 +61,7 @@ def test_transfers_of_sixteen_threads_keep_the_total(tmp_path: Path) -> None:
     assert statistics.live_transactions == 0
     with perco.sync.open(tmp_path / "store", SCHEMA, readonly=True) as db, db.snapshot() as snap:
         assert sum(row[balance] or 0 for row in snap.scan(accounts)) == ACCOUNTS * OPENING
-        with pytest.raises(perco.ReadOnly):
+        with pytest.raises(perco.errors.ReadOnly):
             db.run(transfer, 1, 2, 3)
 
 

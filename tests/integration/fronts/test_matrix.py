@@ -30,7 +30,7 @@ READING = ["alone", "beside", "beside-tablets"]  # folders that are opened with 
 ELSEWISE = {"compacting": "are open in tablet servers (perco serve --processes), which do not compact"}
 CLASSES = ["Database", "Retrying", "Snapshot", "Transaction", "PinnedSnapshot", "Scan", "WorkerHandle"]
 
-pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")  # the temporary folder may lie on tmpfs
+pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")  # the temporary folder may lie on tmpfs
 
 Answers = dict[str, Any]
 

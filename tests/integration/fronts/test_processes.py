@@ -17,7 +17,7 @@ docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
 SCHEMA = perco.Schema(docs)
 
-pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")  # the temporary folder may lie on tmpfs
+pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")  # the temporary folder may lie on tmpfs
 
 HEAD = """
 import asyncio, os, sys, threading, perco, perco.aio, perco.sync
@@ -68,8 +68,8 @@ async def forever(_):
 
 def waits():
     try:
-        db._ask(forever, (), {})
-    except perco.TransactionClosed:
+        db._port.ask(forever, (db._of,), {})
+    except perco.errors.TransactionClosed:
         pass
 
 threading.Thread(target=waits, daemon=True).start()
@@ -124,7 +124,7 @@ async def forever(_):
 
 with perco.sync.open(sys.argv[1], schema) as db:
     db.run(bump, "a")
-    db._ask(forever, (), {})
+    db._port.ask(forever, (db._of,), {})
 """,
     "aio": """
 async def main():
@@ -183,7 +183,7 @@ def test_a_forked_child_is_told_and_does_not_hang(tmp_path: Path) -> None:  # S5
             for use in (lambda: snap.get(n, "a"), lambda: db.run(lambda txn: txn.set(n, "a", 2)), lambda: db.pins()):
                 try:
                     use()
-                except perco.UsedAfterFork:
+                except perco.errors.UsedAfterFork:
                     told += 1
             os._exit(told)
         _, status = os.waitpid(child, 0)

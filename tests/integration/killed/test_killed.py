@@ -13,8 +13,9 @@ import pytest
 import trio
 
 import perco
+from perco.check.check import CheckOptions, check
+from perco.database.inside import inside
 from perco.testing.sweep import Scenario, observe
-from perco.txn.check import CheckOptions, check
 from tests.integration.killed.zygote import Zygote, notes, options, zygote
 from tests.sweep.scenarios import (
     Delete,
@@ -99,12 +100,14 @@ class Store:
                     await observe(db)
                 await scenario.verify(db)
             async with perco.open(self.path, scenario.schema, readonly=True) as db:  # phase two has ended
-                result = await check(db.driver.store, ts=await db.oracle.draw(), options=CheckOptions(pause_s=0.0))
+                result = await check(
+                    inside(db).driver.store, ts=await inside(db).oracle.draw(), options=CheckOptions(pause_s=0.0)
+                )
                 assert result.clean, "\n".join(map(str, result.findings))
                 assert not result.locks
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", perco.PercoWarning)
+            warnings.simplefilter("ignore", perco.errors.PercoWarning)
             trio.run(run)
 
 

@@ -24,9 +24,9 @@ from typing import Any
 import trio
 
 import perco
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import LmdbEngine
 from perco.testing.sweep import Scenario, observe
-from perco.txn.catalogue import SYSTEM_TABLE
 from perco.txn.driver import CommitOptions
 from tests.sweep.scenarios import SCENARIOS
 
@@ -66,7 +66,7 @@ def zygote() -> Iterator[Zygote]:
 
 
 def options(scenario: Scenario) -> perco.Options:
-    commit, backfill = CommitOptions(one_step=scenario.one_step), perco.BackfillOptions(page_rows=2)
+    commit, backfill = CommitOptions(one_step=scenario.one_step), perco.options.BackfillOptions(page_rows=2)
     return perco.Options(durability="process", seed=1, commit=commit, backfill=backfill)
 
 
@@ -119,7 +119,7 @@ async def _live(what: str, scenario: Scenario, folder: Path) -> None:
 
 
 def main() -> None:
-    warnings.simplefilter("ignore", perco.PercoWarning)
+    warnings.simplefilter("ignore", perco.errors.PercoWarning)
     for line in sys.stdin:
         what, name, folder, kill_at, made = json.loads(line)
         pid = os.fork()

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import perco
+from perco.clock import loopwatch
+from perco.clock.heartbeat import LEASE_ROW, Lease, read_lease
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import DATA
-from perco.txn import loopwatch
-from perco.txn.catalogue import SYSTEM_TABLE
-from perco.txn.heartbeat import LEASE_ROW, Lease, read_lease
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.TEXT)
 body, size = docs.column("body", perco.TEXT), docs.column("size", perco.INT64)
@@ -19,7 +20,7 @@ body, size = docs.column("body", perco.TEXT), docs.column("size", perco.INT64)
 
 def lease(db: perco.Database) -> Lease:
     """As it lies on disk."""
-    tablet = db.local.store.tablet(SYSTEM_TABLE, LEASE_ROW)
+    tablet = local_of(db).store.tablet(SYSTEM_TABLE, LEASE_ROW)
     [[(_, value)]] = tablet.read(LEASE_ROW, [(DATA, 0, 1, 1, 1)])
     return read_lease(value)
 
@@ -36,7 +37,7 @@ async def test_the_lease_is_written_and_names_who_holds_the_loop_while_an_observ
             leases.append(lease(db))
         txn.set(size, change.key, len(change.value or ""))
 
-    options = perco.Options(heartbeat=perco.HeartbeatOptions(refresh_s=0.02, tick_s=0.01, held_s=0.03))
+    options = perco.Options(heartbeat=perco.options.HeartbeatOptions(refresh_s=0.02, tick_s=0.01, held_s=0.03))
     async with perco.open(tmp_path / "store", schema, options=options) as db:
         async with db.worker() as worker:
             async with db.transaction() as txn:
@@ -66,7 +67,7 @@ class Token:
 def test_who_held_the_loop_is_who_was_seen_most(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = ["innocent", "compute", "compute", "innocent", "compute"]
     monkeypatch.setattr(loopwatch, "_where", lambda frame: seen.pop(0))
-    watch = loopwatch.LoopWatch(perco.HeartbeatOptions(held_s=0.25))
+    watch = loopwatch.LoopWatch(perco.options.HeartbeatOptions(held_s=0.25))
     watch._trio = token = Token()  # type: ignore[assignment]
     assert watch._look(10.0) is None
     assert watch._look(10.2) is None, "held for less than held_s"

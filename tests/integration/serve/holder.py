@@ -17,6 +17,7 @@ import trio
 import perco
 import perco.aio
 import perco.sync
+from perco.serve.client import is_client
 
 warnings.simplefilter("ignore")
 docs = perco.Table("docs", key=perco.TEXT)
@@ -25,7 +26,7 @@ SCHEMA = perco.Schema(docs)
 
 
 def options(ca: str = "") -> perco.Options:
-    wire = perco.WireOptions(heartbeat_s=0.2, silence_s=2.0, lease_s=4.0, patience_s=30.0, ca_file=ca)
+    wire = perco.options.WireOptions(heartbeat_s=0.2, silence_s=2.0, lease_s=4.0, patience_s=30.0, ca_file=ca)
     return perco.Options(durability="process", wire=wire)
 
 
@@ -45,21 +46,21 @@ def done(counters: object) -> None:
 
 async def on_trio(where: str, how: perco.Options) -> None:
     async with perco.open(where, SCHEMA, options=how) as db, db.worker() as worker:
-        print(type(db).__name__, flush=True)
+        print("client" if is_client(db) else "owner", flush=True)
         await trio.to_thread.run_sync(sys.stdin.readline)
         done(worker.statistics()["compute"])
 
 
 async def on_asyncio(where: str, how: perco.Options) -> None:
     async with perco.aio.open(where, SCHEMA, options=how) as db, db.worker() as worker:
-        print("RemoteDatabase", flush=True)
+        print("client", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         done(worker.statistics()["compute"])
 
 
 def blocking(where: str, how: perco.Options) -> None:
     with perco.sync.open(where, SCHEMA, options=how) as db, db.worker() as worker:
-        print("RemoteDatabase", flush=True)
+        print("client", flush=True)
         sys.stdin.readline()
         done(worker.statistics()["compute"])
 

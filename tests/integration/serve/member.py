@@ -12,6 +12,7 @@ import warnings
 import trio
 
 import perco
+from perco.serve.client import is_client
 
 warnings.simplefilter("ignore")
 accounts = perco.Table("accounts", key=perco.TEXT, splits=["a5"])
@@ -21,7 +22,7 @@ SCHEMA = perco.Schema(accounts)
 NAMES = [f"a{i}" for i in range(10)]
 TOTAL = 1000
 OPTIONS = perco.Options(
-    durability="process", wire=perco.WireOptions(silence_s=2.0, heartbeat_s=0.5, lease_s=1.0, patience_s=30.0)
+    durability="process", wire=perco.options.WireOptions(silence_s=2.0, heartbeat_s=0.5, lease_s=1.0, patience_s=30.0)
 )
 
 
@@ -61,7 +62,7 @@ async def main(where: str, what: str) -> None:
     async with perco.open(where, SCHEMA, options=OPTIONS) as db:
         if what == "found":
             await db.run(found)
-        say(type(db).__name__)
+        say("client" if is_client(db) else "owner")
         if what == "moves":
             rng = random.Random(1)
             while True:

@@ -18,6 +18,8 @@ import trio
 import trustme
 
 import perco
+from perco.clock.loopwatch import HeartbeatOptions, Held
+from perco.database.inside import local_owner
 from perco.errors import Unavailable
 from perco.rpc import addresses
 from perco.rpc.channel import WireOptions
@@ -26,7 +28,6 @@ from perco.serve import opening, tokens
 from perco.serve.beating import PulseThread
 from perco.serve.messages import PULSE, turned_away, welcome
 from perco.serve.pulse import Pulse
-from perco.txn.loopwatch import HeartbeatOptions, Held
 from tests.integration.serve.holder import SCHEMA, body, options, size
 
 WIRE = options().wire
@@ -135,7 +136,7 @@ async def test_a_client_whose_loop_is_held_keeps_what_it_holds_and_commits(
         monkeypatch.setenv("PERCO_TOKEN", tokens.token_of(folder).decode())
         holder = Holder(front, where, flag, *more)
         holders.append(holder)
-        assert await holder.says() == "RemoteDatabase"
+        assert await holder.says() == "client"
         await owner.put("a", "hello")
         assert await holder.says() == "computes"
         [session] = owner.server.sessions.all.values()
@@ -161,7 +162,7 @@ async def test_a_client_that_stands_still_altogether_loses_what_it_held(
     async with owned(tmp_path / "store") as owner:
         holder = Holder("trio", str(tmp_path / "store"), tmp_path / "flag")
         holders.append(holder)
-        assert await holder.says() == "RemoteDatabase"
+        assert await holder.says() == "client"
         await owner.put("a", "hello")
         assert await holder.says() == "computes"
         await owner.hears(3)
@@ -179,7 +180,7 @@ async def test_another_owner_hears_the_pulses_of_a_client_that_has_come_back(
     async with owned(tmp_path / "store") as owner:
         holder = Holder("trio", str(tmp_path / "store"), flag)
         holders.append(holder)
-        assert await holder.says() == "RemoteDatabase"
+        assert await holder.says() == "client"
         await owner.put("a", "hello")
         assert await holder.says() == "computes"
         await owner.hears(2)
@@ -200,7 +201,7 @@ async def test_another_owner_hears_the_pulses_of_a_client_that_has_come_back(
 async def owner_has(owner: Owner, sizes: dict[str, int]) -> None:
     with trio.fail_after(60):
         while await owner.sizes() != sizes:
-            await owner.db.changed()
+            await local_owner(owner.db).idle.changed()
 
 
 # ------------------------------------------------------------------ the thread

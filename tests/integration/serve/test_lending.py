@@ -164,7 +164,7 @@ async def test_over_tls_with_the_token_of_the_order(tmp_path: Path) -> None:
     with child:
         [url] = answer["at"]
         await _write(tmp_path / "s")
-        options = perco.Options(wire=perco.WireOptions(ca_file=authority.cert_pem.bytes().decode()))
+        options = perco.Options(wire=perco.options.WireOptions(ca_file=authority.cert_pem.bytes().decode()))
         async with joining(url, options=options, token="secret") as db:
             await db.run(_append)
         with pytest.raises(WrongToken):
@@ -193,10 +193,10 @@ async def test_a_copy_of_a_declaration_will_do_and_another_will_not(lent: tuple[
             perco.Table("other", key=perco.TEXT).column("body", perco.TEXT),
         ):
             async with db.transaction() as txn:
-                with pytest.raises(perco.SchemaMismatch):
+                with pytest.raises(perco.errors.SchemaMismatch):
                     txn.set(other, "a", "x")
             async with db.snapshot() as snap:
-                with pytest.raises(perco.SchemaMismatch):
+                with pytest.raises(perco.errors.SchemaMismatch):
                     await snap.get(other, "a")
         signal_of = perco.Table("docs", key=perco.TEXT).signal("body")
         async with db.transaction() as txn:

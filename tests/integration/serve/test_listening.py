@@ -20,6 +20,7 @@ import trio
 import trustme
 
 import perco
+from perco.database.inside import inside
 from perco.rpc import addresses
 from perco.rpc.framing import frame, packed
 from perco.serve import tokens
@@ -29,10 +30,10 @@ from perco.serve.opening import visiting
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
 SCHEMA = perco.Schema(docs)
-WIRE = perco.WireOptions(heartbeat_s=0.5, silence_s=2.0, connect_s=0.5, lease_s=1.0, patience_s=5.0)
+WIRE = perco.options.WireOptions(heartbeat_s=0.5, silence_s=2.0, connect_s=0.5, lease_s=1.0, patience_s=5.0)
 OPTIONS = perco.Options(durability="process", wire=WIRE)
 
-pytestmark = pytest.mark.filterwarnings("ignore::perco.PercoWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")
 
 
 async def put(txn: perco.Transaction, key: str, value: int) -> None:
@@ -78,13 +79,13 @@ async def test_on_tcp_the_token_is_asked_for(tmp_path: Path) -> None:
         async with owner.server.listening(addresses.parse("tcp://127.0.0.1:0"), token) as at:
             url = str(at)
             for wrong in (None, "", "x" * 48):
-                with pytest.raises(perco.WrongToken, match="PERCO_TOKEN"):
+                with pytest.raises(perco.errors.WrongToken, match="PERCO_TOKEN"):
                     await on(url, writes, token=wrong)
             assert not owner.server.sessions.all
             await on(url, writes, token=token.decode())
             with tokens.told(at, token):  # of the same user: it is found
                 await on(url, writes)
-            with pytest.raises(perco.WrongToken):
+            with pytest.raises(perco.errors.WrongToken):
                 await on(url, writes)
 
 
@@ -95,7 +96,7 @@ async def test_the_token_is_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / tokens.TOKEN_FILE
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o644)
-    with pytest.raises(perco.UnsuitableFolder, match="chmod 600"):
+    with pytest.raises(perco.errors.UnsuitableFolder, match="chmod 600"):
         tokens.token_of(tmp_path)
 
 
@@ -205,7 +206,7 @@ async def test_an_address_in_use_and_a_socket_that_a_dead_server_left(tmp_path: 
             await on(f"unix:{left}", writes)
         assert not left.exists()
         left.write_text("mine")
-        with pytest.raises(perco.UsageError, match="no socket"):
+        with pytest.raises(perco.UsageError, match="not a socket"):
             async with owner.server.listening(addresses.Address(left)):
                 pass
         assert left.read_text() == "mine"
@@ -225,7 +226,7 @@ async def test_where_no_socket_can_be_made_the_store_works_for_one(
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(socket.socket, "listen", fails)
-    with pytest.warns(perco.PercoWarning, match="Operation not supported"):
+    with pytest.warns(perco.errors.PercoWarning, match="Operation not supported"):
         await on(tmp_path / "store", writes)
 
 
@@ -268,7 +269,7 @@ async def test_something_else_that_listens_is_told(tmp_path: Path) -> None:
 
         nursery.start_soon(trio.serve_listeners, web, listeners)
         port = listeners[0].socket.getsockname()[1]
-        with pytest.raises(perco.StoreError, match="no perco server"):
+        with pytest.raises(perco.StoreError, match="not a perco server"):
             await on(f"tcp://127.0.0.1:{port}", writes)
         nursery.cancel_scope.cancel()
 
@@ -314,7 +315,7 @@ async def test_who_sends_rubbish_or_falls_silent_is_alone_with_it(tmp_path: Path
             while await stream.receive_some(10_000):
                 await other.run(put, "a", 2)
         await stream.aclose()
-        assert owner.db.background.failure() is None
+        assert inside(owner.db).background.failure() is None
         await owner.db.run(put, "b", 1)
         assert len(owner.server._serving) == 1
 

@@ -15,8 +15,9 @@ import pytest
 import trio
 
 import perco
-from perco.serve.database import RemoteDatabase
-from perco.txn.check import check
+from perco.check.check import check
+from perco.database.inside import inside
+from perco.serve.client import is_client, remote_owner
 from tests.integration.serve.member import OPTIONS, SCHEMA, TOTAL, found, total
 
 
@@ -61,15 +62,15 @@ async def _clean(folder: Path) -> None:
         assert await total(db) == TOTAL
         async with db.worker():
             await db.wait_idle(timeout=60)
-        result = await check(db.driver.store, ts=await db.oracle.draw())
+        result = await check(inside(db).driver.store, ts=await inside(db).oracle.draw())
         assert not result.findings
 
 
 def test_a_second_process_becomes_a_client_of_the_first(tmp_path: Path, members: list[Member]) -> None:
     members.append(Member(tmp_path / "store", "found"))
-    assert members[0].says() == "Database"
+    assert members[0].says() == "owner"
     members.append(Member(tmp_path / "store", "looks"))
-    assert members[1].says() == "RemoteDatabase"
+    assert members[1].says() == "client"
     assert oct((tmp_path / "store" / "socket").stat().st_mode)[-3:] == "600"
     assert members[1].ends() == TOTAL
     assert members[0].ends() == TOTAL
@@ -80,17 +81,17 @@ def test_a_second_process_becomes_a_client_of_the_first(tmp_path: Path, members:
 def test_a_killed_owner_is_followed_by_the_next_and_clients_go_on(tmp_path: Path, members: list[Member]) -> None:
     folder = tmp_path / "store"  # O1 R8 T4
     members.append(Member(folder, "found"))
-    assert members[0].says() == "Database"
+    assert members[0].says() == "owner"
     mover = Member(folder, "moves")
     members.append(mover)
-    assert mover.says() == "RemoteDatabase"
+    assert mover.says() == "client"
     unknown = 0
     for _ in range(3):
         for _ in range(30):
             unknown += mover.says().startswith("unknown")
         members[0].kill()
         members[0] = Member(folder, "looks")
-        assert members[0].says() == "Database"
+        assert members[0].says() == "owner"
     for _ in range(30):
         unknown += mover.says().startswith("unknown")
     mover.kill()
@@ -101,13 +102,13 @@ def test_a_killed_owner_is_followed_by_the_next_and_clients_go_on(tmp_path: Path
 def test_a_client_whose_owner_has_ended_fails_until_there_is_another(tmp_path: Path, members: list[Member]) -> None:
     folder = tmp_path / "store"
     members.append(Member(folder, "found"))
-    assert members[0].says() == "Database"
+    assert members[0].says() == "owner"
 
     async def client() -> None:
         async with perco.open(folder, SCHEMA, options=OPTIONS) as db:
-            assert isinstance(db, RemoteDatabase)
+            assert is_client(db)
             assert await total(db) == TOTAL
-            db.link._options = replace(db.link._options, patience_s=0.0)
+            remote_owner(db).link._options = replace(remote_owner(db).link._options, patience_s=0.0)
             members[0].kill()
             with pytest.raises(perco.Unavailable) as caught:
                 await total(db)
@@ -116,8 +117,8 @@ def test_a_client_whose_owner_has_ended_fails_until_there_is_another(tmp_path: P
             async with perco.open(
                 folder, SCHEMA, options=OPTIONS
             ) as owner:  # the client is no owner, its process may be
-                assert not isinstance(owner, RemoteDatabase)
-                await db.link.connected.wait()
+                assert not is_client(owner)
+                await remote_owner(db).link.connected.wait()
                 assert await total(db) == TOTAL
 
     trio.run(client)
@@ -126,11 +127,11 @@ def test_a_client_whose_owner_has_ended_fails_until_there_is_another(tmp_path: P
 def test_killed_clients_leave_nothing_behind(tmp_path: Path, members: list[Member]) -> None:  # R7 L1 T5
     folder = tmp_path / "store"
     members.append(Member(folder, "found"))
-    assert members[0].says() == "Database"
+    assert members[0].says() == "owner"
     for _ in range(4):
         mover = Member(folder, "moves")
         members.append(mover)
-        assert mover.says() == "RemoteDatabase"
+        assert mover.says() == "client"
         for _ in range(20):
             assert mover.says() == "moved"
         mover.kill()
@@ -141,11 +142,11 @@ def test_killed_clients_leave_nothing_behind(tmp_path: Path, members: list[Membe
 def test_a_client_that_stood_still_goes_on(tmp_path: Path, members: list[Member]) -> None:  # R5 R7
     folder = tmp_path / "store"
     members.append(Member(folder, "found"))
-    assert members[0].says() == "Database"
+    assert members[0].says() == "owner"
     still, other = Member(folder, "moves"), Member(folder, "moves")
     members += [still, other]
     for mover in (still, other):
-        assert mover.says() == "RemoteDatabase"
+        assert mover.says() == "client"
         assert mover.says() == "moved"
     os.kill(still.process.pid, signal.SIGSTOP)
     # The other one is not held up, for longer than a session lasts that is not heard of.
@@ -163,8 +164,8 @@ def test_a_client_that_stood_still_goes_on(tmp_path: Path, members: list[Member]
 async def _until_it_commits(folder: Path) -> None:
     """Nobody else does by now."""
     async with perco.open(folder, SCHEMA, options=OPTIONS) as db:
-        before = await db.oracle.newest()
-        while await db.oracle.newest() < before + 10:
+        before = await inside(db).oracle.newest()
+        while await inside(db).oracle.newest() < before + 10:
             await trio.lowlevel.checkpoint()
 
 
@@ -176,7 +177,7 @@ def test_observers_run_in_any_of_them(tmp_path: Path, members: list[Member]) -> 
             workers = [Member(folder, "works") for _ in range(2)]
             members.extend(workers)
             for worker in workers:
-                assert await trio.to_thread.run_sync(worker.says) == "RemoteDatabase"
+                assert await trio.to_thread.run_sync(worker.says) == "client"
             for _ in range(20):
                 await db.run(found)
             async with perco.open(f"unix:{folder / 'socket'}", SCHEMA, options=OPTIONS) as client:

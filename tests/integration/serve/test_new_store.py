@@ -36,7 +36,7 @@ def serve(store: Path, *more: str) -> subprocess.CompletedProcess[str]:
 def test_a_server_whose_port_is_taken_makes_no_store(tmp_path: Path, taken: int, processes: int) -> None:
     done = serve(tmp_path / "store", "--listen", f"tcp://127.0.0.1:{taken}", "--processes", str(processes))
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"somebody listens at tcp://127.0.0.1:{taken} already" in done.stderr
+    assert f"another process listens at tcp://127.0.0.1:{taken} already" in done.stderr
     assert not (tmp_path / "store").exists()
 
 

@@ -17,9 +17,11 @@ import pytest
 import trio
 
 import perco
+from perco.check.check import check
+from perco.database.inside import inside
+from perco.serve.client import remote_owner
 from perco.serve.messages import TabletsOf
 from perco.serve.opening import visiting
-from perco.txn.check import check
 from tests.integration.serve.member import OPTIONS, SCHEMA, TOTAL, accounts, balance, found, move, total
 from tests.integration.serve.test_members import Member, members as members
 
@@ -69,8 +71,8 @@ async def _until(folder: Path, wanted: Callable[[list[TabletsOf]], bool]) -> lis
     with trio.fail_after(60):
         async with visiting(folder) as db:
             while True:
-                moved = db._store._moved
-                if wanted(servers := await db.servers()):
+                moved = remote_owner(db).store._moved
+                if wanted(servers := await remote_owner(db).servers()):
                     return servers
                 await moved.wait()
 
@@ -90,7 +92,7 @@ async def _clean(folder: Path) -> None:
         assert await total(db) == TOTAL
         async with db.worker():
             await db.wait_idle(timeout=60)
-        result = await check(db.driver.store, ts=await db.oracle.draw())
+        result = await check(inside(db).driver.store, ts=await inside(db).oracle.draw())
         assert not result.findings
 
 
@@ -99,10 +101,10 @@ def test_killed_tablet_servers_are_replaced_and_clients_go_on(
 ) -> None:  # F1 F2 T4
     served = serve()
     members += [Member(served.folder, "found")]
-    assert members[0].says() == "RemoteDatabase"
+    assert members[0].says() == "client"
     mover, worker = Member(served.folder, "moves"), Member(served.folder, "works")
     members += [mover, worker]
-    assert (mover.says(), worker.says()) == ("RemoteDatabase", "RemoteDatabase")
+    assert (mover.says(), worker.says()) == ("client", "client")
     killed: set[int] = set()
     for round in range(4):
         for _ in range(30):
@@ -128,7 +130,7 @@ def test_killed_tablet_servers_are_replaced_and_clients_go_on(
 def test_a_tablet_server_that_stands_still_is_given_up(serve: Callable[..., Served], members: list[Member]) -> None:
     served = serve()  # F1
     members += [Member(served.folder, "found"), Member(served.folder, "moves")]
-    assert {member.says() for member in members} == {"RemoteDatabase"}
+    assert {member.says() for member in members} == {"client"}
     victim = trio.run(_until, served.folder, _even(2))[0].process
     os.kill(victim, signal.SIGSTOP)
     for _ in range(30):
@@ -153,10 +155,10 @@ async def _split(folder: Path, *keys: str) -> None:
 def test_tablets_are_split_while_clients_go_on(serve: Callable[..., Served], members: list[Member]) -> None:  # P1 P4
     served = serve()
     members += [Member(served.folder, "found")]
-    assert members[0].says() == "RemoteDatabase"
+    assert members[0].says() == "client"
     mover, worker = Member(served.folder, "moves"), Member(served.folder, "works")
     members += [mover, worker]
-    assert (mover.says(), worker.says()) == ("RemoteDatabase", "RemoteDatabase")
+    assert (mover.says(), worker.says()) == ("client", "client")
     for keys in (("a3",), ("a7", "a1")):
         trio.run(_split, served.folder, *keys)
         for _ in range(60):
@@ -178,7 +180,7 @@ def test_tablets_are_split_while_clients_go_on(serve: Callable[..., Served], mem
 def test_a_killed_owner_is_started_again(serve: Callable[..., Served], members: list[Member]) -> None:  # F4 O1 R8
     served = serve()
     members += [Member(served.folder, "found"), Member(served.folder, "moves")]
-    assert {member.says() for member in members} == {"RemoteDatabase"}
+    assert {member.says() for member in members} == {"client"}
     for _ in range(2):
         for _ in range(30):
             members[1].says()
@@ -199,7 +201,7 @@ def test_who_loses_its_supervisor_ends(
 ) -> None:  # F4
     served = serve()
     members += [Member(served.folder, "found")]
-    assert members[0].says() == "RemoteDatabase"
+    assert members[0].says() == "client"
     servers = trio.run(_until, served.folder, _even(2))
     if stopped:
         os.kill(servers[0].process, signal.SIGSTOP)
@@ -221,7 +223,7 @@ def test_without_what_copies_them_tablet_servers_are_made_anew(
 ) -> None:  # F4
     served = serve()
     members += [Member(served.folder, "found"), Member(served.folder, "moves")]
-    assert {member.says() for member in members} == {"RemoteDatabase"}
+    assert {member.says() for member in members} == {"client"}
     servers = trio.run(_until, served.folder, _even(2))
     [mould] = {_parent(server.process) for server in servers}
     assert _parent(mould) == served.owner
@@ -239,7 +241,7 @@ def test_without_what_copies_them_tablet_servers_are_made_anew(
 def test_everybody_may_be_told_to_end(serve: Callable[..., Served], members: list[Member]) -> None:
     served = serve()
     members += [Member(served.folder, "found")]
-    assert members[0].says() == "RemoteDatabase"
+    assert members[0].says() == "client"
     servers = trio.run(_until, served.folder, _even(2))
     for process in (*(server.process for server in servers), served.owner, served.process.pid):
         os.kill(process, signal.SIGTERM)
@@ -251,7 +253,7 @@ def test_everybody_may_be_told_to_end(serve: Callable[..., Served], members: lis
 
 def test_a_supervisor_does_not_try_again_what_is_refused(tmp_path: Path, members: list[Member]) -> None:
     members += [Member(tmp_path / "store", "found")]
-    assert members[0].says() == "Database"
+    assert members[0].says() == "owner"
     command = [sys.executable, "-m", "perco", "serve", str(tmp_path / "store"), "--processes", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
@@ -274,9 +276,9 @@ async def test_over_tcp_a_tablet_server_wants_the_token(serve: Callable[..., Ser
     served = serve(2, "--listen", "tcp://localhost:0")
     assert served.process.stdout is not None
     async with visiting(served.folder) as db:
-        [server, _] = await db.servers()
+        [server, _] = await remote_owner(db).servers()
         [port] = [int(address.rpartition(":")[2]) for address in server.addresses if address.startswith("tcp")]
-        with pytest.raises(perco.WrongToken, match="another store"):
+        with pytest.raises(perco.errors.WrongToken, match="another store"):
             async with perco.open(f"tcp://127.0.0.1:{port}", SCHEMA, options=OPTIONS, token="00"):
                 pass
 
@@ -303,7 +305,7 @@ async def test_what_clients_see(serve: Callable[..., Served]) -> None:
 def test_tablets_of_tablet_servers_are_not_compacted(serve: Callable[..., Served], members: list[Member]) -> None:  # P6
     served = serve()
     members += [Member(served.folder, "found")]
-    assert members[0].says() == "RemoteDatabase"
+    assert members[0].says() == "client"
     done = subprocess.run(
         [sys.executable, "-m", "perco", "compact", str(served.folder)], capture_output=True, text=True
     )

@@ -17,9 +17,11 @@ from typing import Any
 import trio
 
 import perco
+from perco.database.inside import local_owner
 from perco.storage import Folder, LmdbTablet
 from tests.integration.storage.splitting import say
 from tests.integration.storage.test_splits import KEYS, docs, fill, n, opened
+from tests.support.places import local_of
 
 warnings.simplefilter("ignore")
 
@@ -40,8 +42,8 @@ async def when_told(folder: Path) -> None:
                     await db.run(add)
                 case "compact":
                     await db.compact(docs)
-            if db.local.path is not None:
-                await db.note_now()
+            if local_of(db).path is not None:
+                await local_owner(db).note_now()
             say(word)
             if word in ("quit", ""):
                 return
@@ -70,7 +72,7 @@ def deadly(call: Callable[..., Any], when: str) -> Callable[..., Any]:
 
 async def killed(folder: Path, step: str, when: str) -> None:
     owner: Any = shutil if step == "rmtree" else Folder if step.endswith("_next") else LmdbTablet
-    async with opened(folder, split=perco.SplitOptions(on=False)) as db:
+    async with opened(folder, split=perco.options.SplitOptions(on=False)) as db:
         await db.run(fill)
         say("filled")
         going = trio.Event()

@@ -14,7 +14,8 @@ import trio
 import trio.lowlevel
 
 import perco
-from perco.txn.splitter import Splitter
+from perco.database.inside import local_owner
+from perco.tablets.splitter import Splitter
 from tests.integration.storage.test_splits import KEYS, docs, fill, move, opened
 
 warnings.simplefilter("ignore")
@@ -41,14 +42,14 @@ async def step_by_step(folder: Path) -> None:
     Splitter.clear = later  # type: ignore[method-assign]
     async with opened(folder, shared=False) as db:
         await db.run(fill)
-        await db.note_now()
+        await local_owner(db).note_now()
         say("filled")
         await told()
         await db.split(docs, 250)
         say("split")
         await told()
         may_clear.set()
-        await db.splitting.clear()
+        await local_owner(db).splitting.clear()
         say("cleared")
         await told()
 

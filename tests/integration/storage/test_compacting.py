@@ -18,10 +18,11 @@ import trio
 import perco
 import perco.aio
 import perco.sync
+from perco.check.check import check
+from perco.database.inside import inside
 from perco.errors import StoreFull
 from perco.storage import LmdbEngine, LmdbTablet, folder as folders, splitting as copying
 from perco.storage.folder import Folder
-from perco.txn.check import check
 from tests.acceptance.cli.stores import Owner, started
 from tests.integration.storage.test_splits import KEYS, SCHEMA, TOTAL, docs, fill, move, n, opened, tablet_of, whole
 
@@ -37,7 +38,7 @@ async def wear(db: perco.Database, rounds: int = 20) -> None:
 
     for _ in range(rounds):
         await db.run(all_of_it)
-    await db.oracle.note()
+    await inside(db).oracle.note()
     await db.vacuum()
 
 
@@ -189,7 +190,7 @@ async def test_a_disk_without_room_is_told_first(tmp_path: Path, monkeypatch: py
         full = os.statvfs_result((*real[:3], 10, 10, *real[5:]))
         asked: list[object] = []
         monkeypatch.setattr(os, "statvfs", lambda path: asked.append(path) or full)
-        with pytest.raises(StoreFull, match=r"compacting it needs \d+ MiB for a while, and 0 MiB are free"):
+        with pytest.raises(StoreFull, match=r"compacting it needs \d+ MiB for a while, but only 0 MiB are free"):
             await db.compact()
         assert asked
         monkeypatch.undo()
@@ -244,7 +245,7 @@ async def test_new_files_that_cannot_be_opened_end_the_store(tmp_path: Path, mon
                     nursery.start_soon(db.options(attempts=1000).run, move, random.Random(seed))
                 await db.compact()
 
-    with trio.fail_after(60), pytest.raises((perco.BackgroundFailure, ExceptionGroup)):
+    with trio.fail_after(60), pytest.raises((perco.errors.BackgroundFailure, ExceptionGroup)):
         await write_and_compact()
     assert fired == 1
     monkeypatch.undo()
@@ -333,7 +334,7 @@ async def test_killed_at_each_step(tmp_path: Path, step: str, when: str) -> None
         assert len(values) == len(KEYS)
         assert acknowledged <= values[0] - 10 <= acknowledged + 1
         assert len(set(values)) == 1
-        assert not (await check(db.driver.store, ts=await db.oracle.draw())).findings
+        assert not (await check(inside(db).driver.store, ts=await inside(db).oracle.draw())).findings
         await db.compact()
         assert sorted(os.listdir(tmp_path / "s" / "tablets")) == ["_perco-0", "docs-0"]
         async with db.snapshot() as snap:
@@ -360,15 +361,15 @@ async def test_a_reader_without_an_owner_reads_what_counts(tmp_path: Path) -> No
     assert sorted(os.listdir(tmp_path / "s" / "tablets")) == ["_perco-0", "docs-0", "docs-0.next"]
     async with perco.open(tmp_path / "s", readonly=True) as db:
         assert tablet_of(db).engine.path.name == "docs-0.next"
-        assert not (await check(db.driver.store, ts=await db.oracle.draw())).errors
+        assert not (await check(inside(db).driver.store, ts=await inside(db).oracle.draw())).errors
         # As an owner goes on, which then replaces them once more: the new files have the path that those had.
         at = tmp_path / "s" / "tablets"
         shutil.rmtree(at / "docs-0")
         (at / "docs-0.next").rename(at / "docs-0")
         before = tablet_of(db).engine
-        assert not (await check(db.driver.store, ts=await db.oracle.draw())).errors
+        assert not (await check(inside(db).driver.store, ts=await inside(db).oracle.draw())).errors
         assert tablet_of(db).engine is before
         shutil.copytree(at / "docs-0", at / "docs-0.new")
         (at / "docs-0.new").rename(at / "docs-0.next")
-        assert not (await check(db.driver.store, ts=await db.oracle.draw())).errors
+        assert not (await check(inside(db).driver.store, ts=await inside(db).oracle.draw())).errors
         assert tablet_of(db).engine is not before

@@ -20,13 +20,13 @@ from perco.storage import (
     LmdbOptions,
     Mutation,
 )
-from perco.storage.lmdb_engine import Fenced
+from perco.storage.fencing import Fenced
 
 OPTIONS = LmdbOptions(sync=False)
 FORMER = """
 import sys
 from pathlib import Path
-from perco.storage.lmdb_engine import Fenced
+from perco.storage.fencing import Fenced
 from tests.integration.storage.test_fencing import opened, put
 
 engine = opened(Path(sys.argv[1]))

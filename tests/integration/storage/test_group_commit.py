@@ -70,7 +70,7 @@ async def test_a_batch_closes_half_full_where_the_loop_is_slower_than_the_disk(t
             await put_all(store, put(b"%d" % i))
 
     async with open_gated(tmp_path) as (store, _, engine):
-        monkeypatch.setattr("perco.storage.tablet.time", Clocks(loop_s, disk_s))
+        monkeypatch.setattr("perco.storage.lmdb_tablet.time", Clocks(loop_s, disk_s))
         async with trio.open_nursery() as nursery:
             for i in range(64):
                 nursery.start_soon(three, i)

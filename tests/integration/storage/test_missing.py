@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 import perco
+from perco.database.inside import inside
+from perco.schema import catalogue as catalogues
 from perco.serve.opening import offline
 from perco.storage import BatchOptions, LmdbOptions
-from perco.txn import catalogue as catalogues
-from perco.txn.local import LocalStore
+from perco.tablets.local import LocalStore
 from tests.acceptance.cli.stores import run
+from tests.support.places import local_of
 
 ledger = perco.Table("ledger", key=perco.TEXT, splits=["m"])
 amount = ledger.column("amount", perco.INT64)
@@ -68,7 +70,7 @@ async def test_a_tablet_that_was_made_and_is_missing_is_told(
     shutil.rmtree(store / "tablets" / lost)
     table = lost.partition("-")[0]
     told = f"tablets/{lost}: it is missing, and the catalogue has table '{table}': restore the whole folder from one"
-    with pytest.raises(perco.Corruption, match=told):
+    with pytest.raises(perco.errors.Corruption, match=told):
         async with opening(store):
             pass
     assert not (store / "tablets" / lost).exists()
@@ -83,7 +85,9 @@ async def test_so_is_one_whose_file_is_missing(
     file.unlink()
     if empty:
         file.touch()
-    with pytest.raises(perco.Corruption, match=r"tablets/notes-0: its data.mdb is missing, or empty, and .*'notes'"):
+    with pytest.raises(
+        perco.errors.Corruption, match=r"tablets/notes-0: its data.mdb is missing, or empty, and .*'notes'"
+    ):
         async with opening(store):
             pass
 
@@ -93,7 +97,9 @@ async def test_so_is_the_system_table(
     store: Path, opening: Callable[[Path], AbstractAsyncContextManager[Any]]
 ) -> None:  # P4
     shutil.rmtree(store / "tablets" / "_perco-0")
-    with pytest.raises(perco.Corruption, match="tablets/_perco-0: it is missing, and there are tablets beside it"):
+    with pytest.raises(
+        perco.errors.Corruption, match="tablets/_perco-0: it is missing, and there are tablets beside it"
+    ):
         async with opening(store):
             pass
     assert not (store / "tablets" / "_perco-0").exists()
@@ -131,7 +137,7 @@ async def test_check_without_the_system_table_does_not_speak_of_a_schema(store: 
 async def test_who_only_reads_is_told_that_there_are_no_tablets(store: Path) -> None:
     shutil.rmtree(store / "tablets")
     (store / "tablets").mkdir()
-    with pytest.raises(perco.UnsuitableFolder, match=r"there are no tablets in it: .* restore the whole folder"):
+    with pytest.raises(perco.errors.UnsuitableFolder, match=r"there are no tablets in it: .* restore the whole folder"):
         async with beside(store):
             pass
     async with owned(store):  # its maker may have been stopped
@@ -145,7 +151,7 @@ async def test_a_maker_that_was_stopped_after_the_record_of_a_table(tmp_path: Pa
     async with bare(tmp_path / "store") as local:
         await catalogues.declare(local.store, schema)
     async with beside(tmp_path / "store") as db:
-        assert db.catalogue.tables.keys() == {"ledger", "notes"}
+        assert inside(db).catalogue.tables.keys() == {"ledger", "notes"}
     async with owned(tmp_path / "store") as db:
         await db.run(fill)
 
@@ -163,7 +169,7 @@ async def test_a_maker_that_was_stopped_between_two_tablets_of_a_table(
     async with owned(path) as db:
         await db.run(fill)
     shutil.rmtree(path / "tablets" / "ledger-1")  # by now that it was made is noted
-    with pytest.raises(perco.Corruption, match="ledger-1: it is missing"):
+    with pytest.raises(perco.errors.Corruption, match="ledger-1: it is missing"):
         async with owned(path):
             pass
 
@@ -175,7 +181,7 @@ async def _stopped(*_: object) -> None:
 async def test_a_table_that_was_never_written_to_is_made_as_well(tmp_path: Path) -> None:
     for _ in range(2):
         async with owned(tmp_path / "store") as db:
-            assert db.local.store.tables() == ["_perco", "ledger", "notes"]
+            assert local_of(db).store.tables() == ["_perco", "ledger", "notes"]
     assert {path.name for path in (tmp_path / "store" / "tablets").iterdir()} == {
         "_perco-0",
         "ledger-0",
@@ -190,6 +196,6 @@ async def test_a_table_that_is_declared_later(store: Path) -> None:
     async with perco.open(store, perco.Schema(more)):
         pass
     shutil.rmtree(store / "tablets" / "more-0")
-    with pytest.raises(perco.Corruption, match="more-0: it is missing"):
+    with pytest.raises(perco.errors.Corruption, match="more-0: it is missing"):
         async with owned(store):
             pass

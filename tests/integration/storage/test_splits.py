@@ -19,7 +19,10 @@ import trio.lowlevel
 import trio.testing
 
 import perco
+from perco.check.check import check
+from perco.database.inside import inside, local_owner
 from perco.errors import StoreFull
+from perco.schema import catalogue as catalogues
 from perco.storage import (
     APPLIED,
     LOCK,
@@ -32,8 +35,8 @@ from perco.storage import (
     Verdict,
     splitting as copying,
 )
-from perco.txn import catalogue as catalogues, splitter as splitters
-from perco.txn.check import check
+from perco.tablets import splitter as splitters
+from tests.support.places import local_of
 
 docs = perco.Table("docs", key=perco.INT64)
 n = docs.column("n", perco.INT64)
@@ -55,7 +58,7 @@ def options(**more: Any) -> perco.Options:
 @asynccontextmanager
 async def opened(folder: Path, schema: perco.Schema = SCHEMA, **more: Any) -> AsyncIterator[perco.Database]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", perco.PercoWarning)
+        warnings.simplefilter("ignore", perco.errors.PercoWarning)
         async with perco.open(folder, schema, options=options(**more)) as db:
             yield db
 
@@ -82,15 +85,15 @@ async def whole(db: perco.Database) -> list[bytes]:
     assert [row.key for row in rows] == list(KEYS) == [row.key for row in back][::-1]
     assert sum(row[n] for row in rows) == TOTAL
     assert all(row[n] == row[seen] for row in rows)
-    assert not (await check(db.driver.store, ts=await db.oracle.draw())).findings
-    await db.splitting.clear()
-    store = db.local.store
+    assert not (await check(inside(db).driver.store, ts=await inside(db).oracle.draw())).findings
+    await local_owner(db).splitting.clear()
+    store = local_of(db).store
     assert not any(tablet.has_from(stop) for tablet in store.tablets() if (stop := store.stop_of(tablet)) is not None)
     return store.bounds("docs")
 
 
 def tablet_of(db: perco.Database) -> LmdbTablet:
-    tablet = db.local.store.tablet("docs", docs.row(0))
+    tablet = local_of(db).store.tablet("docs", docs.row(0))
     assert isinstance(tablet, LmdbTablet)
     return tablet
 
@@ -98,14 +101,14 @@ def tablet_of(db: perco.Database) -> LmdbTablet:
 async def test_while_it_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # P1 P2 P3
     monkeypatch.setattr(copying, "_CELLS", 50)
     split_apart = 0
-    made = perco.TabletSplit.__init__
+    made = perco.errors.TabletSplit.__init__
 
-    def counted(self: perco.TabletSplit, table: str) -> None:
+    def counted(self: perco.errors.TabletSplit, table: str) -> None:
         nonlocal split_apart
         split_apart += 1
         made(self, table)
 
-    monkeypatch.setattr(perco.TabletSplit, "__init__", counted)
+    monkeypatch.setattr(perco.errors.TabletSplit, "__init__", counted)
     async with opened(tmp_path / "s") as db:
         await db.run(fill)
         moved = 0
@@ -167,14 +170,14 @@ async def _split_and_note_states(folder: Path, states: Path, monkeypatch: pytest
         return path
 
     monkeypatch.setattr(Folder, "place_tablet", placed)
-    monkeypatch.setattr("perco.storage.tablet._REMOVED", 500)
-    async with opened(folder, split=perco.SplitOptions(on=False)) as db:
+    monkeypatch.setattr("perco.storage.lmdb_tablet._REMOVED", 500)
+    async with opened(folder, split=perco.options.SplitOptions(on=False)) as db:
         await db.split(docs, 250)
         note("split")
         for seed in range(20):
             await db.run(move, random.Random(seed))
         note("written to")
-        await db.splitting.clear()
+        await local_owner(db).splitting.clear()
         note("cleared")
     monkeypatch.undo()
     return names
@@ -203,8 +206,8 @@ async def test_whenever_the_machine_stops(tmp_path: Path, monkeypatch: pytest.Mo
 async def _unchanged(db: perco.Database) -> None:
     """And it can be split."""
     assert await whole(db) == [b""]
-    assert db.local.path is not None
-    assert {path.name for path in (db.local.path / "tablets").iterdir()} == {"_perco-0", "docs-0"}
+    assert local_of(db).path is not None
+    assert {path.name for path in (local_of(db).path / "tablets").iterdir()} == {"_perco-0", "docs-0"}
     await db.run(move, random.Random(1))
     await db.split(docs, 250)
     assert await whole(db) == [b"", docs.row(250)]
@@ -335,16 +338,16 @@ async def test_a_group_that_is_made_meanwhile_is_in_both(tmp_path: Path, monkeyp
         async with perco.open(address, perco.Schema(grown)) as other, other.transaction() as txn:
             txn.set(text, 399, long)
     async with opened(tmp_path / "s", perco.Schema(grown)) as db:
-        assert len(db.local.store.bounds("docs")) == 2
+        assert len(local_of(db).store.bounds("docs")) == 2
         async with db.snapshot() as snap:
             assert [row[text] async for row in snap.scan(grown)] == [long] * len(KEYS)
 
 
 async def test_in_the_background_what_is_large_is_split(tmp_path: Path) -> None:
-    alone = perco.SplitOptions(bytes_max=150_000, period_s=0.01)
+    alone = perco.options.SplitOptions(bytes_max=150_000, period_s=0.01)
     async with opened(tmp_path / "s", split=alone) as db:
         split = trio.Event()
-        db.splitting.on_split.append(split.set)
+        local_owner(db).splitting.on_split.append(split.set)
         rng = random.Random(1)
         await db.run(fill)
         while not split.is_set():
@@ -352,7 +355,7 @@ async def test_in_the_background_what_is_large_is_split(tmp_path: Path) -> None:
         await whole(db)
     async with opened(tmp_path / "s") as db:
         assert len(await whole(db)) >= 2
-    async with opened(tmp_path / "off", split=perco.SplitOptions(on=False, bytes_max=1, period_s=0.001)) as db:
+    async with opened(tmp_path / "off", split=perco.options.SplitOptions(on=False, bytes_max=1, period_s=0.001)) as db:
         await db.run(fill)
         for _ in range(20):
             await db.run(move, rng)
@@ -371,13 +374,13 @@ async def test_what_is_one_row_is_not_looked_at_for_ever(tmp_path: Path, monkeyp
         return await middle(self, stop)
 
     monkeypatch.setattr(LmdbTablet, "middle", counted)
-    async with opened(tmp_path / "s", split=perco.SplitOptions(bytes_max=1, period_s=0.001)) as db:
+    async with opened(tmp_path / "s", split=perco.options.SplitOptions(bytes_max=1, period_s=0.001)) as db:
         await looked.wait()
         for _ in range(30):
-            await db.note_now()
+            await local_owner(db).note_now()
             await trio.sleep(0.001)
         assert looks == 1
-        assert db.local.store.bounds("docs") == [b""]
+        assert local_of(db).store.bounds("docs") == [b""]
 
 
 async def _cut(db: perco.Database, folder: Path) -> LmdbTablet:
@@ -397,14 +400,14 @@ async def test_what_is_queued_at_the_cut_is_held(tmp_path: Path) -> None:  # P1
         tablet = tablet_of(db)
         await tablet.copy_from(docs.row(250), None, tmp_path / "aside", [])
         told: list[Verdict] = []
-        db.local.store.apply_behind([_mark(399)], told.extend)
-        db.local.store.apply_behind([_mark(0)], told.extend)
+        local_of(db).store.apply_behind([_mark(399)], told.extend)
+        local_of(db).store.apply_behind([_mark(0)], told.extend)
         await tablet.cut(docs.row(250))
-        await db.local.store.apply([_mark(1)])
+        await local_of(db).store.apply([_mark(1)])
         assert told == [APPLIED]
         assert [mutation for mutation, _, _ in tablet.let_go()] == [_mark(399)]
         await tablet.uncut()
-        await db.local.store.apply([_mark(0, None), _mark(1, None)])
+        await local_of(db).store.apply([_mark(0, None), _mark(1, None)])
 
 
 async def test_what_is_held_does_not_wait_for_a_disk_for_ever(tmp_path: Path) -> None:  # P1 T10
@@ -412,7 +415,7 @@ async def test_what_is_held_does_not_wait_for_a_disk_for_ever(tmp_path: Path) ->
         await db.run(fill)
         tablet = await _cut(db, tmp_path / "aside")
         told: list[Verdict] = []
-        db.local.store.apply_behind([_mark(399)], told.extend)
+        local_of(db).store.apply_behind([_mark(399)], told.extend)
         tablet.expire(1000)
         assert not told
         tablet.expire(0)
@@ -428,18 +431,18 @@ async def test_a_tablet_is_not_drained_before_what_it_holds_is_made(tmp_path: Pa
         await db.run(fill)
         tablet = await _cut(db, tmp_path / "aside")
         order: list[str] = []
-        db.local.store.apply_behind([_mark(399)], lambda _: order.append("made"))
+        local_of(db).store.apply_behind([_mark(399)], lambda _: order.append("made"))
 
         async def drain() -> None:
             await tablet.drain()
             order.append("drained")
 
         nursery.start_soon(drain)
-        await db.local.store.apply([_mark(0)])
+        await local_of(db).store.apply([_mark(0)])
         await trio.testing.wait_all_tasks_blocked()
         assert not order
         await tablet.uncut()
-        await db.local.store.apply([_mark(0, None), _mark(399, None)])
+        await local_of(db).store.apply([_mark(0, None), _mark(399, None)])
         await tablet.drain()
         assert order[0] == "made"
 
@@ -464,8 +467,8 @@ async def test_a_copy_that_was_given_up_does_not_begin_late(tmp_path: Path) -> N
         await trio.testing.wait_all_tasks_blocked()
         tablet.expire(0)
         gate.set()
-        await db.local.store.apply([_mark(0)])
-        await db.local.store.apply([_mark(0, None)])
+        await local_of(db).store.apply([_mark(0)])
+        await local_of(db).store.apply([_mark(0, None)])
         assert tablet._copying is None
         await _unchanged(db)
 
@@ -485,7 +488,7 @@ async def test_what_is_still_being_cleared_is_split_when_it_has_been(
         await db.run(fill)
         await db.split(docs, 300)
         await db.split(docs, 200)  # what lies behind 300 is not copied once more
-        assert [tablet.entries(WRITE) for tablet in db.local.store.tablets() if tablet.table == "docs"] == [
+        assert [tablet.entries(WRITE) for tablet in local_of(db).store.tablets() if tablet.table == "docs"] == [
             400,
             100,
             100,
@@ -526,9 +529,9 @@ async def test_whoever_is_cancelled_while_it_is_recorded_leaves_it_split(
 async def test_a_number_is_not_used_again_by_whom_the_catalogue_has_not_reached(tmp_path: Path) -> None:  # P4
     async with opened(tmp_path / "s") as db:
         await db.run(fill)
-        before = db.catalogue
+        before = inside(db).catalogue
         await db.split(docs, 250)
-        db.catalogue = before
+        inside(db).known.catalogue = before
         assert (await db.split(docs, 100)).tablet == 2
         assert await whole(db) == [b"", docs.row(100), docs.row(250)]
 
@@ -538,7 +541,7 @@ async def test_a_tablet_that_is_recorded_and_missing_is_told(tmp_path: Path) -> 
         await db.run(fill)
         await db.split(docs, 250)
     shutil.rmtree(tmp_path / "s" / "tablets" / "docs-1")
-    with pytest.raises(perco.Corruption, match="docs-1: it is missing"):
+    with pytest.raises(perco.errors.Corruption, match="docs-1: it is missing"):
         async with opened(tmp_path / "s"):
             pass
 
@@ -559,7 +562,7 @@ async def test_a_store_that_closes_ends_a_split(tmp_path: Path, monkeypatch: pyt
         async def split() -> None:
             try:
                 await db.split(docs, 250)
-            except perco.TransactionClosed as error:
+            except perco.errors.TransactionClosed as error:
                 ended.append(error)
 
         nursery.start_soon(split)
@@ -576,10 +579,10 @@ async def test_what_nobody_waits_for_is_told_that_it_lies_in_two(tmp_path: Path)
         await db.split(docs, 250)
         told: list[Verdict] = []
         rows = tuple((docs.row(key), (), ()) for key in (0, 399))
-        db.local.store.apply_behind([Mutation("docs", rows)], told.extend)
+        local_of(db).store.apply_behind([Mutation("docs", rows)], told.extend)
         [verdict] = told
         assert isinstance(verdict, Failed)
-        assert isinstance(verdict.error, perco.TabletSplit)
+        assert isinstance(verdict.error, perco.errors.TabletSplit)
 
 
 async def test_a_tablet_that_cannot_be_looked_at_does_no_harm_to_others(
@@ -589,15 +592,15 @@ async def test_a_tablet_that_cannot_be_looked_at_does_no_harm_to_others(
 
     def damaged(self: LmdbTablet, row: bytes) -> bool:
         looked.set()
-        raise perco.Corruption("somewhere", "does not read")
+        raise perco.errors.Corruption("somewhere", "does not read")
 
     async with opened(tmp_path / "s") as db:
         await db.run(fill)
         await db.split(docs, 250)
     monkeypatch.setattr(LmdbTablet, "has_from", damaged)
-    async with opened(tmp_path / "s", split=perco.SplitOptions(period_s=0.001)) as db:
+    async with opened(tmp_path / "s", split=perco.options.SplitOptions(period_s=0.001)) as db:
         await looked.wait()
-        while db.splitting.failure is None:
+        while local_owner(db).splitting.failure is None:
             await trio.lowlevel.checkpoint()
         await db.run(move, random.Random(1))
         monkeypatch.undo()
@@ -629,7 +632,7 @@ async def test_a_thread_that_comes_late_writes_only_what_is_still_there(tmp_path
             assert verdict is APPLIED
         else:
             assert isinstance(verdict, Failed)
-            assert isinstance(verdict.error, perco.TabletSplit)
+            assert isinstance(verdict.error, perco.errors.TabletSplit)
         tablet.submit_from_thread([Mutation("docs", ((docs.row(0), (), ((LOCK, 9 << 16, 1, None),)),))], lambda _: None)
         await tablet.uncut()
         await whole(db)
@@ -673,7 +676,7 @@ async def test_who_reads_beside_finds_all_of_it_or_is_told(tmp_path: Path) -> No
             assert process.go_on() == "cleared"
             assert await snap.get(n, 249) == 10
             for read in (snap.get(n, 250), snap.scan(docs).all(), snap.scan(docs, reverse=True).all()):
-                with pytest.raises(perco.TabletSplit):
+                with pytest.raises(perco.errors.TabletSplit):
                     await read
             async with db.snapshot() as later:
                 assert len(await later.scan(docs).all()) == len(KEYS)

@@ -1,0 +1,102 @@
+"""Blocks for the tasks of asyncio: transactions, snapshots, pins, workers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from perco.aio.calling import Calling
+from perco.aio.guest import Guests
+from perco.aio.held import Snapshot, Transaction
+from perco.blocks import AsyncOnly
+from perco.errors import UsageError
+from perco.notify import workers
+from perco.notify.scanner import ScannerCounters
+from perco.notify.worker import ObserverCounters
+from perco.protocol.reads import Isolation
+
+T = TypeVar("T")
+
+
+class Block(AsyncOnly, Generic[T]):
+    """An asynchronous context manager of the engine, entered and left by a task of asyncio's."""
+
+    def __init__(self, port: Guests, block: Any, wrap: Callable[[Any], T], write: str) -> None:
+        self._port, self._block, self._wrap, self._write = port, block, wrap, write
+        self._entered = False
+
+    async def _enter(self) -> Any:
+        given = await self._block.__aenter__()
+        self._entered = True
+        return given
+
+    async def __aenter__(self) -> T:
+        try:
+            return self._wrap(await self._port.ask(self._enter, (), {}))
+        except BaseException:
+            if self._entered:
+                await self.__aexit__(None, None, None)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        async def leave() -> None:
+            try:
+                await self._block.__aexit__(kind, error, None)
+            except BaseException as raised:
+                if raised is not error:
+                    raise
+
+        self._entered = False
+        await self._port.ask(leave, (), {})
+
+
+class SnapshotBlock(Block[Snapshot]):
+    """`async with db.snapshot() as snap:`: a snapshot while the block lasts."""
+
+
+class TransactionBlock(AsyncOnly):
+    """`async with db.transaction() as txn:`: one try, committed at the end of the block."""
+
+    _write = "async with db.transaction() as txn:"
+
+    def __init__(self, begin: Callable[..., Awaitable[Transaction]], isolation: Isolation | None) -> None:
+        self._begin, self._isolation = begin, isolation
+        self._txn: Transaction | None = None
+
+    async def __aenter__(self) -> Transaction:
+        if self._txn is not None:
+            raise UsageError("a transaction's block is entered once; call db.transaction() again")
+        txn = self._txn = await self._begin(isolation=self._isolation)
+        return txn
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        txn = self._txn
+        assert txn is not None
+        try:
+            if error is None and txn.outcome == "open":
+                await txn.commit()
+        finally:
+            txn.discard()
+
+
+class WorkerHandle(Calling):
+    """A running worker: its statistics."""
+
+    _of: workers.WorkerHandle
+
+    def statistics(self) -> dict[str, ObserverCounters]:
+        """Counters of each observer since the worker began, by id."""
+        result: dict[str, ObserverCounters] = self._now("statistics", (), {})
+        return result
+
+    def scanner_statistics(self) -> list[ScannerCounters]:
+        """Counters of each scanner."""
+        result: list[ScannerCounters] = self._now("scanner_statistics", (), {})
+        return result
+
+    def on_run(self, function: Callable[[str, Any, float], None]) -> None:
+        """Call a function after each committed run: (observer id, key, seconds)."""
+        self._now("on_run", (function,), {})

@@ -1,0 +1,1 @@
+"""Examines what is stored against the invariants, and repairs what can be repaired."""

@@ -1,0 +1,58 @@
+"""Hands out increasing timestamps below a durable bound, and keeps a clock that never goes back. No I/O.
+
+O1  Unique and strictly increasing, across restarts too: the bound of a range is durable before the first of its
+    timestamps is handed out; a restart goes on above the last durable bound.
+O2  A timestamp is drawn when it is asked for, never ahead.
+O3  A dense counter from 1, below 2^53. Notes (last timestamp issued, wall time) map wall times to timestamps; their
+    wall times never go back, whatever the machine's clock does.
+"""
+
+from __future__ import annotations
+
+from perco.errors import StoreError
+from perco.storage import TS_MAX
+
+
+class Timestamps:
+    """The counter. `bound` is durable; `last` was handed out."""
+
+    last: int
+    bound: int
+
+    __slots__ = ("bound", "last")
+
+    def __init__(self, bound: int) -> None:
+        self.last = self.bound = bound  # O1: above every timestamp that was ever handed out
+
+    def draw(self) -> int:
+        """The next timestamp, or 0: the range is used up, extend it first (O1)."""
+        ts = self.last + 1
+        if ts > self.bound:
+            return 0
+        self.last = ts
+        return ts
+
+    def next_bound(self, size: int) -> int:
+        """The bound to make durable before `extend` is called with it."""
+        bound = min(self.bound + size, TS_MAX)
+        if bound <= self.bound:
+            raise StoreError("the store has used up its 2^53 timestamps")
+        return bound
+
+    def extend(self, bound: int) -> None:
+        assert bound > self.bound, "O1: a bound only moves up"
+        self.bound = bound
+
+
+class WallClock:
+    """Wall times, made non-decreasing (O3). If the clock is set back, time stands still until it has caught up."""
+
+    __slots__ = ("_last_ms",)
+
+    def __init__(self, last_ms: int) -> None:
+        self._last_ms = last_ms
+
+    def tell_ms(self, wall_s: float) -> int:
+        """The oracle's wall time in milliseconds, given what the machine's clock says."""
+        self._last_ms = max(self._last_ms, int(wall_s * 1000))
+        return self._last_ms

@@ -1,0 +1,1 @@
+"""An open store, put together: what a program does with it, and what its owner does for it."""

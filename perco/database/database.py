@@ -1,0 +1,439 @@
+"""An open store: what a program does with it. Made by `perco.open`.
+
+T10 A deadline or a cancellation before the commit is sent means that it did not happen.
+T14 `isolation="serializable"`, per transaction or for all of a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from perco.blocks import async_block
+from perco.clock.holds import Pin
+from perco.database.options import Options, Statistics
+from perco.database.owner import Owner
+from perco.database.parts import Parts
+from perco.errors import ReadOnly, UsageError, must_be_number
+from perco.history.past import PinnedSnapshot
+from perco.history.snapshots import SnapshotBlock, Snapshots
+from perco.history.vacuum import VacuumResult
+from perco.naming import told_as
+from perco.notify.backfill import BackfillProgress
+from perco.notify.failures import FailedChange, FailedList
+from perco.notify.observers import ObserverState, ObserverStates
+from perco.notify.tracing import Traced, trace
+from perco.notify.waiting import Waiting
+from perco.notify.worker import WorkerOptions
+from perco.notify.workers import WorkerHandle, Workers
+from perco.protocol.reads import Isolation
+from perco.schema.schema import Schema, Table, must_be_table
+from perco.tablets.compactor import Compacted, what_to_compact
+from perco.tablets.splitter import Split, where_to_split
+from perco.txn.asking import outcome
+from perco.txn.attempts import Attempts
+from perco.txn.beginning import begin
+from perco.txn.engine import Engine
+from perco.txn.keeping import Keeper
+from perco.txn.running import Retrying, TransactionBlock, run
+from perco.txn.snapshot import Snapshot
+from perco.txn.transaction import Transaction
+
+P = ParamSpec("P")
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+@told_as("Database")
+class Database:
+    """An open store. Made by `perco.open`; use it inside that block only.
+
+    Attributes: `config`, the options that it was opened with.
+    """
+
+    def __init__(
+        self, engine: Engine, keeper: Keeper, workers: Workers, waiting: Waiting, owner: Owner, config: Options
+    ) -> None:
+        self.config = config
+        self._engine, self._waiting, self._workers, self._owner = engine, waiting, workers, owner
+        self._snapshots = Snapshots(engine)
+        self._failed = FailedList(engine, keeper, workers.running_here)
+        self._observers = ObserverStates(engine, keeper, workers.running_here)
+        self._parts = Parts(engine, keeper, workers, waiting, self._failed, self._observers, owner)
+
+    @property
+    def schema(self) -> Schema:
+        """The tables, columns and observers: as the program declared them, or the store's own."""
+        return self._engine.known.schema
+
+    # ------------------------------------------------------------ transactions
+
+    def run(
+        self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]:
+        """Run a function in a transaction and commit; again from its beginning on a TransientError (T11).
+
+            total = await db.run(transfer, source, target, amount)
+
+        Returns what the function returned in the attempt that committed. To get the commit timestamp, for `wait_for` or
+        `snapshot(ts=)`, let the function end in `return await txn.commit()`.
+        Raises: WriteConflict or ReadConflict after the last attempt; Unavailable past the timeout; CommitUnknown; and
+        the function's own exceptions, after discarding its writes.
+        """
+        return run(self._engine, self._engine.retry, self._engine.serializable, function, args, kwargs)
+
+    def attempts(self) -> Attempts:
+        """As `run`, without a function: `async for attempt in db.attempts(): async with attempt as txn: ...`.
+
+        The loop ends by itself once an attempt has committed. Do not leave it with `break` or `return`: a commit that
+        conflicts needs the next attempt.
+        """
+        return Attempts(self._engine, self._engine.retry, self._engine.serializable)
+
+    def options(
+        self, *, attempts: int | None = None, timeout: float | None = None, isolation: Isolation | None = None
+    ) -> Retrying:
+        """`run` and `attempts` with other limits: `db.options(attempts=5, timeout=2.0).run(...)`.
+
+        Args:
+            attempts: the largest number of attempts, including the first.
+            timeout: seconds for all attempts together. A commit that was sent by then is still waited for (T10).
+            isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
+        """
+        retry = self._engine.retry
+        if attempts is not None:
+            if not isinstance(attempts, int) or attempts < 1:
+                raise UsageError(f"attempts is {attempts!r}; it must be an int of at least 1")
+            retry = replace(retry, attempts=attempts)
+        if timeout is not None:
+            must_be_number("timeout", timeout)
+            retry = replace(retry, timeout_s=timeout)
+        return Retrying(self._engine, retry, self._engine.is_serializable(isolation))
+
+    async def begin(self, *, isolation: Isolation | None = None) -> Transaction:
+        """A transaction that the caller ends with `commit` or `discard`; prefer `transaction()` or `run`."""
+        return await begin(self._engine, isolation)
+
+    def transaction(self, *, isolation: Isolation | None = None) -> TransactionBlock:
+        """One try: commits at the end of the block; an exception discards it.
+
+        Afterwards `txn.commit_ts` and `txn.outcome` tell the result.
+
+        Args:
+            isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
+        """
+        return TransactionBlock(self._engine, isolation)
+
+    async def outcome(self, token: str) -> int:
+        """The outcome of a transaction (T4): its commit_ts, or 0: it did not commit and never will.
+
+        Args:
+            token: from `CommitUnknown.token` or `txn.token`, of any process on this store.
+
+        Raises: UsageError for another value, or another store's token; CommitUnknown, for good, if its traces may have
+        been collected; ReadOnly, because asking settles the transaction.
+        """
+        return await outcome(self._engine, token)
+
+    # ------------------------------------------------------------ the past
+
+    def snapshot(self, *, ts: int | None = None, at: datetime | None = None) -> SnapshotBlock:
+        """The store as of now, of a timestamp `ts`, or of a wall time `at` (an aware datetime).
+
+        `at` is exact to about a second: the snapshot is as of the last note of the clock at or before it, so a commit
+        of the last second may be missing; `snap.wall` is the time of that note.
+
+        Raises: SnapshotTooOld, UsageError for a moment in the future.
+        """
+        return SnapshotBlock(self._snapshots, ts, at)
+
+    async def snapshot_at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
+        """As `snapshot`. The caller calls its `end`."""
+        return await self._snapshots.at(ts=ts, at=at)
+
+    @async_block("async with db.pin(...) as pin:")
+    async def pin(
+        self,
+        name: str,
+        *,
+        lease_s: float,
+        ts: int | None = None,
+        at: datetime | None = None,
+        owner: str | None = None,
+        keep: bool = False,
+    ) -> AsyncIterator[PinnedSnapshot]:
+        """A snapshot that stays readable however long it takes, under a name that `perco pins` and `perco status` show.
+
+            async with db.pin("nightly-export", lease_s=3600) as pin:
+                async for row in pin.scan(docs): ...
+                await pin.renew()
+
+        Unlike a snapshot, a pin is durable: a process that died continues under the same name, at the same timestamp,
+        if it is started again within the lease. An expired pin holds nothing.
+
+        Args:
+            name: at most 64 characters. If there is a pin of that name, it is taken over and its lease restarts.
+            lease_s: seconds; `renew` restarts it.
+            ts, at: which moment; now by default. See `snapshot`.
+            owner: for people; by default the process and its command.
+            keep: leave the pin there at the end of the block, until its lease expires.
+
+        Raises: SnapshotTooOld; UsageError for a name in use here, or pinned at another timestamp than `ts`;
+        WriteUnknown if the pin may be there or not: if it is, it holds until it is dropped or its lease expires.
+        """
+        async with self._snapshots.pinned(name, lease_s, ts, at, owner, keep) as pin:
+            yield pin
+
+    async def pins(self) -> list[Pin]:
+        """All pins of the store, by name; expired ones until the next vacuum drops them."""
+        return await self._snapshots.pins()
+
+    async def drop_pin(self, name: str) -> bool:
+        """Drop a pin; returns whether there was one of that name. From then on reads at it raise SnapshotTooOld as soon
+        as versions have been removed."""
+        return await self._snapshots.drop_pin(name)
+
+    async def watermark(self) -> int:
+        """The watermark: no open transaction or pin, of any process, reads below this timestamp (G1). It never goes
+        back. An export may forget what it knows of earlier versions."""
+        self._engine.usable(writing=False)
+        return await self._engine.oracle.watermark()
+
+    async def trace(self, table: Table[K], key: K, *, progress: Callable[[int], None] | None = None) -> list[Traced]:
+        """The transactions that wrote a row's values, with the runs of observers that followed from the same causes:
+        the newest tree first; [] for a row without values. It reads the write records of the whole store once.
+
+        Args:
+            progress: called with the number of rows read so far.
+        """
+        self._engine.usable(writing=False)
+        return await trace(self._engine, must_be_table(table).name, table.row(key), progress or (lambda rows: None))
+
+    async def vacuum(self, *, progress: Callable[[VacuumResult], None] | None = None) -> VacuumResult:
+        """Remove old versions that no reader needs any more, now; the background task does so too.
+
+        Args:
+            progress: called after every page, with what was done so far.
+
+        Raises: StoreFull if not even the reserve of a full disk suffices; ReadOnly.
+        """
+        self._engine.usable(writing=True)
+        return await self._owner.vacuum(progress)
+
+    # ------------------------------------------------------------ tablets
+
+    async def split(self, table: Table[K] | str, key: K | None = None) -> Split:
+        """Split a tablet at a key. The new tablet has its own writer and file and, where tablet servers serve, its own
+        server. The background task splits tablets that have become large (`SplitOptions`).
+
+        Args:
+            table: a table, or its name; with a name, the key is a row as it is stored, in bytes.
+            key: where the new tablet begins; None: in the middle of the table's largest tablet.
+
+        Reads go on, and so do writes to other rows; writes to the new tablet's rows wait for a moment at the end.
+        Raises: UsageError if a tablet begins at that key, or all is in one row; StoreFull, Unavailable: nothing has
+        changed; ReadOnly.
+        """
+        self._engine.usable(writing=True)
+        return await self._owner.split(*where_to_split(table, key))
+
+    async def compact(self, table: Table[Any] | str | None = None) -> list[Compacted]:
+        """Give unused space of the tablets' files back: each tablet is written to a new file, in order, which replaces
+        the old one (P6). Without this, later writes reuse the space, but the file does not shrink.
+
+        Args:
+            table: a table, or its name; None: all.
+
+        Returns the result for each tablet. Reads and writes go on; writes to a tablet wait for a moment at its end.
+        The disk needs room for one tablet's new file next to the old one. If cancelled, finished tablets stay
+        compacted, and the one under way is unchanged.
+        Raises: UsageError for a memory: store, or if tablet servers have the tablets; StoreFull, Unavailable: that
+        tablet and those after it are unchanged; ReadOnly.
+        """
+        self._engine.usable(writing=True)
+        return await self._owner.compact(what_to_compact(table))
+
+    # ------------------------------------------------------------ observers
+
+    @async_block("async with db.worker():")
+    async def worker(
+        self, *, concurrency: int = 64, scanners: int | None = None, options: WorkerOptions | None = None
+    ) -> AsyncIterator[WorkerHandle]:
+        """Run the schema's observers while the block lasts.
+
+        Args:
+            concurrency: observer runs in flight.
+            scanners: tasks that look for work; by default 4, or as many as there may be runs in flight.
+            options: all of the above and more in one; never more scanners than runs in flight.
+        """
+        async with self._workers.running(concurrency, scanners, options) as handle:
+            yield handle
+
+    async def observers(self) -> list[ObserverState]:
+        """All registered observers, by id."""
+        return await self._observers.states()
+
+    async def pause(self, id: str) -> None:
+        """Pause an observer until it is resumed. The store keeps this across restarts and for all programs.
+
+        Changes keep waiting for it. Once this has returned, no run that was under way will commit any more; its change
+        waits.
+
+        Raises: UsageError for an observer that the store does not have; ReadOnly.
+        """
+        await self._observers.set_paused(id, True)
+
+    async def resume(self, id: str) -> None:
+        """Let a paused observer run again.
+
+        Raises: as `pause`.
+        """
+        await self._observers.set_paused(id, False)
+
+    async def paused(self) -> set[str]:
+        """Ids of the observers that are paused."""
+        return await self._observers.paused()
+
+    async def unserved(self) -> set[str]:
+        """Ids of the store's observers that this program's schema lacks (N10)."""
+        return await self._observers.unserved()
+
+    async def backfill(self, *, progress: Callable[[BackfillProgress], None] | None = None) -> list[BackfillProgress]:
+        """Notify new observers, and new versions of observers, of existing data, now (N10); the background task does so
+        too.
+
+        Args:
+            progress: called after every page.
+
+        Returns what was done for each observer that had not been notified of all data. To wait until they have run,
+        call `wait_idle`.
+
+        Raises: StoreFull, Unavailable: the next call goes on from there; ReadOnly.
+        """
+        self._engine.usable(writing=True)
+        return await self._owner.backfill(progress)
+
+    async def failed(
+        self, observer: str | None = None, *, key: Any = None, limit: int | None = 1000
+    ) -> list[FailedChange]:
+        """Changes on the failed list, by table and key.
+
+        Args:
+            observer: only its changes; `key`: only those of this row.
+            limit: the largest number of changes; None: all.
+
+        Raises: UsageError for an observer that the store does not have.
+        """
+        return await self._failed.changes(observer, key=key, limit=limit)
+
+    async def replay_failed(self, observer: str | None = None, *, key: Any = None) -> int:
+        """Let changes on the failed list wait for their observers again; returns how many.
+
+        Args:
+            observer, key: as for `failed`; all by default.
+
+        Raises: UsageError for an observer that the store does not have; ReadOnly; StoreFull.
+        """
+        return await self._failed.replay(observer, key=key)
+
+    async def drop_failed(self, observer: str, *, key: Any = None) -> int:
+        """Acknowledge changes on the failed list: their observer never runs for them. Returns how many.
+
+        Args:
+            observer: whose changes; `key`: only those of this row.
+
+        Raises: UsageError for an observer that the store does not have; ReadOnly; StoreFull; CommitUnknown.
+        """
+        return await self._failed.drop(observer, key=key)
+
+    async def failed_count(self) -> int:
+        """How many changes are on the failed list.
+
+        Raises: Unavailable, in a client.
+        """
+        self._engine.usable(writing=False)
+        return (await self._owner.now()).failed
+
+    # ------------------------------------------------------------ waiting
+
+    async def is_idle(self) -> bool:
+        """Whether no change waits for an observer, at this moment (N7). `wait_idle` waits for that.
+
+        Raises: ReadOnly for a folder that was opened with readonly=True; Unavailable, in a client.
+        """
+        self._must_observe_here()
+        return (await self._owner.now()).idle
+
+    async def pending(self) -> int:
+        """How many changes, and pending signals (N5), wait for observers. `waiting` counts them by observer.
+
+        Raises: Unavailable, in a client.
+        """
+        self._engine.usable(writing=False)
+        return (await self._owner.now()).pending
+
+    async def waiting(self) -> dict[str, int]:
+        """How many changes wait for each observer, by id: one scan of the notify cells."""
+        return await self._waiting.counts()
+
+    async def wait_idle(self, *, timeout: float | None = None) -> int:
+        """Wait until no change waits for an observer anywhere (N7). An observer that fails keeps it waiting until its
+        change is on the failed list: in tests give a `timeout`, in seconds, or allow few attempts
+        (`WorkerOptions.attempts`).
+
+        Returns how many changes are on the failed list, which this does not wait for (N6; `db.failed`).
+        Raises: UsageError if nothing could ever run them, or if all that are left wait for observers that need asyncio
+        in a store without it; NotIdle past the timeout, with counts by observer; Corruption if all that is left cannot
+        be read: a lock that may be a notification, or cells on which observers fail.
+        """
+        self._must_observe_here()
+        async with self._waiting.deadline(timeout, "the store did not become idle"):
+            return await self._owner.wait_idle()
+        raise AssertionError
+
+    async def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
+        """Wait until observers have run for all that was committed, other than by observers, at or before `ts`, and for
+        all that followed from it (N7, N9).
+
+        Args:
+            ts: a commit timestamp: `txn.commit_ts`, or what `await txn.commit()` returned.
+            timeout: seconds.
+
+        Raises: UsageError if nothing could ever run them, or for a timestamp that has not been issued; NotIdle past the
+        timeout, with counts by observer; Corruption if all that is left are cells that cannot be read, one of which
+        may go back to `ts` or before.
+        """
+        self._must_observe_here()
+        async with self._waiting.deadline(timeout, f"not all that was committed up to {ts} has been observed"):
+            await self._waiting.must_be_past(ts)
+            await self._owner.wait_for(ts)
+
+    def _must_observe_here(self) -> None:
+        """Raise ReadOnly beside the owner: observers run in its process."""
+        self._engine.usable(writing=False)
+        if self._engine.place.readonly:
+            raise ReadOnly(
+                "this store was opened with readonly=True: nothing is observed here. Wait in the process that runs "
+                "the worker, or with `perco wait`."
+            )
+
+    # ------------------------------------------------------------ state
+
+    def statistics(self) -> Statistics:
+        """Counts since the store was opened."""
+        engine = self._engine
+        loop, vacuum = self._owner.statistics()
+        return Statistics(
+            engine.fates.live(),
+            engine.oracle.last,
+            engine.known.catalogue.version,
+            replace(engine.driver.counters),
+            tuple(tablet.statistics() for tablet in self._owner.tablets()),
+            loop,
+            vacuum,
+            engine.lines.statistics(),
+            engine.prefetch.statistics(),
+            damaged=tuple(engine.driver.damaged),
+        )

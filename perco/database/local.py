@@ -1,0 +1,190 @@
+"""The owner's side of a store that this process has open: what a store needs only once.
+
+N7  It knows whether the store is idle.
+O3  It notes the clock while timestamps are drawn.
+T13 The write floor that an earlier process published holds everywhere before anything is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+
+from perco.clock.heartbeat import Heartbeat
+from perco.clock.loopwatch import LoopStatistics
+from perco.database.options import Options
+from perco.database.owner import Now
+from perco.errors import Corruption, StoreError, UsageError
+from perco.history.vacuum import Vacuum, VacuumResult, VacuumStatistics
+from perco.notify.backfill import Backfill, BackfillProgress
+from perco.notify.idle import Idle
+from perco.notify.sweeper import Sweeper
+from perco.notify.waiting import Waiting
+from perco.notify.workers import Workers
+from perco.schema import catalogue as catalogues
+from perco.storage import OwnerStore, Tablet
+from perco.tablets.backend import Backend
+from perco.tablets.compactor import Compacted, Compactor
+from perco.tablets.local import LocalStore
+from perco.tablets.splitter import Split, Splitter
+from perco.txn.engine import Engine
+from perco.txn.keeping import Keeper
+
+_NO_TABLETS: Final = "this store divides its tables into tablets by itself; there is nothing to split or to compact"
+
+
+class LocalOwner:
+    """Loop thread only.
+
+    Attributes:
+        made_here: the store was empty when it was opened: there is no former owner.
+    """
+
+    sweeper: Sweeper
+    idle: Idle
+    made_here: bool
+
+    backend: Backend
+    heartbeat: Heartbeat
+    vacuuming: Vacuum
+    backfilling: Backfill
+
+    is_here = True
+
+    def __init__(
+        self,
+        engine: Engine,
+        keeper: Keeper,
+        waiting: Waiting,
+        workers: Workers,
+        sweeper: Sweeper,
+        backend: Backend,
+        options: Options,
+    ) -> None:
+        self._engine, self._keeper, self._waiting, self._options = engine, keeper, waiting, options
+        self.backend, self.sweeper = backend, sweeper
+        known, background = engine.known, engine.background
+        self.heartbeat = Heartbeat(options.heartbeat, backend.write_from_thread, options.wall, engine.lease_token)
+        self.vacuuming = Vacuum(backend, engine.driver, options.vacuum, lambda: known.catalogue, options.on_event)
+        self.backfilling = Backfill(engine.driver, background, options.backfill, lambda: known.catalogue, keeper.change)
+        self._splitter: Splitter | None = None
+        self._compactor: Compactor | None = None
+        if (local := backend.local) is not None:
+            self._splitter = Splitter(local, background, options.split, lambda: known.catalogue, keeper.adopt)
+            self._compactor = Compactor(local, background, self._splitter)
+        self.idle = Idle(engine, waiting, backend.store, sweeper, self.backfilling, workers.running_here)
+        self.made_here = False
+        keeper.on_renewed = self.backfilling.wake
+        engine.driver.quiet = self.idle.look_again
+        sweeper.swept = self.idle.look_again
+
+    @property
+    def store(self) -> OwnerStore:
+        """The store itself, without a window."""
+        return self.backend.store
+
+    @property
+    def local(self) -> LocalStore:
+        """The store's tablets and its folder, for commands that look at them. Raises: UsageError if it has none."""
+        if self.backend.local is None:
+            raise UsageError("the rows of this store are not in a folder of this machine")
+        return self.backend.local
+
+    @property
+    def splitting(self) -> Splitter:
+        """Raises: UsageError, if the store has no tablets of its own."""
+        if self._splitter is None:
+            raise UsageError(_NO_TABLETS)
+        return self._splitter
+
+    @property
+    def compacting(self) -> Compactor:
+        """Raises: as `splitting`."""
+        if self._compactor is None:
+            raise UsageError(_NO_TABLETS)
+        return self._compactor
+
+    # ------------------------------------------------------------ the beginning and the end
+
+    async def declare(self) -> None:
+        """Record the schema and make what it needs; the background task notifies new observers of existing data."""
+        found: list[int] = []
+        engine = self._engine
+        await self._keeper.adopt(await catalogues.declare(engine.driver.store, engine.known.schema, found.append))
+        self.made_here = self.made_here or not found[0]
+        await self.store.raise_floor(engine.oracle.holds.watermark, wait=False)  # T13
+        await self._keeper.announce()
+        self.backfilling.wake()
+
+    def start(self) -> None:
+        """Start the background tasks."""
+        background, options = self._engine.background, self._options
+        background.start(self.sweeper.run, "sweeper")
+        background.start(self.note_time, "clock")
+        if options.vacuum.on:
+            background.start(self.vacuuming.in_background, "vacuum")
+        if self._splitter is not None:
+            background.start(self._splitter.in_background, "splitter")
+        if self.backend.threaded:
+            background.start(self.watch_disk, "disk")
+            self.heartbeat.start()
+
+    async def aclose(self) -> None:
+        """Stop background tasks, write queued mutations, release the folder."""
+        with trio.CancelScope(shield=True):
+            await self.heartbeat.aclose()
+            await self._engine.background.aclose()
+            if not self.backend.readonly:
+                await self.note_now()
+            await self.backend.aclose()
+
+    async def note_time(self) -> None:
+        """Note the clock while timestamps are drawn (O3)."""
+        while True:
+            await trio.sleep(self._options.oracle.note_period_s)
+            await self.note_now()
+
+    async def note_now(self) -> None:
+        """Note the clock; skipped if the store cannot say what is visible by now."""
+        with contextlib.suppress(StoreError, Corruption):
+            await self._engine.oracle.note(self._engine.driver.visible)
+
+    async def watch_disk(self) -> None:
+        """Fail calls that have waited for a disk longer than `commit_timeout_s` (T10)."""
+        timeout_s = self._options.commit.commit_timeout_s
+        while True:
+            await trio.sleep(timeout_s / 4)
+            self.backend.expire(timeout_s)
+
+    # ------------------------------------------------------------ what a database asks
+
+    async def vacuum(self, progress: Callable[[VacuumResult], None] | None) -> VacuumResult:
+        return await self.vacuuming.run(tell=progress)
+
+    async def backfill(self, progress: Callable[[BackfillProgress], None] | None) -> list[BackfillProgress]:
+        return await self.backfilling.run(tell=progress)
+
+    async def split(self, table: str, row: bytes | None) -> Split:
+        return await self.splitting.split(table, row)
+
+    async def compact(self, table: str | None) -> list[Compacted]:
+        return await self.compacting.compact(table)
+
+    async def now(self) -> Now:
+        await trio.lowlevel.checkpoint()
+        return Now(await self.idle.look(), self.idle.pending(), self.idle.failed())
+
+    async def wait_idle(self) -> int:
+        return await self.idle.wait_idle()
+
+    async def wait_for(self, ts: int) -> None:
+        await self.idle.wait_for(ts)
+
+    def tablets(self) -> Sequence[Tablet]:
+        return self.store.tablets_here()
+
+    def statistics(self) -> tuple[LoopStatistics, VacuumStatistics]:
+        return self.heartbeat.statistics(), self.vacuuming.statistics()

@@ -1,0 +1,56 @@
+"""The interface of a database to the store's owner, which is this process or another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from perco.clock.loopwatch import LoopStatistics
+from perco.history.vacuum import VacuumResult, VacuumStatistics
+from perco.notify.backfill import BackfillProgress
+from perco.storage import Tablet
+from perco.tablets.compactor import Compacted
+from perco.tablets.splitter import Split
+
+
+class Now(NamedTuple):
+    """The store at one moment: whether it is idle (N7); changes that wait, and changes on the failed list."""
+
+    idle: bool
+    pending: int
+    failed: int
+
+
+class Owner(Protocol):
+    """Loop thread only. The methods are as those of the same name in `Database`.
+
+    Attributes: `is_here`, whether the owner is this process, or this process reads the owner's files beside it.
+    """
+
+    is_here: bool
+
+    async def vacuum(self, progress: Callable[[VacuumResult], None] | None) -> VacuumResult: ...
+
+    async def backfill(self, progress: Callable[[BackfillProgress], None] | None) -> list[BackfillProgress]: ...
+
+    async def split(self, table: str, row: bytes | None) -> Split: ...
+
+    async def compact(self, table: str | None) -> list[Compacted]: ...
+
+    async def now(self) -> Now: ...
+
+    async def wait_idle(self) -> int: ...
+
+    async def wait_for(self, ts: int) -> None: ...
+
+    def tablets(self) -> Sequence[Tablet]:
+        """The tablets that this process has open."""
+        ...
+
+    def statistics(self) -> tuple[LoopStatistics, VacuumStatistics]:
+        """Statistics of this process's loop, and of the vacuum if it runs here."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop background tasks, write queued mutations, release the folder or the connection."""
+        ...

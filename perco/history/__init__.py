@@ -1,0 +1,1 @@
+"""The past: removal of old versions, snapshots of earlier moments, pins."""

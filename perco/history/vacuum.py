@@ -1,0 +1,558 @@
+"""Removes old versions that no reader needs any more, page by page, while reads and writes go on.
+
+`retention.py` decides which cells of a row can go, `holds.py` up to which timestamp; this module removes them, through
+the row store alone.
+
+G2  In this order, each step finished everywhere before the next begins anywhere: publish the watermark and the cuts,
+    durably; raise the floor in every tablet (T13); settle every lock with start_ts strictly below the watermark;
+    delete. Doing all steps tablet by tablet would lose half a transaction: its primary's record would be gone, and a
+    secondary's lock still there. A lock that does not decode, or whose primary does not, stays, and limits the
+    collection as if it were the watermark.
+S4  It may use the reserve of a full disk, in mutations that are small enough for it.
+
+A vacuum can be interrupted anywhere, and another begun by any process: the next one's watermark is at least as high.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Final
+
+import msgpack
+import trio
+
+from perco.clock.holds import Holder
+from perco.clock.oracle import BOUND_ROW, CLOCK_ROW, Oracle, raise_for
+from perco.errors import Corruption, StoreError, StoreFull, Unavailable, UsageError
+from perco.protocol.records import Cellref, ack_of, column_of
+from perco.protocol.retention import Removed, Waste, is_lean, waste_of
+from perco.protocol.snapshot import Blocked
+from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue
+from perco.settings import check_options
+from perco.storage import (
+    APPLIED,
+    DATA,
+    FAILED_LIST,
+    LOCK,
+    NOTIFY,
+    PENDING,
+    ROLLBACK,
+    SHARED,
+    TRACE,
+    TS_MAX,
+    WRITE,
+    Failed,
+    Mutation,
+    Refused,
+    RowStore,
+    ScanPage,
+    ScanQuery,
+    ScanRequest,
+    ScanRow,
+    Verdict,
+)
+from perco.tablets.backend import Backend
+from perco.txn.driver import Driver
+
+log: logging.Logger = logging.getLogger("perco.vacuum")
+
+VACUUM_ROW: Final = b"vacuum"
+_ROUNDS_MAX = 16  # over all locks, before the vacuum gives up
+_SYSTEM_CELLS = 32  # removed at once: they must fit the reserve
+_LOOSE_MIN = 1000
+_REMOVED_AT_ONCE = 2048  # cells, in one write transaction
+_SLICE_MIN_S, _SLICE_MAX_S = 0.002, 0.02  # of the loop's time, for a page
+_CREDIT_MAX_S = 0.1  # of waiting, at most, that shorten a later pause
+_LOOKS_APART = 4000  # cells between two looks for half empty pages where there were none
+_CRAMPED_CELLS = 4  # of a row at a time on a full disk: what the reserve has room for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VacuumOptions:
+    """Attributes:
+    on: remove old versions in the background.
+    period_s: how often it checks for them.
+    share: the part of the loop's time that it may take in the background; 1: it only yields.
+    page_rows: rows that are read at a time; up to 16 times as many, if other tasks keep the loop busy.
+    row_cells: cells of a row that are read at a time.
+    """
+
+    on: bool = True
+    period_s: float = 30.0
+    share: float = 0.2
+    page_rows: int = 128
+    row_cells: int = 1024
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if not self.period_s > 0:
+            raise UsageError(f"VacuumOptions: period_s is {self.period_s}; it must be above 0")
+        if not 0 < self.share <= 1:
+            raise UsageError(f"VacuumOptions: share is {self.share}; it must be above 0 and at most 1")
+
+
+@dataclass(slots=True)
+class VacuumResult:
+    """The result of a vacuum; while it runs, its progress.
+
+    Attributes:
+        watermark: versions that reads at or above it need were left alone.
+        cuts: for each table the oldest timestamp at which it can be read from now on.
+        holder: what kept the watermark from moving on.
+        table: the table that it is at.
+        rows: rows looked at.
+        locks: locks that were in the way and have been settled.
+        removed: cells, by kind.
+        corrupt: rows that do not decode and were left alone: `perco check` says what is wrong with them.
+        blocked: rows where a delete marker stays until its observers have run.
+        left: mutations whose reply was lost; the next vacuum looks again.
+        repacked: how often half empty pages were filled again, a thousand cells at a time.
+        held_up: places of locks that do not decode; nothing that the oldest of them may need was removed.
+        seconds: how long it took.
+    """
+
+    watermark: int = 0
+    cuts: dict[str, int] = field(default_factory=dict)
+    holder: Holder = Holder("retention", 0)
+    table: str = ""
+    rows: int = 0
+    locks: int = 0
+    removed: Removed = field(default_factory=Removed)
+    corrupt: int = 0
+    blocked: int = 0
+    left: int = 0
+    repacked: int = 0
+    held_up: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class VacuumStatistics:
+    """Statistics since the store was opened.
+
+    Attributes:
+        watermark: a reader that began at it or later can still read everything it may need.
+        holder: what keeps it from moving on, as of the last run.
+        runs: how often the whole store was vacuumed.
+        removed: cells, by kind.
+        failure: the error of the last run in the background, if it failed; it is retried.
+    """
+
+    watermark: int
+    holder: Holder
+    runs: int
+    removed: Removed
+    failure: Exception | None
+
+
+class Vacuum:
+    """One per opened store; one run at a time."""
+
+    removed: Removed
+    runs: int
+    holder: Holder
+
+    def __init__(
+        self,
+        backend: Backend,
+        driver: Driver,
+        options: VacuumOptions,
+        catalogue: Callable[[], Catalogue],
+        event: Callable[[str], None] | None,
+    ) -> None:
+        self.options = options
+        self.removed = Removed()  # since the store was opened
+        self.runs = 0
+        self.holder = Holder("retention", 0)
+        self.failure: Exception | None = None  # of the last run in the background
+        self._backend, self._driver, self._catalogue, self._event = backend, driver, catalogue, event
+        self._alone = trio.Lock()
+        self._done: tuple[int, dict[str, int]] | None = None  # up to where everything has been removed
+        self._told: bytes = b""
+        self._loose: dict[str, int] = {}  # cells removed from each table since its pages were filled again
+        self._share = 1.0
+        self._rows = options.page_rows
+        self._worked = self._waited = 0.0  # since the last pause: our time, and that of others while we wanted the loop
+        self._result = VacuumResult()
+        self._limit = TS_MAX  # G2: start_ts of the oldest lock that cannot be settled, as it does not decode
+        self._tell: Callable[[VacuumResult], None] = lambda _: None
+
+    @property
+    def _store(self) -> RowStore:
+        return self._driver.store
+
+    @property
+    def _oracle(self) -> Oracle:
+        return self._driver.oracle
+
+    async def in_background(self) -> None:
+        """Run periodically, if there may be anything to remove. Failures are retried."""
+        while True:
+            await trio.sleep(self.options.period_s)
+            try:
+                await self.run(share=self.options.share, moved_only=True)
+                self.failure = None
+            except (StoreError, Corruption) as error:
+                if type(error) is not type(self.failure):
+                    log.warning("old versions could not be removed: %s", error)
+                self.failure = error
+
+    def statistics(self) -> VacuumStatistics:
+        """Counts since the store was opened."""
+        return VacuumStatistics(
+            self._oracle.holds.watermark, self.holder, self.runs, replace(self.removed), self.failure
+        )
+
+    async def run(
+        self,
+        *,
+        share: float = 1.0,
+        moved_only: bool = False,
+        tell: Callable[[VacuumResult], None] | None = None,
+    ) -> VacuumResult:
+        """Vacuum the whole store once.
+
+        Args:
+            share: the part of the time that it may take.
+            moved_only: only if the watermark or a cut has moved since the last complete run.
+            tell: called after every page, with what was done so far.
+
+        Raises: StoreFull if not even the reserve suffices; Unavailable if locks cannot be settled.
+        """
+        async with self._alone:
+            self._share, self._tell = share, tell or (lambda _: None)
+            began = trio.current_time()
+            self._rows, self._worked, self._waited = self.options.page_rows, 0.0, 0.0
+            self._result = result = VacuumResult()
+            self._limit = TS_MAX
+            await self._publish()
+            if moved_only and self._done == (result.watermark, result.cuts):
+                return result
+            self._done = None
+            await self._backend.store.raise_floor(result.watermark, wait=True)  # T13
+            self._backend.clear_dead_readers()
+            self._step("floor")
+            await self._settle_locks()
+            self._step("locks")
+            for table in result.cuts:
+                before = result.removed.cells
+                await self._collect(table)
+                await self._repack(table, result.removed.cells - before)
+            await self._collect_system()
+            self._step("vacuum")
+            result.table = ""
+            result.seconds = trio.current_time() - began
+            self.runs += 1
+            if not result.left:
+                self._done = result.watermark, result.cuts
+            return result
+
+    def _step(self, name: str) -> None:
+        if self._event is not None:
+            self._event(name)
+
+    async def _publish(self) -> None:
+        """Publish the watermark and the cuts: G1, and the first step of G2."""
+        catalogue, holds = self._catalogue(), self._oracle.holds
+        keep_s = {table: catalogue.keep_of(table).seconds for table in self._tables()}
+        self._result.holder = await self._oracle.publish(keep_s)
+        self.holder = self._result.holder
+        self._result.watermark = holds.watermark
+        self._result.cuts = {table: holds.cuts[table] for table in keep_s}
+        await self._tell_others()
+        self._step("watermark")
+
+    async def _tell_others(self) -> None:
+        """Record what holds the watermark back, for processes that look at the store from outside."""
+        if not self._backend.threaded:
+            return
+        told = msgpack.packb([*self.holder, min(self._oracle.holds.open, default=0)])
+        if told != self._told:
+            value = msgpack.packb([self._oracle.wall_ms(), told])
+            row = (VACUUM_ROW, (), ((DATA, 0, 1, value),))
+            [verdict] = await self._backend.store.apply([Mutation(SYSTEM_TABLE, (row,), None, True)])
+            if verdict is APPLIED:  # else it is tried the next time
+                self._told = told
+
+    def _tables(self) -> list[str]:
+        made = set(self._backend.store.tables())
+        return [table for table in self._catalogue().tables if table in made]
+
+    # ------------------------------------------------------------ locks
+
+    async def _settle_locks(self) -> None:
+        """Settle locks until a full scan finds none below the watermark; no new ones can appear (T13)."""
+        for _ in range(_ROUNDS_MAX):
+            if not await self._locks_found():
+                return
+        raise Unavailable("the vacuum ended before it removed anything: there are locks that it cannot settle")
+
+    async def _locks_found(self) -> int:
+        found = 0
+        for table, group in product(self._tables(), (LOCK, SHARED, PENDING)):
+            query = ScanQuery(group, None, 0, TS_MAX, 1 << 16)
+            start: bytes | None = b""
+            while start is not None:
+                page = await self._store.scan(ScanRequest(table, start, None, (query,)))
+                for row, [locks] in page.rows:
+                    for column, start_ts, packed in locks:
+                        if start_ts < self._result.watermark:  # at the watermark it may be alive
+                            found += await self._settled(Cellref(table, row, column), Blocked(start_ts, packed))
+                start = page.next
+                await self._give_way()
+        return found
+
+    async def _settled(self, cell: Cellref, blocked: Blocked) -> bool:
+        """Settle a lock. Returns False if it cannot be settled and holds up the vacuum."""
+        try:
+            await self._driver.clear(cell, blocked)
+        except Corruption as error:
+            self._driver.note_damage(error)
+            self._limit = min(self._limit, blocked.start_ts)
+            if error.where not in self._result.held_up:
+                self._result.held_up += (error.where,)
+            return False
+        self._result.locks += 1
+        return True
+
+    # ------------------------------------------------------------ rows
+
+    async def _collect(self, table: str) -> None:
+        self._result.table = table
+        start: bytes | None = b""
+        wastes: list[Waste] = []
+        cells = 0
+        while start is not None:
+            page = await self._page(self._request(table, start, None, self.options.row_cells))
+            began = time.perf_counter()
+            crowded = []
+            for found in page.rows:
+                self._result.rows += 1
+                records, markers, traces, *_ = found[1]
+                if not markers and not traces and len(records) < self.options.row_cells and is_lean(records):
+                    continue
+                try:
+                    waste, more = self._waste(table, found, self.options.row_cells)
+                except Corruption:
+                    self._result.corrupt += 1
+                    continue
+                if more:
+                    crowded.append(found[0])
+                else:
+                    wastes.append(waste)
+                    cells += len(waste.units) + len(waste.ends)
+            start = page.next
+            self._worked += time.perf_counter() - began
+            if cells >= _REMOVED_AT_ONCE or start is None:
+                if not await self._remove(wastes):
+                    crowded += [waste.row for waste in wastes]
+                wastes, cells = [], 0
+            for row in crowded:
+                await self._collect_row(table, row)
+            self._tell(self._result)
+            await self._give_way()
+
+    def _request(self, table: str, start: bytes, stop: bytes | None, cells: int) -> ScanRequest:
+        cut, watermark = self._limits(table)
+        queries = (
+            ScanQuery(WRITE, None, 0, cut, cells),
+            ScanQuery(ROLLBACK, None, 0, max(watermark - 1, 0), cells),
+            ScanQuery(TRACE, None, 0, max(watermark - 1, 0), cells),
+            ScanQuery(NOTIFY, None, 0, TS_MAX, cells),
+            ScanQuery(FAILED_LIST, None, 0, TS_MAX, cells),
+        )
+        return ScanRequest(table, start, stop, queries, False, self._rows, seeks_max=8 * self._rows)
+
+    def _limits(self, table: str) -> tuple[int, int]:
+        """The limits for versions, and for markers and traces: cut and watermark, unless a lock holds them up."""
+        return min(self._result.cuts[table], self._limit), min(self._result.watermark, self._limit)
+
+    def _waste(self, table: str, found: ScanRow, cells: int) -> tuple[Waste, bool]:
+        """What can be removed from a row, and whether there is more in it than was read."""
+        row, (records, markers, traces, *waiting) = found
+        catalogue = self._catalogue()
+        cut, watermark = self._limits(table)
+        more = len(records) == cells
+        waste = waste_of(
+            table,
+            row,
+            records,
+            markers,
+            traces,
+            {column for there in waiting for column, _, _ in there},
+            cut=cut,
+            watermark=watermark,
+            versions=catalogue.keep_of(table).versions,
+            acks_of=_acks(catalogue, table),
+            more=more,
+        )
+        return waste, more or cells in (len(markers), len(traces))
+
+    async def _collect_row(self, table: str, row: bytes) -> None:
+        """Collect one row in parts: it has more cells than are read at once, or the disk is full."""
+        cells = _CRAMPED_CELLS
+        while True:
+            page = await self._store.scan(self._request(table, row, row + b"\x00", cells))
+            if not page.rows:
+                return
+            try:
+                waste, more = self._waste(table, page.rows[0], cells)
+            except Corruption:
+                self._result.corrupt += 1
+                return
+            mutations = waste.mutations(cells)
+            left = self._result.left
+            if mutations and not await self._apply(mutations, [waste] * len(mutations)):
+                if cells == _CRAMPED_CELLS:
+                    raise StoreFull(f"table {table!r}", "old versions could not be removed, not even in the reserve")
+                cells = _CRAMPED_CELLS
+                continue
+            if not more or self._result.left > left:
+                return
+            cells = min(2 * cells, self.options.row_cells) if mutations else 2 * cells
+            await self._give_way()
+
+    async def _remove(self, wastes: Sequence[Waste]) -> bool:
+        """Remove waste. Returns False if there was no space for some of it."""
+        mutations, of = [], []
+        for waste in wastes:
+            self._result.blocked += waste.blocked
+            for mutation in waste.mutations(self.options.row_cells):
+                mutations.append(mutation)
+                of.append(waste)
+        return not mutations or await self._apply(mutations, of)  # one write transaction for all of them
+
+    async def _apply(self, mutations: Sequence[Mutation], of: Sequence[Waste]) -> bool:
+        room = True
+        refused = []
+        began = time.perf_counter()
+        verdicts = await self._store.apply(mutations)
+        self._waited += time.perf_counter() - began  # others had the loop
+        for mutation, waste, verdict in zip(mutations, of, verdicts, strict=True):
+            if isinstance(verdict, Refused):  # G3: a notify cell has come in between
+                self._result.blocked += 1
+                refused += waste.without_ends().mutations(self.options.row_cells)
+            else:
+                room &= self._count(mutation, verdict)
+        for mutation, verdict in zip(refused, await self._store.apply(refused) if refused else (), strict=True):
+            room &= self._count(mutation, verdict)
+        return room
+
+    def _count(self, mutation: Mutation, verdict: Verdict) -> bool:
+        """Count what a mutation removed. Returns False if there was no space for it."""
+        if verdict is APPLIED:
+            for removed in (self._result.removed, self.removed):
+                removed.add_of(mutation)
+            return True
+        if isinstance(verdict, Failed):
+            if isinstance(verdict.error, StoreFull):
+                return False
+            if isinstance(verdict.error, Corruption):
+                self._result.corrupt += 1
+                return True
+            raise verdict.error
+        self._result.left += 1
+        return True
+
+    # ------------------------------------------------------------ pages
+
+    async def _repack(self, table: str, removed: int) -> None:
+        """Fill half empty pages again, once half as many cells have been removed as are left."""
+        tablets = [tablet for tablet in self._backend.store.tablets_here() if tablet.table == table]
+        if not tablets:
+            return
+        loose = self._loose[table] = self._loose.get(table, 0) + removed
+        if loose < max(sum(tablet.entries(WRITE) for tablet in tablets) // 2, _LOOSE_MIN):
+            return
+        self._loose[table] = 0
+        groups = {WRITE, DATA, *self._catalogue().groups(table)}
+        for tablet, group in product(tablets, sorted(groups)):
+            start: bytes | None = b""
+            skip = 0
+            while start is not None:
+                start, worth = await tablet.repack(group, start, skip)
+                self._result.repacked += worth
+                skip = 0 if worth else _LOOKS_APART
+                await self._give_way()
+
+    # ------------------------------------------------------------ system rows
+
+    async def _collect_system(self) -> None:
+        """Remove notes of the clock older than the newest at or below every cut (O3), and superseded system rows."""
+        self._result.table = SYSTEM_TABLE
+        oldest = min(self._result.cuts.values(), default=self._result.watermark)
+        await self._oracle.pins.drop_expired()
+        await self._oracle.pins.erase(self._result.watermark)
+        notes = await self._collect_versions(CLOCK_ROW, oldest)
+        system = await self._collect_versions(CATALOGUE_ROW, TS_MAX)
+        system += await self._collect_versions(BOUND_ROW, TS_MAX)
+        gone = Removed(notes=notes, system=system)
+        self._result.removed.add(gone)
+        self.removed.add(gone)
+
+    async def _collect_versions(self, row: bytes, at: int) -> int:
+        """Remove what is older than the newest version at or below `at`, the oldest first; returns how many."""
+        store = self._store
+        [[newest]] = await store.read([(SYSTEM_TABLE, row, [(DATA, 0, 0, at, 1)])])
+        removed = low = 0
+        while newest and low < newest[0][0]:
+            query = (DATA, 0, low, newest[0][0] - 1, -_SYSTEM_CELLS)
+            [[cells]] = await store.read([(SYSTEM_TABLE, row, [query])])
+            if not cells:
+                break
+            low = cells[-1][0] + 1
+            gone = tuple((DATA, 0, ts, None) for ts, _ in cells)
+            if gone:
+                [verdict] = await store.apply([Mutation(SYSTEM_TABLE, ((row, (), gone),), None, True)])
+                if verdict is not APPLIED:
+                    raise_for(verdict, f"old versions of {row.decode()}")
+                removed += len(gone)
+            await self._give_way()
+        return removed
+
+    # ------------------------------------------------------------ manners
+
+    async def _page(self, request: ScanRequest) -> ScanPage:
+        """Scan a page: neither so many rows that it holds up other tasks, nor so few that it yields too often."""
+        began = time.perf_counter()
+        await trio.lowlevel.checkpoint()
+        turn = time.perf_counter() - began  # what other tasks took
+        page = await self._store.scan(request)
+        worked = max(time.perf_counter() - began - 2 * turn, _SLICE_MIN_S / 8)
+        self._worked += worked
+        self._waited += 2 * turn
+        wanted = slice_s(turn, self._share)
+        rows = int(self._rows * min(max(wanted / worked, 0.5), 2.0))
+        self._rows = min(max(rows, self.options.page_rows), 16 * self.options.page_rows)
+        return page
+
+    async def _give_way(self) -> None:
+        """Pause for so long that the vacuum takes no more than its share of the loop."""
+        pause_s = self._worked * (1 / self._share - 1) - self._waited
+        self._worked = 0.0
+        self._waited = min(max(-pause_s, 0.0), _CREDIT_MAX_S)
+        if pause_s > 0:  # else others have had their turns; one more of a busy loop may take as long as a page
+            began = time.perf_counter()
+            await trio.sleep(pause_s)
+            self._waited = min(max(time.perf_counter() - began - pause_s, 0.0), _CREDIT_MAX_S)
+
+
+def slice_s(turn_s: float, share: float) -> float:
+    """How long to work on a page to use the whole share, given that other tasks get two turns of the loop for each.
+    With less the vacuum would yield more than it must, and fall behind the writers."""
+    return min(max(2 * turn_s * share / max(1 - share, 0.01), _SLICE_MIN_S), _SLICE_MAX_S)
+
+
+def _acks(catalogue: Catalogue, table: str) -> Callable[[int], Sequence[int]]:
+    """The ack columns of all observers of a column of a table."""
+    columns = catalogue.tables[table].columns
+    found: dict[int, list[int]] = {}
+    for observer in catalogue.observers.values():
+        if observer.table == table:
+            column = column_of(columns[observer.column].number)
+            found.setdefault(column, []).append(ack_of(column, observer.number))
+    return lambda column: found.get(column, ())

@@ -1,0 +1,293 @@
+"""Notifies a new observer, or a new version of one, of existing data: page by page, while reads and writes go on.
+
+N10 The registration is announced with every timestamp; then a timestamp is drawn and recorded: `ObserverEntry.at`. A
+    transaction that draws its commit_ts later knows of the observer and notifies it itself. So the backfill only covers
+    earlier commits: it reads each row's version at `at`, and if there is one, puts a notify cell.
+N2  The cell has the timestamp `at`, not the change's own. A run that may remove it has seen it, so it began after `at`
+    and knows of the registration. A run of a lower version, in flight or in a process that has not heard of the
+    registration yet, cannot remove it.
+N3  For a higher version, the cell is also put where a lower version has acknowledged a delete.
+C4  The backfill first waits for the one-step commits at or below `at`.
+
+Progress is noted after each page, after the page's notify cells: a cell may be put twice, which changes nothing, but
+none is missed. The backfill holds nothing open and needs no old version: if the version at `at` has been collected, a
+newer one has notified the observer. An interrupted backfill continues in the next process, or in several at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgpack
+import trio
+
+from perco.errors import Corruption, StoreError
+from perco.protocol.records import Cellref, ack_of, column_of, pack_cause
+from perco.protocol.snapshot import Blocked, Missing, look
+from perco.schema.catalogue import SYSTEM_TABLE, Catalogue, ObserverEntry, raise_for
+from perco.settings import check_options
+from perco.storage import (
+    ABSENT,
+    APPLIED,
+    DATA,
+    FAILED_LIST,
+    LOCK,
+    NOTIFY,
+    TS_MAX,
+    WRITE,
+    Mutation,
+    Refused,
+    RowStore,
+    ScanCell,
+    ScanQuery,
+    ScanRequest,
+    ScanRow,
+)
+from perco.txn.background import Background
+from perco.txn.driver import Driver
+
+log: logging.Logger = logging.getLogger("perco.backfill")
+
+BACKFILL_ROW: Final = b"backfill"
+_RETRY_S, _RETRY_MAX_S = 1.0, 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackfillOptions:
+    """Attributes:
+    on: notify new observers of existing data in the background, as soon as the store is open.
+    share: the part of the loop's time that it may take in the background; 1: it yields, but does not pause.
+    page_rows: rows to read and notify at a time; progress is noted after each page.
+    """
+
+    on: bool = True
+    share: float = 0.2
+    page_rows: int = 256
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+class Noted(NamedTuple):
+    """Progress of the registration at `at`: rows below `next` are done; `rows` read, `notified`: notify cells put."""
+
+    at: int
+    next: bytes
+    rows: int
+    notified: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillProgress:
+    """Progress of an observer's backfill.
+
+    Attributes: `id` and `version` of the observer; `table` that it observes; `rows` read so far; `notified`: changes
+    that it was notified of so far; `done`.
+    """
+
+    id: str
+    version: int
+    table: str
+    rows: int
+    notified: int
+    done: bool
+
+
+async def noted(store: RowStore, entry: ObserverEntry) -> Noted:
+    """Progress of an observer's registration, as last noted. Raises: Corruption."""
+    [[cells]] = await store.read([(SYSTEM_TABLE, BACKFILL_ROW, [(DATA, entry.number, 1, 1, 1)])])
+    found = unpack_noted(cells[0][1]) if cells else None
+    return found if found is not None and found.at == entry.at else Noted(entry.at, b"", 0, 0)
+
+
+def unpack_noted(value: bytes) -> Noted:
+    """Raises: Corruption."""
+    try:
+        found = Noted(*msgpack.unpackb(value))
+        if [type(part) for part in found] != [int, bytes, int, int] or min(found.at, found.rows, found.notified) < 0:
+            raise ValueError("a field that it cannot have")
+        return found
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise Corruption("backfill", f"its progress cannot be decoded: {error}") from error
+
+
+async def progress_of(store: RowStore, catalogue: Catalogue) -> list[BackfillProgress]:
+    """Progress of all observers, as last noted. Observers that are done have no counts."""
+    out = []
+    for id, entry in catalogue.observers.items():
+        far = Noted(0, b"", 0, 0)
+        if not entry.ready and entry.at:
+            with contextlib.suppress(Corruption):  # `check` reports it; the backfill starts over
+                far = await noted(store, entry)
+        out.append(BackfillProgress(id, entry.version, entry.table, far.rows, far.notified, entry.ready))
+    return out
+
+
+class Backfill:
+    """One per opened store; one run at a time.
+
+    `change` makes the next version of the catalogue, and announces it.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        background: Background,
+        options: BackfillOptions,
+        catalogue: Callable[[], Catalogue],
+        change: Callable[[Callable[[Catalogue], Catalogue]], Awaitable[None]],
+    ) -> None:
+        self.options = options
+        self.failure: Exception | None = None  # of the last try in the background
+        self._driver, self._background, self._catalogue, self._change = driver, background, catalogue, change
+        self._alone = trio.Lock()
+        self._running = False
+        self._worked = 0.0  # seconds of the loop's time since the last pause
+
+    @property
+    def left(self) -> bool:
+        """Whether an observer has not been notified of all existing data yet."""
+        return any(not entry.ready for entry in self._catalogue().observers.values())
+
+    def wake(self) -> None:
+        """Start the backfill in the background if there is something to do, unless that is off."""
+        if self.options.on and not self._running and self.left:
+            self._running = True
+            self._background.start(self._in_background, "backfill")
+
+    async def _in_background(self) -> None:
+        pause_s = _RETRY_S
+        try:
+            while self.left:
+                try:
+                    await self.run(share=self.options.share)
+                    self.failure = None
+                except (StoreError, Corruption) as error:
+                    if type(error) is not type(self.failure):
+                        log.warning("could not notify observers of existing data, trying again: %s", error)
+                    self.failure = error
+                    await trio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _RETRY_MAX_S)
+        finally:
+            self._running = False
+
+    async def run(
+        self, *, share: float = 1.0, tell: Callable[[BackfillProgress], None] | None = None
+    ) -> list[BackfillProgress]:
+        """Run until all observers are ready; returns the progress of each that was not.
+
+        Args:
+            share: the part of the loop's time that it may take.
+            tell: called after every page.
+
+        Raises: StoreError if the store cannot be written, Unavailable if no answer came.
+        """
+        done: dict[str, BackfillProgress] = {}
+        async with self._alone:
+            self._worked = 0.0
+            while ids := self._catalogue().unready():
+                progress = await self._observer(ids[0], share, tell or (lambda _: None))
+                if progress is not None:
+                    done[progress.id] = progress
+        return list(done.values())
+
+    async def _observer(
+        self, id: str, share: float, tell: Callable[[BackfillProgress], None]
+    ) -> BackfillProgress | None:
+        """Do one step of the protocol, or all pages. None: look at the observer again."""
+        driver, store = self._driver, self._driver.store
+        entry = self._catalogue().observers[id]
+        if not entry.at:
+            await driver.oracle.announce(self._catalogue().binds)  # N10: transactions that draw later know of it
+            at = await driver.oracle.draw()
+            await self._change(lambda catalogue: catalogue.began_at(id, entry.version, at))
+            return None
+        await driver.visible(entry.at)  # C4
+        try:
+            far = await noted(store, entry)
+        except Corruption as error:
+            driver.note_damage(error)
+            far = Noted(entry.at, b"", 0, 0)
+        queries = self._queries(entry)
+        start: bytes | None = far.next
+        while start is not None:
+            began = time.perf_counter()
+            page = await store.scan(ScanRequest(entry.table, start, None, queries, False, self.options.page_rows))
+            self._worked += time.perf_counter() - began
+            put = await self._notify(id, entry, page.rows)
+            far = Noted(entry.at, page.next or b"", far.rows + len(page.rows), far.notified + put)
+            if page.next is not None:
+                await self._note(entry, far)
+            start = page.next
+            tell(BackfillProgress(id, entry.version, entry.table, far.rows, far.notified, False))
+            await self._give_way(share)
+            if self._catalogue().observers[id].at != entry.at:
+                return None  # a higher version was registered meanwhile
+        await self._change(lambda catalogue: catalogue.made_ready(id, entry.at))
+        driver.notified()
+        return BackfillProgress(id, entry.version, entry.table, far.rows, far.notified, True)
+
+    def _queries(self, entry: ObserverEntry) -> tuple[ScanQuery, ...]:
+        number = column_of(self._catalogue().tables[entry.table].columns[entry.column].number)
+        queries = (ScanQuery(LOCK, (number,), 0, entry.at), ScanQuery(WRITE, (number,), 0, entry.at))
+        if entry.version == 1:
+            return queries
+        return *queries, ScanQuery(WRITE, (ack_of(number, entry.number),), 0, TS_MAX)
+
+    async def _notify(self, id: str, entry: ObserverEntry, rows: list[ScanRow]) -> int:
+        """Put the notify cells of a page; returns how many."""
+        began = time.perf_counter()
+        number = column_of(self._catalogue().tables[entry.table].columns[entry.column].number)
+        ack = ack_of(number, entry.number)
+        mutations = []
+        for row, found in rows:
+            commit_ts = await self._change_of(entry, row, number, found)
+            if commit_ts:
+                assert commit_ts <= entry.at
+                put = (NOTIFY, ack, entry.at, pack_cause(commit_ts, 0))
+                # N6: a message that comes late, or twice, must not make a change wait that was given up meanwhile.
+                given_up = (ABSENT, FAILED_LIST, ack, entry.at, entry.at)
+                mutations.append(Mutation(entry.table, ((row, (given_up,), (put,)),)))
+        self._worked += time.perf_counter() - began
+        if mutations:
+            with self._driver.observing():
+                for verdict in await self._driver.store.apply(mutations):
+                    if verdict is not APPLIED and not isinstance(verdict, Refused):  # the page is not done
+                        raise_for(verdict, f"what observer {id!r} is to be notified of")
+        return len(mutations)
+
+    async def _change_of(
+        self, entry: ObserverEntry, row: bytes, number: int, found: Sequence[Sequence[ScanCell]]
+    ) -> int:
+        """The timestamp of the change that a row's observer must be notified of; 0: none.
+
+        A lock in the way is of a transaction that may not have known the observer: it is settled first (T9).
+        """
+        locks, writes, *acks = found
+        try:
+            seen = look([cell[1:] for cell in locks], [cell[1:] for cell in writes])
+            if isinstance(seen, Blocked):
+                seen = await self._driver.finish(entry.table, row, number, entry.at, seen)
+        except Corruption as error:  # the run fails until it is repaired; the backfill goes on
+            self._driver.note_damage(self._driver.at(Cellref(entry.table, row, number), error))
+            return writes[0][1] if writes else 0
+        if isinstance(seen, Missing) and not any(acks):
+            return 0
+        return seen.commit_ts
+
+    async def _note(self, entry: ObserverEntry, far: Noted) -> None:
+        """Note that a page is done, over the previous note. A message that comes late, or twice, is still true."""
+        put = (DATA, entry.number, 1, msgpack.packb(far))
+        [verdict] = await self._driver.store.apply([Mutation(SYSTEM_TABLE, ((BACKFILL_ROW, (), (put,)),))])
+        if verdict is not APPLIED:
+            raise_for(verdict, "how far observers were notified of what is there")
+
+    async def _give_way(self, share: float) -> None:
+        """Pause long enough to take no more than its share of the loop's time."""
+        pause_s, self._worked = self._worked * (1 / share - 1), 0.0
+        await trio.sleep(pause_s)

@@ -1,0 +1,253 @@
+"""Whether a store is idle, as its owner knows it.
+
+N7  *Idle*: at one moment no notify cell, pending signal or lock of an observed cell existed anywhere. In one process a
+    counter on the loop helps: while no observed write, signal, removal or recovery is in flight (`Fates.observed` is 0)
+    and no orphaned lock is left (`Sweeper.clean`), no notify cell can appear, so one look at all tablets proves it. A
+    lock of an observed cell that cannot be read may be a notification: the store is not idle, and waiting ends with an
+    error. Nor is it idle while a run is in flight here: another run may have removed its notify cells (N5).
+    A store that does not count its cells is searched for them (`Idle.look`).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+import trio
+
+from perco.errors import Corruption, UsageError
+from perco.notify.backfill import Backfill
+from perco.notify.sweeper import ANY_COLUMN, Sweeper
+from perco.notify.waiting import NOTHING_RUNS, Waiting
+from perco.notify.worker import Worker
+from perco.protocol.records import observed_column, signal_of
+from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, SHARED, OwnerStore, ReadRequest
+from perco.txn.engine import Engine
+
+_LOOKS_APART_S: Final = 0.02
+_AGAIN_S: Final = 0.5  # between two checks that the workers of other processes are still there
+
+
+class Idle:
+    """Loop thread only.
+
+    Attributes:
+        busy_elsewhere: whether another process has a run in flight.
+        works_elsewhere: returns the observers that other processes run; None: workers may be about to connect. Both
+            attributes are None if the store is not served.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        waiting: Waiting,
+        store: OwnerStore,
+        sweeper: Sweeper,
+        backfill: Backfill,
+        worker: Callable[[], Worker | None],
+    ) -> None:
+        self._engine, self._waiting, self._store = engine, waiting, store
+        self._sweeper, self._backfill, self._worker = sweeper, backfill, worker
+        self._looked: trio.Event | None = None  # set when something has changed; None: no task waits
+        self._trusted = False  # the last look began when nothing was left to settle: what a former owner sent is over
+        self._stuck_found = 0  # locks that cannot be settled, as of the last look
+        self.busy_elsewhere: Callable[[], bool] | None = None
+        self.works_elsewhere: Callable[[], Collection[str] | None] | None = None
+
+    def look_again(self) -> None:
+        if self._looked is not None:
+            self._looked.set()
+            self._looked = None
+
+    async def changed(self) -> None:
+        """Wait for a change that may have made the store idle."""
+        await self.watch().wait()
+
+    def pending(self) -> int:
+        """How many notify cells and pending signals there are (N5)."""
+        return self.entries(PENDING) + self.entries(NOTIFY)  # in this order: pending signals become notify cells
+
+    def entries(self, group: str) -> int:
+        """How many cells the group has in observed tables; see `OwnerStore.count`."""
+        return sum(self._store.count(table, group) for table in set(self._waiting.observed_tables()))
+
+    async def look(self) -> bool:
+        """Whether the store is idle. A store that does not count its cells is searched for them first."""
+        if self._store.prompt is None:
+            tables = set(self._waiting.observed_tables())
+            settled = self._settled()
+            await self._store.look(self._store.tables(), (FAILED_LIST,))
+            await self._store.look(tables, self._wanted(), again=settled and not self._trusted)
+            self._trusted = settled and self._settled()
+            if stuck := self._stuck_locks(tables):
+                self._stuck_found = sum(bool(cells) for [cells] in await self._store.read(stuck))
+            else:
+                self._stuck_found = 0
+        return self.now()
+
+    def _wanted(self) -> Sequence[str]:
+        """The groups of observed tables that must be known: locks only if clients write, too."""
+        return (PENDING, NOTIFY) if self.busy_elsewhere is None else (PENDING, NOTIFY, LOCK)
+
+    def _sure(self) -> bool:
+        """Whether what must be known is known at this moment."""
+        if self._store.prompt is not None:
+            return True
+        tables = self._waiting.observed_tables()
+        return self._trusted and all(self._store.knows(table, group) for table in tables for group in self._wanted())
+
+    def watch(self) -> trio.Event:
+        """The event of the next change that may make the store idle. Taken before a look, so that none is missed."""
+        if self._looked is None:
+            self._looked = trio.Event()
+        return self._looked
+
+    def works(self) -> list[str]:
+        """Ids of the observers that run here."""
+        worker = self._worker()
+        return [observer.id for observer in worker.observers.values()] if worker is not None else []
+
+    def locked_observed(self) -> bool:
+        """Whether an observed table has a lock: it may be of an observed cell, and of another process.
+
+        Locks that cannot be settled stay, so they do not count; `_stuck` tells whether one may be a notification (N7).
+        """
+        locks, prompt = self.entries(LOCK), self._store.prompt
+        if not locks:
+            return False
+        if prompt is None:
+            return locks > self._stuck_found
+        found = prompt.find_first(self._stuck_locks(set(self._waiting.observed_tables())), sys.maxsize)
+        return locks > sum(bool(cells) for [cells] in found)
+
+    def _stuck_locks(self, tables: Collection[str]) -> list[ReadRequest]:
+        """Reads of the locks of these tables that cannot be settled."""
+        stuck = [(cell, ts) for cell, ts in self._sweeper.stuck if cell.table in tables and cell.column != ANY_COLUMN]
+        return [(cell.table, cell.row, ((LOCK, cell.column, ts, ts, 1),)) for cell, ts in stuck]
+
+    def sweep_pending(self) -> None:
+        """Let the sweeper settle pending entries: no reader encounters a signal, so no other task will (N5)."""
+        if not self._settled() or self._engine.fates.observed:
+            return
+        # A store that may apply a mutation twice may have got a late copy of a prewrite since the last sweep.
+        copied = not self._store.once and self.busy_elsewhere is not None and self.locked_observed()
+        if self.entries(PENDING) or copied:
+            self._engine.driver.orphaned.set()
+
+    def now(self) -> bool:
+        """Whether the store is idle at this moment."""
+        worker = self._worker()
+        busy = (worker is not None and worker.busy) or (self.busy_elsewhere is not None and self.busy_elsewhere())
+        return (
+            self._settled()
+            and not self._engine.fates.observed
+            and not busy
+            and self._sure()
+            and not self.pending()
+            and not self._stuck()
+        )
+
+    def _stuck(self) -> Corruption | None:
+        """The error of a lock of an observed cell that can be neither settled nor understood, if there is one: it may
+        be a notification (N1)."""
+        if not self._sweeper.stuck:
+            return None
+        signals, tables = self._engine.known.catalogue.signals, self._waiting.observed_tables()
+        observed = self._waiting.observed_cells() | {(table, ANY_COLUMN) for table in tables}
+        observed |= {(table, column) for table in tables for column in signals(table)}
+        for (cell, _), error in self._sweeper.stuck.items():
+            told = (cell.table, cell.column), (cell.table, observed_column(signal_of(cell.column)))
+            if told[0] in observed or (told[1] in observed and told[1][1] in signals(cell.table)):
+                return error
+        return None
+
+    def _settled(self) -> bool:
+        """Whether nothing is left to discover: neither locks that were left behind (N1, N7), nor changes that a new
+        observer has not been notified of (N10)."""
+        return self._swept() and not self._engine.driver.orphaned.is_set() and not self._backfill.left
+
+    def _swept(self) -> bool:
+        """Whether no orphaned lock is left. Before the first sweep that is certain only if there is no lock at all, and
+        the writers of all tablets are in this process: then all that a dead process wrote is visible by now."""
+        if self._sweeper.clean or not self._sweeper.first or not self._engine.fates.alone:
+            return self._sweeper.clean
+        there = [(table, group) for table in self._store.tables() for group in (LOCK, SHARED, PENDING)]
+        return all(self._store.knows(*where) and not self._store.count(*where) for where in there)
+
+    async def wait_idle(self) -> int:
+        """Wait until the store is idle. Returns how many changes are on the failed list.
+
+        Raises: UsageError, SchemaMismatch, Corruption if it never would be.
+        """
+        await trio.lowlevel.checkpoint()  # here: nothing may run between the last look and the return
+        while not await self.look():
+            self._engine.background.check()
+            looked = self.watch()
+            await self._check_readable()
+            await self._check_served()
+            # Workers of other processes may come and go without an event.
+            # What a store does not count may change without an event, too.
+            again_s = math.inf if self.works_elsewhere is None and self._store.prompt is not None else _AGAIN_S
+            if await self.look():
+                break
+            self.sweep_pending()
+            with trio.move_on_after(again_s):
+                await looked.wait()
+            await trio.sleep(_LOOKS_APART_S)  # waiting must not cost more than working
+        return self.failed()
+
+    async def wait_for(self, ts: int) -> None:
+        """Wait until no change waits whose root cause committed at or before `ts`. Raises: as `wait_idle`."""
+        await trio.lowlevel.checkpoint()
+        while not await self.look():
+            self._engine.background.check()
+            if await self._waiting.none_up_to(ts):
+                return
+            await self._check_served()
+            self.sweep_pending()
+            await trio.sleep(_LOOKS_APART_S)
+
+    async def none_up_to(self, ts: int) -> bool:
+        """One look for `wait_for`."""
+        return await self.look() or await self._waiting.none_up_to(ts)
+
+    def unreadable(self) -> Corruption | None:
+        """Why this store cannot become idle before its locks are repaired, if so (N7)."""
+        return None if self._engine.fates.observed or not self._settled() else self._stuck()
+
+    async def _check_readable(self) -> None:
+        """Check that the wait can end (N7). Raises: Corruption if only unreadable cells are left."""
+        if not self._engine.fates.observed and self._settled():
+            await self._waiting.must_be_readable(self._stuck())
+
+    async def _check_served(self) -> None:
+        """Check that some worker runs the observers that changes wait for. Raises: UsageError, SchemaMismatch."""
+        catalogue = self._engine.known.catalogue
+        if self._backfill.left and not self._backfill.options.on:
+            raise UsageError(
+                f"observers have not been notified of existing data: {', '.join(catalogue.unready())}. The background "
+                "backfill is turned off: call `await db.backfill()`."
+            )
+        if self._engine.fates.observed or not self._settled() or not self._sure():
+            return
+        elsewhere = () if self.works_elsewhere is None else self.works_elsewhere()
+        if elsewhere is None:
+            return
+        worker = self._worker()
+        running = set(elsewhere) | (set(self._engine.known.schema.observers) if worker is not None else set())
+        if not running and worker is None:
+            raise UsageError(NOTHING_RUNS)
+        if (
+            set(self._engine.known.catalogue.observers) - running
+            or self._engine.known.catalogue.paused()
+            or (worker and worker.superseded)
+        ):
+            self._waiting.check_run(
+                {id for id, count in (await self._waiting.counts(readable=True)).items() if count}, running
+            )
+
+    def failed(self) -> int:
+        """How many changes are on the failed list."""
+        return sum(self._store.count(table, FAILED_LIST) for table in self._store.tables())

@@ -1,0 +1,115 @@
+"""Settles locks that no transaction clears: those that a dead process left, or that were left because of a full disk.
+
+L1  When a store is opened all its locks are dead; later, all whose start_ts is not in the live set.
+N1  The lock of an observed cell is the pending notification: rolling it forward puts the notify cells. So its
+    observers run even if no transaction reads the cell.
+N5  Pending entries are settled, too: made final if committed, or removed once the primary has been rolled back.
+N7  A lock that cannot be understood, or whose primary cannot be, stays, and is reported once; all others are settled.
+    It may be a notification, so it is kept in `stuck`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from perco.errors import Corruption, StoreError
+from perco.protocol.records import Cellref
+from perco.storage import LOCK, PENDING, SHARED, TS_MAX, OwnerStore, ScanQuery, ScanRequest
+from perco.txn.driver import Driver
+
+ANY_COLUMN: Final = -1  # of a stuck place: the locks there may be of any column
+_RETRY_S = 1.0
+_RETRY_MAX_S = 30.0
+
+
+@dataclass(slots=True)
+class Swept:
+    """The result of one sweep.
+
+    Attributes: `settled`, the number of locks; `stuck`, locks that could not be settled because of damage, and why.
+    """
+
+    settled: int = 0
+    stuck: dict[tuple[Cellref, int], Corruption] = field(default_factory=dict)
+
+
+class Sweeper:
+    """One per opened store."""
+
+    first: bool
+    clean: bool
+    settled: int
+
+    def __init__(self, store: OwnerStore, driver: Driver) -> None:
+        self._store, self._driver = store, driver
+        self.swept: Callable[[], None] = lambda: None  # called after each sweep
+        self.clean = False  # N7: no orphaned lock is left anywhere, except those that are stuck
+        self.first = True  # it has not swept yet: each lock that was left behind stands in a tablet
+        self.settled = 0
+        self.stuck: dict[tuple[Cellref, int], Corruption] = {}  # as of the last sweep
+
+    async def run(self) -> None:
+        """Sweep once, then whenever something was left behind; after a failure again, with growing pauses."""
+        delay = _RETRY_S
+        while True:
+            self._driver.orphaned = trio.Event()
+            try:
+                await self._sweep()
+            except StoreError:
+                self.first = False
+                await trio.sleep(delay)
+                delay = min(2 * delay, _RETRY_MAX_S)
+                continue
+            self.first = False
+            if self._driver.orphaned.is_set():
+                await trio.sleep(delay)
+                delay = min(2 * delay, _RETRY_MAX_S)
+                continue
+            delay = _RETRY_S
+            self.clean = True
+            self.swept()
+            await self._driver.orphaned.wait()
+            self.clean = False
+
+    async def _sweep(self) -> None:
+        stuck: dict[tuple[Cellref, int], Corruption] = {}
+        self.settled += await self._driver.settle_left(stuck)
+        swept = await sweep(self._store, self._driver, lambda cell, start_ts: False)
+        self.settled += swept.settled
+        self.stuck = {**stuck, **swept.stuck}
+
+
+async def sweep(store: OwnerStore, driver: Driver, spared: Callable[[Cellref, int], bool]) -> Swept:
+    """Settle every dead lock that is not to be spared."""
+    swept = Swept()
+    for table in store.tables():
+        for group in (LOCK, SHARED, PENDING):
+            start: bytes | None = b""
+            while start is not None:
+                query = ScanQuery(group, None, 0, TS_MAX, 1 << 20)
+                try:
+                    page = await store.scan(ScanRequest(table, start, None, (query,)))
+                except Corruption as error:  # an unreadable key: what follows it is unknown
+                    driver.note_damage(error)
+                    swept.stuck[Cellref(table, start, ANY_COLUMN), 0] = error.again()
+                    break
+                for row, [locks] in page.rows:
+                    for column, start_ts, value in locks:
+                        cell = Cellref(table, row, column)
+                        if not driver.fates.alive(start_ts) and not spared(cell, start_ts):
+                            await _settle(driver, cell, start_ts, value, swept)
+                start = page.next
+    return swept
+
+
+async def _settle(driver: Driver, cell: Cellref, start_ts: int, packed: bytes, swept: Swept) -> None:
+    try:
+        await driver.resolve(cell, start_ts, driver.lock_at(cell, start_ts, packed))
+        swept.settled += 1
+    except Corruption as error:
+        driver.note_damage(error)
+        swept.stuck[cell, start_ts] = error.again()

@@ -1,0 +1,130 @@
+"""The worker of a process: `db.worker()`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import trio
+
+from perco.errors import SchemaMismatch, UsageError
+from perco.notify.scanner import Scanner, ScannerCounters
+from perco.notify.worker import ObserverCounters, Worker, WorkerOptions, too_old
+from perco.schema import catalogue as catalogues
+from perco.txn.engine import Engine
+
+
+async def _nothing() -> None:
+    pass
+
+
+class Workers:
+    """Loop thread only.
+
+    Attributes:
+        worker: the one that runs here, if any.
+        scanner: makes its scanners.
+        on_begin, on_end: awaited before its scanners start, and after they have ended: a client tells its owner.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.worker: Worker | None = None
+        self.scanner: Callable[[Worker, int, int, Callable[[], list[str]]], Scanner] = Scanner
+        self.on_begin: Callable[[], Awaitable[None]] = _nothing
+        self.on_end: Callable[[], Awaitable[None]] = _nothing
+
+    def running_here(self) -> Worker | None:
+        """The worker that runs here, if any."""
+        return self.worker
+
+    @asynccontextmanager
+    async def running(
+        self, concurrency: int, scanners: int | None, options: WorkerOptions | None
+    ) -> AsyncIterator[WorkerHandle]:
+        """See `Database.worker`."""
+        engine = self._engine
+        engine.usable(writing=True)
+        if self.worker is not None:
+            raise UsageError("this store already has a worker; raise its concurrency instead of adding another")
+        chosen = _chosen(concurrency, scanners, options)
+        self._check_observers()
+        registered = catalogues.registered(engine.known.schema, engine.known.catalogue)
+        worker = Worker(engine, registered, chosen)
+        handle = WorkerHandle(worker, [self._scanner(worker, i, chosen) for i in range(chosen.scanners)])
+        self.worker = worker
+        notified = engine.driver.on_notified
+        notified.append(worker.wake_up)
+        stops: list[Callable[[], None]] = []
+        try:
+            await self.on_begin()
+            for scanner in handle.scanners:
+                stops.append(engine.background.start(scanner.run, f"scanner-{scanner.number}"))
+            yield handle
+        finally:
+            for stop in stops:
+                stop()
+            with trio.CancelScope(shield=True):
+                for scanner in handle.scanners[: len(stops)]:
+                    await scanner.ended.wait()
+            notified.remove(worker.wake_up)
+            self.worker = None
+            await self.on_end()
+
+    def _check_observers(self) -> None:
+        """Raises SchemaMismatch, UsageError for an observer that cannot run here, before that costs an attempt."""
+        schema, catalogue = self._engine.known.schema, self._engine.known.catalogue
+        late = set(schema.observers) - set(catalogue.observers)
+        if late:
+            raise SchemaMismatch(
+                f"observers were declared after the store was opened: {', '.join(sorted(late))}. "
+                "Declare them all, then open it."
+            )
+        for observer in schema.observers.values():
+            needs: Callable[[Engine], object] | None = getattr(observer.function, "perco_needs", None)
+            if needs is not None:
+                try:
+                    needs(self._engine)
+                except UsageError as error:
+                    raise UsageError(f"observer {observer.id!r} cannot run here: {error}") from None
+            version = catalogue.observers[observer.id].version
+            if version > observer.version:
+                raise SchemaMismatch(too_old(observer, version))
+
+    def _scanner(self, worker: Worker, number: int, options: WorkerOptions) -> Scanner:
+        slots = options.concurrency // options.scanners + (number < options.concurrency % options.scanners)
+        known = self._engine.known
+        return self.scanner(worker, number, slots, lambda: known.catalogue.observed_tables())
+
+
+def _chosen(concurrency: int, scanners: int | None, options: WorkerOptions | None) -> WorkerOptions:
+    if options is not None and not isinstance(options, WorkerOptions):
+        raise UsageError(f"options= takes perco.WorkerOptions(...), not {options!r}")
+    chosen = WorkerOptions(concurrency=concurrency) if options is None else options
+    chosen = replace(chosen, scanners=min(chosen.scanners, chosen.concurrency) if scanners is None else scanners)
+    if not 1 <= chosen.scanners <= chosen.concurrency:
+        raise UsageError("a worker needs at least one scanner, and at least as many runs in flight as scanners")
+    return chosen
+
+
+class WorkerHandle:
+    """A running worker: its statistics."""
+
+    scanners: list[Scanner]
+
+    def __init__(self, worker: Worker, scanners: list[Scanner]) -> None:
+        self._worker, self.scanners = worker, scanners
+
+    def statistics(self) -> dict[str, ObserverCounters]:
+        """Counters of each observer since the worker began, by id."""
+        return self._worker.statistics()
+
+    def scanner_statistics(self) -> list[ScannerCounters]:
+        """Counters of each scanner."""
+        return [scanner.counters for scanner in self.scanners]
+
+    def on_run(self, function: Callable[[str, Any, float], None]) -> None:
+        """Call a function after each committed run: (observer id, key, seconds)."""
+        self._worker.on_run = function

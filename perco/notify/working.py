@@ -1,0 +1,162 @@
+"""Claims changes: reads, in the run's own transaction, why an observer must run.
+
+N2  A run removes the notify cells that it has seen, and no others.
+N3  The acknowledgement is the run's primary.
+N5  A signal has no acknowledgement: the run's commit removes the notify cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perco.errors import Corruption
+from perco.protocol.claim import (
+    COVERS_MAX,
+    Gone,
+    Handled,
+    InTheWay,
+    Run,
+    claim_queries,
+    decide,
+    decide_signal,
+    signal_queries,
+)
+from perco.protocol.mutations import Intent
+from perco.protocol.records import (
+    ACK,
+    SIGNAL,
+    Cellref,
+    observed_column,
+    observer_of,
+    raised_head,
+    unpack_cause,
+)
+from perco.protocol.snapshot import Missing, Value, look
+from perco.schema.schema import Observer
+from perco.storage import FAILED_LIST, NOTIFY, Failed, Mutation, Query, RowCells
+from perco.txn.driver import Driver
+from perco.txn.engine import Engine
+from perco.txn.prefetch import Ahead, Raw
+from perco.txn.transaction import Transaction
+
+_CAUSES_PER_READ = 1024
+
+
+class Claims:
+    """Loop thread only. `marks`: by observer number, the head of its acknowledgements, and its step on a path."""
+
+    def __init__(self, engine: Engine, marks: Mapping[int, tuple[bytes, bytes]]) -> None:
+        self._engine, self._marks = engine, marks
+
+    async def claim(
+        self, txn: Transaction, observer: Observer, table: str, row: bytes, ack: int
+    ) -> tuple[Run, Value | Missing] | bool:
+        """Why the observer must run, and what it observes; or whether there is nothing left to do."""
+        driver, start_ts, column = self._engine.driver, txn.start_ts, observed_column(ack)
+        if driver.entered.cells:
+            await driver.past_cells(((table, row, ack), (table, row, column)), start_ts)  # C4
+        ahead = txn._ahead
+        cells, read = await self._read(
+            txn._driver, ahead, table, row, column, claim_queries(column, ack, start_ts), start_ts
+        )
+        try:
+            cell = Cellref(table, row, ack)
+            verdict = decide(cells, start_ts, observer.version)
+            cell = Cellref(table, row, column)
+            there = look(cells[3], cells[4]) if ahead is None or read is None else ahead.look(table, column, read)
+        except Corruption as error:
+            raise driver.at(cell, error) from error
+        if ahead is not None and type(verdict) is not Run:
+            ahead.drop()
+        match verdict:
+            case Gone():
+                return True
+            case InTheWay(on_ack, lock):
+                txn.discard()
+                await driver.clear(Cellref(table, row, ack if on_ack else column), lock)
+                return False
+            case Handled(covers):
+                txn.discard()
+                await self.tidy(table, row, ack, covers)
+                return True
+        assert isinstance(verdict, Run)
+        if len(verdict.covers) == COVERS_MAX:
+            verdict = await self.with_older(verdict, Cellref(table, row, ack))
+        seen = await driver.finish(table, row, column, start_ts, there)
+        if ahead is not None:
+            ahead.keep(table, row, column, seen)
+        del cells  # a run may take long
+        txn._ack = Intent(table, row, ack, ACK, self._marks[observer_of(ack)][0] + verdict.cause, (), verdict.removes)
+        txn._known = ((table, row, column), seen)  # for the function, so that it is not read twice
+        if txn._reads is not None:
+            txn._reads.note(table, row, column, seen.commit_ts)  # T14: the function gets it with its `Change`
+        return verdict, seen
+
+    async def claim_signal(
+        self, txn: Transaction, observer: Observer, table: str, row: bytes, ack: int
+    ) -> tuple[Run, Value | Missing] | bool:
+        """As `claim`, for a signal: all there is to see is that it was raised, and when (N5)."""
+        driver, start_ts = self._engine.driver, txn.start_ts
+        cell = Cellref(table, row, ack)
+        cells, _ = await self._read(txn._driver, txn._ahead, table, row, ack, signal_queries(ack, start_ts), start_ts)
+        try:
+            verdict = decide_signal(cells, start_ts)
+        except Corruption as error:
+            raise driver.at(cell, error) from error
+        if txn._ahead is not None and type(verdict) is not Run:
+            txn._ahead.drop()
+        match verdict:
+            case Gone():
+                return True
+            case InTheWay(_, lock):
+                txn.discard()
+                await driver.clear(cell, lock)
+                return False
+        assert isinstance(verdict, Run)
+        if len(verdict.covers) == COVERS_MAX:
+            verdict = await self.with_older(verdict, cell)
+        body = raised_head(observer.version, verdict.raised) + verdict.cause
+        txn._signals = {(table, row, ack): Intent(table, row, ack, SIGNAL, body, (), verdict.removes)}
+        return verdict, Missing(verdict.covers[0])
+
+    async def _read(
+        self, driver: Driver, ahead: Ahead | None, table: str, row: bytes, column: int, queries: list[Query], ts: int
+    ) -> tuple[RowCells, Raw | None]:
+        """Read the cells that a claim needs of its row. With `ahead`, also read those that the observer is likely to
+        read there, and also return the observed cell, in the form that `ahead` takes."""
+        if ahead is None:
+            [cells] = await driver.store.read([(table, row, queries)])
+            return cells, None
+        ahead.begin_read()
+        plan = driver.not_entered(table, ahead.plan(table, row, (column,)), ts)
+        [(plan, found)] = await driver.read_plans(table, [plan], ts, queries)
+        cells, more = found[: len(queries)], found[len(queries) :]
+        first = cells[3:5] if len(cells) > 4 else ([], [])  # of a signal there is no lock and no record to look at
+        [(_, read)] = ahead.took(table, plan, [*first, *more])
+        return cells, read
+
+    async def with_older(self, run: Run, ack: Cellref) -> Run:
+        """The run, completed with notify cells that it sees but does not remove: their causes are its causes too (N9),
+        and their failed attempts are its own (N6)."""
+        root, attempts, below = run.root, run.attempts, run.covers[-1]
+        while True:
+            query = (NOTIFY, ack.column, 0, below - 1, _CAUSES_PER_READ)
+            [[cells]] = await self._engine.driver.store.read([(ack.table, ack.row, (query,))])
+            if not cells:
+                return run._replace(root=root, attempts=attempts)
+            try:
+                for _, value in cells:
+                    cause = unpack_cause(value)
+                    root, attempts = min(root, cause[0]), max(attempts, cause[3])
+            except Corruption as error:
+                raise self._engine.driver.at(ack, error) from error
+            below = cells[-1][0]
+
+    async def tidy(self, table: str, row: bytes, ack: int, covers: tuple[int, ...]) -> None:
+        """Remove notify cells and failed changes that an earlier run has seen, or signals that this one has (N2)."""
+        driver = self._engine.driver
+        writes = tuple((NOTIFY, ack, ts, None) if ts > 0 else (FAILED_LIST, ack, -ts, None) for ts in covers)
+        with driver.observing():
+            [verdict] = await driver.store.apply([Mutation(table, ((row, (), writes),), None, True)])
+        if isinstance(verdict, Failed):
+            raise verdict.error

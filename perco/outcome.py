@@ -1,0 +1,44 @@
+"""A value or an error that a caller waits for, and that comes later, from the loop.
+
+A task is woken directly (`trio.lowlevel`), and the object that it waited for serves as the `outcome.Outcome`: an Event,
+and another object for every wake-up, would cost more than most calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+
+
+class Pending:
+    """A value or an error that comes later."""
+
+    __slots__ = ("error", "value")
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def unwrap(self) -> Any:
+        """The value. Raises: the error."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+class Awaited(Pending):
+    """A result that a task waits for; `task` None: none does."""
+
+    task: trio.lowlevel.Task | None
+
+    __slots__ = ("task",)
+
+    def __init__(self, task: trio.lowlevel.Task | None) -> None:
+        super().__init__()
+        self.task = task
+
+    def wake(self) -> None:
+        """Let the task go on, with the value or the error. Loop thread only."""
+        if self.task is not None:
+            trio.lowlevel.reschedule(self.task, self)  # type: ignore[arg-type]

@@ -1,0 +1,334 @@
+"""Each step of the protocol as row mutations: which checks, then which writes. Pure; nothing is decided here.
+
+T5  (a) the primary's lock is there: check it, delete lock and data, put the marker. (b) it is not: check that there is
+    neither a lock nor a write record at or above start_ts, put the marker. (c) a secondary: check the lock, delete
+    lock and data.
+T7  A prewrite is refused by a write record at or above start_ts, by a marker at exactly start_ts, and by any lock
+    but its own. The prewrite of a write is also refused by any shared lock, and by a trace at or above start_ts (T14).
+T8  Commit, roll-forward and rollback check that the lock with that start_ts is still there; the one exception is
+    T5 (b).
+T13 Mutations that must not come late carry start_ts, for the tablet's floor.
+T14 A shared lock is refused as an exclusive one is, but not by shared locks and traces. Commit replaces it by a trace.
+C5  A one-step commit is refused by whatever refuses a prewrite (T7, T13).
+N1  The mutation that replaces the lock of an observed cell by its record, or writes the record without a lock (C1),
+    also puts a notify cell for each observer.
+N2  The mutation that commits an ack removes the notify cells that its run saw, at exactly their timestamps.
+N5  A signal is put as a pending entry, without a check, so it never conflicts. The mutation that makes it final checks
+    that it is still there. The notify cells that a run for signals saw are removed in the same way, and a record of its
+    cause stays (N9). A bare primary is refused by its own marker only (T5), and leaves a trace at its start_ts.
+N6  An ack commits only if the failed list still has what its run saw for the row and observer: nothing, or a failed
+    change, which the same mutation removes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from perco.protocol.records import (
+    ACK,
+    BARE,
+    PUT_DATA,
+    READ,
+    SIGNAL,
+    Cellref,
+    Lock,
+    ack_of,
+    is_bare,
+    pack_cause,
+    pack_lock,
+    pack_proof,
+    pack_record,
+    pack_trace,
+)
+from perco.storage import (
+    ABSENT,
+    FAILED_LIST,
+    LOCK,
+    NOTIFY,
+    PENDING,
+    PRESENT,
+    ROLLBACK,
+    SHARED,
+    TRACE,
+    TS_MAX,
+    WRITE,
+    Check,
+    Mutation,
+    Write,
+)
+
+
+class Intent(NamedTuple):
+    """A cell that a transaction writes; of kind READ, one that it has read under a lock; of kind SIGNAL, a signal that
+    it raises (N5); of kind BARE, its bare primary.
+
+    `body`: the short value, or the data group's name; for a run, the contents of its ack (N9). `data`: the long value,
+    to be put into that group.
+    """
+
+    table: str
+    row: bytes
+    column: int
+    kind: int
+    body: bytes = b""
+    observers: tuple[int, ...] = ()
+    covers: tuple[int, ...] = ()
+    data: bytes | None = None
+
+
+_CELL_BYTES: Final = 64  # size of a cell, besides its row and value
+
+
+def bytes_of(part: Sequence[Intent]) -> int:
+    """The approximate size of these cells in a message."""
+    return sum(_CELL_BYTES + len(intent.row) + len(intent.body) + len(intent.data or b"") for intent in part)
+
+
+class Header(NamedTuple):
+    """What is the same in all locks of a transaction."""
+
+    start_ts: int
+    primary: Cellref
+    root: int
+    depth: int
+    token: str
+    path: bytes = b""
+
+
+# In a first prewrite, or a commit in one step: write record, marker, lock; for a write also shared locks and traces.
+CHECKS_PER_CELL: Final = 5
+CHECKS_PER_ACK: Final = 6  # and the failed list (N6)
+CHECKS_PER_READ: Final = 3
+CHECKS_PER_BARE: Final = 1  # for its marker
+LOCK_CHECK: Final = 2
+
+_Cell = tuple[bytes, Sequence[Check], Sequence[Write]]
+
+
+def _by_row(cells: Sequence[_Cell]) -> Sequence[_Cell]:
+    """One entry for each row, in the order of first mention, with the checks and writes of all its cells (S1)."""
+    if len(cells) == 1 or len({cell[0] for cell in cells}) == len(cells):
+        return cells
+    rows: dict[bytes, tuple[bytes, list[Check], list[Write]]] = {}
+    for row, checks, writes in cells:
+        entry = rows.get(row)
+        if entry is None:
+            entry = rows[row] = (row, [], [])
+        entry[1].extend(checks)
+        entry[2].extend(writes)
+    return list(rows.values())
+
+
+def prewrite(header: Header, part: Sequence[Intent], *, again: bool) -> Mutation:
+    """Lock every cell of a part. `again`: it may have been applied before, so our own lock is no conflict (T6)."""
+    start_ts, primary, root, depth, token, path = header
+    cells: list[_Cell] = []
+    for _, row, column, kind, body, observers, covers, data in part:
+        checks: tuple[Check, ...] = (
+            (ABSENT, WRITE, column, start_ts, TS_MAX),  # T7
+            (ABSENT, ROLLBACK, column, start_ts, start_ts),
+            (ABSENT, LOCK, column, 0, TS_MAX),
+            (ABSENT, SHARED, column, 0, TS_MAX),  # T14
+            (ABSENT, TRACE, column, start_ts, TS_MAX),
+        )
+        if kind == ACK:
+            checks = (*checks, _as_seen(column, covers))
+        if kind >= READ:
+            if kind == READ:
+                cells.append((row, checks[:CHECKS_PER_READ], ((SHARED, column, start_ts, _shared(header)),)))
+            else:
+                entry = pack_lock((kind, primary, body, observers, covers, root, depth, token, path))
+                cells.append((row, _unmarked(kind, column, start_ts), ((PENDING, column, start_ts, entry),)))
+            continue
+        if again:
+            but_ours = (ABSENT, LOCK, column, 0, start_ts - 1), (ABSENT, LOCK, column, start_ts + 1, TS_MAX)
+            checks = (*checks[:LOCK_CHECK], *but_ours, *checks[LOCK_CHECK + 1 :])
+        lock = pack_lock((kind, primary, body, observers, covers, root, depth, token, path))
+        writes: tuple[Write, ...] = ((LOCK, column, start_ts, lock),)
+        if data is not None:
+            writes = (*writes, (body.decode(), column, start_ts, data))
+        cells.append((row, checks, writes))
+    return Mutation(part[0].table, _by_row(cells), start_ts)
+
+
+def commit(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
+    """Replace every lock of a part by its write record (T8, N1, N2)."""
+    start_ts = header.start_ts
+    assert commit_ts > start_ts
+    root, depth = header.root or commit_ts, header.depth
+    cells: list[_Cell] = []
+    for intent in part:
+        _, row, column, kind, body, observers, covers, _ = intent
+        if kind >= READ:
+            if kind == READ:
+                cells.append(_leave_trace(row, column, start_ts, commit_ts))
+            else:
+                pending = PENDING, column, start_ts, None
+                cells.append((row, (_held(column, start_ts, kind),), (pending, *_final(intent, header, commit_ts))))
+            continue
+        writes: tuple[Write, ...] = (
+            (LOCK, column, start_ts, None),
+            (WRITE, column, commit_ts, pack_record(kind, start_ts, body)),
+        )
+        if observers or covers:
+            writes = (*writes, *_notify(column, start_ts, commit_ts, observers, covers, root, depth, header.path))
+        cells.append((row, ((PRESENT, LOCK, column, start_ts, start_ts),), writes))
+    return Mutation(part[0].table, _by_row(cells), None, True)
+
+
+def _shared(header: Header) -> bytes:
+    _, primary, root, depth, token, path = header
+    return pack_lock((READ, primary, b"", (), (), root, depth, token, path))
+
+
+def _leave_trace(row: bytes, column: int, start_ts: int, commit_ts: int) -> _Cell:
+    """Replace a shared lock by its trace (T8, T14)."""
+    writes = (SHARED, column, start_ts, None), (TRACE, column, commit_ts, pack_trace(start_ts))
+    return row, ((PRESENT, SHARED, column, start_ts, start_ts),), writes
+
+
+def one_step(header: Header, part: Sequence[Intent], commit_ts: int) -> Mutation:
+    """Check as a prewrite does, and write records and notify cells at once: no lock in between (C1, C5)."""
+    start_ts = header.start_ts
+    assert commit_ts > start_ts
+    cells: list[_Cell] = []
+    for intent in part:
+        _, row, column, kind, body, observers, covers, data = intent
+        checks: tuple[Check, ...] = (
+            (ABSENT, WRITE, column, start_ts, TS_MAX),  # T7
+            (ABSENT, ROLLBACK, column, start_ts, start_ts),
+            (ABSENT, LOCK, column, 0, TS_MAX),
+            (ABSENT, SHARED, column, 0, TS_MAX),  # T14
+            (ABSENT, TRACE, column, start_ts, TS_MAX),
+        )
+        if kind >= READ:
+            if kind == READ:
+                cells.append((row, checks[:CHECKS_PER_READ], ((TRACE, column, commit_ts, pack_trace(start_ts)),)))
+            else:
+                cells.append((row, _unmarked(kind, column, start_ts), _final(intent, header, commit_ts)))
+            continue
+        if kind == ACK:
+            checks = (*checks, _as_seen(column, covers))
+        writes: tuple[Write, ...] = ((WRITE, column, commit_ts, pack_record(kind, start_ts, body)),)
+        if data is not None:
+            writes = (*writes, (body.decode(), column, start_ts, data))
+        if observers or covers:
+            root, depth = header.root or commit_ts, header.depth
+            writes = (*writes, *_notify(column, start_ts, commit_ts, observers, covers, root, depth, header.path))
+        cells.append((row, checks, writes))
+    return Mutation(part[0].table, _by_row(cells), start_ts)
+
+
+def _unmarked(kind: int, column: int, start_ts: int) -> tuple[Check, ...]:
+    """A signal has no checks; a bare primary is refused by its own marker only (N5, T5)."""
+    return () if kind == SIGNAL else ((ABSENT, ROLLBACK, column, start_ts, start_ts),)
+
+
+def _final(intent: Intent, header: Header, commit_ts: int) -> list[Write]:
+    """The final cells of a pending entry (N5): a signal's notify cells; a run's removals and the record of its cause;
+    or a bare primary's trace."""
+    _, _, column, kind, body, observers, covers, _ = intent
+    start_ts, root, depth = header.start_ts, header.root or commit_ts, header.depth
+    if kind == BARE:
+        return [(TRACE, column, start_ts, pack_proof(commit_ts))]
+    writes = _notify(column, start_ts, commit_ts, observers, covers, root, depth, header.path)
+    if body:
+        writes.append((WRITE, column, commit_ts, pack_record(ACK, start_ts, body)))
+    return writes
+
+
+def roll_forward(cell: Cellref, start_ts: int, lock: Lock, commit_ts: int) -> Mutation:
+    """`commit` of one cell by another client: all that it needs is in the lock (N1)."""
+    intent = Intent(cell.table, cell.row, cell.column, lock.kind, lock.body, lock.observers, lock.covers)
+    header = Header(start_ts, lock.primary, lock.root, lock.depth, lock.token, lock.path)
+    return commit(header, [intent], commit_ts)
+
+
+def _notify(
+    column: int,
+    start_ts: int,
+    commit_ts: int,
+    observers: tuple[int, ...],
+    covers: tuple[int, ...],
+    root: int,
+    depth: int,
+    path: bytes,
+) -> list[Write]:
+    """Put notify cells for the observers of a cell (N1, N5), or remove those that a run has seen (N2, N6)."""
+    writes: list[Write] = []
+    for observer in observers:
+        writes.append((NOTIFY, ack_of(column, observer), commit_ts, pack_cause(root, depth, path)))
+    for seen_ts in covers:
+        assert seen_ts <= start_ts, "N2: a run removes only what it saw"
+        writes.append((NOTIFY, column, seen_ts, None) if seen_ts > 0 else (FAILED_LIST, column, -seen_ts, None))
+    return writes
+
+
+def _as_seen(ack: int, covers: tuple[int, ...]) -> Check:
+    """Check that the failed list has what the run saw (N6). A failed change is the last of the covers, below 0."""
+    failed_ts = -covers[-1] if covers else 0
+    if failed_ts > 0:
+        return (PRESENT, FAILED_LIST, ack, failed_ts, failed_ts)
+    return (ABSENT, FAILED_LIST, ack, 0, TS_MAX)
+
+
+def release(header: Header, part: Sequence[Intent], *, marker: bool) -> Mutation:
+    """Release a part whose locks we hold: T5 (a), with the marker, if it has the primary, else (c)."""
+    start_ts = header.start_ts
+    cells: list[_Cell] = []
+    for _, row, column, kind, body, _, _, _ in part:
+        writes: list[Write] = []
+        _clear(writes, column, start_ts, kind, body)
+        if marker and column == header.primary.column and row == header.primary.row:
+            writes.append((ROLLBACK, column, start_ts, b""))
+        cells.append((row, (_held(column, start_ts, kind),), writes))
+    return Mutation(part[0].table, _by_row(cells), None, True)
+
+
+def roll_back_primary(primary: Cellref, start_ts: int, lock: Lock) -> Mutation:
+    """Roll back a primary that is locked: T5 (a)."""
+    column = primary.column
+    writes: list[Write] = []
+    _clear(writes, column, start_ts, lock.kind, lock.body)
+    writes.append((ROLLBACK, column, start_ts, b""))
+    return _one(primary, [_held(column, start_ts, lock.kind)], writes)
+
+
+def put_marker(primary: Cellref, start_ts: int) -> Mutation:
+    """T5 (b): after this, a late prewrite of the primary is refused (T7)."""
+    column = primary.column
+    checks: list[Check] = [
+        (ABSENT, LOCK, column, start_ts, start_ts),
+        (ABSENT, WRITE, column, start_ts, TS_MAX),
+    ]
+    if is_bare(column):
+        checks = [(ABSENT, group, column, start_ts, start_ts) for group in (PENDING, TRACE)]
+    return _one(primary, checks, [(ROLLBACK, column, start_ts, b"")], floor_ts=start_ts)
+
+
+def roll_back_secondary(cell: Cellref, start_ts: int, lock: Lock) -> Mutation:
+    """Roll back a secondary: T5 (c)."""
+    writes: list[Write] = []
+    _clear(writes, cell.column, start_ts, lock.kind, lock.body)
+    return _one(cell, [_held(cell.column, start_ts, lock.kind)], writes)
+
+
+def _held(column: int, start_ts: int, kind: int) -> Check:
+    """Check that the lock of that kind is still there (T8)."""
+    return (PRESENT, group_of(kind), column, start_ts, start_ts)
+
+
+def group_of(kind: int) -> str:
+    """The group that holds locks of a kind."""
+    return LOCK if kind < READ else SHARED if kind == READ else PENDING
+
+
+def _clear(writes: list[Write], column: int, start_ts: int, kind: int, body: bytes) -> None:
+    writes.append((group_of(kind), column, start_ts, None))
+    if kind == PUT_DATA:
+        writes.append((body.decode(), column, start_ts, None))
+
+
+def _one(cell: Cellref, checks: list[Check], writes: list[Write], floor_ts: int | None = None) -> Mutation:
+    return Mutation(cell.table, ((cell.row, checks, writes),), floor_ts, True)

@@ -1,0 +1,120 @@
+"""The schema and the catalogue of an opened store, and the numbers that columns have in it.
+
+N10 The catalogue never goes back: a version that is older than the one known is not taken over.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from perco.errors import SchemaMismatch, UsageError
+from perco.protocol.records import Cellref
+from perco.schema.catalogue import Bound, Catalogue
+from perco.schema.codecs import codec_named
+from perco.schema.schema import Column, Schema, Signal, Table
+
+
+class Known:
+    """What an opened store knows. Loop thread only, except `must_be_column` and `must_be_signal`.
+
+    Attributes:
+        schema: as the program declared it; or the store's own, if the program brought none (`borrowed`).
+        bounds, signals: found so far. Transactions keep these dictionaries: they are cleared, never replaced.
+    """
+
+    schema: Schema
+    borrowed: bool
+    catalogue: Catalogue
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.borrowed = False  # if True, columns are compared by what they declare
+        self.catalogue = Catalogue()
+        self.bounds: dict[Column[Any, Any], Bound] = {}
+        self.signals: dict[Signal[Any], Bound] = {}
+
+    def borrow(self, schema: Schema) -> None:
+        """Use a schema that was made from the store's catalogue."""
+        self.schema, self.borrowed = schema, True
+
+    def adopt(self, catalogue: Catalogue) -> bool:
+        """Take over a catalogue, if it is newer than the one known. Returns whether it was."""
+        if catalogue.version <= self.catalogue.version:
+            return False
+        self.catalogue = catalogue
+        self.forget()
+        return True
+
+    def forget(self) -> None:
+        """Look columns and signals up again: the catalogue has changed."""
+        self.bounds.clear()
+        self.signals.clear()
+
+    # ------------------------------------------------------------ columns
+
+    def bind(self, column: Column[Any, Any]) -> Bound:
+        """A column's numbers in this store; looked up once.
+
+        Raises: SchemaMismatch for a column that was not in the schema the store was opened with.
+        """
+        self.must_be_column(column)
+        bound = self.bounds[column] = Bound(column, self.catalogue)
+        return bound
+
+    def bind_signal(self, signal: Signal[Any]) -> Bound:
+        """A signal's numbers. Raises: UsageError for anything but a signal; SchemaMismatch as `bind` does."""
+        bound = self.signals.get(signal) if isinstance(signal, Signal) else None
+        if bound is None:
+            self.must_be_signal(signal)
+            bound = self.signals[signal] = Bound(signal, self.catalogue)
+        return bound
+
+    def must_be_column(self, column: object) -> None:
+        """Raises what `bind` does; changes nothing. Any thread."""
+        if isinstance(column, Signal):
+            raise UsageError(f"{column!r} is a signal: it has no value; raise it with txn.signal({column.name}, key)")
+        if not isinstance(column, Column):
+            raise UsageError(f"expected a column, as made by Table.column, not {column!r}")
+        self._must_be_declared(column)
+
+    def must_be_signal(self, signal: object) -> None:
+        """Raises what `bind_signal` does; changes nothing. Any thread."""
+        if not isinstance(signal, Signal):
+            hint = "; a column is written with txn.set" if isinstance(signal, Column) else ""
+            raise UsageError(f"expected a signal, as made by Table.signal, not {signal!r}{hint}")
+        self._must_be_declared(signal)
+
+    def _must_be_declared(self, column: Column[Any, Any] | Signal[Any]) -> None:
+        known = self.schema.tables.get(column.table.name)
+        if known is not column.table and not (self.borrowed and known is not None and _declares(known, column)):
+            raise SchemaMismatch(f"{column!r} is not in the schema that this store was opened with")
+        if column.name not in self.catalogue.tables[column.table.name].columns:
+            raise SchemaMismatch(f"{column!r} was declared after the store was opened; open it with the whole schema")
+
+    # ------------------------------------------------------------ names for people
+
+    def name_of(self, cell: Cellref) -> tuple[str, Any, str]:
+        """(table, key, column) of a cell."""
+        name = self.catalogue.column_name(cell.table, cell.column)
+        return cell.table, self.key_of(cell.table, cell.row), name
+
+    def key_of(self, table: str, row: bytes | None) -> Any:
+        """A row as a key, or as it is: the end of a range need not be a key, and an owner may have no schema."""
+        known, entry = self.schema.tables.get(table), self.catalogue.tables.get(table)
+        if row is None or (known is None and entry is None):
+            return row
+        try:
+            return (codec_named(entry.key) if known is None else known.key).decode(row)  # type: ignore[union-attr]
+        except (ValueError, struct.error):
+            return row
+
+
+def _declares(table: Table[Any], column: Column[Any, Any] | Signal[Any]) -> bool:
+    """Whether a table declares a column just as another declaration does."""
+    if table.key.name != column.table.key.name:
+        return False
+    if isinstance(column, Signal):
+        return column.name in table.signals
+    known = table.columns.get(column.name) or table.hidden.get(column.name)
+    return known is not None and (known.codec.name, known.group) == (column.codec.name, column.group)

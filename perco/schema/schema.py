@@ -1,0 +1,393 @@
+"""Tables, columns and observers, declared once in Python.
+
+    docs     = perco.Table("docs", key=perco.TEXT)
+    contents = docs.column("contents", perco.BYTES, group="raw")    # in a locality group of its own
+    rank     = docs.column("rank", perco.FLOAT64)
+    grown    = docs.signal("grown")                                 # cannot be written, only raised
+    schema   = perco.Schema(docs)
+
+    @schema.observe(contents, id="parse")
+    async def parse(txn, change): ...
+
+A declaration is a plain value: it may be used with many stores. What a store knows of it (its number, its observers)
+is in the catalogue (`catalogue.py`), which compares the two when a store is opened (N10).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
+from urllib.parse import quote
+
+from perco.errors import SchemaMismatch, TooLarge, UsageError, must_be_number
+from perco.protocol.reads import Isolation, is_serializable
+from perco.protocol.retention import Keep
+from perco.schema.codecs import BYTES, Codec, encoded
+from perco.storage import ROW_BYTES_MAX
+
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+
+_NAME_MAX = 64
+_QUOTED_MAX = 240  # a tablet's folder has this name and a number
+
+
+def _named(kind: str, name: str) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= _NAME_MAX or name.startswith("_"):
+        what = f"an {kind}'s" if kind[0] in "aeiou" else f"a {kind}'s"
+        raise UsageError(f"{what} name is a str of 1 to {_NAME_MAX} characters that does not begin with '_'")
+    return name
+
+
+_CODECS: Final = {str: "TEXT", bytes: "BYTES", int: "INT64", float: "FLOAT64", bool: "BOOL", dict: "JSON", list: "JSON"}
+
+
+def _must_be_codec(what: str, codec: object) -> None:
+    if isinstance(codec, Codec):
+        return
+    hint = f"perco.{_CODECS[codec]}" if isinstance(codec, type) and codec in _CODECS else "perco.TEXT or another codec"
+    raise UsageError(f"{what} takes {hint}, not {codec!r}")
+
+
+def _must_keep(what: str, keep: object) -> Keep | None:
+    if keep is None or isinstance(keep, Keep):
+        return keep
+    raise UsageError(f"{what} takes keep=perco.Keep(seconds=...), not {keep!r}")
+
+
+def _must_observe(id: str, function: object) -> None:
+    """Raises UsageError for what cannot be an observer's function, as far as its signature can be read."""
+    inner = inspect.unwrap(function) if callable(function) else function
+    plain = inspect.isroutine(inner) and not inspect.ismethod(inner) and not inspect.iscoroutinefunction(inner)
+    if not callable(function) or plain:
+        raise UsageError(
+            f"observer {id!r} must be an `async def` function of (txn, change), or a plain one under "
+            f"@perco.sync.observer, not {function!r}"
+        )
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise UsageError(f"observer {id!r} is called with (txn, change); {function!r} cannot be: {error}") from None
+    except ValueError:
+        pass
+
+
+class Named(dict[str, T]):
+    """Tables or columns by name; the error for an unknown one lists those that exist."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def __missing__(self, name: str) -> T:
+        known = ", ".join(map(repr, self)) or "none"
+        raise UsageError(f"there is no {self._kind} {name!r}; there are: {known}")
+
+
+class Column(Generic[K, V]):
+    """A column of a table: typed by the table's key and its own codec. Made by `Table.column`."""
+
+    table: Table[K]
+    name: str
+    codec: Codec[V]
+    group: str | None
+
+    __slots__ = ("codec", "group", "name", "table")
+
+    def __init__(self, table: Table[K], name: str, codec: Codec[V], group: str | None) -> None:
+        self.table, self.name, self.codec, self.group = table, name, codec, group
+
+    def __repr__(self) -> str:
+        return f"{self.table.name}.{self.name}"
+
+    if not TYPE_CHECKING:
+
+        def __iter__(self) -> None:
+            raise UsageError(f"columns are given as a list: [{self!r}], not {self!r}")
+
+
+class Signal(Generic[K]):
+    """A column that cannot be written, only raised: `txn.signal(grown, key)`. Made by `Table.signal`.
+
+    It has no value and no versions, so raising it never conflicts (N5).
+    """
+
+    table: Table[K]
+    name: str
+
+    __slots__ = ("name", "table")
+
+    def __init__(self, table: Table[K], name: str) -> None:
+        self.table, self.name = table, name
+
+    def __repr__(self) -> str:
+        return f"{self.table.name}.{self.name}"
+
+
+class Table(Generic[K]):
+    """A table: rows in the byte order of their keys.
+
+    Args:
+        name: stored in the catalogue; at most 64 characters.
+        key: an ordered codec: BYTES, TEXT, INT64, Tuple(...).
+        splits: keys at which the table is cut into tablets when it is made: each has a writer of its own.
+        keep: how long its old versions are kept; None: as declared last, and if it never was, as the schema says.
+    """
+
+    name: str
+    splits: tuple[bytes, ...]
+    keep: Keep | None
+
+    @overload
+    def __init__(self: Table[bytes], name: str, *, splits: Sequence[bytes] = (), keep: Keep | None = None) -> None: ...
+    @overload
+    def __init__(self, name: str, *, key: Codec[K], splits: Sequence[K] = (), keep: Keep | None = None) -> None: ...
+    def __init__(
+        self, name: str, *, key: Codec[Any] = BYTES, splits: Sequence[Any] = (), keep: Keep | None = None
+    ) -> None:
+        self.name = _named("table", name)
+        if len(quote(name, safe="")) > _QUOTED_MAX:
+            raise UsageError(f"table {name!r}: its name is too long for a folder name once it is percent-encoded")
+        _must_be_codec(f"the key of table {name!r}", key)
+        if not key.ordered:
+            raise UsageError(f"table {name!r}: {key.name} does not keep order and cannot be a key")
+        self.key: Codec[K] = key
+        self.columns: dict[str, Column[K, Any]] = Named(f"column of table {name!r} named")
+        self.signals: dict[str, Signal[K]] = Named(f"signal of table {name!r} named")
+        self.hidden: dict[str, Column[K, Any]] = {}  # perco's own: seen only if asked for
+        if isinstance(splits, str | bytes):
+            raise UsageError(f"table {name!r}: splits= takes a list of keys, such as [{splits!r}], not {splits!r}")
+        self.splits = tuple(sorted({self.row(split) for split in splits} - {b""}))
+        self.keep = _must_keep(f"table {name!r}", keep)
+
+    def column(self, name: str, codec: Codec[V], *, group: str | None = None) -> Column[K, V]:
+        """Declare a column; `group` puts its long values into a locality group of their own."""
+        _named("column", name)
+        _must_be_codec(f"column {name!r} of table {self.name!r}", codec)
+        self._must_be_new(name)
+        if group is not None:
+            _named("group", group)
+        column: Column[K, V] = Column(self, name, codec, group)
+        self.columns[name] = column
+        return column
+
+    def hide(self, name: str, codec: Codec[V]) -> Column[K, V]:
+        """Declare a column of perco's own, once; its name begins with "_", and scans have it only if asked."""
+        assert name.startswith("_"), "names of others do not"
+        return self.hidden.get(name) or self.hidden.setdefault(name, Column(self, name, codec, None))
+
+    def signal(self, name: str) -> Signal[K]:
+        """Declare a signal: a column that can only be notified (N5).
+
+        Its observers run some time after the transaction that raised it has committed, at least once; many signals of
+        one row may collapse into one run. Transactions that raise the same signal never conflict over it: instead of
+        writing one hot cell from many transactions, raise a signal there, and let one observer of it write the cell.
+
+        Raises: UsageError for a name that is taken.
+        """
+        _named("signal", name)
+        self._must_be_new(name)
+        signal: Signal[K] = Signal(self, name)
+        self.signals[name] = signal
+        return signal
+
+    def _must_be_new(self, name: str) -> None:
+        if name in self.columns or name in self.signals:
+            raise UsageError(f"table {self.name!r} has two columns named {name!r}")
+
+    def row(self, key: K) -> bytes:
+        """The row of a key.
+
+        Raises: TooLarge over 400 bytes; TypeError or ValueError for a key that the codec does not accept.
+        """
+        row = encoded(self.key, key, self, "key of ")
+        if len(row) > ROW_BYTES_MAX:
+            what, remedy = f"key of table {self.name!r}", "Use a digest of it as the key."
+            raise TooLarge(what, len(row), ROW_BYTES_MAX, remedy, "bytes")
+        return row
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[K, V]):
+    """The change that an observer runs for.
+
+    Attributes:
+        key: of the changed row.
+        value: the newest at the run's snapshot; None if it was deleted, and for a signal. Many writes may collapse
+            into one run (N4).
+        commit_ts: of the newest write, or of the transaction that raised the signal last.
+        attempt: 1 for the first run of this change, then 2 ... after conflicts and failures.
+        cause: commit timestamp of the transaction from outside that began the chain (N9).
+        depth: which observer of the chain this is: 1 if a transaction from outside has set it off.
+    """
+
+    key: K
+    value: V | None
+    commit_ts: int
+    attempt: int
+    cause: int
+    depth: int = 1
+
+
+_WAITS: Final = 10  # the default of max_delay_s, in delays
+_VERSION_MAX: Final = (1 << 32) - 1  # it rides in every ack
+_DELAY_MAX_S: Final = 30 * 86400.0
+_PRIORITY_MAX: Final = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manner:
+    """When an observer's runs come, as the catalogue has it.
+
+    Attributes:
+        delay_s: a run comes no earlier than this after the change; each newer change restarts the wait.
+        max_delay_s: the wait ends at the latest this long after the first of these changes.
+        priority: of the changes that wait, those of the highest priority come first.
+    """
+
+    delay_s: float = 0.0
+    max_delay_s: float = 0.0
+    priority: int = 0
+
+
+def _manner(id: str, delay_s: float, max_delay_s: float | None, priority: int) -> Manner:
+    must_be_number(f"observer {id!r}: delay_s", delay_s)
+    if max_delay_s is not None:
+        must_be_number(f"observer {id!r}: max_delay_s", max_delay_s)
+    if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > _PRIORITY_MAX:
+        raise UsageError(f"observer {id!r}: priority is an int from -{_PRIORITY_MAX} to {_PRIORITY_MAX}")
+    if not delay_s:
+        if max_delay_s:
+            raise UsageError(f"observer {id!r}: max_delay_s bounds delay_s, which is not given")
+        return Manner(priority=priority)
+    longest = _WAITS * delay_s if max_delay_s is None else max_delay_s
+    if not 0 < delay_s <= longest or not delay_s <= _DELAY_MAX_S:
+        raise UsageError(
+            f"observer {id!r}: delay_s is from 0 to {_DELAY_MAX_S:.0f} seconds, and max_delay_s at least as long"
+        )
+    return Manner(delay_s=float(delay_s), max_delay_s=min(float(longest), _WAITS * _DELAY_MAX_S), priority=priority)
+
+
+ObserverFunction = Callable[[Any, "Change[K, V]"], Awaitable[None]]  # Any: a perco.Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """A registered observer. `id` is stored: rename the function freely, never the id."""
+
+    id: str
+    column: Column[Any, Any] | Signal[Any]
+    function: Callable[[Any, Change[Any, Any]], Awaitable[None]]
+    backfill: bool
+    isolation: Isolation | None
+    version: int = 1
+    manner: Manner = Manner()
+
+
+class Schema:
+    """The tables and observers that a program uses.
+
+    Args:
+        keep: how long old versions are kept in tables that do not say so themselves; None: as the store has it,
+            initially a day.
+    """
+
+    keep: Keep | None
+
+    def __init__(self, *tables: Table[Any], keep: Keep | None = None) -> None:
+        self.keep = _must_keep("a schema", keep)
+        self.tables: dict[str, Table[Any]] = Named("table")
+        for table in tables:
+            if not isinstance(table, Table):
+                raise UsageError(f"perco.Schema takes tables, each as an argument, not {type(table).__name__}")
+            if table.name in self.tables:
+                raise UsageError(f"the schema has two tables named {table.name!r}")
+            self.tables[table.name] = table
+        self.observers: dict[str, Observer] = {}
+
+    @overload
+    def observe(
+        self,
+        column: Column[K, V],
+        *,
+        id: str,
+        version: int = 1,
+        backfill: bool = True,
+        delay_s: float = 0.0,
+        max_delay_s: float | None = None,
+        priority: int = 0,
+        isolation: Isolation | None = None,
+    ) -> Callable[[ObserverFunction[K, V]], ObserverFunction[K, V]]: ...
+    @overload
+    def observe(
+        self,
+        column: Signal[K],
+        *,
+        id: str,
+        version: int = 1,
+        backfill: bool = True,
+        delay_s: float = 0.0,
+        max_delay_s: float | None = None,
+        priority: int = 0,
+        isolation: Isolation | None = None,
+    ) -> Callable[[ObserverFunction[K, None]], ObserverFunction[K, None]]: ...
+    def observe(
+        self,
+        column: Column[Any, Any] | Signal[Any],
+        *,
+        id: str,
+        version: int = 1,
+        backfill: bool = True,
+        delay_s: float = 0.0,
+        max_delay_s: float | None = None,
+        priority: int = 0,
+        isolation: Isolation | None = None,
+    ) -> Callable[[Any], Any]:
+        """Run a function, in a transaction, after each change of a column, or each signal.
+
+        Several observers may observe one column; deletes count as changes; changes may collapse (N4). `id` is stored.
+        At most one run commits for a change of a column (N3), at least one for a signal (N5).
+
+        Args:
+            version: from 1. Raise it when the function has changed and must run again for changes that it has run for.
+            backfill: when the observer, or a higher version of it, is registered, run it also for the data that is
+                already there; signals never have any.
+            delay_s: seconds; a run comes no earlier than this after the change, and a newer change restarts the wait.
+            max_delay_s: the longest such wait, for a row that keeps changing; by default ten times `delay_s`.
+            priority: if more waits than can run at once, higher ones come first; lower ones still get their share.
+            isolation: of its transactions, "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
+        """
+        if not isinstance(column, Column | Signal):
+            raise UsageError(f"observer {id!r} takes a column or a signal, as made by Table.column, not {column!r}")
+        if isolation is not None:
+            is_serializable(isolation)
+        _named("observer", id)
+        if isinstance(version, bool) or not isinstance(version, int) or not 1 <= version <= _VERSION_MAX:
+            raise UsageError(f"observer {id!r}: version is {version!r}; it is an int of at least 1, and only goes up")
+        if not isinstance(backfill, bool):
+            raise UsageError(f"observer {id!r}: backfill is True or False, not {backfill!r}")
+        manner = _manner(id, delay_s, max_delay_s, priority)
+        if id in self.observers:
+            raise UsageError(f"there are two observers with the id {id!r}")
+        if self.tables.get(column.table.name) is not column.table:
+            raise SchemaMismatch(f"observer {id!r}: table {column.table.name!r} is not in this schema")
+
+        def register(function: ObserverFunction[Any, Any]) -> ObserverFunction[Any, Any]:
+            _must_observe(id, function)
+            self.observers[id] = Observer(id, column, function, backfill, isolation, version, manner)
+            return function
+
+        return register
+
+
+def must_be_table(table: Table[K]) -> Table[K]:
+    """The table. Raises: UsageError for anything else, such as a table's name."""
+    if not isinstance(table, Table):
+        raise UsageError(f"expected a perco.Table, not {table!r}; db.schema.tables has them by name")
+    return table

@@ -1,0 +1,493 @@
+"""`perco.open` of a served store: the same database, with rows, timestamps and memory in another process.
+
+This process runs its own transactions and observers. The server does what a store needs only once: sweeping, garbage
+collection, backfills for new observers.
+
+R5  When the server has ended the session, its transactions and snapshots read no more (`SessionEnded`, after which
+    `db.run` runs them again), and everything else continues in a new session.
+R8  A new owner holds the timestamps that it was greeted with, but no past snapshots. A client that has any abandons
+    all that it holds, and says so.
+N7  The server knows whether the store is idle: it sees every lock and notify cell, and which worker has which row.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from perco.clock.holds import Holder
+from perco.clock.loopwatch import Held, LoopStatistics, LoopWatch
+from perco.database.database import Database
+from perco.database.inside import close, inside
+from perco.database.options import Options
+from perco.database.owner import Now
+from perco.errors import SchemaMismatch, UsedAfterFork, WriteUnknown
+from perco.history.vacuum import VacuumResult, VacuumStatistics
+from perco.notify.backfill import BackfillProgress
+from perco.notify.waiting import Waiting
+from perco.notify.workers import Workers
+from perco.protocol.retention import Removed
+from perco.rpc.channel import WireOptions
+from perco.rpc.framing import GREETING_BYTES_MAX, Message, packed
+from perco.rpc.link import BACK_S, Link, LostError
+from perco.schema import catalogue as catalogues
+from perco.schema.catalogue import Catalogue
+from perco.schema.known import Known
+from perco.schema.schema import Schema
+from perco.serve import tasks
+from perco.serve.elsewhere import Elsewhere
+from perco.serve.messages import (
+    ANNOUNCED,
+    MOVED,
+    NOTIFIED,
+    RELEASED,
+    TASKS_ASKED,
+    FolderIs,
+    Method,
+    TabletsOf,
+    hello,
+    read_folder,
+    read_servers,
+    read_stuck,
+    read_vacuum,
+    read_welcome,
+)
+from perco.serve.pulse import Pulse
+from perco.serve.remote import RemoteDriver, RemoteFates, RemoteOracle
+from perco.serve.remote_rows import LostRowStore, RemoteRowStore
+from perco.serve.tasks import ProcessTasks
+from perco.serve.together import Together
+from perco.storage import Tablet
+from perco.tablets.compactor import Compacted
+from perco.tablets.splitter import Split
+from perco.txn.background import Background
+from perco.txn.engine import Engine
+from perco.txn.fates import Fates
+from perco.txn.keeping import Keeper
+from perco.txn.prefetch import Predictor
+
+log: logging.Logger = logging.getLogger("perco.serve")
+
+_BYE_S = 1.0
+_TELLS_S = 1.0  # how long to ask what waits, past a deadline
+_locals: weakref.WeakSet[RemoteLocal] = weakref.WeakSet()
+
+
+class RemoteLocal:
+    """In place of `LocalStore`: a client of a served store has no folder."""
+
+    link: Link
+    store: RemoteRowStore
+    version: int
+
+    readonly = False
+    threaded = False
+    owner_alive = True
+    term = b""
+    path: Path | None = None
+
+    def __init__(self, link: Link, store: RemoteRowStore) -> None:
+        self.link, self.store = link, store
+        self.version = -1  # of the catalogue that the server has adopted
+        self.forked = False
+        _locals.add(self)
+
+    async def adapt(self, catalogue: Catalogue) -> None:
+        """Have the server open, or make, what a catalogue names."""
+        if catalogue.version > self.version:
+            self.version = await self.link.call(Method.ADOPT, None, again=True)
+            await self.store.refresh()
+
+    def check(self) -> None:
+        """Raises UsedAfterFork in a child of the process that opened this."""
+        if self.forked:
+            raise UsedAfterFork(self.link.name)
+
+
+def _after_fork() -> None:
+    """In a forked child: the connections belong to its parent."""
+    for local in _locals:
+        local.forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class RemoteOwner:
+    """A client's connection to the store's owner, and the calls over it. Loop thread only.
+
+    Attributes: `engine`, `keeper`, `workers`, `waiting`: the client's own; `make_client` makes a database of them.
+    """
+
+    store: RemoteRowStore
+    local: RemoteLocal
+    heartbeat: LoopWatch
+    engine: Engine
+    keeper: Keeper
+    waiting: Waiting
+
+    link: Link
+    workers: Workers
+
+    is_here = False
+
+    def __init__(
+        self,
+        schema: Schema,
+        options: Options,
+        wire: WireOptions,
+        name: str,
+        connect: Callable[[int, int], Any],
+        token: bytes,
+        pulsing: Callable[[Pulse], LoopWatch] | None = None,
+    ) -> None:
+        rng = random.Random(options.seed)
+        self._token, self._options = token, options
+        self._connections = Background()  # ended last: tasks in flight still call the server
+        self._session = secrets.token_hex(16)  # not from the seed: others may have the same seed
+        self._ticket = ""  # shown to tablet servers
+        self._too_much = False  # more is held than fits in a greeting
+        self._wire, self._connect, self._rng = wire, connect, rng
+        self.link = Link(name, partial(connect, 0, 0), self._hello, self._welcomed, self._pushed, wire, rng)
+        self.store = RemoteRowStore(self.link, self._reach, wire.patience_s, rng)
+        self.local = RemoteLocal(self.link, self.store)
+        background = Background()
+        self._together: Together | None = None
+        if options.batch.window_s:
+            self._together = Together(self.link, self.store, options.batch, wire, background.spawn)
+        token_of_locks = self._session[:16]
+        fates = RemoteFates(self.link, self.store, token_of_locks)
+        self._oracle = RemoteOracle(self.store, self.link, background.spawn)
+        self._pulses = pulsing is not None
+        watch = LoopWatch(options.heartbeat)
+        self.heartbeat = (
+            watch if pulsing is None else pulsing(Pulse(token, self._session, wire, random.Random(rng.random())))
+        )
+        driver = self._driver(fates, background)
+        prefetch = Predictor(options.prefetch, served=True)
+        self.engine = Engine(
+            *(self.local, Known(schema), self._oracle, fates, driver, background, prefetch),
+            *(options.transaction, options.retry, random.Random(options.seed), token_of_locks, options.on_event),
+        )
+        driver.name = self.engine.known.name_of
+        self.keeper = Keeper(self.engine, self.local.adapt, is_told=False)
+        self.workers = Workers(self.engine)
+        self.workers.on_begin, self.workers.on_end = self._worker_begins, self._worker_ended
+        self.waiting = Waiting(self.engine, self.keeper, self.workers.running_here, dict, tells_s=_TELLS_S)
+
+    def _driver(self, fates: Fates, background: Background) -> RemoteDriver:
+        store = self.store if self._together is None else self._together.store
+        return RemoteDriver(
+            *(self.link, self._together, self._oracle.drawn_elsewhere, self.store.catch_up),
+            *(store, self._oracle, fates, self._options.commit, background, self._options.on_event),
+        )
+
+    def _begin_session(self) -> None:
+        engine = self.engine
+        before = engine.driver
+        driver = engine.driver = self._driver(engine.fates, engine.background)
+        driver.name, driver.quiet = before.name, before.quiet
+        driver.counters, driver.on_notified = before.counters, before.on_notified
+        driver.damaged = before.damaged
+
+    # ------------------------------------------------------------ the link
+
+    def _hello(self) -> Message:
+        greeting = hello(self._token, self._session, sorted(self._oracle.holds.open))
+        self._too_much = (
+            len(packed(greeting)) > GREETING_BYTES_MAX or len(packed(self._holding())) > self._wire.message_bytes_max
+        )
+        return hello(self._token, self._session, ()) if self._too_much else greeting
+
+    def _holding(self) -> Message:
+        """Holds and claims that this client has (R7)."""
+        elsewhere = worker.elsewhere if (worker := self.workers.worker) is not None else None
+        claims = tuple(elsewhere.claims.items()) if isinstance(elsewhere, Elsewhere) else ()
+        return tuple(self._oracle.holds.numbers), claims
+
+    def _reach(self, number: int, port: int) -> Link:
+        """Start a link to a tablet server. A server that comes back needs no new session: the owner knows what this
+        client holds (F3)."""
+
+        def welcomed(message: Message) -> bool:
+            read_welcome(message)
+            return True
+
+        def hello_again() -> Message:
+            return hello(self._token, self._ticket, ())
+
+        name, connect = f"{self.link.name} ({number})", partial(self._connect, number, port)
+        link = Link(name, connect, hello_again, welcomed, lambda what, value: None, self._wire, self._rng)
+        link.end = self._connections.start(link.run, f"link-{number}")
+        return link
+
+    def _welcomed(self, message: Message) -> bool:
+        new, kept, info = read_welcome(message)
+        self._oracle.told(info["version"], info["wall_ms"], info["last"])
+        holds = self._oracle.holds
+        greeted = tuple(holds.open) if kept and not self._too_much else ()  # the server holds these
+        kept = kept and not self._too_much and not (new and holds.numbers)
+        self.store.groups, self.store.once = info["groups"], info["once"]
+        self.store.spread, self._ticket = info["spread"], info["ticket"]
+        held = self.heartbeat.take_longest()  # since the last greeting
+        if (new or not kept) and self.link.connections:
+            self._say_that_it_ended(held)
+        if not kept:
+            self.store.losses += 1
+            # R5: reads through the former driver raise SessionEnded.
+            self.engine.driver.reads = LostRowStore()
+            if self._together is not None:
+                self._together.store.end_reads()
+            set.clear(holds.open)
+            self.link.tell(Method.DONE, greeted)  # G1, L1: `set.clear` has told the server nothing
+            holds.numbers.clear()
+            self._begin_session()
+        self.link.tell(Method.HOLDING, self._holding())
+        self.link.tell(Method.WORKS, self._observers())
+        if self.engine.driver.orphaned.is_set():
+            self.link.tell(Method.ORPHANED, None)
+        elsewhere = worker.elsewhere if (worker := self.workers.worker) is not None else None
+        if isinstance(elsewhere, Elsewhere):
+            elsewhere.forget()
+        self.engine.driver.notified()  # N8: what was pushed meanwhile has not come
+        return kept
+
+    def _say_that_it_ended(self, held: Held) -> None:
+        """R7: an observer whose every run ends the session runs again for ever. The log says why."""
+        if held.seconds < self._wire.silence_s:
+            log.info("the server at %s has begun a new session for this client", self.link.name)
+            return
+        log.warning(
+            "the server at %s has ended this client's session: open transactions fail, and observers run again. "
+            "The loop was held for %.1f s (%s): run code that keeps the interpreter's lock for so long in a process "
+            "of its own",
+            *(self.link.name, held.seconds, held.where),
+        )
+
+    def _pushed(self, what: int, value: Any) -> None:
+        if self.engine.background.ended:
+            return  # closed, or failed: it starts nothing any more
+        if what in (NOTIFIED, RELEASED):
+            elsewhere = worker.elsewhere if (worker := self.workers.worker) is not None else None
+            if isinstance(elsewhere, Elsewhere) and what == NOTIFIED:
+                elsewhere.woken()
+            elif isinstance(elsewhere, Elsewhere):
+                elsewhere.released()
+            self.engine.driver.notified()
+        elif what == ANNOUNCED:
+            self._oracle.catalogue_version = max(self._oracle.catalogue_version, value)
+            self.engine.driver.notified()  # N10: a scanner looks at the catalogue when it begins a tour
+        elif what == MOVED:
+            self.store.moved()
+            if not self.store.spread:  # else a tablet server that has lost the tablet says so
+                self.engine.background.spawn(self.store.catch_up)
+        elif what == TASKS_ASKED:
+            try:
+                self.link.tell(Method.TASKS_ARE, (value, tasks.here("client")))
+            except Exception:  # a question about tasks must not end this client's connection
+                log.exception("what the tasks wait for could not be reported")
+
+    # ------------------------------------------------------------ what the server does
+
+    async def tasks(self) -> list[ProcessTasks]:
+        """The tasks of the owner and of its other clients, with what they wait for."""
+        return [tasks.read(each) for each in await self.link.call(Method.TASKS, None, again=True)]
+
+    async def servers(self) -> list[TabletsOf]:
+        """Which process has which tablets open."""
+        return read_servers(await self.link.call(Method.SERVERS, None, again=True))
+
+    async def folder(self) -> FolderIs:
+        """The store's folder, as its owner sees it."""
+        return read_folder(await self.link.call(Method.FOLDER, None, again=True))
+
+    async def vacuum(self, progress: Callable[[VacuumResult], None] | None) -> VacuumResult:
+        """`progress` is called once, with the result."""
+        result = read_vacuum(await self.link.call(Method.VACUUM, None, again=True, writes=True))
+        if progress is not None:
+            progress(result)
+        return result
+
+    async def backfill(self, progress: Callable[[BackfillProgress], None] | None) -> list[BackfillProgress]:
+        """`progress` is called at the end, with each result."""
+        found = await self.link.call(Method.BACKFILL, None, again=True, writes=True)
+        done = [BackfillProgress(*each) for each in found]
+        await self.keeper.renew()  # which observers are ready now
+        for each in done:
+            if progress is not None:
+                progress(each)
+        return done
+
+    async def split(self, table: str, row: bytes | None) -> Split:
+        """Raises: also WriteUnknown, if the answer is lost."""
+        try:
+            return Split(*await self.link.call(Method.SPLIT, (table, row), again=False))
+        except LostError as error:
+            raise WriteUnknown("splitting a tablet", str(error), "`perco tablets` shows which there are.") from error
+
+    async def compact(self, table: str | None) -> list[Compacted]:
+        """Raises: also WriteUnknown, if the answer is lost."""
+        try:
+            done = await self.link.call(Method.COMPACT, table, again=False)
+        except LostError as error:
+            raise WriteUnknown("compacting tablets", str(error)) from error
+        return [Compacted(*each) for each in done]
+
+    async def now(self) -> Now:
+        return Now(*await self.link.call(Method.NOW, None, again=True))
+
+    def tablets(self) -> Sequence[Tablet]:
+        return self.store.tablets_here()
+
+    def statistics(self) -> tuple[LoopStatistics, VacuumStatistics]:
+        return self.heartbeat.statistics(), VacuumStatistics(0, Holder("retention", 0), 0, Removed(), None)
+
+    # ------------------------------------------------------------ observers
+
+    def _observers(self) -> tuple[Sequence[str], Sequence[str]]:
+        """Ids of the observers that this process has, and of those that it may run."""
+        worker = self.workers.worker
+        return worker.works() if worker is not None else ((), ())
+
+    async def _worker_begins(self) -> None:
+        worker = self.workers.worker
+        assert worker is not None
+        worker.elsewhere = Elsewhere(self.link, self._together)
+        await self.link.call(Method.WORKS, self._observers(), again=True)
+
+    async def _worker_ended(self) -> None:
+        self.link.tell(Method.WORKS, ((), ()))
+
+    async def wait_idle(self) -> int:
+        while True:
+            self.engine.background.check()
+            idle, failed, workers, stuck = await self.link.call(Method.IDLE, None, again=True)
+            if idle:
+                return int(failed)
+            if not self.engine.fates.observed:
+                await self.waiting.must_be_readable(None if stuck is None else read_stuck(stuck))
+            await self._check_workers(workers)
+
+    async def wait_for(self, ts: int) -> None:
+        while True:
+            self.engine.background.check()
+            done, _, workers = await self.link.call(Method.UP_TO, ts, again=True)
+            if done:
+                return
+            worker = self.workers.worker
+            if worker is not None and worker.damaged:
+                await self.waiting.none_up_to(ts)  # raises, if only changes that it cannot run for are left
+            await self._check_workers(workers)
+
+    async def _check_workers(self, workers: dict[str, int] | None) -> None:
+        """Raise if nothing runs the observers: waiting would never end. After a server was away, its workers get time
+        to find it again; `workers` None: the server says that some may be about to find it."""
+        if workers is None or trio.current_time() < self.link.back_since + BACK_S:
+            return
+        waiting = {id for id, count in (await self.waiting.counts(readable=True)).items() if count}
+        self.waiting.check_run(waiting, workers)
+
+    # ------------------------------------------------------------ the beginning and the end
+
+    async def begin_link(self, *, known: bool = False, readonly: bool = False) -> None:
+        """Connect, and bring the store's catalogue up to the schema; `known`: use the store's own schema.
+
+        Raises: WrongToken, VersionMismatch, Unavailable, SchemaMismatch.
+        """
+        self._connections.start(self.link.run, "link")
+        await self.store.refresh()
+        if self._pulses:
+            self.heartbeat.start()
+        engine = self.engine
+        if not known and not readonly:
+            declared = await catalogues.declare(engine.driver.store, engine.known.schema, lambda version: None)
+            await self.keeper.adopt(declared)
+            await self.keeper.announce()
+            return
+        engine.readonly = readonly
+        catalogue = await catalogues.load(self.store)
+        if known:
+            engine.known.borrow(catalogues.schema_of(catalogue))
+        elif catalogue.declare(engine.known.schema) is not catalogue:
+            raise SchemaMismatch(
+                "the store does not have all that the schema declares; open it once without readonly=True"
+            )
+        await self.keeper.adopt(catalogue)
+        await self.keeper.announce()
+
+    async def aclose(self) -> None:
+        """Stop the tasks, end the session, close the connections."""
+        with trio.CancelScope(shield=True):
+            await self.engine.background.aclose()
+            await self.heartbeat.aclose()
+            with suppress(Exception), trio.move_on_after(_BYE_S):
+                if self.link.connected.is_set():
+                    await self.link.call(Method.BYE, None, again=True)
+            await self._connections.aclose()
+
+
+def make_client(
+    schema: Schema,
+    options: Options,
+    wire: WireOptions,
+    name: str,
+    connect: Callable[[int, int], Any],
+    token: bytes,
+    pulsing: Callable[[Pulse], LoopWatch] | None = None,
+) -> Database:
+    """A client's database, not connected yet. The arguments are those of `open_served`."""
+    owner = RemoteOwner(schema, options, wire, name, connect, token, pulsing)
+    return Database(owner.engine, owner.keeper, owner.workers, owner.waiting, owner, options)
+
+
+async def open_served(
+    name: str,
+    connect: Callable[[int, int], Any],
+    schema: Schema | None,
+    options: Options,
+    wire: WireOptions,
+    token: bytes,
+    *,
+    readonly: bool = False,
+    pulsing: Callable[[Pulse], LoopWatch] | None = None,
+    remedy: str = "",
+) -> Database:
+    """Open a database over a server. Raises: as `RemoteOwner.begin_link`; SessionEnded, if the owner ends meanwhile.
+
+    Args:
+        connect: makes a stream to the tablet server with a number and a port; 0 and 0: to the owner.
+        pulsing: makes the object that watches the loop and sends pulses while it is held (R10); None: no pulses.
+        remedy: the advice in the error when the server is away for too long; "": try again.
+    """
+    db = make_client(schema or Schema(), options, wire, name, connect, token, pulsing)
+    owner = remote_owner(db)
+    owner.link.remedy = remedy
+    try:
+        await owner.begin_link(known=schema is None, readonly=readonly)
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await close(db)
+        raise
+    return db
+
+
+def remote_owner(db: Database) -> RemoteOwner:
+    """The connection of a client's database."""
+    owner = inside(db).owner
+    assert isinstance(owner, RemoteOwner), "this process has the store open itself"
+    return owner
+
+
+def is_client(db: Database) -> bool:
+    """Whether another process owns the store."""
+    return not inside(db).owner.is_here

@@ -1,0 +1,177 @@
+"""Commits in one step that the owner makes for its clients.
+
+C2  Look, draw and enter without an await in between.
+C3  An entry leaves when its write transaction has ended, or its fate has been read from the store.
+D8  Commits of several transactions go to the tablets in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from perco.database.parts import Parts
+from perco.errors import SessionEnded
+from perco.protocol.commit import Commit, State
+from perco.rpc.peer import Peer
+from perco.serve.messages import (
+    MET,
+    STALE,
+    TOLD,
+    pack_verdict,
+    read_commit,
+)
+from perco.serve.rows import Rows
+from perco.serve.sessions import Session
+from perco.storage import Verdict
+from perco.txn.entered import Entry, Where
+
+
+class OneStep:
+    """Loop thread only. `refusal`: why no commit can be made in one step; "" if it can."""
+
+    def __init__(self, parts: Parts, rows: Rows, refusal: str) -> None:
+        self._parts, self._rows, self._refusal = parts, rows, refusal
+
+    def commit(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
+        self._in_one_step(session, peer, id, *read_commit(packed, self._parts.oracle.last))
+
+    def commits(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
+        """Make commits of several transactions in one call to the tablets; the answer to one that would have to wait
+        is None (D8)."""
+        commits = [read_commit(each, self._parts.oracle.last) for each in asked]
+        if len({commit.header.start_ts for commit, _ in commits}) != len(commits):
+            raise ValueError("a transaction twice")
+        if (ended := self._ends_commits(session, [commit for commit, _ in commits])) is not None:
+            peer.fail(id, ended)
+            return
+        answers: list[Any] = [None] * len(commits)
+        entered: list[int] = []
+        try:
+            for i, (commit, version) in enumerate(commits):
+                if self._parts.driver.entered.in_the_way(commit) is None:
+                    answers[i] = self._enter(commit, version)
+                    if answers[i] == ():
+                        entered.append(i)
+        except BaseException:
+            self._leave(commits[i][0] for i in entered)
+            raise
+
+        def told(verdicts: Sequence[Any]) -> None:
+            for i, answer in zip(entered, verdicts, strict=True):
+                answers[i] = answer
+            peer.reply(id, answers)
+
+        if entered:
+            self._write(session, [commits[i][0] for i in entered], told)
+        else:
+            peer.reply(id, answers)
+
+    def _in_one_step(self, session: Session, peer: Peer, id: int, commit: Commit, version: int) -> None:
+        if (ended := self._ends_commits(session, [commit])) is not None:
+            peer.fail(id, ended)
+            return
+        met = self._parts.driver.entered.in_the_way(commit)
+        if met is not None:
+            self._meet(session, peer, id, commit, version, met)
+            return
+        answer = self._enter(commit, version)
+        if answer is None:
+            self._extend(session, peer, id, commit, version)
+        elif answer:
+            peer.reply(id, answer)
+        else:
+            self._write(session, [commit], lambda answers: peer.reply(id, answers[0]))
+
+    def _leave(self, commits: Iterable[Commit]) -> None:
+        """C3: remove the entries of commits that were never queued."""
+        driver = self._parts.driver
+        for commit in commits:
+            driver.entered.leave(commit)
+            driver.written(commit.commit_ts)
+
+    def _ends_commits(self, session: Session, commits: Sequence[Commit]) -> SessionEnded | None:
+        """The reason why this session cannot make these commits in one step; None: it can."""
+        if self._refusal:
+            return SessionEnded(self._refusal)
+        if session.ended:  # R7: while it waited
+            return SessionEnded("the server has ended this client's session")
+        started = {commit.header.start_ts for commit in commits} - session.open
+        if any(map(self._parts.fates.alive, started)):  # L1: of another client, or of this client's former session
+            return SessionEnded("a transaction of another session is under way")
+        return None
+
+    def _enter(self, commit: Commit, version: int) -> tuple[int, ...] | None:
+        """C2: no await between the look, the draw, and the entry. Returns (); or, if nothing was entered, the answer;
+        None: no timestamp is available at once."""
+        driver, oracle = self._parts.driver, self._parts.oracle
+        commit_ts = oracle.draw_nowait()
+        if not commit_ts:
+            return None
+        if oracle.catalogue_version > version:  # N10
+            return STALE, oracle.catalogue_version
+        commit.drawn(commit_ts)
+        driver.entered.enter(commit)
+        driver.writing[commit_ts] = None
+        return ()
+
+    def _write(self, session: Session, commits: Sequence[Commit], answer: Callable[[list[Any]], None]) -> None:
+        """Queue commits that were entered; `answer` gets the answer to each."""
+
+        def told(verdicts: Sequence[Verdict]) -> None:
+            for commit, verdict in zip(commits, verdicts, strict=True):
+                self._written(commit, verdict)
+            answer(
+                [
+                    (TOLD, pack_verdict(verdict), commit.commit_ts)
+                    for commit, verdict in zip(commits, verdicts, strict=True)
+                ]
+            )
+
+        try:
+            self._rows.submit(session, [commit.primary_commit() for commit in commits], told)
+        except BaseException:
+            self._leave(commits)
+            raise
+
+    def _written(self, commit: Commit, verdict: Verdict) -> None:
+        """C3: the write transaction of a commit in one step has ended, or its outcome is unknown."""
+        driver, fates, start_ts = self._parts.driver, self._parts.fates, commit.header.start_ts
+        commit_ts = commit.commit_ts
+        commit.primary_told(verdict)
+        if commit.state is State.ASK:
+            driver.entered.leave_behind(commit)
+            driver.leave_orphans()
+        else:
+            driver.entered.leave(commit)
+        if commit.state is State.COMMITTED and fates.known(start_ts) is None:
+            fates.settle(start_ts, commit_ts)
+        driver.written(commit_ts)
+
+    def _meet(
+        self, session: Session, peer: Peer, id: int, commit: Commit, version: int, met: tuple[Where, Entry]
+    ) -> None:
+        """Another commit has entered one of the cells: wait for it here, with nothing entered (T7)."""
+        where, entry = met
+
+        async def run() -> None:
+            try:
+                fate = await self._parts.driver.past(entry)
+                if fate >= commit.header.start_ts:
+                    peer.reply(id, (MET, where, entry.commit_ts))
+                    return
+                self._in_one_step(session, peer, id, commit, version)
+            except Exception as error:
+                peer.fail(id, error)
+
+        self._parts.background.spawn(run)
+
+    def _extend(self, session: Session, peer: Peer, id: int, commit: Commit, version: int) -> None:
+        async def run() -> None:
+            try:
+                await self._parts.oracle.extend()
+                self._in_one_step(session, peer, id, commit, version)
+            except Exception as error:
+                peer.fail(id, error)
+
+        self._parts.background.spawn(run)

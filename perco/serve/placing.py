@@ -1,0 +1,32 @@
+"""Options for tablet servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from perco.errors import UsageError
+from perco.serve.children import Mould
+from perco.settings import check_options
+
+_SERVERS_MAX: Final = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessOptions:
+    """Attributes:
+    servers: how many tablet servers, each a process.
+    silence_s: a server that is silent for so long is killed, and its tablets go to others, in seconds.
+    timeout_s: how long a write waits for a server to have its tablet, in seconds.
+    mould: makes the processes; None: each is a new Python.
+    """
+
+    servers: int = 2
+    silence_s: float = 2.0
+    timeout_s: float = 30.0
+    mould: Mould | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.servers > _SERVERS_MAX:
+            raise UsageError(f"ProcessOptions: servers is {self.servers}; it must be at most {_SERVERS_MAX}")

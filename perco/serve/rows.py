@@ -1,0 +1,193 @@
+"""Clients' reads and writes: the calls of a session that go to the tablets.
+
+C4  A read at a timestamp waits for commits in one step at or below it.
+D8  A part of a call that would have to wait is answered with None: its caller asks again, alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from perco.database.parts import Parts
+from perco.errors import StoreError
+from perco.rpc.channel import WireOptions
+from perco.rpc.peer import Peer
+from perco.serve.messages import (
+    pack_verdict,
+    read_mutations,
+    read_scan,
+)
+from perco.serve.sessions import Session, Sessions
+from perco.storage import NOTIFY, WRITE, Failed, Mutation, OwnerStore, RowCells, Verdict
+from perco.storage.call import Call
+from perco.txn.entered import Entry
+
+
+class Rows:
+    """Loop thread only.
+
+    Attributes:
+        by: the session whose commit made the notify cells that are being announced.
+    """
+
+    def __init__(self, parts: Parts, store: OwnerStore, sessions: Sessions, options: WireOptions) -> None:
+        self._parts, self._store, self._sessions, self._options = parts, store, sessions, options
+        self._prompt = store.prompt
+        self.by: Session | None = None
+
+    def reads(self, session: Session, peer: Peer, id: int, asked: Any) -> None:
+        """Reads of several callers; None for a part that would have to wait (C4), or makes the answer too long (D8)."""
+        parts = self._parts
+        meets = bool(parts.driver.entered.cells)
+        free = [i for i, requests in enumerate(asked) if not (meets and self._entered(session, requests))]
+
+        def answer(found: list[RowCells]) -> None:
+            answers: list[Any] = [None] * len(asked)
+            at = 0
+            for i in free:
+                answers[i] = found[at : at + len(asked[i])]
+                at += len(asked[i])
+                if at > len(found):
+                    answers[i] = None
+            peer.reply(id, answers)
+
+        self._find(peer, id, [request for i in free for request in asked[i]], answer)
+
+    def read(self, session: Session, peer: Peer, id: int, requests: Any) -> None:
+        parts = self._parts
+        if parts.driver.entered.cells and (entries := self._entered(session, requests)):
+            self._after(entries, peer, id, lambda: self.read(session, peer, id, requests))
+            return
+        self._find(peer, id, requests, lambda found: peer.reply(id, found))
+
+    def _find(self, peer: Peer, id: int, requests: Any, answer: Callable[[list[RowCells]], None]) -> None:
+        """Read, at once if the store can (C4)."""
+        if self._prompt is not None:
+            answer(self._prompt.find_first(requests, self._options.part_bytes))
+            return
+
+        async def run() -> None:
+            try:
+                found = await self._store.read_first(requests, self._options.part_bytes)
+                await peer.room()
+                answer(found)
+            except Exception as error:
+                peer.fail(id, error)
+
+        self._parts.background.spawn(run)
+
+    def _entered(self, session: Session, requests: Any) -> list[Entry]:
+        """C4: entries for the cells of a read, at or below its timestamp. Not those of the client's own commits whose
+        outcome is unknown (T4): the read asks for that outcome, and would wait for itself."""
+        cells, left = self._parts.driver.entered.cells, self._parts.driver.entered.left
+        found = []
+        for table, row, queries in requests:
+            for group, column, _, to_ts, _ in queries:
+                if group == WRITE:
+                    entry = cells.get((table, row, column))
+                    if entry is None or entry.commit_ts > to_ts:
+                        continue
+                    if entry.start_ts not in left or entry.start_ts not in session.open:
+                        found.append(entry)
+        return list(dict.fromkeys(found))
+
+    def _after(self, entries: Sequence[Entry], peer: Peer, id: int, go_on: Callable[[], None]) -> None:
+        """C4: go on once these entries have left."""
+
+        async def run() -> None:
+            try:
+                for entry in entries:
+                    await self._parts.driver.past(entry)
+                await peer.room()
+                go_on()
+            except Exception as error:
+                peer.fail(id, error)
+
+        self._parts.background.spawn(run)
+
+    def scan(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
+        request = read_scan(packed)
+        parts = self._parts
+
+        async def run() -> None:
+            try:
+                for query in request.queries:
+                    if query.group == WRITE and parts.driver.entered.cells:
+                        columns = query.columns if query.columns is not None else _Every()
+                        for entry in parts.driver.entered.within(
+                            request.table, request.start, request.stop, columns, query.to_ts
+                        ):
+                            await parts.driver.past(entry)
+                await peer.room()
+                prompt = self._prompt
+                page = await self._store.scan(request) if prompt is None else prompt.find_page(request)
+                peer.reply(id, (page.rows, page.next))
+            except Exception as error:
+                peer.fail(id, error)
+
+        parts.background.spawn(run)
+
+    def apply(self, session: Session, peer: Peer, id: int, packed: Any) -> None:
+        mutations = read_mutations(packed)
+        self.submit(
+            session,
+            mutations,
+            lambda verdicts: peer.reply(id, [pack_verdict(verdict) for verdict in verdicts]),
+        )
+
+    def submit(
+        self, session: Session, mutations: Sequence[Mutation], answer: Callable[[Sequence[Verdict]], None]
+    ) -> None:
+        """Queue mutations; `answer` gets the verdicts, on the loop."""
+        if not self._store.groups and any(len(mutation.rows) != 1 for mutation in mutations):
+            raise ValueError("a mutation of several rows, which this store does not have")
+        notifies = _notifies(mutations)
+
+        def told(verdicts: Sequence[Verdict]) -> None:
+            answer(verdicts)
+            self._sessions.applied(session)
+            if notifies:
+                self.by = session
+                self._parts.driver.notified()
+                self.by = None
+            elif notifies is not None:
+                self._parts.driver.quiet()
+
+        if self._prompt is None:
+            session.applying += 1
+            self._parts.background.spawn(partial(self._apply, mutations, told))
+            return
+        call = Call(None, len(mutations), told)
+        self._prompt.submit(mutations, call)
+        session.applying += 1
+        if not call.waiting:  # a store in memory answers at once
+            told(call.verdicts)  # type: ignore[arg-type]
+
+    async def _apply(self, mutations: Sequence[Mutation], told: Callable[[Sequence[Verdict]], None]) -> None:
+        try:
+            verdicts: Sequence[Verdict] = await self._store.apply(mutations)
+        except StoreError as error:  # nothing was sent
+            verdicts = [Failed(error)] * len(mutations)
+        told(verdicts)
+
+
+def _notifies(mutations: Sequence[Mutation]) -> bool | None:
+    """True: mutations put notify cells; False: they only remove some; None: neither."""
+    found = None
+    for mutation in mutations:
+        for _, _, writes in mutation.rows:
+            for group, _, _, value in writes:
+                if group == NOTIFY:
+                    if value is not None:
+                        return True
+                    found = False
+    return found
+
+
+class _Every:
+    """All columns."""
+
+    def __contains__(self, column: object) -> bool:
+        return True

@@ -1,0 +1,21 @@
+"""The clients' answers to the question what their tasks wait for."""
+
+from __future__ import annotations
+
+import trio
+
+from perco.serve.tasks import ProcessTasks
+
+
+class ToldTasks:
+    """The clients' answers, by session."""
+
+    def __init__(self, number: int, asked: int) -> None:
+        self.number, self.asked = number, asked
+        self.answers: dict[str, ProcessTasks] = {}
+        self.all, self.over = trio.Event(), trio.Event()
+        self.found: list[ProcessTasks] = []
+
+    async def shared(self) -> list[ProcessTasks]:
+        await self.over.wait()
+        return self.found

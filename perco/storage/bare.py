@@ -1,0 +1,190 @@
+"""What the owner of a store needs, above a store that offers single rows only.
+
+    Bare(store, late_s)    floors and counts over any `RowStore`; all of the owner's calls go through it
+
+T13 A store without floors: what is below the floor is not sent any more, and what was sent is waited for, until neither
+    it nor a copy of it can take effect. It is not enough to wait for what was not answered: a second copy of a prewrite
+    that was answered long ago could still arrive.
+    A process cannot know what a former owner of the store has sent, so it begins as if that had been sent just now.
+N7  A store that does not count its cells is searched for them. What was found in a group holds until the next mutation
+    that writes to the group is sent. A search does not count if such a mutation may take effect meanwhile: one in
+    flight, or one that was not answered, for as long as it may still arrive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from itertools import product
+
+import trio
+
+from perco.storage.cells import (
+    TS_MAX,
+    Mutation,
+    NoReply,
+    ReadRequest,
+    Refused,
+    RowCells,
+    ScanPage,
+    ScanQuery,
+    ScanRequest,
+    Verdict,
+)
+from perco.storage.rowstore import RowStore
+from perco.storage.tablet import Tablet
+
+_CELLS = 1 << 16  # of a row, in one query of a look
+
+Sent = tuple[float, int]  # until when it may take effect, and the smallest timestamp that it names
+Where = tuple[str, str]  # a table, and a group of it
+
+
+class Bare:
+    """Loop thread only.
+
+    Args:
+        store: a store to which only this process sends mutations. None of them is about several rows.
+        tables: returns the names of its tables now.
+        late_s: for how long after a call has ended its mutations, or copies of them, may still take effect, in seconds.
+            This object is made only once a former owner cannot send anything any more.
+    """
+
+    groups = False
+    once = False
+    chaining = None
+    deferring = None
+    prompt = None
+
+    floor: int
+
+    def __init__(self, store: RowStore, tables: Callable[[], list[str]], late_s: float) -> None:
+        self._store, self._tables, self._late_s = store, tables, late_s
+        self.floor = 0
+        self._calls: dict[int, tuple[int, set[Where]]] = {}  # in flight: the smallest timestamp, and what they write
+        self._number = 0  # of calls, so far
+        self._sent: deque[Sent] = deque([(trio.current_time() + late_s, 0)])  # by calls that have ended
+        self._ended = trio.Event()
+        self._unanswered: deque[tuple[float, set[Where]]] = deque()  # until when it may take effect, what it writes
+        self._sends: Counter[Where] = Counter()  # how many calls that write there were ever made
+        self._found: dict[Where, tuple[int, int]] = {}  # sends before the look (-1: it does not count), and cells
+        self._looking = trio.Lock()
+
+    def tables(self) -> list[str]:
+        return self._tables()
+
+    def tablets_here(self) -> Sequence[Tablet]:
+        return ()
+
+    def locate(self, table: str, row: bytes) -> int:
+        return self._store.locate(table, row)
+
+    def bounds(self, table: str) -> list[bytes]:
+        return self._store.bounds(table)
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        return await self._store.read(requests)
+
+    async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
+        return await self._store.read_first(requests, bytes_max)
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        return await self._store.scan(request)
+
+    # ------------------------------------------------------------ floors
+
+    # A KeyboardInterrupt on the way out would leave behind a call that never ends.
+    @trio.lowlevel.enable_ki_protection
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        """Apply mutations of one row each. Those below the floor are refused, and not sent (T13)."""
+        verdicts: list[Verdict] = [Refused(0, -1)] * len(mutations)
+        sent = []
+        for index, mutation in enumerate(mutations):
+            assert len(mutation.rows) == 1, "S1: this store has no groups"
+            if mutation.floor_ts is None or mutation.floor_ts >= self.floor:
+                sent.append(index)
+        if not sent:
+            await trio.lowlevel.checkpoint()
+            return verdicts
+        number = self._number = self._number + 1
+        lowest = min((ts for i in sent if (ts := mutations[i].floor_ts) is not None), default=TS_MAX)
+        writes = {(mutations[i].table, write[0]) for i in sent for write in mutations[i].rows[0][2]}
+        self._sends.update(writes)
+        self._calls[number] = lowest, writes
+        answered = False
+        try:
+            told = await self._store.apply([mutations[i] for i in sent])
+            answered = not any(isinstance(verdict, NoReply) for verdict in told)
+        finally:
+            del self._calls[number]
+            self._note_sent(lowest, None if answered else writes)
+            self._ended.set()
+            self._ended = trio.Event()
+        for index, verdict in zip(sent, told, strict=True):
+            verdicts[index] = verdict
+        return verdicts
+
+    def _note_sent(self, lowest: int, unanswered: set[Where] | None) -> None:
+        """Note what a call that has just ended has sent, and forget what cannot take effect any more."""
+        now = trio.current_time()
+        while self._sent and self._sent[0][0] <= now:
+            self._sent.popleft()
+        if lowest < TS_MAX:
+            self._sent.append((now + self._late_s, lowest))
+        if unanswered is not None:
+            self._unanswered.append((now + self._late_s, unanswered))
+
+    async def raise_floor(self, ts: int, *, wait: bool) -> None:
+        """See `OwnerStore.raise_floor`."""
+        await trio.lowlevel.checkpoint()
+        self.floor = max(self.floor, ts)
+        if not wait:
+            return
+        while any(lowest < ts for lowest, _ in self._calls.values()):
+            await self._ended.wait()
+        until = max((until for until, lowest in self._sent if lowest < ts), default=-math.inf)
+        if until > trio.current_time():
+            await trio.sleep_until(until)
+
+    # ------------------------------------------------------------ counts
+
+    async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
+        """See `OwnerStore.look`."""
+        if again:
+            for where in product(tables, groups):
+                self._found.pop(where, None)
+        for where in product(tables, groups):
+            if self.knows(*where):
+                continue
+            async with self._looking:  # tasks that wait for the same look share it
+                if not self.knows(*where):
+                    before = -1 if self._may_change(where) else self._sends[where]
+                    self._found[where] = before, await self._cells(*where)
+
+    def count(self, table: str, group: str) -> int:
+        """See `OwnerStore.count`: as of the last look."""
+        return self._found.get((table, group), (-1, 0))[1]
+
+    def knows(self, table: str, group: str) -> bool:
+        """See `OwnerStore.knows`."""
+        found = self._found.get((table, group))
+        return found is not None and found[0] == self._sends[table, group]
+
+    def _may_change(self, where: Where) -> bool:
+        """Whether a mutation that writes there may take effect although none is sent."""
+        now = trio.current_time()
+        while self._unanswered and self._unanswered[0][0] <= now:
+            self._unanswered.popleft()
+        unanswered = (writes for _, writes in self._unanswered)
+        return any(where in writes for writes in (*(writes for _, writes in self._calls.values()), *unanswered))
+
+    async def _cells(self, table: str, group: str) -> int:
+        found, start = 0, b""
+        query = ScanQuery(group, None, 0, TS_MAX, _CELLS, values=False)
+        while True:
+            page = await self._store.scan(ScanRequest(table, start, None, (query,)))
+            found += sum(len(cells) for _, [cells] in page.rows)
+            if page.next is None:
+                return found
+            start = page.next

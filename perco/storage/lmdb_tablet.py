@@ -1,0 +1,732 @@
+"""Tablets in LMDB: a writer thread for each, and a queue before it."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Container, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from perco.errors import StoreFull, TabletSplit, TransactionClosed, Unavailable
+from perco.storage.call import Call
+from perco.storage.cells import (
+    APPLIED,
+    DATA,
+    PROTOCOL_GROUPS,
+    WRITE,
+    Failed,
+    Mutation,
+    NoReply,
+    RowCells,
+    ScanPage,
+    ScanRequest,
+    Verdict,
+)
+from perco.storage.handover import Handover, Written
+from perco.storage.lmdb_engine import LmdbEngine, MapTooSmall
+from perco.storage.row import NOWHERE
+from perco.storage.splitting import Copying, middle
+from perco.storage.tablet import _CLOSED, BatchOptions, Resubmit, TabletStatistics
+
+T = TypeVar("T")
+
+
+# In the queue: the mutation, the call that waits for it, its index in the call, its `_room`, its number.
+_Entry = tuple[Mutation, Call, int, int, int]
+
+
+# The writer's work: mutations, their room, what to do with the verdicts (on the writer's thread), the signal that the
+# cells are put, and the groups that were empty when the batch closed.
+_Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "Written | None", Container[str]]
+
+
+_PASSING = frozenset(PROTOCOL_GROUPS) - {DATA, WRITE}  # groups whose cells come and go
+
+
+_EXPIRED: list[_Entry] = []  # stands for a batch that no caller waits for any more
+
+
+_HALF_MIN = 16  # a smaller batch is never closed early
+
+
+_BATCHES_AVERAGED = 8  # a single batch may be all prewrites, or all new transactions, which cost several times as much
+
+
+_NEVER = 1 << 62
+
+
+_LARGE = 1 << 20  # bytes: above this, a closer estimate of a mutation's room is worth its cost
+
+
+_ENTRY_BYTES = 64  # of a cell, besides its row and value
+
+
+_REPACKED = 1000  # cells rewritten in one write transaction
+
+
+_REPACKED_BYTES = 2 << 20
+
+
+_REMOVED = 2000  # another tablet's cells removed in one write transaction
+
+
+def _room(mutation: Mutation) -> int:
+    """Bytes of file that a mutation may take: its values, and one copied page for every write."""
+    size = 0
+    for _, _, writes in mutation.rows:
+        size += 4096 * len(writes)
+        for write in writes:
+            value = write[3]
+            if value is not None and len(value) > 1024:
+                size += len(value) + (len(value) >> 2)
+    return size
+
+
+def _reaches(mutation: Mutation, row: bytes) -> bool:
+    """Whether the mutation has a row from `row` on."""
+    return any(each[0] >= row for each in mutation.rows)
+
+
+class _Chore:
+    """Upkeep that the writer does between two batches."""
+
+    __slots__ = ("began", "ended", "error")
+
+    def __init__(self) -> None:
+        self.began = trio.current_time()
+        self.ended = trio.Event()
+        self.error: Exception | None = None
+
+    def end(self, error: Exception | None) -> None:
+        if not self.ended.is_set():
+            self.error = error
+            self.ended.set()
+
+
+class LmdbTablet:
+    """A tablet in an LMDB environment, written by a thread of its own."""
+
+    table: str
+    start: bytes
+    engine: LmdbEngine
+    options: BatchOptions
+    floor: int
+
+    queues = True
+
+    def __init__(
+        self,
+        table: str,
+        start: bytes,
+        engine: LmdbEngine,
+        batch: BatchOptions,
+        resubmit: Resubmit,
+        handover: Handover,
+        floor: int = 0,
+    ) -> None:
+        self.table, self.start, self.engine, self.options = table, start, engine, batch
+        self._handover = handover
+        self._resubmit = resubmit  # the row store's: what a call sends next may go to any tablet
+        self._token = trio.lowlevel.current_trio_token()
+        self._open = True
+        self._queue: list[_Entry] = []
+        self._closing_soon = False  # the batch closes at the loop's next turn
+        self._patient = False  # or at the one after it: tasks were just woken, and may come back
+        self._writing = False
+        self._batch: list[_Entry] = []  # what the writer has; `_EXPIRED` once no caller waits for it any more
+        self._closed_at = 0.0
+        self._half = _NEVER  # this many mutations close a batch before the loop's next turn
+        self._handed_over = 0.0  # when the loop left the last batch to the writer
+        self._busy = 0.0  # the loop's CPU seconds when that batch was closed
+        self._busy_each = 0.0  # CPU seconds that the loop spends on each mutation, averaged over some batches
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._idle = trio.Event()
+        self.floor = floor  # T13
+        self._chores: set[_Chore] = set()  # upkeep that a caller waits for
+        self._splitting: Copying | None = None
+        self._copying: Copying | None = None  # the writer notes its commits for it (P2)
+        self._held: list[_Entry] | None = None  # mutations that have been submitted for rows from the cut on
+        self._held_since = 0.0
+        self._cut_row = b""  # the first row whose mutations are held
+        self._stop: bytes | None = None  # the writer refuses mutations of rows from there on
+        self._gone: bytes | None = None  # from there on rows are another tablet's, for good
+        self._ended = False
+        # Groups that hold no cell, and into which no mutation in flight puts one: they are not searched. A group leaves
+        # the set when a put into it is submitted, and comes back when a batch has removed its last cell.
+        self._empty: set[str] = set()
+        if not engine.readonly:  # else another process writes, and this one cannot know what
+            self._empty = {group for group in _PASSING if not engine.entries(group)}
+        self._submitted = 0
+        self._put_at: dict[str, int] = {}  # by group, the number of the last mutation that puts into it
+        self._cut_at: dict[str, int] = {}  # ... that removes from it, until `_look_for_empty` has looked
+        self._batches = self._mutations = self._refused = self._failures = 0
+
+    # ------------------------------------------------------------ reading (loop thread)
+
+    def read(self, row: bytes, queries: Sequence[tuple[str, int, int, int, int]]) -> RowCells:
+        if self._handover.under_way:
+            self._handover.give_way()
+        # All reads while a batch is in flight may share one view. Nothing that they must see becomes visible before the
+        # batch has been answered: prewrites precede their commit_ts, and one-step commits are entered in memory (C2).
+        return self.engine.read(row, queries, self._empty, shared=self._writing and self._batch is not _EXPIRED)
+
+    def scan(self, request: ScanRequest) -> ScanPage:
+        if self._handover.under_way:
+            self._handover.give_way()
+        return self.engine.scan(request)
+
+    def entries(self, group: str) -> int:
+        return self.engine.entries(group)
+
+    def groups(self) -> list[str]:
+        """The names of all locality groups in the file."""
+        return self.engine.groups()
+
+    # ------------------------------------------------------------ writing (loop thread)
+
+    def submit(self, mutation: Mutation, call: Call, index: int) -> None:
+        """Queue a mutation; `call` is answered and woken when its batch has been committed."""
+        if not self._open:
+            call.answer(index, Failed(TransactionClosed(_CLOSED)))
+            return
+        room = _room(mutation)
+        if room > _LARGE:
+            room = min(room, self._room_of_large(mutation))
+        if self._held is not None and _reaches(mutation, self._cut_row):
+            self._held.append((mutation, call, index, room, 0))
+            return
+        self._queue.append((mutation, call, index, room, self._number(mutation)))
+        if self._writing:
+            return
+        if len(self._queue) >= self._half:
+            self._close_batch()
+        elif not self._closing_soon:
+            self._closing_soon = True
+            self._token.run_sync_soon(self._close_soon)
+
+    def _number(self, mutation: Mutation) -> int:
+        """Number the mutation, and note which of the passing groups it puts into and removes from."""
+        self._submitted = number = self._submitted + 1
+        for _, _, writes in mutation.rows:
+            for group, _, _, value in writes:
+                if group in _PASSING:
+                    if value is None:
+                        self._cut_at[group] = number
+                    else:
+                        self._put_at[group] = number
+                        self._empty.discard(group)
+        return number
+
+    def _look_for_empty(self, written: int) -> None:
+        """Find groups that have become empty, after mutations up to this number have been written."""
+        for group, cut_at in list(self._cut_at.items()):
+            if cut_at <= written and self._put_at.get(group, 0) <= written:
+                del self._cut_at[group]
+                if not self.engine.entries(group):
+                    self._empty.add(group)
+
+    def _room_of_large(self, mutation: Mutation) -> int:
+        """A bound on its room: at most all pages are copied, and new data takes twice its bytes, in half-full pages."""
+        new = sum(
+            len(row) + len(value or b"") + _ENTRY_BYTES for row, _, writes in mutation.rows for _, _, _, value in writes
+        )
+        return self.engine.used_bytes() + 2 * new + _LARGE
+
+    def _close_soon(self) -> None:
+        if self._patient:
+            # trio runs the tasks of a turn in any order: after one more turn, all woken tasks have come back.
+            self._patient = False
+            self._token.run_sync_soon(self._close_soon)
+            return
+        self._closing_soon = False
+        if not self._writing:
+            self._close_batch()
+
+    def _close_batch(self) -> None:
+        batch, room = self._take()
+        if not batch:
+            self._idle.set()
+            return
+        self._writing = True
+        self._handover.under_way += 1
+        self._batch = batch
+        self._closed_at = trio.current_time()
+        busy = self._cpu_s()
+        self._busy_each += ((busy - self._busy) / len(batch) - self._busy_each) / _BATCHES_AVERAGED
+        self._busy = busy
+        written = Written()
+        mutations = [entry[0] for entry in batch]
+        # This batch's puts have been noted by now: a group that is empty stays empty until after the batch.
+        self._hand_over(mutations, room, lambda verdicts: self._post(batch, verdicts), written, self._empty.copy())
+        written.wait()
+        self._handed_over = self._now_s()
+
+    def _take(self) -> tuple[list[_Entry], int]:
+        """Take the next batch, bounded; returns its room too. Cancelled calls leave the queue here (T10)."""
+        waiting, self._queue = self._queue, []
+        batch: list[_Entry] = []
+        size = 0
+        for at, entry in enumerate(waiting):
+            _, call, _, room, _ = entry
+            if call.dropped:
+                continue
+            if batch and (len(batch) >= self.options.mutations_max or size + room > self.options.bytes_max):
+                self._queue = waiting[at:]
+                break
+            size += room
+            call.taken = True
+            batch.append(entry)
+        return batch, size
+
+    def _post(self, batch: list[_Entry], verdicts: Sequence[Verdict]) -> None:
+        """Writer's thread: bring the verdicts to the loop; one hop per batch."""
+        try:
+            self._token.run_sync_soon(self._finish, batch, verdicts, self._now_s())
+        except trio.RunFinishedError:
+            self._writing = False  # the loop is gone, and so are all callers
+
+    def _finish(self, batch: list[_Entry], verdicts: Sequence[Verdict], ended: float) -> None:
+        self._batches += 1
+        self._mutations += len(batch)
+        expired = batch is not self._batch
+        in_flight = len(batch) + len(self._queue)
+        self._handover.under_way -= 1
+        self.engine.end_shared()  # T2: what this batch wrote is seen from now on
+        slow_disk = ended - self._handed_over > in_flight * self._busy_each
+        self._half = _NEVER if slow_disk else max(in_flight // 2, _HALF_MIN)
+        self._writing = False
+        if self._cut_at:
+            self._look_for_empty(batch[-1][4])
+        if len(self._queue) >= self._half:
+            self._close_batch()
+        if not expired:
+            self._patient = slow_disk
+            self._answer(batch, verdicts)
+        if not self._writing and not self._closing_soon:
+            self._closing_soon = True
+            self._token.run_sync_soon(self._close_soon)
+
+    def _answer(self, batch: Sequence[_Entry], verdicts: Sequence[Verdict]) -> None:
+        reschedule = trio.lowlevel.reschedule
+        for (_, call, index, _, _), verdict in zip(batch, verdicts, strict=True):
+            if verdict is not APPLIED:
+                self._count(verdict)
+            call.verdicts[index] = verdict
+            call.waiting -= 1
+            if call.waiting:
+                continue
+            if call.then is not None and call.resubmitted(self._resubmit):
+                continue
+            if call.task is not None:
+                reschedule(call.task, call)  # type: ignore[arg-type]
+
+    def expire(self, after_s: float) -> None:
+        """Answer the callers of a batch that the disk has kept for `after_s` (T10). Loop thread.
+
+        Whether the batch was written is unknown (T4); mutations queued behind it were not sent. Upkeep is done when the
+        disk answers, even if no caller waits for it any more.
+        """
+        reason = f"the disk has not answered for {after_s:g} s"
+        for chore in self._chores:
+            if trio.current_time() - chore.began >= after_s:
+                chore.end(Unavailable(f"{self.table}: {reason}"))
+        if self._held and trio.current_time() - self._held_since >= after_s:
+            self._expire_held(reason)
+        if not self._writing or trio.current_time() - self._closed_at < after_s:
+            return
+        self.engine.end_shared()  # S3: when this batch ends is unknown
+        batch, self._batch = self._batch, _EXPIRED
+        queue, self._queue = [entry for entry in self._queue if not entry[1].dropped], []
+        self._answer(batch, [NoReply(reason)] * len(batch))
+        self._answer(queue, [Failed(Unavailable(reason))] * len(queue))
+
+    def _expire_held(self, reason: str) -> None:
+        held, self._held = [entry for entry in self._held or () if not entry[1].dropped], []
+        self._answer(held, [Failed(Unavailable(reason))] * len(held))
+
+    def _count(self, verdict: Verdict) -> None:
+        if isinstance(verdict, Failed | NoReply):
+            self._failures += 1
+        else:
+            self._refused += 1
+
+    def submit_from_thread(self, mutations: Sequence[Mutation], done: Callable[[Sequence[Verdict]], None]) -> None:
+        """Apply mutations for a thread that is not the loop's; `done` is called on the writer's thread.
+
+        For the refresher of leases and locks, which must get through while the loop is held (L1).
+        """
+        self._hand_over(mutations, sum(map(_room, mutations)), done)
+
+    def _hand_over(
+        self,
+        mutations: Sequence[Mutation],
+        room: int,
+        done: Callable[[Sequence[Verdict]], None],
+        written: Written | None = None,
+        empty: Container[str] = NOWHERE,
+    ) -> None:
+        if self._thread is None:
+            with self._starting:  # the loop and the refresher may both be first (S5)
+                if self._thread is None:
+                    name = f"perco-writer-{self.table}"
+                    thread = threading.Thread(target=self._write, name=name, daemon=True)
+                    thread.start()
+                    self._thread = thread
+        self._work.put((mutations, room, done, written, empty))
+
+    # ------------------------------------------------------------ the writer's thread (S5)
+
+    def _write(self) -> None:
+        while (work := self._work.get()) is not None:
+            mutations, room, done, written, empty = work
+            self.engine.busy = True
+            verdicts: Sequence[Verdict]
+            try:
+                verdicts = self._commit(mutations, room, written, empty)
+            except Exception as error:  # whatever it is, the thread goes on, and no caller waits forever
+                verdicts = [NoReply(f"{type(error).__name__}: {error}")] * len(mutations)
+            if written is not None:
+                written.tell()
+            done(verdicts)
+            self.engine.busy = False
+            self._handover.handed_in()
+
+    def _commit(
+        self, mutations: Sequence[Mutation], room: int, written: Written | None, empty: Container[str]
+    ) -> Sequence[Verdict]:
+        full = self._room_for(room, reserve=False)
+        if full is None:
+            return self._write_batch(mutations, written, empty)
+        # S4: the disk is full. Mutations that free space or unblock others are still written, into the reserve.
+        verdicts: list[Verdict] = [Failed(full)] * len(mutations)
+        chosen = [i for i, mutation in enumerate(mutations) if mutation.reserve]
+        through = self._into_reserve([mutations[i] for i in chosen])
+        for i, verdict in zip(chosen, through, strict=True):
+            verdicts[i] = verdict
+        return verdicts
+
+    def _into_reserve(self, mutations: Sequence[Mutation]) -> Sequence[Verdict]:
+        """Write mutations together if the reserve is large enough for that, else in smaller batches."""
+        if not mutations:
+            return []
+        full = self._room_for(sum(map(_room, mutations)), reserve=True)
+        if full is None:
+            return self._write_batch(mutations, None)
+        if len(mutations) == 1:
+            return [Failed(full)]
+        half = len(mutations) // 2
+        return [*self._into_reserve(mutations[:half]), *self._into_reserve(mutations[half:])]
+
+    def _room_for(self, room: int, *, reserve: bool) -> StoreFull | None:
+        """Make room for a batch in the file and the map, with some pages to spare; None: there is room."""
+        need = 16 * 4096 + room
+        full = None
+        if not self.engine.has_map_for(need, reserve=reserve):
+            full = self._grow(need, reserve=reserve)
+        if full is None:
+            full = self.engine.make_room(need, reserve=reserve)
+        return None if full is None or self.engine.has_free(need, reserve=reserve) else full
+
+    def _grow(self, need: int, *, reserve: bool) -> StoreFull | None:
+        """Have the reading thread grow the map, and wait for it: no transaction is open then (S6)."""
+        answer: queue.SimpleQueue[StoreFull | None] = queue.SimpleQueue()
+        self._token.run_sync_soon(lambda: answer.put(self.engine.grow(need, reserve=reserve)))
+        return answer.get()
+
+    def _write_batch(
+        self, mutations: Sequence[Mutation], written: Written | None, empty: Container[str] = NOWHERE
+    ) -> Sequence[Verdict]:
+        if self._stop is not None and any(_reaches(mutation, self._stop) for mutation in mutations):
+            return self._write_some(mutations, self._stop, written, empty)
+        try:
+            verdicts = self.engine.commit(mutations, self.floor, written.tell if written is not None else None, empty)
+        except MapTooSmall:
+            full = self._grow(0, reserve=True)
+            if full is None:
+                return self._write_batch(mutations, written, empty)
+            if len(mutations) == 1:
+                return [Failed(full)]
+            half = len(mutations) // 2  # S4: what there is room for is written
+            return [*self._write_batch(mutations[:half], None), *self._write_batch(mutations[half:], None)]
+        except Exception as error:  # one mutation must not make its neighbours fail (S4)
+            if len(mutations) == 1:
+                return [Failed(error)]
+            return [self._write_batch([mutation], None)[0] for mutation in mutations]
+        if self._copying is not None:
+            self._copying.note(mutations, verdicts)  # P2
+        return verdicts
+
+    def _write_some(
+        self, mutations: Sequence[Mutation], stop: bytes, written: Written | None, empty: Container[str]
+    ) -> Sequence[Verdict]:
+        """Write mutations, but refuse those of rows from `stop` on, which came from another thread (P1)."""
+        rest = [mutation for mutation in mutations if not _reaches(mutation, stop)]
+        made = iter(self._write_batch(rest, written, empty) if rest else ())
+        return [Failed(TabletSplit(self.table)) if _reaches(mutation, stop) else next(made) for mutation in mutations]
+
+    # ------------------------------------------------------------ splitting
+
+    def live_bytes(self) -> int:
+        """The bytes of the file that its cells take."""
+        return self.engine.live_bytes()
+
+    async def middle(self, stop: bytes | None) -> bytes | None:
+        """A row before `stop` at which to split, in the middle of the cells; None: all are in one row."""
+        search = middle(self.engine, stop)
+        while True:
+            found = await self._beside(next, search, b"")
+            if found is not None:
+                return found or None
+
+    async def copy_from(self, row: bytes, stop: bytes | None, path: Path, groups: Sequence[str]) -> int:
+        """Copy the cells from a row on, up to `stop`, into an environment at `path`, while reads and writes go on. Call
+        `cut` or `uncut` next. Returns how many cells were copied.
+
+        Raises: StoreFull, Unavailable; then call `uncut`.
+        """
+        assert self._splitting is None, "one at a time"
+        whole = row == self.start  # P6
+        copying = self._splitting = Copying(self.engine, row, stop, path, groups, self.engine.options, whole=whole)
+
+        def begin() -> None:
+            self._copying = copying
+
+        await self._on_writer(begin)
+        while not await self._beside(copying.step):
+            pass
+        return copying.cells
+
+    def copied(self) -> int:
+        """How many cells the unfinished copy has."""
+        return self._splitting.cells if self._splitting is not None else 0
+
+    async def cut(self, row: bytes) -> None:
+        """Hold all mutations of rows from `row` on (P1, P2). When this returns, the copy is whole, on disk, and closed.
+        Call `let_go` or `uncut` next."""
+        copying = self._splitting
+        assert copying is not None
+        assert copying.row == row
+        self._held, self._held_since, self._cut_row = [], trio.current_time(), row
+        queue, self._queue = self._queue, []
+        for entry in queue:
+            (self._held if _reaches(entry[0], row) else self._queue).append(entry)
+
+        def stop() -> None:
+            self._stop = row
+
+        await self._on_writer(stop)  # behind the batch in flight
+        await self._beside(copying.finish)
+        await self._end_copying(row)
+
+    async def _end_copying(self, stop: bytes | None) -> None:
+        """End the copy, once the writer is done with it; the writer then refuses mutations of rows from `stop` on."""
+        copying, self._splitting = self._splitting, None
+
+        def end() -> None:
+            self._copying, self._stop = None, stop
+
+        with trio.CancelScope(shield=True):
+            with contextlib.suppress(Unavailable, TransactionClosed):  # a disk that does not answer: done later
+                await self._on_writer(end)
+            if copying is not None:
+                await self._beside(copying.close)
+
+    def let_go(self) -> list[tuple[Mutation, Call, int]]:
+        """After `cut`: return the held mutations, for the tablet that has these rows now."""
+        if self._held is not None:
+            self._gone = self._cut_row
+        return self._no_longer_held()
+
+    def _no_longer_held(self) -> list[tuple[Mutation, Call, int]]:
+        held, self._held = self._held or [], None
+        self._idle.set()
+        return [(mutation, call, index) for mutation, call, index, _, _ in held if not call.dropped]
+
+    async def uncut(self) -> None:
+        """End the copy or the cut, if there is one: the tablet keeps its rows, and queues what was held."""
+        if self._splitting is None and self._held is None:
+            await trio.lowlevel.checkpoint()
+            return
+        await self._end_copying(self._gone)
+        for mutation, call, index in self._no_longer_held():
+            self.submit(mutation, call, index)
+
+    async def replace(self, engine: LmdbEngine) -> LmdbEngine:
+        """Switch to the copy (P6), after a `cut` at the first row, so that nothing is being written. Returns the old
+        engine, which is no longer in use. Call `uncut` next."""
+        assert self._held is not None, "P6: a batch would be lost"
+        assert self._cut_row == self.start
+        replaced: list[LmdbEngine] = []
+        done = trio.Event()
+
+        def swap(swapped: threading.Event) -> None:  # on the loop: no read is open
+            self.engine.end_shared()
+            replaced.append(self.engine)
+            self.engine = engine
+            swapped.set()
+            done.set()
+
+        def act() -> None:  # on the writer's thread: no batch is being written
+            swapped = threading.Event()
+            self._token.run_sync_soon(swap, swapped)
+            swapped.wait()
+
+        with contextlib.suppress(Unavailable):  # earlier upkeep takes long
+            await self._on_writer(act)
+        await done.wait()
+        return replaced[0]
+
+    def has_from(self, row: bytes) -> bool:
+        """Whether there is any cell from a row on."""
+        return self.engine.has_from(row)
+
+    async def remove_from(self, row: bytes) -> bool:
+        """Remove some of the cells from a row on; another tablet has them (P4). Returns whether there may be more."""
+        more: list[bool] = []
+
+        def act() -> None:
+            full = self._room_for(_REPACKED_BYTES, reserve=True)
+            if full is not None:
+                raise full
+            try:
+                more.append(self.engine.remove_from(row, _REMOVED))
+            except MapTooSmall:
+                if (full := self._grow(0, reserve=True)) is not None:
+                    raise full from None
+                more.append(True)
+
+        await self._on_writer(act)
+        return more[0]
+
+    # ------------------------------------------------------------ upkeep
+
+    async def raise_floor(self, ts: int) -> None:
+        """Refuse mutations that name an older timestamp from now on (T13).
+
+        When this returns, every mutation that was admitted before is committed and visible, or has failed.
+        """
+        if self._thread is None:  # nothing was ever written
+            await trio.lowlevel.checkpoint()
+            self._raise_floor(ts)
+            return
+        await self._on_writer(lambda: self._raise_floor(ts))
+
+    def _raise_floor(self, ts: int) -> None:
+        self.floor = max(self.floor, ts)
+
+    async def repack(self, group: str, start: bytes, skip: int) -> tuple[bytes | None, bool]:
+        """Rewrite some cells of a group if their pages are half empty, between two batches; see `LmdbEngine.repack`.
+
+        If there is no space for that, they are left as they are.
+        """
+        found: list[tuple[bytes | None, bool]] = []
+
+        def act() -> None:
+            if self._room_for(_REPACKED_BYTES, reserve=False) is None:
+                with contextlib.suppress(MapTooSmall, StoreFull):
+                    found.append(self.engine.repack(group, start, _REPACKED, skip))
+
+        await self._on_writer(act)
+        return found[0] if found else (None, False)
+
+    async def add_groups(self, groups: Sequence[str]) -> None:
+        """Make locality groups that the environment lacks (a table got a new one)."""
+        await self._on_writer(lambda: self.engine.add_groups(groups))
+        self.engine.end_shared()  # the shared view does not know them
+
+    async def _on_writer(self, action: Callable[[], None]) -> None:
+        """Run something on the writer's thread, between two batches.
+
+        If the caller is cancelled, or gets no answer in time (T10), the action is still done later, and may be
+        requested again.
+        """
+        if self._ended:
+            raise TransactionClosed(_CLOSED)
+        chore = _Chore()
+
+        def run(_: Sequence[Verdict]) -> None:
+            error: Exception | None = None
+            try:
+                action()
+            except Exception as failure:
+                error = failure
+            with contextlib.suppress(trio.RunFinishedError):  # the loop is gone, and so is the caller
+                self._token.run_sync_soon(chore.end, error)
+
+        self._chores.add(chore)
+        try:
+            self._hand_over([], 0, run)
+            await chore.ended.wait()
+        finally:
+            self._chores.discard(chore)
+        if chore.error is not None:
+            raise chore.error
+
+    def end_views(self) -> None:
+        """End the shared view before a fork (S5)."""
+        self.engine.end_shared()
+
+    def forget(self) -> None:
+        """In a forked child: drop the tablet, which is the parent's (S5)."""
+        self.engine.forget()
+        if self._splitting is not None:
+            self._splitting.forget()
+
+    def statistics(self) -> TabletStatistics:
+        return TabletStatistics(
+            self.table,
+            self.start,
+            self._batches,
+            self._mutations,
+            self._refused,
+            self._failures,
+            len(self._queue),
+            self.engine.used_bytes(),
+            self.engine.map_bytes,
+        )
+
+    async def drain(self) -> bool:
+        """Wait until all that is queued has been committed; returns whether there was anything."""
+        busy = False
+        while self._queue or self._writing or self._closing_soon or self._held:
+            busy = True
+            if self._idle.is_set():
+                self._idle = trio.Event()  # several tasks may wait for one event
+            await self._idle.wait()
+        return busy
+
+    def refuse(self) -> None:
+        """Fail at once whatever is submitted from now on."""
+        self._open = False
+
+    async def aclose(self) -> None:
+        """End the thread and close the environment, after `drain`."""
+        with trio.CancelScope(shield=True):
+            self._ended = True
+            if self._thread is not None:
+                await self._join()
+        self.engine.close()
+
+    # ------------------------------------------------------------ work on other threads: a simulation overrides these
+
+    def _cpu_s(self) -> float:
+        return time.thread_time()
+
+    def _now_s(self) -> float:
+        return time.perf_counter()
+
+    async def _beside(self, act: Callable[..., T], *args: object) -> T:
+        return await trio.to_thread.run_sync(act, *args)
+
+    async def _join(self) -> None:
+        """End the idle writer's thread."""
+        assert self._thread is not None
+        self._work.put(None)
+        await self._beside(self._thread.join)

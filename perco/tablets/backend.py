@@ -1,0 +1,41 @@
+"""The interface of the owner's side of a database to the place where its rows are."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from perco.storage import Mutation, OwnerStore
+from perco.tablets.local import LocalStore
+from perco.txn.engine import Place
+
+
+class Backend(Place, Protocol):
+    """A place that this process owns, or reads beside its owner.
+
+    Attributes:
+        threaded: writers run on threads, and other processes can look at the store from outside: not for memory.
+        local: its tablets, if this process splits and compacts them; None: the store does that itself.
+    """
+
+    @property
+    def store(self) -> OwnerStore: ...
+
+    @property
+    def threaded(self) -> bool: ...
+
+    @property
+    def local(self) -> LocalStore | None: ...
+
+    def write_from_thread(self, mutation: Mutation) -> None:
+        """Write without the loop, and do not wait for it. Only if `threaded`."""
+        ...
+
+    def clear_dead_readers(self) -> None:
+        """Forget readers that were killed, if they hold anything."""
+        ...
+
+    def expire(self, after_s: float) -> None:
+        """Fail mutations that have waited for a disk for so long (T10)."""
+        ...
+
+    async def aclose(self) -> None: ...

@@ -1,0 +1,140 @@
+"""A store without any capability, for tests: single rows only, and every call is awaited.
+
+    BareStore(local)    in the place of a `LocalStore`; its rows are in that, reached through `SingleRows`
+
+What a distributed store gives at least, perco needs no more of. Loss, delay and repetition of messages come from a
+`FaultyRowStore` between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import trio
+
+from perco.schema.catalogue import Catalogue
+from perco.storage import (
+    LocalRowStore,
+    Mutation,
+    ReadRequest,
+    RowCells,
+    RowStore,
+    ScanPage,
+    ScanRequest,
+    Tablet,
+    Verdict,
+)
+from perco.storage.bare import Bare
+from perco.tablets.local import LocalStore
+
+
+class SingleRows:
+    """Rows as a server has them that knows neither groups nor floors nor counts.
+
+    Args:
+        rows: where they are.
+        latency_s: how long the next call takes, in seconds.
+    """
+
+    groups = False
+    once = False
+    chaining = None
+    deferring = None
+    prompt = None
+
+    calls: int
+
+    def __init__(self, rows: LocalRowStore, latency_s: Callable[[], float] = lambda: 0.0) -> None:
+        self._rows, self._latency_s = rows, latency_s
+        self.calls = 0
+
+    def tablets_here(self) -> Sequence[Tablet]:
+        return ()
+
+    def locate(self, table: str, row: bytes) -> int:
+        return self._rows.locate(table, row)
+
+    def bounds(self, table: str) -> list[bytes]:
+        return self._rows.bounds(table)
+
+    async def _under_way(self) -> None:
+        self.calls += 1
+        await trio.sleep(self._latency_s())
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        """Each row from a state of its own."""
+        out: list[RowCells] = []
+        for request in requests:
+            await self._under_way()
+            out += await self._rows.read([request])
+        return out
+
+    async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
+        await self._under_way()
+        return await self._rows.read_first(requests, bytes_max)
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        await self._under_way()
+        return await self._rows.scan(request)
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        """Each mutation by itself, one after the other. Cancelled before the first is sent, or not at all (T10)."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        for mutation in mutations:  # an error here means that nothing was sent
+            self._rows.locate(mutation.table, mutation.rows[0][0])
+        out: list[Verdict] = []
+        with trio.CancelScope(shield=True):
+            for mutation in mutations:
+                assert len(mutation.rows) == 1, "this store has no groups"
+                await self._under_way()
+                out += await self._rows.apply([mutation])
+        return out
+
+
+class BareStore:
+    """Must be made in a trio task.
+
+    Args:
+        local: has the rows.
+        below: the store that everything goes through; by default `SingleRows` of `local`.
+        late_s: see `Bare`.
+
+    Attributes:
+        rows: a look at what is stored.
+    """
+
+    store: Bare
+    rows: LocalRowStore
+    path: Path | None
+    forked: bool
+
+    readonly = False
+    threaded = False
+    owner_alive = False
+    term = b""
+    local = None
+
+    def __init__(self, local: LocalStore, below: RowStore | None = None, *, late_s: float = 0.0) -> None:
+        self._local, self.rows = local, local.store
+        self.path, self.forked = None, False
+        self.store = Bare(SingleRows(local.store) if below is None else below, local.store.tables, late_s)
+
+    def check(self) -> None:
+        self._local.check()
+
+    async def adapt(self, catalogue: Catalogue) -> None:
+        """Make the tables and groups that a catalogue names."""
+        await self._local.adapt(catalogue)
+
+    def write_from_thread(self, mutation: Mutation) -> None:
+        raise NotImplementedError("there is no thread")
+
+    def clear_dead_readers(self) -> None:
+        """Do nothing: nobody else reads the rows."""
+
+    def expire(self, after_s: float) -> None:
+        """Do nothing: there is no disk to wait for."""
+
+    async def aclose(self) -> None:
+        await self._local.aclose()

@@ -1,0 +1,210 @@
+"""The schema of a simulated run, with its observers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import trio
+
+from perco.protocol.retention import Keep
+from perco.schema.codecs import INT64, MSGPACK, TEXT
+from perco.schema.schema import Change, Column, Schema, Signal, Table
+from perco.testing.growth import GROWN
+from perco.txn.transaction import Transaction
+
+_FAILS: Final = 0.4  # of the runs, if observers fail
+
+
+ACCOUNTS: Final = [f"a{i}" for i in range(6)]
+
+
+_NAPS_S: Final = (0.0, 0.0, 0.01, 0.03)  # of an observer
+
+
+PADDING: Final = "-" * 300  # makes a value in the mirror too long to be stored in its record
+
+
+LONG: Final = 1 << 40  # numbers from here on make a list too long to be stored in its record
+
+
+def twin(key: str) -> str:
+    """The other row that a list may live in."""
+    return f"{key}~"
+
+
+def hub_of(number: int) -> str:
+    """The row whose signal is raised for a value of a list."""
+    return f"h{number % 2}"
+
+
+def total_of(hub: str, lists: Iterable[list[int] | None]) -> int:
+    """How many values of these lists belong to a hub."""
+    return sum(hub_of(number) == hub for numbers in lists for number in numbers or ())
+
+
+class FailingError(Exception):
+    """The error of an observer that fails on purpose."""
+
+
+class World:
+    """The tables, columns and observers of one process."""
+
+    keys: list[str]
+    length: Column[str, int]
+    twice: Column[str, int]
+    last: Column[str, int]
+    handled: Column[str, Any]
+    balance: Column[str, int]
+    owner: Column[str, str]
+    name: Column[str, str]
+    picked: Column[str, int]
+    first: Column[str, int] | None
+    copied: Column[str, str] | None
+    counted: Column[str, Any] | None
+    entry: Column[int, str]
+    noted: Signal[int]
+    seen: Column[int, int]
+    touched: Signal[str]
+    total: Column[str, int]
+    meter: Column[str, int] | None
+    schema: Schema
+
+    def __init__(
+        self,
+        keys: int,
+        *,
+        late: bool,
+        ran: Callable[[int, str], None],
+        keep: Keep | None = None,
+        naps: random.Random | None = None,
+        signals: bool = False,
+        failing: bool = False,
+        failures: random.Random | None = None,
+        grown: int = 0,
+        metered: bool = False,
+    ) -> None:
+        self.keys = [f"k{i}" for i in range(keys)]
+        self._ran = ran  # notes which transaction is whose run
+        self._naps = naps  # observers are slow
+        self._failures = failures  # and fail
+        lists = Table("lists", key=TEXT, splits=[self.keys[keys // 3], self.keys[2 * keys // 3]], keep=keep)
+        derived = Table("derived", key=TEXT, splits=[self.keys[keys // 2]], keep=keep)
+        self.values: Column[str, Any] = lists.column("values", MSGPACK)
+        self.mirror: Column[str, Any] = lists.column("mirror", MSGPACK)  # the same, in a run of that kind
+        self.length = derived.column("length", INT64)
+        self.twice = derived.column("twice", INT64)
+        self.last = lists.column("last", INT64)
+        self.handled = derived.column("handled", MSGPACK)  # the changes that committed runs of one observer were for
+        accounts = Table("accounts", key=TEXT, splits=[ACCOUNTS[3]], keep=keep)
+        self.balance = accounts.column("balance", INT64)
+        names, users = Table("names", key=TEXT, keep=keep), Table("users", key=TEXT, keep=keep)
+        self.owner = names.column("owner", TEXT)
+        self.name = users.column("name", TEXT)
+        self.picked = derived.column("picked", INT64)
+        self.first = derived.column("first", INT64) if late else None
+        # An observer of version `grown` puts that version into its copies of the journal, whose rows are written once;
+        # and notes which changes its committed runs were for.
+        self.grown = grown
+        self.copied = derived.column("copied", TEXT) if grown else None
+        self.counted = derived.column("counted", MSGPACK, group="counted") if grown else None
+        journal = Table("journal", key=INT64, keep=keep)
+        self.entry = journal.column("entry", TEXT)
+        slips, hubs = Table("slips", key=INT64, keep=keep), Table("hubs", key=TEXT, splits=["h1"], keep=keep)
+        self.noted, self.seen = slips.signal("noted"), slips.column("seen", INT64)
+        self.touched, self.total = hubs.signal("touched"), hubs.column("total", INT64)
+        more: tuple[Table[Any], ...] = (slips, hubs) if signals else ()
+        meters = Table("meters", key=TEXT, splits=["m4"], keep=keep)
+        self.meter = meters.column("value", INT64) if metered else None
+        more += (meters,) if metered else ()
+        self.schema = Schema(lists, derived, accounts, names, users, journal, *more)
+        self.schema.observe(self.values, id="length")(self._length)
+        self.schema.observe(self.values, id="last")(self._last)
+        self.schema.observe(self.length, id="twice")(self._twice)
+        if late:
+            self.schema.observe(self.values, id="first")(self._first)
+        if failing:
+            self.schema.observe(self.values, id="picky")(self._picky)
+        if signals:
+            self.schema.observe(self.noted, id="relay")(self._relay)
+            self.schema.observe(self.noted, id="idler")(self._idler)
+            self.schema.observe(self.touched, id="gather")(self._gather)
+        if grown:
+            delay_s = 0.02 if grown > 1 else 0.0
+            self.schema.observe(self.entry, id=GROWN, version=grown, delay_s=delay_s, priority=-grown)(self._copy)
+
+    def derivatives(self) -> Iterator[tuple[Column[str, Any], Callable[[list[int]], int]]]:
+        """The columns that observers derive from a list, and how."""
+        yield self.length, len
+        yield self.twice, lambda value: 2 * len(value)
+        yield self.last, lambda value: value[-1]
+        if self.first is not None:
+            yield self.first, lambda value: value[0]
+
+    @staticmethod
+    def _put(txn: Transaction, column: Column[str, int], key: str, value: int | None) -> None:
+        if value is None:
+            txn.delete(column, key)
+        else:
+            txn.set(column, key, value)
+
+    async def _begins(self, txn: Transaction, name: str) -> None:
+        self._ran(txn.start_ts, name)
+        if self._failures is not None and self._failures.random() < _FAILS:
+            raise FailingError(name)
+        if self._naps is not None:
+            await trio.sleep(self._naps.choice(_NAPS_S))
+
+    async def _relay(self, txn: Transaction, change: Change[int, None]) -> None:
+        await self._begins(txn, f"observer relay of {change.key}")
+        txn.set(self.seen, change.key, (await txn.get(self.seen, change.key) or 0) + 1)
+        txn.signal(self.touched, hub_of(change.key))
+
+    async def _idler(self, txn: Transaction, change: Change[int, None]) -> None:
+        await self._begins(txn, f"observer idler of {change.key}")
+
+    async def _gather(self, txn: Transaction, change: Change[str, None]) -> None:
+        await self._begins(txn, f"observer gather of {change.key}")
+        rows = [row for key in self.keys for row in (key, twin(key))]
+        found = await txn.get_many(self.values, rows)
+        txn.set(self.total, change.key, total_of(change.key, found.values()))
+
+    async def _length(self, txn: Transaction, change: Change[str, Any]) -> None:
+        await self._begins(txn, f"observer length of {change.key}")
+        self._put(txn, self.length, change.key, None if change.value is None else len(change.value))
+        txn.set(self.handled, change.key, [*(await txn.get(self.handled, change.key) or ()), change.commit_ts])
+
+    async def _picky(self, txn: Transaction, change: Change[str, Any]) -> None:
+        await self._begins(txn, f"observer picky of {change.key}")
+        self._put(txn, self.picked, change.key, None if change.value is None else len(change.value))
+
+    async def _last(self, txn: Transaction, change: Change[str, Any]) -> None:
+        await self._begins(txn, f"observer last of {change.key}")
+        seen = await txn.get(self.values, change.key)
+        self._put(txn, self.last, change.key, seen[-1] if seen else None)
+
+    async def _twice(self, txn: Transaction, change: Change[str, int]) -> None:
+        await self._begins(txn, f"observer twice of {change.key}")
+        length = await txn.get(self.length, change.key)
+        self._put(txn, self.twice, change.key, None if length is None else 2 * length)
+
+    async def _first(self, txn: Transaction, change: Change[str, Any]) -> None:
+        assert self.first is not None
+        await self._begins(txn, f"observer first of {change.key}")
+        self._put(txn, self.first, change.key, None if change.value is None else change.value[0])
+
+    async def _copy(self, txn: Transaction, change: Change[int, str]) -> None:
+        assert self.copied is not None
+        assert self.counted is not None
+        await self._begins(txn, f"observer copy of {change.key}")
+        row = str(change.key)
+        if change.value is None:
+            txn.delete(self.copied, row)
+        else:
+            txn.set(self.copied, row, self.copy_of(change.value))
+        counted = await txn.get(self.counted, row) or ()
+        txn.set(self.counted, row, [*counted, [self.grown, change.commit_ts]])
+
+    def copy_of(self, entry: str) -> str:
+        return f"{entry} by version {self.grown}"

@@ -1,0 +1,34 @@
+"""Begins transactions: draws a timestamp, and sets up the read-ahead and the notes of reads."""
+
+from __future__ import annotations
+
+from perco.protocol.reads import Isolation, Reads
+from perco.txn.engine import Engine
+from perco.txn.transaction import Transaction
+
+BLOCK = "transaction"  # the name under which transactions opened as blocks are counted and read ahead
+
+
+async def begin(engine: Engine, isolation: Isolation | None, function: str = BLOCK) -> Transaction:
+    """Begin a transaction. `function`: its name; its past runs decide what is read ahead."""
+    engine.usable(writing=True)
+    serializable = engine.is_serializable(isolation)
+    return begun(engine, engine.oracle.draw_nowait() or await engine.oracle.draw(), serializable, function)
+
+
+def begin_nowait(engine: Engine, isolation: Isolation | None, function: str = BLOCK) -> Transaction | None:
+    """As `begin`, or None if that would have to wait."""
+    engine.usable(writing=True)
+    serializable = engine.is_serializable(isolation)
+    start_ts = engine.oracle.draw_nowait()
+    return begun(engine, start_ts, serializable, function) if start_ts else None
+
+
+def begun(engine: Engine, start_ts: int, serializable: bool, function: str) -> Transaction:
+    """A transaction at a timestamp that was drawn for it."""
+    txn = Transaction(engine, start_ts)
+    if engine.prefetch.on:
+        txn._ahead = engine.prefetch.begin(function)
+    if serializable:
+        txn._reads = Reads(engine.limits.reads_max)
+    return txn

@@ -1,0 +1,56 @@
+"""Keeps a process's copy of the catalogue up to date.
+
+N10 A change of the catalogue is written first, then adopted here, then announced with every timestamp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from perco.schema import catalogue as catalogues
+from perco.schema.catalogue import Catalogue
+from perco.txn.engine import Engine
+
+
+class Keeper:
+    """Loop thread only.
+
+    Attributes:
+        on_renewed: called when the newest catalogue has been loaded.
+    """
+
+    def __init__(self, engine: Engine, adapt: Callable[[Catalogue], Awaitable[None]], *, is_told: bool) -> None:
+        """
+        Args:
+            adapt: makes, or opens, the tables and groups that a catalogue names.
+            is_told: this process makes every change of the catalogue, or is notified of it.
+        """
+        self._engine, self._adapt, self._is_told = engine, adapt, is_told
+        self.on_renewed: Callable[[], None] = lambda: None
+        engine.renew = self.renew
+
+    async def renew(self) -> None:
+        """Load and adopt the newest catalogue: another process has changed it."""
+        await self.adopt(await catalogues.load(self._engine.driver.store))
+        self.on_renewed()
+
+    async def catch_up(self) -> None:
+        """Bring the catalogue up to date before it is asked for observers."""
+        if not self._is_told:
+            await self.renew()
+
+    async def change(self, step: Callable[[Catalogue], Catalogue], newest: Catalogue | None = None) -> None:
+        """Replace the newest catalogue by the next one, and announce it."""
+        await self.adopt(await catalogues.change(self._engine.driver.store, step, newest))
+        await self.announce()
+
+    async def announce(self) -> None:
+        """Forget columns that were looked up, and notify every transaction that is about to commit."""
+        self._engine.known.forget()
+        await self._engine.oracle.announce(self._engine.known.catalogue.binds)
+
+    async def adopt(self, catalogue: Catalogue) -> None:
+        """Adopt a catalogue, if it is newer than the one known."""
+        await self._adapt(catalogue)
+        if self._engine.known.adopt(catalogue):
+            self._engine.driver.quiet()  # waiting tasks look again: observers may have been backfilled

@@ -1,0 +1,35 @@
+"""How often, and after which waits, a transaction is retried."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from perco.settings import check_options
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryOptions:
+    """How a transaction is retried after a TransientError.
+
+    Attributes:
+        attempts: the largest number of attempts, including the first.
+        timeout_s: for all attempts together; None: no limit.
+        backoff_s, backoff_max_s: the wait before attempt n is random within backoff_s * 2^n, capped.
+        turn_s: how long a transaction that conflicted with others of this process on a cell waits for its turn there at
+            most (`turns.py`); then it tries out of turn. The first wait in a cell's line replaces the random wait: n
+            counts only attempts that failed in spite of it. 0: no turns, every attempt waits as above.
+    """
+
+    attempts: int = 64
+    timeout_s: float | None = None
+    backoff_s: float = 0.001
+    backoff_max_s: float = 0.5
+    turn_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def delay_s(self, failed: int, rng: random.Random) -> float:
+        """The wait after `failed` failed attempts."""
+        return rng.uniform(0, min(self.backoff_s * 2.0 ** min(failed, 64), self.backoff_max_s))

@@ -1,0 +1,172 @@
+"""`db.run`: a function in a transaction, attempt after attempt, until one commits; and single transactions as blocks.
+
+T10 A deadline or a cancellation before the commit is sent means that it did not happen.
+T11 A retry runs the function again, with a new start_ts; the writes of a failed attempt are never replayed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import trio
+
+from perco.blocks import AsyncOnly
+from perco.errors import TransientError, UsageError
+from perco.protocol.reads import Isolation
+from perco.txn.attempts import Attempts, late
+from perco.txn.beginning import begin, begun
+from perco.txn.engine import Engine
+from perco.txn.prefetch import name_of
+from perco.txn.retry import RetryOptions
+from perco.txn.transaction import Transaction
+from perco.txn.turns import Turn
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def run(
+    engine: Engine,
+    retry: RetryOptions,
+    serializable: bool,
+    function: Callable[..., Awaitable[T]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Coroutine[Any, Any, T]:
+    """The coroutine that `db.run` returns."""
+    how = _attempts if retry.timeout_s is None else _until
+    running = how(engine, retry, serializable, function, args, kwargs)
+    running.__qualname__ = "Database.run"  # type: ignore[attr-defined]  # for Python's "never awaited" warning
+    return running
+
+
+async def _until(
+    engine: Engine,
+    retry: RetryOptions,
+    serializable: bool,
+    function: Callable[..., Awaitable[T]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> T:
+    assert retry.timeout_s is not None
+    _must_be_async(function, None)
+    last: list[Transaction] = []
+    met: list[TransientError] = []
+
+    @functools.wraps(function)
+    def noted(txn: Transaction, *args: Any, **kwargs: Any) -> Awaitable[T]:
+        last[:] = [txn]
+        return function(txn, *args, **kwargs)
+
+    with trio.move_on_after(retry.timeout_s):
+        return await _attempts(engine, retry, serializable, noted, args, kwargs, met)
+    raise late(retry, met, last[0] if last else None)
+
+
+async def _attempts(
+    engine: Engine,
+    retry: RetryOptions,
+    serializable: bool,
+    function: Callable[..., Awaitable[T]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    met: list[TransientError] | None = None,
+) -> T:
+    """Run attempts until one commits. `met`: gets the last failure."""
+    failed = 0
+    turn: Turn | None = None  # once an attempt has failed
+    background, place = engine.background, engine.place
+    while True:
+        if background.ended or place.forked or engine.readonly:
+            engine.usable(writing=True)
+        start_ts = engine.oracle.draw_nowait() or await engine.oracle.draw()
+        txn = begun(engine, start_ts, serializable, name_of(function) if engine.prefetch.on else "")
+        running: Awaitable[T] | None = None
+        try:
+            running = function(txn, *args, **kwargs)
+            if running is None:
+                raise UsageError("db.run takes an `async def` function")
+            result = await running
+            if txn.outcome == "open":
+                await txn.commit()
+            return result
+        except TypeError:
+            _must_be_async(function, running)
+            raise
+        except TransientError as error:
+            failed += 1
+            if met is not None:
+                met.append(error)
+                del met[:-1]
+            if txn.outcome == "committed":  # by the function itself: do not run it again
+                raise
+            error.attempts = failed
+            if failed >= retry.attempts:
+                raise
+            met_on = error.met_on
+        finally:
+            txn.discard()
+            if turn is not None:
+                turn.leave()
+        if turn is None:
+            turn = Turn(engine.lines, retry.turn_s)
+        if turn.met(met_on):
+            await trio.sleep(retry.delay_s(turn.lost, engine.random))
+        await turn.take()
+
+
+def _must_be_async(function: object, running: object) -> None:
+    """Raise UsageError if a run's TypeError comes from these: the function, and what it returned."""
+    if not callable(function):
+        if inspect.iscoroutine(function):
+            function.close()
+        raise UsageError(
+            f"db.run takes an `async def` function, and then its arguments: db.run(function, ...), not {function!r}"
+        ) from None
+    if running is not None and not inspect.isawaitable(running):
+        raise UsageError(f"db.run takes an `async def` function; {function!r} returned {running!r}") from None
+
+
+class Retrying:
+    """`run` and `attempts` with limits and isolation of their own; from `db.options(...)`."""
+
+    def __init__(self, engine: Engine, retry: RetryOptions, serializable: bool) -> None:
+        self._engine, self._retry, self._serializable = engine, retry, serializable
+
+    def run(
+        self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]:
+        """As `Database.run`."""
+        return run(self._engine, self._retry, self._serializable, function, args, kwargs)
+
+    def attempts(self) -> Attempts:
+        """As `Database.attempts`."""
+        return Attempts(self._engine, self._retry, self._serializable)
+
+
+class TransactionBlock(AsyncOnly):
+    """`async with db.transaction() as txn:`: one try, committed at the end of the block."""
+
+    _write = "async with db.transaction() as txn:"
+
+    def __init__(self, engine: Engine, isolation: Isolation | None) -> None:
+        self._engine, self._isolation = engine, isolation
+        self._txn: Transaction | None = None
+
+    async def __aenter__(self) -> Transaction:
+        if self._txn is not None:
+            raise UsageError("a transaction's block is entered once; call db.transaction() again")
+        txn = self._txn = await begin(self._engine, self._isolation)
+        return txn
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        txn = self._txn
+        assert txn is not None
+        try:
+            if error is None and txn.outcome == "open":
+                await txn.commit()
+        finally:
+            txn.discard()

@@ -1,0 +1,275 @@
+"""Idleness over a store without any capability, in virtual time; alone, and served to clients (N7)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+
+import perco
+from perco.database.inside import inside, local_owner
+from perco.database.making import make
+from perco.storage import LOCK, NOTIFY, LocalRowStore, Mutation, NoReply, ReadRequest, RowCells, Verdict
+from perco.testing.bare import BareStore, SingleRows
+from tests.component.notify.kit import LONG_S, memory, settle
+from tests.support import everywhere
+
+LATE_S = 5.0
+
+
+class Slow(SingleRows):
+    def __init__(self, rows: LocalRowStore) -> None:
+        super().__init__(rows, lambda: 0.01)
+
+
+class World:
+    def __init__(self) -> None:
+        self.docs = perco.Table("docs", key=perco.TEXT)
+        self.body, self.note = self.docs.column("body", perco.TEXT), self.docs.column("note", perco.INT64)
+        self.other = perco.Table("other", key=perco.TEXT)
+        self.count = self.other.column("count", perco.INT64)
+        self.schema = perco.Schema(self.docs, self.other)
+        self.ran: list[str] = []
+
+    def observe(self, fails: bool = False) -> None:
+        @self.schema.observe(self.body, id="observer")
+        async def observer(txn: perco.Transaction, change: perco.Change[str, str]) -> None:
+            if fails:
+                raise ValueError("no")
+            self.ran.append(change.key)
+
+
+@pytest.fixture(autouse=True)
+def only_here(deployment: str) -> None:
+    if deployment != everywhere.OWNER:
+        pytest.skip("it makes its own stores")
+
+
+@asynccontextmanager
+async def owned(
+    schema: perco.Schema, below: Callable[[LocalRowStore], SingleRows] = SingleRows, *, late_s: float = 0.0
+) -> AsyncIterator[tuple[perco.Database, LocalRowStore]]:
+    """The owner's database over a bare store; and its rows."""
+    local = memory()
+    backend = BareStore(local, below(local.store), late_s=late_s)
+    db = make(backend, schema, perco.Options(seed=1, shared=False))
+    try:
+        await inside(db).oracle.start()
+        await local_owner(db).declare()
+        local_owner(db).start()
+        yield db, local.store
+    finally:
+        await inside(db).background.aclose()
+
+
+async def put(db: perco.Database, column: perco.Column[Any, Any], key: str, value: Any) -> None:
+    async with db.transaction() as txn:
+        txn.set(column, key, value)
+
+
+@asynccontextmanager
+async def traffic(db: perco.Database, column: perco.Column[Any, Any]) -> AsyncIterator[None]:
+    """Another task writes the column, all the time."""
+
+    async def write() -> None:
+        number = 0
+        while True:
+            number += 1
+            await put(db, column, str(number), number)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write)
+        await trio.sleep(0.5)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def test_traffic_in_an_unobserved_column_does_not_keep_it_from_being_idle() -> None:  # N7
+    world = World()
+    world.observe()
+    async with owned(world.schema, Slow) as (db, _), db.worker(), traffic(db, world.note):
+        await settle(db)
+        assert await db.is_idle()
+
+
+async def test_changes_on_the_failed_list_are_counted_under_traffic() -> None:  # N6, N7
+    world = World()
+    world.observe(fails=True)
+    async with owned(world.schema, Slow) as (db, _), db.worker(options=perco.WorkerOptions(attempts=1)):
+        await put(db, world.body, "a", "v")
+        assert await db.wait_idle(timeout=LONG_S) == 1
+        async with traffic(db, world.count):
+            assert await db.wait_idle(timeout=LONG_S) == 1
+
+
+async def test_what_waits_is_counted_under_traffic_and_nobody_to_run_it_is_an_error() -> None:  # N7
+    world = World()
+    world.observe()
+    async with owned(world.schema, Slow) as (db, rows):
+        for number in range(20):
+            await put(db, world.body, str(number), "v")
+        async with traffic(db, world.note):
+            assert await db.pending() == 20 == rows.count("docs", NOTIFY)
+            assert not await db.is_idle()
+            with pytest.raises(perco.UsageError, match="nothing runs them"):
+                await db.wait_idle(timeout=LONG_S)
+
+
+class LosingNotification(SingleRows):
+    """Loses the next mutation that puts a notify cell on its way; it arrives in the midst of the next look for such
+    cells, right after it has passed."""
+
+    def __init__(self, rows: LocalRowStore) -> None:
+        super().__init__(rows)
+        self.armed = False
+        self.late: Mutation | None = None
+        self.arrived = False
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        out: list[Verdict] = []
+        for mutation in mutations:
+            puts = any(write[0] == NOTIFY and write[3] is not None for write in mutation.rows[0][2])
+            if self.armed and puts:
+                self.armed, self.late = False, mutation
+                out.append(NoReply("lost"))
+            else:
+                out += await super().apply([mutation])
+        return out
+
+    async def scan(self, request: Any) -> Any:
+        page = await super().scan(request)
+        [query, *_] = request.queries
+        if self.late is not None and query.group == NOTIFY and not query.values and request.table == "docs":
+            await self._rows.apply([self.late])
+            self.late, self.arrived = None, True
+        return page
+
+
+async def test_a_look_that_an_unanswered_mutation_overtakes_does_not_count() -> None:  # N7
+    world = World()
+    world.observe()
+    made: list[LosingNotification] = []
+
+    def below(rows: LocalRowStore) -> SingleRows:
+        made.append(LosingNotification(rows))
+        return made[0]
+
+    async with owned(world.schema, below, late_s=LATE_S) as (db, rows):
+        await trio.sleep(2 * LATE_S)
+        made[0].armed = True
+        async with db.transaction() as txn:  # the other table is the primary's: the observed cell follows
+            txn.set(world.count, "a", 1)
+            txn.set(world.count, "b", 1)
+            txn.set(world.body, "z", "v")
+        for _ in range(40):
+            if await db.is_idle():
+                assert not rows.count("docs", NOTIFY)
+            await trio.sleep(0.1)
+        assert made[0].arrived
+        async with db.worker():
+            await settle(db)
+        assert world.ran == ["z"]
+
+
+class Keeping(SingleRows):
+    """Keeps a copy of the first prewrite of row b."""
+
+    kept: Mutation | None = None
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        for mutation in mutations:
+            row, _, writes = mutation.rows[0]
+            if Keeping.kept is None and row == b"b" and any(w[0] == LOCK and w[3] is not None for w in writes):
+                Keeping.kept = mutation
+        return await super().apply(mutations)
+
+
+async def test_a_late_copy_of_a_prewrite_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # N7, T5
+    """Nobody meets its lock, and the sweep was before."""
+    monkeypatch.setattr(Keeping, "kept", None)
+    monkeypatch.setattr(everywhere, "over", everywhere.FOLDER)
+    world = World()
+    world.observe()
+    async with (
+        owned(perco.Schema(), Keeping) as (owner, rows),
+        everywhere.served(owner, perco.Options().wire, None) as door,
+        door.client(world.schema, perco.Options(seed=2)) as db,
+        db.worker(),
+    ):
+        loser = await db.begin()
+        await put(db, world.body, "c", "x")
+        for key in ("a", "b", "c"):
+            loser.set(world.body, key, "1")
+        with pytest.raises(perco.WriteConflict):
+            await loser.commit()
+        await settle(db)
+        assert Keeping.kept is not None
+        await rows.apply([Keeping.kept])
+        assert rows.count("docs", LOCK) == 1
+        await put(db, world.body, "z", "1")  # so that locks are looked for again
+        await settle(db)
+        assert rows.count("docs", LOCK) == 0
+
+
+@pytest.mark.parametrize("window_s", [0.0, 0.001])
+async def test_a_client_of_a_served_bare_store_sends_single_rows(
+    window_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:  # S1, D6
+    monkeypatch.setattr(everywhere, "over", everywhere.FOLDER)
+    world = World()
+    async with (
+        owned(perco.Schema()) as (owner, _),
+        everywhere.served(owner, perco.Options().wire, None) as door,
+    ):
+        options = perco.Options(seed=2, batch=perco.options.BatchOptions(window_s=window_s))
+        async with door.client(world.schema, options) as db:
+            async with db.transaction() as txn:
+                txn.set(world.count, "a", 1)
+                txn.set(world.count, "b", 2)
+            async with db.snapshot() as snap:
+                assert await snap.get_many(world.count, ["a", "b"]) == {"a": 1, "b": 2}
+
+
+class Broken(SingleRows):
+    """Fails reads and writes once it is broken."""
+
+    broken = False
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        if Broken.broken:
+            raise perco.Unavailable("the server is gone")
+        return await super().apply(mutations)
+
+    async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
+        if Broken.broken:
+            raise perco.Unavailable("the server is gone")
+        return await super().read_first(requests, bytes_max)
+
+
+async def test_a_store_that_fails_ends_a_clients_call_and_not_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broken, "broken", False)
+    monkeypatch.setattr(everywhere, "over", everywhere.FOLDER)
+    world = World()
+    options = replace(perco.Options(seed=2), commit=perco.options.CommitOptions(commit_timeout_s=1.0))
+    async with (
+        owned(perco.Schema(), Broken) as (owner, _),
+        everywhere.served(owner, perco.Options().wire, None) as door,
+        door.client(world.schema, options) as db,
+    ):
+        await put(db, world.count, "a", 1)
+        Broken.broken = True
+        with pytest.raises(perco.StoreError):
+            await put(db, world.count, "a", 2)
+        async with db.snapshot() as snap:
+            with pytest.raises(perco.StoreError):
+                await snap.get(world.count, "a")
+        Broken.broken = False
+        await put(db, world.count, "a", 3)
+        assert inside(owner).background.failure() is None
+        assert not any(session.applying for session in door.server.sessions.all.values())
