@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -221,6 +224,26 @@ def test_a_state_that_is_not_of_this_series_is_refused(
         command.main(arguments)
     assert told in " ".join(capsys.readouterr().err.split())
     assert state.read_text() == text  # nothing is lost
+
+
+_IMPORTED = """
+import json, sys
+from perco.testing import simulate
+
+def modules():
+    return {name for name in sys.modules if name.partition(".")[0] == "perco"}
+
+before, code = modules(), simulate._code()
+assert not simulate.simulate(1).problems and not simulate.simulate(2).problems
+print(json.dumps([sorted(before), sorted(modules() - before), code == simulate._code()]))
+"""
+
+
+def test_a_state_belongs_to_all_code_that_a_run_imports() -> None:
+    ran = subprocess.run([sys.executable, "-c", _IMPORTED], capture_output=True, check=True, timeout=300)
+    before, later, same = json.loads(ran.stdout)
+    assert {"perco.serve.server", "perco.txn.driver", "perco.testing.served"} <= set(before)
+    assert (later, same) == ([], True)
 
 
 # ------------------------------------------------------------ shrinking
