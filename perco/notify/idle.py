@@ -78,8 +78,10 @@ class Idle:
         if self._store.prompt is None:
             tables = set(self._waiting.observed_tables())
             settled = self._settled()
-            await self._store.look(self._store.tables(), (FAILED_LIST,))
-            await self._store.look(tables, self._wanted(), again=settled and not self._trusted)
+            # A copy of a mutation may take effect without being sent: cells that were found may be gone.
+            again = settled and (not self._trusted or (not self._store.once and self.pending() > 0))
+            await self._store.look(self._store.tables(), (FAILED_LIST,), again=again)
+            await self._store.look(tables, self._wanted(), again=again)
             self._trusted = settled and self._settled()
             if stuck := self._stuck_locks(tables):
                 self._stuck_found = sum(bool(cells) for [cells] in await self._store.read(stuck))

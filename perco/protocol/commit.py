@@ -275,7 +275,6 @@ class Commit:
             self._recognize(fate)
             self.state = State.COMMITTED
         else:
-            self._standing[0] = 0
             self.ruled_out()
             self.state = State.RELEASE
 

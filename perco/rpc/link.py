@@ -8,7 +8,8 @@ R4  A call is answered once, by the connection that it was sent on. When that br
     without any answer, is not sent again: it may be what ends them. A call that cannot be sent (it is too large, or
     holds what the wire does not carry) fails alone.
 R5  ... if the server still holds the session's versions (R7). Else calls that need them (`held=True`) get SessionEnded.
-    A client that is answered so ends the connection. It sends the other calls that may be repeated in its next session.
+    A client that is answered so ends the connection, as soon as calls in flight that may not be repeated are answered.
+    It sends the other calls in its next session, but each only so many times.
 R6  One task tries a server that is away, or has no room for another connection, at growing, random intervals. Calls
     that wait longer than `patience_s` get Unavailable. A server that refuses for good (a wrong token, another version)
     is tried again only at the next call.
@@ -61,6 +62,7 @@ class _Call(Awaited):
     __slots__ = (
         "again",
         "arguments",
+        "ended",
         "ends",
         "held",
         "here",
@@ -77,6 +79,7 @@ class _Call(Awaited):
         self.held, self.here = held, here
         self.sent = self.writes = False
         self.ends = 0  # connections in a row that ended early while it was in flight, without any answer
+        self.ended = 0  # sessions that had ended when it arrived
 
     def abort(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
         if self.sent and not self.again:
@@ -129,6 +132,7 @@ class Link:
         self.connections = 0
         self._began = -math.inf  # when the present connection began
         self._answered = False  # whether the present connection has answered any call
+        self._ending = False  # whether its session has ended: it ends when the calls are answered that no other answers
         self.back_since = -math.inf  # when the server was last reached again
         self.remedy = ""  # for the errors that say that it is away
         self._losses = 0  # how often the server had ended the session
@@ -351,7 +355,7 @@ class Link:
 
     def _begun(self, channel: Channel, kept: bool) -> None:
         self._channel, self._refused = channel, None
-        self._began, self._answered = trio.current_time(), False
+        self._began, self._answered, self._ending = trio.current_time(), False, False
         self.connections += 1
         if self.connections > 1:
             self.back_since = trio.current_time()
@@ -388,29 +392,28 @@ class Link:
 
     def _received(self, messages: list[Message]) -> None:
         calls = self._calls
-        ended: SessionEnded | None = None
         try:
             for id, status, value in messages:
                 if status == PUSH:
                     self._pushed(id, value)
                     continue
-                call = calls.pop(id, None)
+                call = calls.get(id)
                 self._answered = True
                 if call is None:
                     continue  # its caller was cancelled
                 if status == OK:
                     call.value = value
                 else:
-                    call.error = unpack_error(value)
-                    if isinstance(call.error, SessionEnded) and call.again and not call.here:
-                        ended = call.error
-                        if not call.held:
-                            call.error = None
-                            calls[id] = call  # R5
-                            continue
+                    error = unpack_error(value)
+                    if isinstance(error, SessionEnded) and call.again and not call.here:
+                        self._ending = True
+                        call.ended += 1
+                        if not call.held and call.ended < _ENDS_MAX:
+                            continue  # R5
+                    call.error = error
+                del calls[id]
                 call.wake()
         except (ValueError, TypeError) as error:
             raise WireError(f"a reply that cannot be decoded: {error}") from error
-        if ended is not None:
-            self._answered = False  # R4: or a server that ends each session at once would be asked for ever
-            raise trio.ClosedResourceError(ended.args[0])
+        if self._ending and not any(call.sent and not call.again for call in calls.values()):
+            raise trio.ClosedResourceError("the server has ended the session")

@@ -195,10 +195,12 @@ class RemoteOwner:
     def _begin_session(self) -> None:
         engine = self.engine
         before = engine.driver
+        assert isinstance(before, RemoteDriver)
         driver = engine.driver = self._driver(engine.fates, engine.background)
         driver.name, driver.quiet = before.name, before.quiet
         driver.counters, driver.on_notified = before.counters, before.on_notified
         driver.damaged = before.damaged
+        driver.orphaned = before.orphaned
 
     # ------------------------------------------------------------ the link
 

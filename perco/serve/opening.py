@@ -142,7 +142,7 @@ class open(AsyncOnly):
                     raise
                 try:
                     return await self._connect(Address(path / SOCKET), path)
-                except OSError:
+                except (OSError, Unavailable):
                     del locked  # the owner is starting, or ending
                 await trio.sleep(_AGAIN_S)
         return await self._begin(local, options)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import trio
 
 from perco.errors import (
+    PercoError,
     SessionEnded,
     TabletSplit,
     Unavailable,
@@ -100,7 +101,7 @@ class RemoteRowStore:
     async def catch_up(self) -> None:
         """The map is out of date: wait briefly for a newer one, before the next call."""
         self._stale = True
-        with trio.move_on_after(_MAP_S, shield=True), suppress(LostError, Unavailable, SessionEnded):  # T10
+        with trio.move_on_after(_MAP_S, shield=True), suppress(LostError, PercoError):  # T10; the next call tells
             async with self._refreshing:
                 if self._stale:
                     await self.refresh()
@@ -170,7 +171,7 @@ class RemoteRowStore:
             answer = await self._link.call(_APPLY, mutations, again=False)
         except LostError as error:
             return [NoReply(str(error))] * len(mutations)
-        except (SessionEnded, Unavailable) as error:
+        except PercoError as error:
             return [Failed(error)] * len(mutations)  # R6, R7: it was not sent, or not made
         verdicts = [unpack_verdict(verdict) for verdict in _for_each(answer, mutations)]
         if any(map(is_split, verdicts)):
@@ -239,14 +240,14 @@ class RemoteRowStore:
         verdicts: list[Verdict | None] = [None] * len(mutations)
 
         async def ask(server: int, which: Sequence[int]) -> None:
-            link = await self._link_to(server)
-            if link is None:
-                return
             try:
+                link = await self._link_to(server)
+                if link is None:
+                    return
                 answer = await link.call(_APPLY, [mutations[i] for i in which], again=False)
             except LostError as error:
                 answer = [str(error)] * len(which)  # T4
-            except (SessionEnded, Unavailable) as error:
+            except PercoError as error:
                 for i in which:
                     verdicts[i] = Failed(error)  # R6, R7, F3: it was not sent, or not made
                 return
@@ -259,7 +260,7 @@ class RemoteRowStore:
             while left := [i for i, verdict in enumerate(verdicts) if verdict is None]:
                 try:
                     await search.next()
-                except (Unavailable, SessionEnded) as error:
+                except PercoError as error:
                     return [Failed(error) if verdict is None else verdict for verdict in verdicts]
                 for i in left:
                     if len(mutations[i].rows) > 1 and self._spans(mutations[i]):

@@ -26,7 +26,7 @@ from perco.errors import (
     PercoError,
     RolledBack,
     SessionEnded,
-    Unavailable,
+    StoreError,
     WriteConflict,
     reason_of,
 )
@@ -370,12 +370,17 @@ class Driver(Resolver):
                 queries = primary_queries(header.primary, header.start_ts)
                 request: ReadRequest = (header.primary.table, header.primary.row, queries)
                 recovery = Recovery(header.start_ts, header.primary, ())
-                recovery.asked((await self.store.read([request]))[0], alive=False)
+                try:
+                    [cells] = await self.store.read([request])
+                except SessionEnded:
+                    continue  # R5: the next session will answer
+                recovery.asked(cells, alive=False)
                 if recovery.step is Step.ROLL_PRIMARY:
                     commit.asked(None)
                     [verdict] = await self.store.apply([commit.primary_commit()])
                     commit.primary_told(verdict)
                 elif recovery.fate is not None:
+                    await self._must_be_certain(recovery)  # a session that has ended holds no watermark (R5)
                     commit.asked(recovery.fate)
                 else:  # our lock is gone without a trace: it is aborted only once there is a rollback marker
                     [verdict] = await self.store.apply([recovery.decision()])
@@ -413,6 +418,8 @@ class Driver(Resolver):
         recovery = Recovery(header.start_ts, header.primary, ())
         try:
             await self._decide(recovery, None)
+            if recovery.fate is not None and commit.maybe_sent:
+                await self._must_be_certain(recovery)
             if recovery.fate:
                 commit.committed_after_all(recovery.fate)
                 return True
@@ -435,7 +442,7 @@ class Driver(Resolver):
             self.note_damage(error)
             self.orphaned.set()
             fate = None
-        except (Unavailable, SessionEnded):  # R6, R7: only if the store is served
+        except (StoreError, SessionEnded):  # R6, R7: only if the store is served
             self.orphaned.set()
             fate = None
         self._settled(commit.header.start_ts, fate, observed=observed)

@@ -397,14 +397,25 @@ class Resolver:
                 assert recovery.failure is not None
                 raise recovery.failure
             self._left_settled(start_ts, recovery.fate)
-            watermark = (
-                await self.oracle.watermark()
-            )  # after the read: no trace at or above it had been collected by then
-            if not recovery.conclusive and start_ts < watermark:
+            try:
+                await self._must_be_certain(recovery)
+            except CommitUnknown:
                 self.fates.doubtful.discard(start_ts)  # it cannot commit any more (T13)
-                raise CommitUnknown(make_token(start_ts, primary), _collected(watermark), for_good=True)
+                raise
             self.fates.learn(start_ts, recovery.fate)
             return recovery.fate
+
+    async def _must_be_certain(self, recovery: Recovery) -> None:
+        """T4: below the watermark an apparent abort may be a commit whose record has been collected meanwhile.
+
+        Raises: CommitUnknown, for good.
+        """
+        if recovery.conclusive:
+            return
+        watermark = await self.oracle.watermark()  # after the read: no trace at or above it had been collected by then
+        if recovery.start_ts < watermark:
+            token = make_token(recovery.start_ts, recovery.primary)
+            raise CommitUnknown(token, _collected(watermark), for_good=True)
 
 
 def _collected(watermark: int) -> str:

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from perco.errors import SessionEnded, StoreError, TooLarge, Unavailable, UsageError, WriteUnknown, WrongToken
+from perco.rpc import link as link_module
 from perco.rpc.channel import Channel, Silent, WireOptions
 from perco.rpc.framing import WireError, frame, packed
 from perco.rpc.link import Link, LostError
@@ -242,15 +243,85 @@ async def test_a_server_may_end_a_commit_or_leave_a_read_to_another_and_keep_the
         assert (link.connections, service.ended) == (1, 0)
 
 
-async def test_a_server_that_ends_every_session_at_once_is_not_asked_for_ever(
+async def test_a_server_that_ends_every_session_is_not_asked_for_ever(
     autojump_clock: trio.testing.MockClock,
+) -> None:  # R5
+    """Others that wait meanwhile do not suffer for it."""
+    service = Service()
+    async with service.linked() as link, trio.open_nursery() as nursery:
+        answers: list[Any] = []
+
+        async def ask() -> None:
+            answers.append(await link.call(HOLD, "a question", again=True))
+
+        nursery.start_soon(ask)
+        await quiet()
+        service.ended = 1000
+        with pytest.raises(SessionEnded, match="it has ended"):
+            await link.call(ENDED, "another", again=True)
+        assert service.ended == 1000 - 8
+        await trio.sleep(OPTIONS.silence_s)
+        assert len(service.held) == 9
+        peer, id, _ = service.held[-1]
+        peer.reply(id, "answered")
+        await quiet()
+        assert answers == ["answered"]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_connection_of_an_ended_session_lasts_until_no_commit_is_in_flight(
+    answered: bool, autojump_clock: trio.testing.MockClock
+) -> None:  # R4 R5
+    service = Service()
+    async with service.linked() as link, trio.open_nursery() as nursery:
+        found: list[Any] = []
+
+        async def commit() -> None:
+            try:
+                found.append(await link.call(HOLD, "a commit", again=False))
+            except SessionEnded as error:
+                found.append(error.args[0])
+
+        async def ask() -> None:
+            found.append(await link.call(ENDED, "a question", again=True))
+
+        nursery.start_soon(commit)
+        await quiet()
+        service.ended = 1
+        nursery.start_soon(ask)
+        await trio.sleep(OPTIONS.silence_s / 2)
+        assert (found, link.connections) == ([], 1)
+        [(peer, id, _)] = service.held
+        if answered:
+            peer.reply(id, "committed")
+        else:
+            peer.fail(id, SessionEnded("it has ended"))
+        await trio.sleep(1)
+        assert found == ["committed" if answered else "it has ended", "a question"]
+        assert link.connections == 2
+
+
+async def test_a_call_whose_answer_does_not_read_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:  # R4
     service = Service()
+    unpack, times = link_module.unpack_error, 1
+
+    def once_malformed(value: Any) -> Exception:
+        nonlocal times
+        if times:
+            times -= 1
+            raise ValueError("it does not read")
+        return unpack(value)
+
+    monkeypatch.setattr(link_module, "unpack_error", once_malformed)
     async with service.linked() as link:
-        service.ended = 1000
-        with pytest.raises(Unavailable, match="8 connections in a row"):
-            await link.call(ENDED, "a question", again=True)
-        assert service.ended == 1000 - 8
+        with pytest.raises(UsageError, match="write it so"):
+            await link.call(FAIL, None, again=True)
+        assert (link.connections, times) == (2, 0)
+        times = 1
+        with pytest.raises(LostError):
+            await link.call(FAIL, None, again=False)
 
 
 async def test_a_server_that_is_away_is_waited_for_and_then_told(autojump_clock: trio.testing.MockClock) -> None:  # R6

@@ -10,6 +10,7 @@ import trio.testing
 
 import perco
 from perco.database.inside import inside, local_owner
+from perco.storage import APPLIED, WRITE, Mutation
 from tests.support import bank
 from tests.support.faults import Fault, FaultyRowStore, at, faulty, on, use
 from tests.support.machines import CrashedError, Machine
@@ -347,6 +348,64 @@ async def test_a_release_that_fails_after_the_primary_is_rolled_back_is_abort(gr
         await trio.testing.wait_all_tasks_blocked()
     await machine.swept()
     await intact(machine, moved=False)
+
+
+async def test_a_commit_that_another_ruled_out_leaves_no_lock(groups: bool) -> None:  # T5
+    """The other has rolled back the primary alone; the rest of its part is still locked."""
+    machine = await opened(groups)
+    async with machine.opened() as db:
+        store: FaultyRowStore
+
+        async def looking() -> None:
+            if len(store.log) == PARTS[groups] + 1:
+                store.looking = None
+                async with machine.opened() as other:
+                    assert await other.outcome(txn.token) == 0
+
+        store = use(db, FaultyRowStore(inside(db).driver.store, on("commit", Fault.LOSE_REQUEST), looking=looking))
+        with pytest.raises(perco.errors.RolledBack):
+            async with db.transaction() as txn:
+                await bank.scatter(txn, SOURCE, 55)
+        assert store.looking is None
+        assert not machine.locks()
+    await intact(machine, moved=False)
+
+
+async def test_a_late_commit_whose_record_was_collected_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, groups: bool
+) -> None:  # T4 R5
+    """As after the end of a client's session, nothing holds its start. Its release, sent in vain, finds no trace."""
+    machine = await opened(groups)
+    async with machine.opened() as db:
+        store: FaultyRowStore
+
+        def plan(mutation: object, number: int) -> Fault | None:
+            return {PARTS[groups]: Fault.DELAY, PARTS[groups] + 1: Fault.FAIL}.get(number)
+
+        async def watermark() -> int:
+            return txn.start_ts + 100
+
+        async def before(release: Mutation) -> None:
+            if len(store.log) != PARTS[groups] + 2:
+                return
+            store.before = None
+            [commit] = store.late
+            assert await store.deliver_late() == 1
+            async with machine.opened() as other:
+                await other.run(bank.scatter, SOURCE, 55)
+            # What a vacuum then removes.
+            row, _, writes = commit.rows[0]
+            [(group, column, ts, _)] = [write for write in writes if write[0] == WRITE][:1]
+            [verdict] = await machine.store.apply([Mutation(commit.table, ((row, (), ((group, column, ts, None),)),))])
+            assert verdict is APPLIED
+            monkeypatch.setattr(inside(db).oracle, "watermark", watermark)
+
+        store = use(db, FaultyRowStore(inside(db).driver.store, plan, before=before))
+        with pytest.raises(perco.CommitUnknown, match="may have been collected"):
+            async with db.transaction() as txn:
+                await bank.scatter(txn, SOURCE, 55)
+        assert store.fired == {Fault.DELAY: 1, Fault.FAIL: 1}
+        assert txn.outcome == "unknown"
 
 
 async def test_a_store_that_never_answers_prewrites(autojump_clock: trio.testing.MockClock, groups: bool) -> None:

@@ -200,12 +200,13 @@ def test_nobody_else_commits_it_at_another_timestamp() -> None:  # T1
         sent().asked(COMMITTED_AT + 1)
 
 
-def test_a_marker_on_the_primary_settles_it_and_the_others_are_let_go() -> None:  # T4 T5
+def test_a_marker_on_the_primary_decides_and_the_rest_of_its_part_may_still_be_locked() -> None:  # T4 T5
     commit = sent()
     commit.asked(0)
     assert commit.state is State.RELEASE
-    assert not commit.primary_held
-    assert rows_of(commit.releases()) == [b"b", b"c"]
+    assert not commit.maybe_sent
+    assert rows_of(commit.releases()) == [b"a", b"b", b"c"]
+    assert rows_of(commit.releases_by_cell(0))[0] == b"a"
 
 
 def test_letting_go_begins_with_the_primary() -> None:  # T5
