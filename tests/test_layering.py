@@ -86,6 +86,18 @@ def test_imports_between_packages_only_point_down() -> None:
             assert LAYERS.index(parts[1]) <= LAYERS.index(high), f"{path} imports {name}"
 
 
+def test_the_web_index_uses_the_public_api_alone() -> None:
+    for path, tree in modules():
+        if layer_of(path) != "webindex":
+            continue
+        commands = path.relative_to(ROOT) in COMMANDS
+        for name in imports(tree):
+            package, _, rest = name.partition(".")
+            public = rest.split(".")[0] in {"webindex", "errors", "options", "spark"} or isinstance(vars(perco).get(rest), (type, perco.Codec))
+            screen = commands and rest.startswith("cli.")
+            assert package != "perco" or not rest or public or screen, f"{path} imports {name}"
+
+
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph: dict[str, set[str]] = {}
     known = {module_of(path) for path, _ in modules()}

@@ -23,10 +23,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 import perco
-from perco.check.check import check
-from perco.cli.checking import verdict
 from perco.cli.screen import called, counted
-from perco.database.inside import inside
 from perco.webindex.batch import build, digest
 from perco.webindex.crawled import DOCS_URL
 from perco.webindex.index import Listing, WebIndex
@@ -213,14 +210,19 @@ async def _second_life(store: Path, limit: int | None) -> float:
 
 
 async def _checked(store: Path) -> bool:
-    async with perco.open(store, readonly=True) as db:
-        result = await check(inside(db).driver.store, ts=await inside(db).oracle.draw())
-    word = "clean" if result.clean else f"[red]{verdict(result)}[/red]"
-    console.print(
-        f"   perco check: {word} ({counted(result.cells, 'cell')} in {counted(result.rows, 'row')}, "
-        f"{counted(result.locks, 'lock')} left behind, {counted(result.notifications, 'change')} waiting)"
+    ran = await trio.run_process(
+        [sys.executable, "-m", "perco", "check", str(store), "--json"], capture_stdout=True, check=False
     )
-    return result.clean
+    if not ran.stdout:
+        return False  # it has told why
+    found: dict[str, Any] = json.loads(ran.stdout)
+    told = f"{counted(found['errors'], 'error')}, {counted(found['warnings'], 'warning')}"
+    word = "clean" if found["clean"] else f"[red]{told}[/red]"
+    console.print(
+        f"   perco check: {word} ({counted(found['cells'], 'cell')} in {counted(found['rows'], 'row')}, "
+        f"{counted(found['locks'], 'lock')} left behind, {counted(found['notifications'], 'change')} waiting)"
+    )
+    return bool(found["clean"])
 
 
 async def _rank(service: Service) -> None:
