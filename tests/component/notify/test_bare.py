@@ -13,7 +13,7 @@ import trio
 import perco
 from perco.database.inside import inside, local_owner
 from perco.database.making import make
-from perco.storage import LOCK, NOTIFY, LocalRowStore, Mutation, NoReply, ReadRequest, RowCells, Verdict
+from perco.storage import APPLIED, LOCK, NOTIFY, LocalRowStore, Mutation, NoReply, ReadRequest, RowCells, Verdict
 from perco.testing.bare import BareStore, SingleRows
 from tests.component.notify.kit import LONG_S, memory, settle
 from tests.support import everywhere
@@ -173,6 +173,68 @@ async def test_a_look_that_an_unanswered_mutation_overtakes_does_not_count() -> 
         async with db.worker():
             await settle(db)
         assert world.ran == ["z"]
+
+
+class FormerOwners(SingleRows):
+    """Loses all notifications of its owner; the first is late. In the next owner's time it arrives in the midst of the
+    first look for such cells, right after that has passed, and before anything is swept."""
+
+    def __init__(self, rows: LocalRowStore, late: Mutation | None) -> None:
+        super().__init__(rows)
+        self.former, self.late = late is None, late
+        self.looked = trio.Event()
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        out: list[Verdict] = []
+        for mutation in mutations:
+            if self.former and any(write[0] == NOTIFY and write[3] is not None for write in mutation.rows[0][2]):
+                self.late = self.late or mutation
+                out.append(NoReply("lost"))
+            else:
+                out += await super().apply([mutation])
+        return out
+
+    async def scan(self, request: Any) -> Any:
+        groups = {query.group for query in request.queries}
+        if not self.former and LOCK in groups:
+            await self.looked.wait()
+        page = await super().scan(request)
+        if not self.former and self.late is not None and groups == {NOTIFY} and request.table == "docs":
+            [verdict] = await self._rows.apply([self.late])
+            assert verdict is APPLIED
+            self.late = None
+            self.looked.set()
+        return page
+
+
+async def test_the_first_look_does_not_count_while_locks_of_a_former_owner_are_left() -> None:  # N7
+    """Its client's roll-forward may be on its way, and puts a notify cell; the sweep then finds no lock."""
+    world = World()
+    world.observe()
+    local = memory()
+    late: Mutation | None = None
+    for former in (True, False):
+        below = FormerOwners(local.store, late)
+        db = make(BareStore(local, below), world.schema, perco.Options(seed=1, shared=False))
+        await inside(db).oracle.start()
+        await local_owner(db).declare()
+        if former:
+            async with db.transaction() as txn:
+                txn.set(world.count, "a", 1)  # the other table is the primary's: the observed cell follows
+                txn.set(world.body, "z", "v")
+            await trio.sleep(1)
+            late = below.late
+            assert late is not None
+        else:
+            local_owner(db).start()
+            assert not await db.is_idle()
+            assert below.looked.is_set()
+            await trio.sleep(1)
+            assert local_owner(db).sweeper.clean
+            assert local.store.count("docs", LOCK) == 0
+            assert local.store.count("docs", NOTIFY) == 1
+            assert not await db.is_idle()
+        await inside(db).background.aclose()
 
 
 class Keeping(SingleRows):
