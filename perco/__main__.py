@@ -1,4 +1,4 @@
-"""The command `perco`, or one sentence on how to get it."""
+"""The command `perco`, or one sentence on how to install it."""
 
 from __future__ import annotations
 

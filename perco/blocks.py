@@ -1,4 +1,4 @@
-"""What blocks and iterators say when they are used in the wrong way."""
+"""The errors of blocks and iterators that are used in the wrong way."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
     │   ├── CatalogueChanged      an observer was registered meanwhile (N10)
     │   └── SessionEnded          the server presumed this client gone, or has restarted, and ended its session
     ├── CommitUnknown             it may have committed: ask `db.outcome(token)` before you run it again
-    ├── SnapshotTooOld            the versions of that moment were collected, or the clock was not noted yet
+    ├── SnapshotTooOld            the versions of that time were garbage-collected, or the clock was not noted yet
     │   └── OwnerChanged          another process has become the store's owner; take a new snapshot
     ├── StoreError                the store cannot do it now; data are safe, and nothing was done (but see WriteUnknown)
     │   ├── StoreFull             no space left
@@ -18,7 +18,7 @@
     │   ├── UnsuitableFolder      a file system that perco cannot trust, or no permission
     │   ├── NeedsCheck            the machine restarted while writes were only in memory
     │   ├── WrongToken            the server does not know this client
-    │   ├── VersionMismatch       the server speaks another version of the wire
+    │   ├── VersionMismatch       the server speaks another version of the wire protocol
     │   ├── WriteUnknown          one of the store's own writes lost its reply: it may have been done
     │   └── Unavailable           no answer within the time that the caller allowed
     │       └── NotIdle           ... observers still have work; says which, and why
@@ -49,12 +49,12 @@ class PercoError(Exception):
     """Base of everything that perco raises on purpose. A copy, or one sent to another process, says the same."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exception's own would call the class with the whole message as its argument.
+        # Exception.__reduce__ would call the class with the whole message as its argument.
         return type(self).__new__, (type(self), *self.args), self.__dict__.copy()
 
 
 class PercoWarning(UserWarning):
-    """Something works, but not as safely as one may think."""
+    """Something works, but less safely than the caller may expect."""
 
 
 # ------------------------------------------------------------------ run it again
@@ -63,8 +63,8 @@ class PercoWarning(UserWarning):
 class TransientError(PercoError):
     """Nothing became visible; the transaction may be run again from its beginning (T11).
 
-    Attributes: `attempts`, after how many `db.run` or `db.attempts` gave up; 0: it was not run by them. `met_on`: the
-    cells of the conflict, if any, as the store has them: (table, row, column number).
+    Attributes: `attempts`, the number of attempts after which `db.run` or `db.attempts` gave up; 0: neither of them ran
+    it. `met_on`: the cells of the conflict, if any, in stored form: (table, row, column number).
     """
 
     attempts = 0
@@ -132,7 +132,7 @@ class ReadConflict(TransientError):
 
 
 class RolledBack(TransientError):
-    """A marker of T5 stands at this transaction's start timestamp."""
+    """The store has a rollback marker (T5) at this transaction's start timestamp."""
 
     def __init__(self, start_ts: int) -> None:
         self.start_ts = start_ts
@@ -150,7 +150,7 @@ class TabletSplit(TransientError):
 
 
 class CatalogueChanged(TransientError):
-    """The catalogue moved between this transaction's first write and its commit (N10)."""
+    """The catalogue changed between this transaction's first write and its commit (N10)."""
 
     start_ts: int
     version: int
@@ -173,8 +173,8 @@ class SessionEnded(TransientError):
 class CommitUnknown(PercoError):
     """The commit was sent and its outcome could not be learned (T4).
 
-    Attributes: `token`, a short str; `await db.outcome(token)` answers from any process. `for_good`: it was asked, and
-    the outcome cannot be learned any more: its traces are older than what the store keeps.
+    Attributes: `token`, a short str; `await db.outcome(token)` answers from any process. `for_good`: `db.outcome` was
+    asked, and the outcome can no longer be learned, because the store no longer keeps traces that old.
     """
 
     token: str
@@ -192,7 +192,7 @@ class CommitUnknown(PercoError):
 
 
 class SnapshotTooOld(PercoError):
-    """A read of versions that were collected (G5), or before the oldest note of the clock (T15).
+    """A read of versions that have been garbage-collected (G5), or of a time before the oldest note of the clock (T15).
 
     Attributes: `asked`, `oldest`: a timestamp (int), or, if a time was asked for, a wall time (float, seconds since
     1970). `table`: the one whose versions were removed, else "".
@@ -302,7 +302,7 @@ class FormatUnknown(StoreError):
 
 
 class UnsuitableFolder(StoreError):
-    """The folder cannot carry a store."""
+    """The folder cannot hold a store."""
 
     path: str
     reason: str
@@ -325,11 +325,11 @@ class NeedsCheck(StoreError):
 
 
 class WrongToken(StoreError):
-    """A server was given no token, or another store's."""
+    """The client gave the server no token, or another store's token."""
 
 
 class VersionMismatch(StoreError):
-    """Client and server speak different versions of the wire."""
+    """Client and server speak different versions of the wire protocol."""
 
 
 class WriteUnknown(StoreError):
@@ -352,8 +352,9 @@ NOTHING_WRITTEN: Final = "Nothing was written; try again, or allow more time."
 
 
 class Unavailable(StoreError):
-    """It was not done within the time that the caller allowed. A transaction that raises it has not committed, unless
-    it says so. For any other call the message says that nothing was written, if that is known.
+    """The operation did not finish within the time that the caller allowed. A transaction that raises this error has
+    not committed, unless the message says that it has. For any other call the message says that nothing was written, if
+    that is known.
 
     Attributes: `commit_ts`: if not 0, the transaction had committed by then, and only what its function did afterwards
     was cut short. `remedy`: what to do; "": try again.

@@ -1,4 +1,5 @@
-"""Names: objects named by MODULE:NAME, as commands and jobs get them; and the names of calls in Python's messages."""
+"""Names: looks up the objects that commands and jobs are given as MODULE:NAME, and sets the names that Python's own
+messages use for calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A value or an error that a caller waits for, and that comes later, from the loop.
+"""A value or an error that a caller waits for, and that the loop supplies later.
 
 A task is woken directly (`trio.lowlevel`), and the object that it waited for serves as the `outcome.Outcome`: an Event,
 and another object for every wake-up, would cost more than most calls.

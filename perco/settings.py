@@ -1,4 +1,5 @@
-"""Checks options when they are made, so that an error names the option and does not come where it first does harm."""
+"""Checks options when they are created, so that an error names the bad option instead of appearing where its value is
+first used."""
 
 from __future__ import annotations
 

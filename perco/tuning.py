@@ -14,14 +14,14 @@ _OLDER: Final = (20, 20)
 def tune_gc(threshold: int = _THRESHOLD) -> None:
     """Keep Python's collector of reference cycles from walking transactions in flight again and again.
 
-    The collector looks at all young objects whenever 700 more were made than freed. A transaction in flight is some
-    thirty objects, which live until its commit is durable: with a few dozen in flight it looks at them many times, and
-    finds nothing, because transactions make no cycles. So this raises the threshold above what is in flight, and
-    exempts what the program has imported so far (`gc.freeze`). The application's own cycles are still collected, only
-    later.
+    The collector looks at all young objects whenever 700 more objects have been allocated than freed. A transaction in
+    flight is some thirty objects, which live until its commit is durable: with a few dozen in flight it looks at them
+    many times, and finds nothing, because transactions make no cycles. So this raises the threshold above what is in
+    flight, and exempts what the program has imported so far (`gc.freeze`). The application's own cycles are still
+    collected, only later.
 
     It changes the whole process: call it once, after the imports, in a process that is yours. The command `perco` and
-    the benchmarks do.
+    the benchmarks do so.
 
     Args:
         threshold: objects made and not freed before the collector looks at the youngest; above thirty for each
@@ -37,7 +37,8 @@ def tune_gc(threshold: int = _THRESHOLD) -> None:
 
 @contextmanager
 def collecting_less() -> Iterator[None]:
-    """Use that threshold while a block lasts, in another's process; leave a higher one, or a disabled collector."""
+    """Use that threshold while a block lasts, in a process that belongs to another program; leave a higher threshold,
+    or a disabled collector, as it is."""
     before = gc.get_threshold()
     if 0 < before[0] < _THRESHOLD:
         gc.set_threshold(_THRESHOLD, *_OLDER)

@@ -1,6 +1,7 @@
 """Compares rows: a transaction's records, locks and markers with those of its other cells (T1, T3).
 
-They are remembered as the rows are read, of very many transactions only a sample. A primary that a lock names is read.
+These are remembered as the rows are read; if there are very many transactions, only for a sample of them. A primary
+that a lock names is read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from perco.storage import ROLLBACK, Query, RowStore
 
 
 class Sample(dict[int, tuple[int, Cellref]]):
-    """What is remembered of transactions: of all of them, or, beyond a limit, of every n'th by timestamp."""
+    """Facts that are remembered about transactions: about all of them, or, beyond a limit, about every nth, by
+    timestamp."""
 
     every: int
 
@@ -38,7 +40,7 @@ class Sample(dict[int, tuple[int, Cellref]]):
 
 
 class Across:
-    """What one check knows of transactions. `tables`: those that exist."""
+    """What one check has learned about transactions. `tables`: those that exist."""
 
     def __init__(self, store: RowStore, tables: Iterable[str], tracked_max: int) -> None:
         self._store, self._tables, self._tracked_max = store, frozenset(tables), tracked_max
@@ -64,11 +66,11 @@ class Across:
         self._rolled_back.note(start_ts, 0, cell)
 
     def forget_fates(self) -> None:
-        """Forget what primaries said: rows that are read from now on are newer."""
+        """Forget the fates that were read from primaries: rows that are read from now on are newer."""
         self._fates.clear()
 
     async def judge(self, start_ts: int, primary: Cellref) -> Judgement | None:
-        """What the primary says of a transaction; None: that cannot be understood."""
+        """The fate of a transaction, as read from its primary; None: the primary cannot be read."""
         key = (start_ts, primary)
         if key not in self._fates:
             self._fates[key] = await self._ask(start_ts, primary)
@@ -105,7 +107,7 @@ class Across:
         return []
 
     async def of_record(self, book: Book, cell: Cellref, record: Rec) -> list[Finding]:
-        """Compare a record with all else that is known of its transaction (T1, T3)."""
+        """Compare a record with everything else that is known about its transaction (T1, T3)."""
         ts, start_ts = record.ts, record.start_ts
         known = self._starts.note(start_ts, ts, cell)
         if known != ts:

@@ -22,7 +22,7 @@ N2  An ack's lock is its transaction's primary and covers nothing newer than its
 N5  A pending entry decodes, is of a signal or of a run for one, and its observers are that signal's. The column of a
     signal has no records, locks or data; that of its observer has records, which may overlap.
 N6  Failed changes decode, at most one for a row and observer, neither waiting nor acknowledged.
-N9  Notify cells say what caused them. N10: columns, observers and locality groups are in the catalogue.
+N9  Notify cells name their cause. N10: columns, observers and locality groups are in the catalogue.
 O1  Nothing is above the oracle's durable bound. O3: the clock's notes rise together.
 G1  The watermark decodes, and no table is cut above it. G3, G4: cells below it that no reader needs count as waste.
 
@@ -79,8 +79,8 @@ _POOL_MAX: Final = 256  # changes kept for each observer that may be older than 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckOptions:
     """Attributes:
-    looks: how often something suspicious is looked at again before it is reported.
-    pause_s: between two of those looks.
+    looks: how often a suspicious place is checked again before it is reported.
+    pause_s: between two of those checks.
     findings_max: findings and notes that are kept; further ones are counted.
     tracked_max: transactions remembered at a time; if there are more, an even sample is compared (T1, T3).
     row_cells, data_cells: cells of a row and group that are read at once; a row with more is read in parts.
@@ -99,7 +99,7 @@ class CheckOptions:
 
 @dataclass(slots=True)
 class Counts:
-    """What a check has read.
+    """Counts of the data that a check has read.
 
     Attributes:
         tables, rows, cells, locks, records, markers, notifications: how many; `notifications` are notify cells.
@@ -107,7 +107,7 @@ class Counts:
         unsettled: locks whose transaction is decided.
         orphans: locks whose transaction is undecided, and whose client is gone.
         waste: cells below the watermark that no reader can see any more: a vacuum is running, or was cut short.
-        again: rows that were looked at again.
+        again: rows that were checked again.
     """
 
     tables: int = 0
@@ -126,7 +126,7 @@ class Counts:
 
 @dataclass(slots=True, kw_only=True)
 class CheckResult(Counts):
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         ts: the check covers all commits at or before this timestamp.
@@ -158,7 +158,8 @@ class CheckResult(Counts):
 
 @dataclass(slots=True)
 class Progress(Counts):
-    """How far a check has come, and in which table; reported after every page. The same object every time."""
+    """The progress of a check, and the table that it has reached; reported after every page. The same object every
+    time."""
 
     table: str = ""
 
@@ -194,7 +195,8 @@ async def check(
 
 @dataclass(slots=True)
 class _Pool:
-    """Changes that an observer was not notified of, perhaps older than it; `since`: it surely existed by then."""
+    """Changes that an observer was not notified of, and that may be older than the observer; `since`: a timestamp at
+    which it certainly existed."""
 
     since: int = TS_MAX
     suspects: list[tuple[int, str, bytes]] = field(default_factory=list)  # a heap: the newest changes
@@ -415,7 +417,7 @@ class _Check:
         return suspicions
 
     async def _suspicions(self, image: Image, number: int = 0) -> list[Finding]:
-        """What looks wrong in a row; `number`: an observer whose unsure losses count too."""
+        """Possible faults in a row; `number`: an observer whose uncertain losses count, too."""
         book, table, row = self._book, image.table, image.row
         found = list(examine(image, book))
         found += [loss.finding for loss in unnotified(image, book) if loss.sure or loss.number == number]
@@ -479,7 +481,8 @@ class _Check:
         self._seen.waste += len(waste.ends) + sum(map(len, waste.units))
 
     async def _of_left(self, start_ts: int, lock: Lock) -> str:
-        """Why a lock counts as left behind, or "". It may be gone by now: the caller looks again after this."""
+        """Why a lock counts as left behind, or "". The lock may have gone meanwhile: the caller checks again after
+        this."""
         what = "its pending entry" if lock.kind >= SIGNAL else "its lock"
         match await self._across.judge(start_ts, lock.primary):
             case Committed(commit_ts):
@@ -493,7 +496,7 @@ class _Check:
     # ------------------------------------------------------------ observers and data older than them (N1)
 
     def _pool(self, image: Image) -> None:
-        """Note by when each observer surely existed, and what it was not notified of."""
+        """Note by when each observer certainly existed, and the changes that it was not notified of."""
         book = self._book
         for column, records in image.records.items():
             if observer_of(column):

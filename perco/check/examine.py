@@ -40,17 +40,17 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that should not be so.
+    """A fault, or a lock left behind, that a check has found.
 
     Attributes:
-        severity: "error": the protocol is broken; "warning": of no consequence for what is read, but it should not be
-            there; "note": a lock that its client left, and that any other client settles.
+        severity: "error": the protocol is broken; "warning": it does not affect reads, but should not be there; "note":
+            a lock that its client left, and that any other client settles.
         invariant: its number, as in the list of `check.py`.
         where: the cell, as table[key].column.
         what: one sentence.
         cell, start_ts: the cell, and the transaction that it is about, if any (0: none).
-        repair: what puts it right; None: that is unknown.
-        advice: what a person can do then, if not what `REMEDIES` has for the invariant.
+        repair: the mutation that repairs it; None: no safe repair is known.
+        advice: what a user can do in that case; by default the entry of `REMEDIES` for the invariant.
     """
 
     severity: Severity
@@ -64,7 +64,7 @@ class Finding:
 
     @property
     def remedy(self) -> str:
-        """What can be done about it."""
+        """The advice to the user."""
         return f"--repair: {self.repair.what}" if self.repair else self.advice or REMEDIES[self.invariant]
 
 
@@ -79,7 +79,7 @@ class _Complaint(NamedTuple):
 
 
 def examine(image: Image, book: Book) -> Iterator[Finding]:
-    """What is wrong with a row by itself: for each lock, record and other cell the first fault."""
+    """The faults within one row: for each lock, record and other cell, the first one."""
     for column in image.columns():
         cell = Cellref(image.table, image.row, column)
         where = book.where(*cell)
@@ -402,7 +402,7 @@ def _of_spurious(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint
     if not observer_of(ack) or observed in image.broken or ack in image.broken:
         return
     if book.is_signal(image.table, ack):
-        return  # N5: nothing tells whether it was raised
+        return  # N5: the store does not record whether it was raised
     locked = [start_ts for start_ts, _ in image.locks.get(observed, ())]  # these may yet commit the change
     entry = book.observers[observer_of(ack)][1] if observer_of(ack) in book.observers else None
     unseen = newest > _pointer(image, ack, entry)
@@ -417,8 +417,8 @@ def _of_spurious(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint
 
 
 def _pointer(image: Image, ack: int, entry: ObserverEntry | None) -> int:
-    """Up to where the observer has seen the cell (N3). What a lower version has seen does not count if this one is
-    notified of all data again."""
+    """The timestamp up to which the observer has seen the cell (N3). What a lower version has seen does not count if
+    this one is notified of all data again."""
     acks = image.records.get(ack)
     if not acks or (entry is not None and entry.at and acks[0].version < entry.version):
         return 0
@@ -491,7 +491,8 @@ def unnotified(image: Image, book: Book) -> Iterator[Unnotified]:
     """N1: changes of observed columns that are newer than the ack's pointer, and have no notify cell.
 
     An observer is not notified of changes from before its registration if it was registered without a backfill, nor of
-    deletes from before it. The store does not record when that was; but its first run came later.
+    deletes from before it. The store does not record the time of the registration; but the observer's first run came
+    later.
     """
     for column, number in book.observed(image.table):
         records = image.records.get(column)

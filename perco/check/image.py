@@ -151,7 +151,7 @@ def _proof(value: bytes) -> int:
 
 
 def lock_of(value: bytes) -> Lock | None:
-    """A lock with all its parts of the right kind, or None."""
+    """A lock whose fields all have the right types, or None."""
     try:
         lock = unpack_lock(value)
     except (Corruption, ValueError):
@@ -179,7 +179,7 @@ def _tuple(value: object) -> tuple[object, ...]:
 
 
 class Book:
-    """What the catalogue and the oracle say: the context in which a row is examined."""
+    """The data of the catalogue and the oracle: the context in which a row is examined."""
 
     catalogue: Catalogue
     bound: int
@@ -241,7 +241,7 @@ class Book:
         return ""
 
     def where(self, table: str, row: bytes, column: int) -> str:
-        """table[key].column, for people."""
+        """table[key].column, in readable form."""
         try:
             key = repr(self._keys[table].decode(row)) if table in self._keys else repr(row)
         except ValueError:

@@ -27,7 +27,7 @@ _ROUNDS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """What a repair did, and what a check found after it.
+    """The result of a repair, and of the check after it.
 
     Attributes: `repaired`, in the order of repair; `settled`: how many left locks were settled; `after`.
     """

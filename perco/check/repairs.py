@@ -10,13 +10,13 @@ T1  A record commits, whatever marker stands beside it: the marker is deleted, a
 T8  A lock beside its own record has nothing left to do.
 N1  A change that an observer has not acknowledged and is not notified of is notified again; a notification of a change
     that is not there is deleted.
-N5  Observers of a signal may run once too often, never too seldom: an entry that cannot be read notifies all of them,
-    or removes nothing.
+N5  Observers of a signal may run once more than necessary, but must never miss a signal: an entry that cannot be read
+    notifies all of them, or removes nothing.
 N6  A change that is on the failed list twice, or waiting or acknowledged as well, leaves it; an unreadable one waits
     again.
 N9  A lost cause is replaced by the earliest possible one, so that no wait for a cause ends too soon.
 N10 A notify cell under a column that its observer does not observe is deleted: no worker may ever run for it.
-O3  One note fewer makes `at=` coarser there, and nothing else.
+O3  A missing note only makes `at=` less precise near its time.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ TWICE: Final = "a transaction is there twice: restore a copy, or compare the cel
 
 
 class Repair(NamedTuple):
-    """`what` it does, for people, and the mutation that does it."""
+    """`what` it does, in words, and the mutation that does it."""
 
     what: str
     mutation: Mutation
@@ -178,7 +178,7 @@ def put_back(ack: Cellref, ts: int) -> Repair:
 
 
 def drop_backfill_note(number: int) -> Repair:
-    """N10: the backfill starts over, and notifies again of what it has notified."""
+    """N10: the backfill starts over, and repeats its notifications."""
     row = (b"backfill", ((PRESENT, DATA, number, 1, 1),), ((DATA, number, 1, None),))
     return Repair("delete the note of its progress", Mutation(SYSTEM_TABLE, (row,)))
 

@@ -76,7 +76,7 @@ class Notes:
         self._newer = (TS_MAX, TS_MAX)
 
     def next(self, ts: int, value: bytes) -> Finding | None:
-        """What is wrong with the note at `ts`, if anything; they come newest first."""
+        """The fault of the note at `ts`, if it has one; notes come newest first."""
         if len(value) != 8:
             return _of_note("O3", f"the note at {ts} is not a wall time", ts)
         if ts > self._bound:

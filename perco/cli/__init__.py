@@ -527,7 +527,7 @@ def compact(
 
 
 def _register_others() -> None:
-    """Register the commands of the extra `web`; without it, they say how to install it."""
+    """Register the commands of the extra `web`; if the extra is not installed, they say how to install it."""
     if all(importlib.util.find_spec(name) for name in _WEB):
         importlib.import_module("perco.webindex.cli").register(app)
         return

@@ -56,8 +56,8 @@ def check_contained(store: str, *, json: bool, accepting: bool, repairing: bool)
 
 
 async def check_store(store: str, watch: Watch, *, json: bool, accepting: bool, repairing: bool) -> int:
-    """Print findings and counts; with `repairing`, what is left after the repair. With `accepting`, and no errors, a
-    store that needed a check can be opened again."""
+    """Print findings and counts; with `repairing`, those that are left after the repair. With `accepting`, and no
+    errors, a store that needed a check can be opened again."""
     await _verify(store, watch)
     await _set_missing_aside(store, watch)
     if watch.damaged and repairing:

@@ -1,4 +1,4 @@
-"""`perco compact`: give the unused space of a store's files back to the disk."""
+"""`perco compact`: return the unused space in a store's files to the file system."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def contained(act: Callable[[Watch], object], *, silence_s: float = SILENCE_S) -
 
 
 def _to(file: IO[bytes], descriptor: int) -> TextIO:
-    """Redirect a descriptor to a file; LMDB's own messages go there, too."""
+    """Redirect a descriptor to a file, so that LMDB's own messages go there, too."""
     os.dup2(file.fileno(), descriptor)
     return open(descriptor, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
 
@@ -186,7 +186,7 @@ def _code_of(act: Callable[[Watch], object], watch: Watch) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return 130
-    except Exception as error:  # whatever a damaged store leads to, the user gets a sentence
+    except Exception as error:  # whatever error a damaged store causes, the user gets a message in one sentence
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}"
         complain(

@@ -48,7 +48,7 @@ async def show_list(store: str, observer: str | None, limit: int, *, json: bool)
 
 
 async def show_one(store: str, observer: str, key: str, *, json: bool) -> int:
-    """Print all about one failed change, with its traceback."""
+    """Print everything about one failed change, with its traceback."""
     async with perco.open(store, readonly=True) as db:
         parsed = _key(db, observer, key)
         found = await db.failed(observer, key=parsed)

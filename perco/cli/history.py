@@ -1,4 +1,4 @@
-"""`perco vacuum`, `perco pins`, and what `perco status` says of old versions."""
+"""`perco vacuum`, `perco pins`, and the part of `perco status` that is about old versions."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ async def history_of(db: perco.Database, *, now: float) -> dict[str, Any]:
 
 async def age_of(db: perco.Database, ts: int, now: float) -> float | None:
     """How long ago a timestamp was handed out, to about a second: the first note of the clock at or above it was made
-    just after. None: there is no such note."""
+    just after it. None: there is no such note."""
     note = await newest_note(inside(db).driver.store)
     if not ts or note is None or note[0] < ts:
         return None
@@ -186,7 +186,7 @@ async def age_of(db: perco.Database, ts: int, now: float) -> float | None:
 
 
 def watermark_line(found: dict[str, Any], *, alive: bool = True) -> str:
-    """The watermark and what holds it back, for people; `alive`: whether an owner keeps this up to date."""
+    """The watermark and what holds it back, in words; `alive`: whether an owner keeps this up to date."""
     if not found["ts"]:
         return "its beginning"
     age = "" if found["age_s"] is None else f", {ago(found['age_s'])}"
@@ -206,7 +206,7 @@ def watermark_line(found: dict[str, Any], *, alive: bool = True) -> str:
 
 
 def kept(keep: dict[str, Any]) -> str:
-    """How long a table's history is kept, for people."""
+    """How long a table's history is kept, in words."""
     seconds, versions = keep["seconds"], keep["versions"]
     for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds and not seconds % unit:

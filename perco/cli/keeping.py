@@ -1,4 +1,4 @@
-"""Processes that are started again when they die, and end with the process that keeps them."""
+"""Keeps processes running: restarts those that die, and ends them all when this process ends."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ async def keep(
     signal kills them. Returns the worst exit code.
 
     Args:
-        what: the name of what they run, for people.
+        what: the name of what they run, for error messages.
         done: exit codes of a command that has ended by itself.
         ready: an environment variable that tells each command a descriptor to write to when it has begun its work. If
             a command exits with 2 before that, it cannot begin, and all stop; after that, it is started again.
-        again_s: the pause before a command that died is started again; it doubles each time that the command dies soon.
+        again_s: the pause before a command that died is started again; it doubles each time that the command dies soon
+            after its start.
     """
     worst = FINE
     stopping = False

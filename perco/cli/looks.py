@@ -22,16 +22,16 @@ from perco.serve.opening import visiting
 from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, TRACE, TS_MAX, WRITE, ScanCell, ScanQuery, ScanRequest
 
 _CELLS = 1 << 12  # of a row, in a page
-_ASKED_S: Final = 3.0  # how long to wait for an answer of the owner, whose loop may be held
+_ASKED_S: Final = 3.0  # how long to wait for an answer from the owner, whose loop may be held
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What waits: changes for each observer, by id, and locks that will notify one.
+    """The changes that wait for each observer, by id, and locks that will notify one.
 
     `marks`: the numbers of write records, traces and failed changes of each tablet. A notification begins only with a
-    write record, the trace of a transaction that only signals (N5), or a failed change that is replayed (N6), in
-    whichever tablet. So if two looks find nothing and the same marks, nothing waited in between.
+    write record, the trace of a transaction that only signals (N5), or a replayed failed change (N6), in some tablet.
+    So if two looks find nothing and the same marks, nothing waited in between.
     """
 
     version: int
@@ -62,7 +62,7 @@ class Look:
 
 
 async def look(db: perco.Database, until_ts: int | None = None) -> Look:
-    """Look at every observed table; `until_ts`: only for what was caused at or before it."""
+    """Look at every observed table; `until_ts`: count only what was caused at or before it."""
     catalogue = await catalogues.load(inside(db).driver.store)
     if catalogue.version != inside(db).catalogue.version:
         await inside(db).place.adapt(catalogue)
@@ -78,7 +78,7 @@ async def look(db: perco.Database, until_ts: int | None = None) -> Look:
     for table in sorted(observed):
         entries = [entry for entry in catalogue.observers.values() if entry.table == table]
         columns = {column_of(catalogue.tables[table].columns[entry.column].number) for entry in entries}
-        for group in (LOCK, PENDING):  # before the notify cells that they turn into
+        for group in (LOCK, PENDING):  # before the notify cells that they become
             async for row, (column, ts, value) in _cells(db, table, group):
                 if column not in columns:
                     continue

@@ -26,7 +26,7 @@ _VERSIONS_PER_READ = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class When:
-    """The moment to read: the newest that can be seen, a timestamp, or a wall time."""
+    """The moment to read at: the newest visible one, a timestamp, or a wall time."""
 
     ts: int | None = None
     at: str | None = None
@@ -153,7 +153,7 @@ async def _versions(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Range:
-    """What a scan covers, as written on the command line."""
+    """The range of a scan, as written on the command line."""
 
     prefix: str | None = None
     start: str | None = None

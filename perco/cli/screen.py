@@ -122,7 +122,7 @@ def _near(path: str | Path) -> str:
 
 
 def called() -> str:
-    """The command that starts this program, for messages: `perco` may not be on the user's path."""
+    """The command that starts this program, for messages: `perco` may not be on the user's PATH."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return f"{_near(sys.executable)} -m perco"
@@ -188,7 +188,8 @@ def show_table(
 
 
 class Columns:
-    """A table on a terminal that may grow: heads once, then rows as they come, in columns that fit the first rows.
+    """A table on a terminal that may grow: heads once, then rows as they arrive, in columns whose widths fit the first
+    rows.
 
     Text that is too wide is folded; heads and `whole` cells are not.
     """
@@ -251,7 +252,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def size(count: int) -> str:
-    """A number of bytes, for people."""
+    """A number of bytes, in readable units."""
     amount, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while amount >= 1024 and len(units) > 1:
         amount, units = amount / 1024, units[1:]
@@ -259,7 +260,7 @@ def size(count: int) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago, for people."""
+    """How long ago, in readable units."""
     if seconds < 120:
         return f"{seconds:.1f} s ago"
     if seconds < 7200:

@@ -25,19 +25,19 @@ from perco.serve.opening import SOCKET
 from perco.serve.placing import ProcessOptions
 from perco.storage import owner
 
-_KEEPER: Final = "PERCO_KEEPER"  # environment variable of an owner: the process that starts it again
-_READY: Final = "PERCO_READY"  # ... and a descriptor to tell it that the store is served
+_KEEPER: Final = "PERCO_KEEPER"  # environment variable of an owner: its supervisor, which restarts it
+_READY: Final = "PERCO_READY"  # ... and the descriptor over which to tell it that the store is served
 _AGAIN_S: Final = 0.1
 _START_S: Final = 30.0
 
 
 def is_kept() -> bool:
-    """Whether this process is an owner that another process starts again."""
+    """Whether this process is an owner that a supervisor restarts."""
     return os.environ.get(_KEEPER) == str(os.getppid())
 
 
 def mould() -> Mould | None:
-    """The mould that makes tablet servers; call this before a loop runs."""
+    """The `Mould` that makes tablet servers; call this before a loop runs."""
     die_with(int(os.environ[_KEEPER]))
     return Mould(tablets.run) if Mould.possible else None
 
@@ -107,8 +107,7 @@ async def serve(
 
 @contextmanager
 def _asked_to_end() -> Iterator[trio.Event]:
-    """An event that SIGTERM or SIGINT sets. A second signal kills this process, or is left to the process that keeps
-    it."""
+    """An event that SIGTERM or SIGINT sets. A second signal kills this process, unless its supervisor handles that."""
     asked = trio.Event()
     token = trio.lowlevel.current_trio_token()
 

@@ -1,4 +1,4 @@
-"""`perco status`: who has a store open, what is in it, and what waits."""
+"""`perco status`: which process has a store open, what is in it, and which changes wait."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def tasks(store: str, *, json: bool) -> int:
 
 
 async def gather(db: perco.Database) -> dict[str, Any]:
-    """All that `status` shows, as plain data."""
+    """Everything that `status` shows, as plain data."""
     folder = (
         await remote_owner(db).folder() if is_client(db) else folder_of(local_owner(db).local, inside(db).catalogue)
     )
@@ -189,7 +189,7 @@ def _observers(db: perco.Database, waiting: Look) -> list[dict[str, Any]]:
     ]
 
 
-# ------------------------------------------------------------------ for people
+# ------------------------------------------------------------------ for human readers
 
 
 def _render(found: dict[str, Any], *, groups: bool) -> None:

@@ -59,8 +59,8 @@ def _progress() -> Iterator[Callable[[int], None]]:
 
 
 def drawn(traced: Traced, row: tuple[str, Any]) -> Tree:
-    """Draw a transaction, and below it what followed. Long lists are cut; all that belongs to the row (table, key) that
-    was asked for is kept, and comes first."""
+    """Draw a transaction, and below it what followed. Long lists are cut; entries of the requested row (table, key) are
+    kept, and come first."""
     tree = Tree(_head(traced))
     writes = sorted(traced.writes, key=lambda name: name[:2] != row)
     shown_writes = max(_WRITES_SHOWN, sum(name[:2] == row for name in writes))

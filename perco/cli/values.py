@@ -1,6 +1,6 @@
 """Keys, values and moments as text and as JSON.
 
-On the command line a key or value is written as its codec wants it:
+On the command line, the codec determines how a key or value is written:
 
     text       as it is
     bytes      as text, or hex:00ff
@@ -11,7 +11,7 @@ On the command line a key or value is written as its codec wants it:
     msgpack    JSON
     tuple      a JSON array of its parts; a part of bytes is a string, as above
 
-In JSON output bytes are {"hex": "00ff"}, so that they cannot be mistaken for text; floats that JSON does not have are
+In JSON output bytes are {"hex": "00ff"}, so that they cannot be mistaken for text; floats that JSON cannot express are
 {"float": "nan"}, and maps whose keys are not text are {"pairs": [[key, value], ...]}.
 """
 
@@ -147,7 +147,7 @@ def plain(value: Any) -> Any:
 
 
 def shown(value: Any, width: int = 0) -> str:
-    """A value for people; `width`: in one line, cut there, and followed by the value's length."""
+    """A value in readable form; `width`: in one line, cut there, and followed by the value's length."""
     if isinstance(value, bytes):
         text = _shown_bytes(value)
     elif isinstance(value, str):

@@ -1,8 +1,8 @@
 """`perco wait`: wait until all observers of a store have run.
 
 N7  *Idle*: at one moment there was no notify cell and no lock of an observed cell anywhere. One look at several tablets
-    can miss what moves between them, so two looks in a row must find nothing and, unless waiting only for what was
-    caused up to a timestamp, no commit in between.
+    can miss changes that move between them. So two successive looks must find nothing and, unless the wait is only for
+    changes caused up to a timestamp, no commit in between.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOCKED: Final = "locked by transactions that are under way"
 
 
 async def wait(store: str, timeout: float | None, until_ts: int | None, *, json: bool) -> int:
-    """Wait until no change waits, no process can run what waits, or the time is up."""
+    """Wait until no change waits, no process can run the observers of those that wait, or the time is up."""
     seconds = float("inf") if timeout is None else timeout
     async with perco.open(store, readonly=True) as db:
         if until_ts is not None and until_ts > (bound := await durable_bound(inside(db).driver.store)):
@@ -62,7 +62,7 @@ async def _until_idle(db: perco.Database, until_ts: int | None) -> tuple[str, Lo
     before: Look | None = None
     told = ""
     while True:
-        owned = inside(db).place.owner_alive  # asked before the look, which then sees all that a dead owner left
+        owned = inside(db).place.owner_alive  # read before the look, which then sees everything that a dead owner left
         now = await look(db, until_ts)
         if now.empty and before is not None and before.empty and _agree(before, now, until_ts):
             return "", now
@@ -84,7 +84,7 @@ def _agree(before: Look, now: Look, until_ts: int | None) -> bool:
 
 
 def describe(found: Look) -> str:
-    """What waits, in words."""
+    """The waiting changes, in words."""
     parts = [f"{count} for {id}" for id, count in found.waiting.items() if count]
     wait = "1 change waits" if found.changes == 1 else f"{found.changes} changes wait"
     words = f"{wait} ({', '.join(parts)})" if parts else "no change waits"

@@ -28,7 +28,7 @@ _AGAIN_S: Final = 1.0  # before a process that died is started again
 async def work(
     what: str, store: str, *, processes: int, options: perco.WorkerOptions, until_idle: bool, json: bool
 ) -> int:
-    """Run observers until SIGTERM or SIGINT, or until nothing waits any more."""
+    """Run observers until SIGTERM or SIGINT, or until no change waits any more."""
     schema = _schema(what)
     if processes > 1:
         done = (FINE, FOUND) if until_idle else (FINE,)

@@ -1,7 +1,7 @@
 """The heartbeat thread of a folder's owner: it writes the lease, and names the code that holds the loop, if any does.
 
-L2  The lease is advice: it tells `perco status` which process has the store open, and whether it makes progress. It
-    decides nothing: no wall time tells whether a transaction is alive.
+L2  The lease is advisory: it tells `perco status` which process has the store open, and whether that process makes
+    progress. It decides nothing: no wall time says whether a transaction is alive.
 
 Single-threaded stores (memory) have no heartbeat.
 """
@@ -40,7 +40,8 @@ def read_lease(value: bytes) -> Lease:
 
 
 class Heartbeat(LoopWatch):
-    """Of the process that has a folder open for writing. `write`: writes from a thread, without the loop."""
+    """The heartbeat of the process that has a folder open for writing. `write`: writes from a thread, without the
+    loop."""
 
     def __init__(
         self, options: HeartbeatOptions, write: Callable[[Mutation], None], wall: Callable[[], float], token: str

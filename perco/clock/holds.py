@@ -2,7 +2,7 @@
 
 G1  The watermark is the smallest of: start timestamps not yet reported done, snapshots at past timestamps, pins whose
     lease has not run out, and the retention limit. It is computed here, between two answers of the oracle, and only
-    moves up. A reader's timestamp is in `open` from the moment that it is drawn until the reader ends.
+    moves up. A reader's timestamp is in `open` from the moment when it is drawn until the reader ends.
 T15 One step checks a snapshot at a past timestamp, and makes it hold back the watermark.
 """
 
@@ -35,7 +35,7 @@ class Holder(NamedTuple):
 
 
 class Holds:
-    """Loop thread only, except that an object dropped without an end may release its hold on any thread.
+    """Loop thread only, except that an object that was abandoned without `end` may release its hold on any thread.
 
     Attributes:
         open: start timestamps not yet reported done.
@@ -61,7 +61,7 @@ class Holds:
         return min(self.cuts.values(), default=0)
 
     def hold(self, ts: int) -> int:
-        """T15: hold a past timestamp; returns what `release` takes, or 0: it is too old."""
+        """T15: hold a past timestamp; returns the number to pass to `release`, or 0: it is too old."""
         if ts < self.oldest():
             return 0
         held = next(self._numbers)
@@ -85,7 +85,7 @@ class Holds:
         """Move the watermark and the cuts up (G1); returns the holder that keeps the watermark where it is.
 
         Args:
-            aged: for each table the timestamp up to which its retention lets versions go.
+            aged: for each table the timestamp up to which its retention allows versions to be removed.
         """
         lowest = self.lowest(last, now_ms)
         oldest = max(aged.values(), default=0)

@@ -1,4 +1,4 @@
-"""Watches from a thread whether a store's loop turns, and which code holds it.
+"""Watches, from a thread, whether a store's event loop turns, and which code holds (blocks) it.
 
 The thread asks the loop to run a function. Until the function has run, the loop is held: by an observer that computes
 without an await, or by a call that blocks. Subclasses use the thread: the owner of a folder writes its lease
@@ -29,8 +29,8 @@ _LOOP: Final = "unrolled_run"  # trio's loop itself: frames outside of it do not
 class HeartbeatOptions:
     """Attributes:
     refresh_s: the period of the owner's lease, in seconds.
-    tick_s: how often the loop is asked whether it still turns, in seconds.
-    held_s: how long it may take to answer before it counts as held, in seconds.
+    tick_s: how often to check whether the loop still turns, in seconds.
+    held_s: how long the loop may take to answer before it counts as held, in seconds.
     """
 
     refresh_s: float = 10.0
@@ -71,7 +71,7 @@ class LoopWatch:
         self._loop_thread = 0
         self._trio: trio.lowlevel.TrioToken | None = None
         self._asked = self._answered = 0.0
-        self._seen: Counter[str] = Counter()  # a look may come just after the computation: the most frequent counts
+        self._seen: Counter[str] = Counter()  # a sample may come just after the computation: the majority counts
         self._lag = self._lag_max = 0.0
         self._longest = Held(0.0, "")  # since `take_longest`; also times when this thread did not run either
         self._held: deque[Held] = deque(maxlen=16)

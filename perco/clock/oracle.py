@@ -40,7 +40,7 @@ _WALL: Final = struct.Struct(">Q")
 class OracleOptions:
     """Attributes:
     range_size: timestamps per durable range; a restart skips the rest of one.
-    note_period_s: seconds between notes of the clock while timestamps are drawn: the precision of `at=`.
+    note_period_s: seconds between notes of the clock while timestamps are being drawn: the precision of `at=`.
     """
 
     range_size: int = 100_000
@@ -127,10 +127,10 @@ class Oracle:
                 await self._make_durable(self._timestamps.next_bound(self.options.range_size))
 
     async def _make_durable(self, bound: int) -> None:
-        """Make a bound durable (O1). If a reply was lost, the attempt may have arrived, or may yet (T4): the next one
-        asks for the same bound.
+        """Make a bound durable (O1). If a reply was lost, the attempt may have arrived, or may still arrive (T4): the
+        next attempt uses the same bound.
 
-        It may use the reserve: otherwise reads would end on a disk that has been full for long (S4).
+        It may use the reserve: otherwise even reads would stop on a disk that has been full for a long time (S4).
         """
         old = self._timestamps.bound
         checks = [(ABSENT, DATA, 0, old + 1, TS_MAX)]
@@ -160,15 +160,16 @@ class Oracle:
     async def note(self, visible: Callable[[int], Awaitable[None]] | None = None) -> None:
         """Note (last issued, now) durably, if any timestamp was issued since the last note (O3).
 
-        `visible`: returns once readers in other processes can see all that committed up to a timestamp; they know of
-        the present by this note alone (C4).
+        `visible`: returns once readers in other processes can see all that committed up to a timestamp; they learn the
+        current timestamp from this note alone (C4).
         """
         last, wall_ms = self._timestamps.last, self.wall_ms()
         if last == self._noted or not last:
             return
         if visible is not None:
             await visible(last)
-        # A former oracle's note may still arrive, by its own clock; the check makes sure that it is read first.
+        # A former oracle's note may still arrive, with that oracle's wall time; the check ensures that we read such a
+        # note first.
         checks = [(ABSENT, DATA, 0, self._noted + 1, TS_MAX)]
         row = (CLOCK_ROW, checks, ((DATA, 0, last, _WALL.pack(wall_ms)),))
         [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, (row,))])
@@ -181,7 +182,7 @@ class Oracle:
     # ------------------------------------------------------------ old versions
 
     async def aged(self, seconds: float) -> int:
-        """The newest timestamp that is surely older than `seconds`; 0: none. For 0 seconds: TS_MAX."""
+        """The newest timestamp that is certainly older than `seconds`; 0: none. For 0 seconds: TS_MAX."""
         if not seconds:
             return TS_MAX
         try:
@@ -223,7 +224,7 @@ class Oracle:
         return self.holds.oldest()
 
     async def hold(self, ts: int) -> int:
-        """T15: hold a past timestamp; returns what `holds.release` takes.
+        """T15: hold a past timestamp; returns the number to pass to `holds.release`.
 
         Raises: SnapshotTooOld.
         """
@@ -293,13 +294,13 @@ async def oldest_wall(store: RowStore, ts: int) -> float | str:
 
 
 async def newest_note(store: RowStore) -> tuple[int, float] | None:
-    """The newest note: what a reader beside the owner can know of the present."""
+    """The newest note: all that a reader beside the owner can know about the current time."""
     [[cells]] = await store.read([(SYSTEM_TABLE, CLOCK_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
     return (cells[0][0], _wall_ms(cells[0][1]) / 1000) if cells else None
 
 
 async def published(store: RowStore) -> tuple[int, int, dict[str, int]]:
-    """(number, watermark, cuts) as they were made durable last."""
+    """(number, watermark, cuts), as last made durable."""
     [[cells]] = await store.read([(SYSTEM_TABLE, _WATERMARK_ROW, [(DATA, 0, 1, TS_MAX, 1)])])
     if not cells:
         return 0, 0, {}

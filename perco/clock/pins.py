@@ -4,12 +4,12 @@ Each is a row of the system table, `pin/` and its name; its newest cell counts. 
 (`Holds.pins`); other processes read them.
 
 T15 A pin is in memory from the step in which its timestamp was chosen, and durable before its maker is answered. While
-    it is unknown whether a pin is durable, it holds as if it were: the next owner may find it. After its lease it
-    holds nothing any more, and reads at it may fail (G5).
-    A pin is identified by the id that its maker chose, not by its name alone. So a call that arrives twice has the
-    effect of once: a pin is renewed and dropped under its id only, and one that was dropped is not made again.
-    Each write has a version above all before, and is refused by a newer one: a late copy changes nothing. A store that
-    may apply a write twice keeps a tombstone of a dropped pin, until no earlier write of the pin can still arrive.
+    it is unknown whether a pin is durable, it holds as if it were: the next owner may find it. When its lease has run
+    out, it no longer holds anything, and reads at its timestamp may fail (G5). A pin is identified by the id that its
+    maker chose, not by its name alone. So a call that arrives twice takes effect once: a pin is renewed and dropped
+    under its id only, and one that was dropped is not made again. Each write has a higher version than all earlier
+    ones, and is refused if there is a newer one: a late copy changes nothing. A store that may apply a write twice
+    keeps a tombstone of a dropped pin, until no earlier write of the pin can still arrive.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Pins:
 
         Args:
             id: of the pin; the same in each renewal.
-            over: the id of the present pin, to renew or take over; None: none is known.
+            over: the id of the current pin, to renew or take over; None: none is known.
 
         Raises: SnapshotTooOld for a pin whose lease had run out, if the versions are gone; UsageError for a name that
         another pin has; StoreFull; StoreError for one that was dropped; WriteUnknown.
@@ -131,8 +131,8 @@ class Pins:
         return pin
 
     async def drop(self, name: str, id: str) -> bool:
-        """Drop the pin of that name and id, expired or not, and keep a late call from making it again. Returns whether
-        it was there; a repeated call returns the same. Raises: StoreFull; WriteUnknown."""
+        """Drop the pin with that name and id, expired or not, and keep a late call from making it again. Returns
+        whether it was there; a repeated call returns the same. Raises: StoreFull; WriteUnknown."""
         async with self._alone:
             pin = self._holds.pins.get(name)
             if pin is None or pin.id != id:
@@ -180,7 +180,7 @@ class Pins:
 
     async def erase(self, watermark: int) -> int:
         """Remove the tombstones of pins that were dropped below the floor, which has been raised to the watermark:
-        whatever was sent for these pins before cannot arrive any more (T13). Returns how many."""
+        no earlier write of these pins can still arrive (T13). Returns how many."""
         erased = 0
         for name in [name for name, last in self._tombstones.items() if last < watermark]:
             async with self._alone:
@@ -190,7 +190,7 @@ class Pins:
         return erased
 
     async def _write(self, name: str, value: bytes | None) -> Verdict:
-        """Replace what is in a pin's row; None: by nothing."""
+        """Replace the contents of a pin's row; None: delete them."""
         there = self._versions.get(name, [])
         version = there[-1] + 1 if there else 1
         writes: list[Write] = [(DATA, 0, old, None) for old in there]
@@ -241,7 +241,7 @@ async def _rows(store: RowStore) -> AsyncIterator[tuple[str, list[int], Pin | in
 
 
 def must_be_name(name: str) -> None:
-    """Raises UsageError for what cannot be a pin's name."""
+    """Raises UsageError for anything that is not a valid name for a pin."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= _NAME_MAX:
         raise UsageError(f"a pin's name is a str of 1 to {_NAME_MAX} printable characters, not {name!r}")
 

@@ -2,7 +2,7 @@
 
 O1  Unique and strictly increasing, across restarts too: the bound of a range is durable before the first of its
     timestamps is handed out; a restart goes on above the last durable bound.
-O2  A timestamp is drawn when it is asked for, never ahead.
+O2  A timestamp is drawn when a caller requests it, never in advance.
 O3  A dense counter from 1, below 2^53. Notes (last timestamp issued, wall time) map wall times to timestamps; their
     wall times never go back, whatever the machine's clock does.
 """
@@ -45,7 +45,8 @@ class Timestamps:
 
 
 class WallClock:
-    """Wall times, made non-decreasing (O3). If the clock is set back, time stands still until it has caught up."""
+    """Wall times, made non-decreasing (O3). If the machine's clock is set back, this clock stands still until that one
+    has caught up."""
 
     __slots__ = ("_last_ms",)
 
@@ -53,6 +54,6 @@ class WallClock:
         self._last_ms = last_ms
 
     def tell_ms(self, wall_s: float) -> int:
-        """The oracle's wall time in milliseconds, given what the machine's clock says."""
+        """The oracle's wall time in milliseconds, given the machine's wall time."""
         self._last_ms = max(self._last_ms, int(wall_s * 1000))
         return self._last_ms

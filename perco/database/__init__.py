@@ -1,1 +1,1 @@
-"""An open store, put together: what a program does with it, and what its owner does for it."""
+"""An open store: the operations that a program calls, and the work that the owner does for the store."""

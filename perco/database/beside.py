@@ -4,7 +4,7 @@ A reader beside the owner can neither draw timestamps nor settle locks. It reads
 most a second old while the owner writes), or, when there is no owner, at the oracle's durable bound: then nothing can
 commit any more.
 
-O3  Its timestamps do not go back when a new owner comes: it waits until that owner has noted the clock.
+O3  Its timestamps do not go back when a new owner takes over: the reader waits until that owner has noted the clock.
 G5  The owner does not know of the reader, so every read looks at the cut that the owner has published for the table.
 T9  It encounters locks like any reader. If the fate is decided, it answers from the lock (S4). If not, and the owner is
     alive, it waits. If there is no owner, the transaction is dead and can never commit, so the reader ignores the lock.
@@ -51,7 +51,7 @@ class BesideOracle(Oracle):
 
     async def draw(self) -> int:
         newest = await self._look()
-        while newest < self._newest:  # a new owner has come, and has not noted its clock yet
+        while newest < self._newest:  # a new owner has taken over, and has not noted the clock yet
             await trio.sleep(_POLL_S)
             newest = await self._look()
         self._newest = newest
@@ -67,7 +67,7 @@ class BesideOracle(Oracle):
             self._catalogue = version
 
     async def _look(self) -> int:
-        # The bound first: an owner that begins after the look issues timestamps above it.
+        # Read the bound first: an owner that starts after this read issues timestamps above the bound.
         bound = await durable_bound(self._store)
         if not self._local.owner_alive:
             return bound

@@ -1,6 +1,6 @@
-"""An open store: what a program does with it. Made by `perco.open`.
+"""An open store, and the operations that a program calls on it. Made by `perco.open`.
 
-T10 A deadline or a cancellation before the commit is sent means that it did not happen.
+T10 If a deadline or a cancellation comes before the commit is sent, the transaction has not committed.
 T14 `isolation="serializable"`, per transaction or for all of a store.
 """
 
@@ -73,7 +73,7 @@ class Database:
     def run(
         self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, T]:
-        """Run a function in a transaction and commit; again from its beginning on a TransientError (T11).
+        """Run a function in a transaction and commit; on a TransientError, run it again from the beginning (T11).
 
             total = await db.run(transfer, source, target, amount)
 
@@ -85,7 +85,7 @@ class Database:
         return run(self._engine, self._engine.retry, self._engine.serializable, function, args, kwargs)
 
     def attempts(self) -> Attempts:
-        """As `run`, without a function: `async for attempt in db.attempts(): async with attempt as txn: ...`.
+        """Like `run`, but without a function: `async for attempt in db.attempts(): async with attempt as txn: ...`.
 
         The loop ends by itself once an attempt has committed. Do not leave it with `break` or `return`: a commit that
         conflicts needs the next attempt.
@@ -99,7 +99,8 @@ class Database:
 
         Args:
             attempts: the largest number of attempts, including the first.
-            timeout: seconds for all attempts together. A commit that was sent by then is still waited for (T10).
+            timeout: seconds for all attempts together. If a commit has been sent by then, the call still waits for its
+                outcome (T10).
             isolation: "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
         retry = self._engine.retry
@@ -117,7 +118,7 @@ class Database:
         return await begin(self._engine, isolation)
 
     def transaction(self, *, isolation: Isolation | None = None) -> TransactionBlock:
-        """One try: commits at the end of the block; an exception discards it.
+        """One attempt: the transaction commits at the end of the block; an exception discards it.
 
         Afterwards `txn.commit_ts` and `txn.outcome` tell the result.
 
@@ -127,13 +128,13 @@ class Database:
         return TransactionBlock(self._engine, isolation)
 
     async def outcome(self, token: str) -> int:
-        """The outcome of a transaction (T4): its commit_ts, or 0: it did not commit and never will.
+        """The outcome of a transaction (T4): its commit_ts, or 0 if it did not commit and never will.
 
         Args:
             token: from `CommitUnknown.token` or `txn.token`, of any process on this store.
 
-        Raises: UsageError for another value, or another store's token; CommitUnknown, for good, if its traces may have
-        been collected; ReadOnly, because asking settles the transaction.
+        Raises: UsageError if this is no token, or another store's token; CommitUnknown, for good, if the traces of the
+        transaction may have been garbage-collected; ReadOnly, because the query itself settles the transaction.
         """
         return await outcome(self._engine, token)
 
@@ -150,7 +151,7 @@ class Database:
         return SnapshotBlock(self._snapshots, ts, at)
 
     async def snapshot_at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
-        """As `snapshot`. The caller calls its `end`."""
+        """Like `snapshot`, but the caller ends it by calling `end`."""
         return await self._snapshots.at(ts=ts, at=at)
 
     @async_block("async with db.pin(...) as pin:")
@@ -164,24 +165,26 @@ class Database:
         owner: str | None = None,
         keep: bool = False,
     ) -> AsyncIterator[PinnedSnapshot]:
-        """A snapshot that stays readable however long it takes, under a name that `perco pins` and `perco status` show.
+        """A snapshot that stays readable for as long as its lease is renewed, under a name that `perco pins` and
+        `perco status` show.
 
             async with db.pin("nightly-export", lease_s=3600) as pin:
                 async for row in pin.scan(docs): ...
                 await pin.renew()
 
-        Unlike a snapshot, a pin is durable: a process that died continues under the same name, at the same timestamp,
-        if it is started again within the lease. An expired pin holds nothing.
+        Unlike a snapshot, a pin is durable: a program that dies, and is restarted within the lease, continues under the
+        same name, at the same timestamp. An expired pin holds nothing.
 
         Args:
             name: at most 64 characters. If there is a pin of that name, it is taken over and its lease restarts.
             lease_s: seconds; `renew` restarts it.
-            ts, at: which moment; now by default. See `snapshot`.
-            owner: for people; by default the process and its command.
+            ts, at: the moment to read at; now by default. See `snapshot`.
+            owner: a description for human readers; by default the process and its command.
             keep: leave the pin there at the end of the block, until its lease expires.
 
         Raises: SnapshotTooOld; UsageError for a name in use here, or pinned at another timestamp than `ts`;
-        WriteUnknown if the pin may be there or not: if it is, it holds until it is dropped or its lease expires.
+        WriteUnknown if the pin may or may not have been created; if it was, it holds until it is dropped or its lease
+        expires.
         """
         async with self._snapshots.pinned(name, lease_s, ts, at, owner, keep) as pin:
             yield pin
@@ -191,19 +194,19 @@ class Database:
         return await self._snapshots.pins()
 
     async def drop_pin(self, name: str) -> bool:
-        """Drop a pin; returns whether there was one of that name. From then on reads at it raise SnapshotTooOld as soon
-        as versions have been removed."""
+        """Drop a pin; returns whether there was one of that name. After that, reads at its timestamp raise
+        SnapshotTooOld as soon as the vacuum has removed versions."""
         return await self._snapshots.drop_pin(name)
 
     async def watermark(self) -> int:
         """The watermark: no open transaction or pin, of any process, reads below this timestamp (G1). It never goes
-        back. An export may forget what it knows of earlier versions."""
+        back. An export may discard what it has recorded about earlier versions."""
         self._engine.usable(writing=False)
         return await self._engine.oracle.watermark()
 
     async def trace(self, table: Table[K], key: K, *, progress: Callable[[int], None] | None = None) -> list[Traced]:
-        """The transactions that wrote a row's values, with the runs of observers that followed from the same causes:
-        the newest tree first; [] for a row without values. It reads the write records of the whole store once.
+        """The transactions that wrote a row's values, with the observer runs that followed from the same causes; the
+        newest tree first, and [] for a row without values. This reads the write records of the whole store once.
 
         Args:
             progress: called with the number of rows read so far.
@@ -212,12 +215,12 @@ class Database:
         return await trace(self._engine, must_be_table(table).name, table.row(key), progress or (lambda rows: None))
 
     async def vacuum(self, *, progress: Callable[[VacuumResult], None] | None = None) -> VacuumResult:
-        """Remove old versions that no reader needs any more, now; the background task does so too.
+        """Remove the old versions that no reader needs any more, at once. (A background task removes them, too.)
 
         Args:
-            progress: called after every page, with what was done so far.
+            progress: called after every page, with the result so far.
 
-        Raises: StoreFull if not even the reserve of a full disk suffices; ReadOnly.
+        Raises: StoreFull if even the space reserved for a full disk is not enough; ReadOnly.
         """
         self._engine.usable(writing=True)
         return await self._owner.vacuum(progress)
@@ -225,32 +228,32 @@ class Database:
     # ------------------------------------------------------------ tablets
 
     async def split(self, table: Table[K] | str, key: K | None = None) -> Split:
-        """Split a tablet at a key. The new tablet has its own writer and file and, where tablet servers serve, its own
-        server. The background task splits tablets that have become large (`SplitOptions`).
+        """Split a tablet at a key. The new tablet has its own writer and its own file; in a store with tablet servers,
+        another server may get it. The background task splits tablets that have become large (`SplitOptions`).
 
         Args:
-            table: a table, or its name; with a name, the key is a row as it is stored, in bytes.
+            table: a table, or its name; with a name, `key` is the row key in stored form, as bytes.
             key: where the new tablet begins; None: in the middle of the table's largest tablet.
 
         Reads go on, and so do writes to other rows; writes to the new tablet's rows wait for a moment at the end.
-        Raises: UsageError if a tablet begins at that key, or all is in one row; StoreFull, Unavailable: nothing has
-        changed; ReadOnly.
+        Raises: UsageError if a tablet already begins at that key, or if all of the tablet is in one row; StoreFull,
+        Unavailable: nothing has changed; ReadOnly.
         """
         self._engine.usable(writing=True)
         return await self._owner.split(*where_to_split(table, key))
 
     async def compact(self, table: Table[Any] | str | None = None) -> list[Compacted]:
-        """Give unused space of the tablets' files back: each tablet is written to a new file, in order, which replaces
-        the old one (P6). Without this, later writes reuse the space, but the file does not shrink.
+        """Return unused space in the tablets' files to the file system: each tablet is copied, in key order, to a new
+        file, which replaces the old one (P6). Without this, later writes reuse the space, but the file does not shrink.
 
         Args:
             table: a table, or its name; None: all.
 
-        Returns the result for each tablet. Reads and writes go on; writes to a tablet wait for a moment at its end.
-        The disk needs room for one tablet's new file next to the old one. If cancelled, finished tablets stay
-        compacted, and the one under way is unchanged.
-        Raises: UsageError for a memory: store, or if tablet servers have the tablets; StoreFull, Unavailable: that
-        tablet and those after it are unchanged; ReadOnly.
+        Returns the result for each tablet. Reads and writes go on; writes to a tablet wait for a moment at the end of
+        its compaction. The disk needs room for one tablet's new file next to the old one. If cancelled, finished
+        tablets stay compacted, and the one under way is unchanged.
+        Raises: UsageError for a store in memory, or if tablet servers have the tablets open; StoreFull, Unavailable:
+        that tablet and those after it are unchanged; ReadOnly.
         """
         self._engine.usable(writing=True)
         return await self._owner.compact(what_to_compact(table))
@@ -265,8 +268,8 @@ class Database:
 
         Args:
             concurrency: observer runs in flight.
-            scanners: tasks that look for work; by default 4, or as many as there may be runs in flight.
-            options: all of the above and more in one; never more scanners than runs in flight.
+            scanners: tasks that look for work; by default 4, but at most as many as `concurrency`.
+            options: all of the above, and more, in one object; `scanners` must not exceed `concurrency`.
         """
         async with self._workers.running(concurrency, scanners, options) as handle:
             yield handle
@@ -278,8 +281,8 @@ class Database:
     async def pause(self, id: str) -> None:
         """Pause an observer until it is resumed. The store keeps this across restarts and for all programs.
 
-        Changes keep waiting for it. Once this has returned, no run that was under way will commit any more; its change
-        waits.
+        Its changes keep waiting. Once this has returned, no run that was in progress can still commit; the change of
+        such a run waits, too.
 
         Raises: UsageError for an observer that the store does not have; ReadOnly.
         """
@@ -301,14 +304,14 @@ class Database:
         return await self._observers.unserved()
 
     async def backfill(self, *, progress: Callable[[BackfillProgress], None] | None = None) -> list[BackfillProgress]:
-        """Notify new observers, and new versions of observers, of existing data, now (N10); the background task does so
-        too.
+        """Notify new observers, and new versions of observers, of existing data, at once (N10). (A background task does
+        so, too.)
 
         Args:
             progress: called after every page.
 
-        Returns what was done for each observer that had not been notified of all data. To wait until they have run,
-        call `wait_idle`.
+        Returns the progress of each observer that had not been notified of all data. To wait until they have run, call
+        `wait_idle`.
 
         Raises: StoreFull, Unavailable: the next call goes on from there; ReadOnly.
         """
@@ -329,7 +332,7 @@ class Database:
         return await self._failed.changes(observer, key=key, limit=limit)
 
     async def replay_failed(self, observer: str | None = None, *, key: Any = None) -> int:
-        """Let changes on the failed list wait for their observers again; returns how many.
+        """Replay changes on the failed list: they wait for their observers again. Returns how many.
 
         Args:
             observer, key: as for `failed`; all by default.
@@ -342,7 +345,7 @@ class Database:
         """Acknowledge changes on the failed list: their observer never runs for them. Returns how many.
 
         Args:
-            observer: whose changes; `key`: only those of this row.
+            observer: the observer whose changes to drop; `key`: only those of this row.
 
         Raises: UsageError for an observer that the store does not have; ReadOnly; StoreFull; CommitUnknown.
         """
@@ -384,9 +387,10 @@ class Database:
         (`WorkerOptions.attempts`).
 
         Returns how many changes are on the failed list, which this does not wait for (N6; `db.failed`).
-        Raises: UsageError if nothing could ever run them, or if all that are left wait for observers that need asyncio
-        in a store without it; NotIdle past the timeout, with counts by observer; Corruption if all that is left cannot
-        be read: a lock that may be a notification, or cells on which observers fail.
+        Raises: UsageError if no process runs these observers, or they are paused, or if all remaining changes wait for
+        observers that need asyncio, in a store that does not run on it; NotIdle past the timeout, with counts by
+        observer; Corruption if everything that is left cannot be read: a lock that may be a notification, or cells on
+        which observers fail.
         """
         self._must_observe_here()
         async with self._waiting.deadline(timeout, "the store did not become idle"):
@@ -394,16 +398,16 @@ class Database:
         raise AssertionError
 
     async def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
-        """Wait until observers have run for all that was committed, other than by observers, at or before `ts`, and for
-        all that followed from it (N7, N9).
+        """Wait until observers have run for every change that was committed at or before `ts`, other than by observers,
+        and for every change that followed from these (N7, N9).
 
         Args:
-            ts: a commit timestamp: `txn.commit_ts`, or what `await txn.commit()` returned.
+            ts: a commit timestamp: `txn.commit_ts`, or the result of `await txn.commit()`.
             timeout: seconds.
 
-        Raises: UsageError if nothing could ever run them, or for a timestamp that has not been issued; NotIdle past the
-        timeout, with counts by observer; Corruption if all that is left are cells that cannot be read, one of which
-        may go back to `ts` or before.
+        Raises: UsageError if no process runs these observers, or they are paused, or for a timestamp that has not been
+        issued; NotIdle past the timeout, with counts by observer; Corruption if only cells that cannot be read are
+        left, and one of them may date from `ts` or earlier.
         """
         self._must_observe_here()
         async with self._waiting.deadline(timeout, f"not all that was committed up to {ts} has been observed"):
@@ -411,7 +415,7 @@ class Database:
             await self._owner.wait_for(ts)
 
     def _must_observe_here(self) -> None:
-        """Raise ReadOnly beside the owner: observers run in its process."""
+        """Raise ReadOnly in a reader beside the owner: observers run in the owner's process."""
         self._engine.usable(writing=False)
         if self._engine.place.readonly:
             raise ReadOnly(

@@ -26,7 +26,7 @@ def local_owner(db: Database) -> LocalOwner:
 async def close(db: Database) -> None:
     """Stop background tasks, write queued mutations, release the store.
 
-    In a task of its own: a KeyboardInterrupt is raised when that has ended, a second one at once.
+    This runs in its own task: a first KeyboardInterrupt is raised when that task has ended, a second one at once.
     """
     ended = trio.Event()
     failed: list[BaseException] = []

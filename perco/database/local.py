@@ -1,7 +1,7 @@
-"""The owner's side of a store that this process has open: what a store needs only once.
+"""The owner's side of a store that this process has open: the components that run once per store, not in every process.
 
 N7  It knows whether the store is idle.
-O3  It notes the clock while timestamps are drawn.
+O3  It notes the clock while timestamps are being drawn.
 T13 The write floor that an earlier process published holds everywhere before anything is written.
 """
 
@@ -83,7 +83,7 @@ class LocalOwner:
 
     @property
     def store(self) -> OwnerStore:
-        """The store itself, without a window."""
+        """The store itself, without a batching window (D3)."""
         return self.backend.store
 
     @property
@@ -142,13 +142,13 @@ class LocalOwner:
             await self.backend.aclose()
 
     async def note_time(self) -> None:
-        """Note the clock while timestamps are drawn (O3)."""
+        """Note the clock while timestamps are being drawn (O3)."""
         while True:
             await trio.sleep(self._options.oracle.note_period_s)
             await self.note_now()
 
     async def note_now(self) -> None:
-        """Note the clock; skipped if the store cannot say what is visible by now."""
+        """Note the clock; skipped if the store cannot say which commits are visible."""
         with contextlib.suppress(StoreError, Corruption):
             await self._engine.oracle.note(self._engine.driver.visible)
 
@@ -159,7 +159,7 @@ class LocalOwner:
             await trio.sleep(timeout_s / 4)
             self.backend.expire(timeout_s)
 
-    # ------------------------------------------------------------ what a database asks
+    # ------------------------------------------------------------ the methods of `Owner`
 
     async def vacuum(self, progress: Callable[[VacuumResult], None] | None) -> VacuumResult:
         return await self.vacuuming.run(tell=progress)

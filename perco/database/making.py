@@ -44,8 +44,8 @@ def make(backend: Backend, schema: Schema, options: Options) -> Database:
 
 
 def _windowed(backend: Backend, options: Options, background: Background) -> RowStore:
-    """The store, as transactions see it: with a window, if the options have one (D3). An adaptive window has no use in
-    the owner: its reads do not wait, and its mutations gather in queues anyway."""
+    """The store, as transactions see it: with a batching window, if the options have one (D3). An adaptive window has
+    no use in the owner: its reads do not wait, and its mutations gather in queues anyway."""
     if options.batch.window_s and not options.batch.adaptive:
         return Batching(backend.store, options.batch, background.spawn)
     return backend.store
@@ -75,7 +75,7 @@ def _around(
 
 
 async def make_beside(local: LocalStore, schema: Schema | None, options: Options) -> Database:
-    """A read-only database beside the owner, from its catalogue and notes of the clock.
+    """A read-only database beside the owner, which uses the owner's catalogue and its notes of the clock.
 
     Raises: SchemaMismatch.
     """

@@ -29,11 +29,11 @@ class Options:
 
     Attributes:
         durability: "power": an acknowledged write survives power loss; "process": only the death of the process (S2).
-            The process that opens the folder decides this, as well as lmdb, oracle, vacuum, backfill and split; its
-            clients get what it decided (`perco serve --durability`).
-        shared: let other processes of the same user open the folder through this one; if the folder has an owner, open
-            it through that. False: the folder is this process's alone.
-        wire: how clients and servers talk.
+            The process that opens the folder decides this, and also `lmdb`, `oracle`, `vacuum`, `backfill` and `split`;
+            its clients use the values that it has chosen (`perco serve --durability`).
+        shared: let other processes of the same user open the folder through this one; if the folder already has an
+            owner, open it through that owner. False: this process alone uses the folder.
+        wire: options of the connections between clients and servers.
         wall: the machine's clock, seconds since 1970.
         seed: of every random choice; None: from the system.
         on_event: called on the loop with the name of each step of the store ("prewrite", "commit", "secondaries",

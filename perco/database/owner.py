@@ -14,7 +14,8 @@ from perco.tablets.splitter import Split
 
 
 class Now(NamedTuple):
-    """The store at one moment: whether it is idle (N7); changes that wait, and changes on the failed list."""
+    """The state of the store at one moment: whether it is idle (N7), and how many changes wait or are on the failed
+    list."""
 
     idle: bool
     pending: int

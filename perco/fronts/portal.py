@@ -1,9 +1,9 @@
 """Calls from outside into a trio loop: from other threads, or from the loop that trio is a guest of.
 
-Callers put their calls into one queue, and wake the loop once for all that are in it by then. *Servers*, tasks on the
-loop, make them. One server at a time leads: it takes one call after the other, and makes those that need not wait, like
-most reads, without any other task. If one must wait, its server waits with it and another server leads: no call waits
-for another.
+Callers put their calls into one queue, and wake the loop once for all that are in it by then. *Servers*, which are
+tasks on the loop, make the calls. One server at a time leads: it takes one call after the other, and makes those that
+need not wait, like most reads, without any other task. If one must wait, its server waits with it and another server
+leads: no call waits for another.
 
 F1  A call is answered exactly once: with its value, its error, or `cut` if it was cancelled before it was complete
     (T10: a commit that was sent is answered with its outcome, cancelled or not).

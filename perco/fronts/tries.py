@@ -2,7 +2,7 @@
 
 The function itself runs outside. On the loop run only the transaction's beginning, its reads and its end, each as a
 call; turns, pauses and deadlines are those of `Attempts` (T11, W3). An attempt begins with its first call, which saves
-a hand-over.
+a thread switch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perco.txn.transaction import Transaction
 
 
 class Tries:
-    """Attempts of one transaction. `began`: the present one has a transaction; `done`: there is no further one."""
+    """Attempts of one transaction. `began`: the current attempt has a transaction; `done`: there is no further one."""
 
     engine: Engine
     retry: RetryOptions

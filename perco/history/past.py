@@ -1,9 +1,9 @@
 """Snapshots at a timestamp that was not drawn for them.
 
-G5  A read of such a snapshot looks at its table's cut after the cells, and fails if the cut is above the timestamp. The
-    cut is raised before any version is removed, so one at or below the timestamp proves that none was missing.
-T9  Beside the owner the snapshot ends with the owner's term, which is looked at after the cells too (see `beside.py`).
-T15 The error for a moment that is not kept any more is in the terms of the request: a time, or a timestamp.
+G5  A read of such a snapshot reads its table's cut after the cells, and fails if the cut is above the timestamp. The
+    cut is raised before any version is removed, so a cut at or below the timestamp proves that no version was missing.
+T9  Beside the owner, the snapshot ends with the owner's term, which is also read after the cells (see `beside.py`).
+T15 The error for a moment that is no longer kept is in the terms of the request: a time, or a timestamp.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PastSnapshot(Snapshot):
         try:
             value = await super().get(column, key, lock=lock)
         except Corruption as error:
-            failure = error  # its record may have been read, and its long value removed before it was read
+            failure = error  # the long value may have been removed after its record was read
         await self._still_kept(column.table.name, failure)
         return value
 

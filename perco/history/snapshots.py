@@ -37,7 +37,7 @@ class Snapshots:
         self._pinned: set[str] = set()  # names of pins whose block has not ended
 
     async def at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
-        """A snapshot as of now, a timestamp or a time: see `Database.snapshot`. The caller calls its `end`."""
+        """A snapshot as of now, a timestamp or a time: see `Database.snapshot`. The caller ends it by calling `end`."""
         self._engine.usable(writing=False)
         if ts is not None and at is not None:
             raise UsageError("give either ts= or at=, not both")
@@ -127,7 +127,7 @@ class Snapshots:
             except BaseException:
                 self._engine.background.spawn(lambda: self._give_back(standing, id))
                 raise
-        snap = await self.at(ts=ts, at=at)  # it holds its timestamp until the pin does
+        snap = await self.at(ts=ts, at=at)  # this holds the timestamp until the pin does
         try:
             pin = await self._engine.oracle.pins.put(name, owner, snap.start_ts, lease_s, secrets.token_hex(8))
             return pin, snap.wall
@@ -136,7 +136,7 @@ class Snapshots:
 
     async def _give_back(self, former: Pin, id: str) -> None:
         """Return a pin to its former holder, for the rest of its lease. Whether it was taken over under the id is
-        unknown. If this does not succeed soon, the pin stands until the new lease expires."""
+        unknown. If this does not succeed soon, the pin remains until the new lease expires."""
         pins = self._engine.oracle.pins
         with trio.move_on_after(_GIVE_BACK_S), contextlib.suppress(PercoError):
             while True:
@@ -156,8 +156,8 @@ class Snapshots:
         return await pins_in(self._engine.driver.store)
 
     async def drop_pin(self, name: str) -> bool:
-        """Drop a pin; returns whether there was one of that name. From then on reads at it raise SnapshotTooOld as soon
-        as versions have been removed."""
+        """Drop a pin; returns whether there was one of that name. After that, reads at its timestamp raise
+        SnapshotTooOld as soon as the vacuum has removed versions."""
         self._engine.usable(writing=True)
         return await self._engine.oracle.pins.drop_named(name)
 

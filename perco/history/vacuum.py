@@ -66,8 +66,8 @@ _SYSTEM_CELLS = 32  # removed at once: they must fit the reserve
 _LOOSE_MIN = 1000
 _REMOVED_AT_ONCE = 2048  # cells, in one write transaction
 _SLICE_MIN_S, _SLICE_MAX_S = 0.002, 0.02  # of the loop's time, for a page
-_CREDIT_MAX_S = 0.1  # of waiting, at most, that shorten a later pause
-_LOOKS_APART = 4000  # cells between two looks for half empty pages where there were none
+_CREDIT_MAX_S = 0.1  # at most this much waiting shortens a later pause
+_LOOKS_APART = 4000  # cells between two searches for half-empty pages, where there were none
 _CRAMPED_CELLS = 4  # of a row at a time on a full disk: what the reserve has room for
 
 
@@ -102,15 +102,15 @@ class VacuumResult:
     Attributes:
         watermark: versions that reads at or above it need were left alone.
         cuts: for each table the oldest timestamp at which it can be read from now on.
-        holder: what kept the watermark from moving on.
-        table: the table that it is at.
+        holder: the hold that kept the watermark from advancing.
+        table: the table that it has reached.
         rows: rows looked at.
         locks: locks that were in the way and have been settled.
         removed: cells, by kind.
         corrupt: rows that do not decode and were left alone: `perco check` says what is wrong with them.
         blocked: rows where a delete marker stays until its observers have run.
         left: mutations whose reply was lost; the next vacuum looks again.
-        repacked: how often half empty pages were filled again, a thousand cells at a time.
+        repacked: how often half-empty pages were repacked, a thousand cells at a time.
         held_up: places of locks that do not decode; nothing that the oldest of them may need was removed.
         seconds: how long it took.
     """
@@ -136,7 +136,7 @@ class VacuumStatistics:
 
     Attributes:
         watermark: a reader that began at it or later can still read everything it may need.
-        holder: what keeps it from moving on, as of the last run.
+        holder: the hold that keeps it from advancing, as of the last run.
         runs: how often the whole store was vacuumed.
         removed: cells, by kind.
         failure: the error of the last run in the background, if it failed; it is retried.
@@ -171,9 +171,9 @@ class Vacuum:
         self.failure: Exception | None = None  # of the last run in the background
         self._backend, self._driver, self._catalogue, self._event = backend, driver, catalogue, event
         self._alone = trio.Lock()
-        self._done: tuple[int, dict[str, int]] | None = None  # up to where everything has been removed
+        self._done: tuple[int, dict[str, int]] | None = None  # the watermark and cuts of the last complete run
         self._told: bytes = b""
-        self._loose: dict[str, int] = {}  # cells removed from each table since its pages were filled again
+        self._loose: dict[str, int] = {}  # cells removed from each table since its pages were last repacked
         self._share = 1.0
         self._rows = options.page_rows
         self._worked = self._waited = 0.0  # since the last pause: our time, and that of others while we wanted the loop
@@ -219,9 +219,9 @@ class Vacuum:
         Args:
             share: the part of the time that it may take.
             moved_only: only if the watermark or a cut has moved since the last complete run.
-            tell: called after every page, with what was done so far.
+            tell: called after every page, with the result so far.
 
-        Raises: StoreFull if not even the reserve suffices; Unavailable if locks cannot be settled.
+        Raises: StoreFull if not even the reserve is enough; Unavailable if locks cannot be settled.
         """
         async with self._alone:
             self._share, self._tell = share, tell or (lambda _: None)
@@ -372,7 +372,7 @@ class Vacuum:
         return min(self._result.cuts[table], self._limit), min(self._result.watermark, self._limit)
 
     def _waste(self, table: str, found: ScanRow, cells: int) -> tuple[Waste, bool]:
-        """What can be removed from a row, and whether there is more in it than was read."""
+        """The cells of a row that can be removed, and whether the row has more cells than were read."""
         row, (records, markers, traces, *waiting) = found
         catalogue = self._catalogue()
         cut, watermark = self._limits(table)
@@ -461,7 +461,7 @@ class Vacuum:
     # ------------------------------------------------------------ pages
 
     async def _repack(self, table: str, removed: int) -> None:
-        """Fill half empty pages again, once half as many cells have been removed as are left."""
+        """Repack half-empty pages, once half as many cells have been removed as are left."""
         tablets = [tablet for tablet in self._backend.store.tablets_here() if tablet.table == table]
         if not tablets:
             return
@@ -495,7 +495,7 @@ class Vacuum:
         self.removed.add(gone)
 
     async def _collect_versions(self, row: bytes, at: int) -> int:
-        """Remove what is older than the newest version at or below `at`, the oldest first; returns how many."""
+        """Remove the versions older than the newest one at or below `at`, the oldest first; returns how many."""
         store = self._store
         [[newest]] = await store.read([(SYSTEM_TABLE, row, [(DATA, 0, 0, at, 1)])])
         removed = low = 0
@@ -514,7 +514,7 @@ class Vacuum:
             await self._give_way()
         return removed
 
-    # ------------------------------------------------------------ manners
+    # ------------------------------------------------------------ leaving time to other tasks
 
     async def _page(self, request: ScanRequest) -> ScanPage:
         """Scan a page: neither so many rows that it holds up other tasks, nor so few that it yields too often."""
@@ -531,7 +531,7 @@ class Vacuum:
         return page
 
     async def _give_way(self) -> None:
-        """Pause for so long that the vacuum takes no more than its share of the loop."""
+        """Pause for long enough that the vacuum takes no more than its share of the loop's time."""
         pause_s = self._worked * (1 / self._share - 1) - self._waited
         self._worked = 0.0
         self._waited = min(max(-pause_s, 0.0), _CREDIT_MAX_S)
@@ -543,7 +543,7 @@ class Vacuum:
 
 def slice_s(turn_s: float, share: float) -> float:
     """How long to work on a page to use the whole share, given that other tasks get two turns of the loop for each.
-    With less the vacuum would yield more than it must, and fall behind the writers."""
+    If it worked for less, the vacuum would yield more often than it must, and fall behind the writers."""
     return min(max(2 * turn_s * share / max(1 - share, 0.01), _SLICE_MIN_S), _SLICE_MAX_S)
 
 

@@ -250,7 +250,8 @@ class Backfill:
             if commit_ts:
                 assert commit_ts <= entry.at
                 put = (NOTIFY, ack, entry.at, pack_cause(commit_ts, 0))
-                # N6: a message that comes late, or twice, must not make a change wait that was given up meanwhile.
+                # N6: a message that arrives late, or twice, must not make a change wait again that has since been given
+                # up.
                 given_up = (ABSENT, FAILED_LIST, ack, entry.at, entry.at)
                 mutations.append(Mutation(entry.table, ((row, (given_up,), (put,)),)))
         self._worked += time.perf_counter() - began
@@ -266,7 +267,7 @@ class Backfill:
     ) -> int:
         """The timestamp of the change that a row's observer must be notified of; 0: none.
 
-        A lock in the way is of a transaction that may not have known the observer: it is settled first (T9).
+        A lock in the way may belong to a transaction that did not know of the observer: it is settled first (T9).
         """
         locks, writes, *acks = found
         try:
@@ -281,13 +282,14 @@ class Backfill:
         return seen.commit_ts
 
     async def _note(self, entry: ObserverEntry, far: Noted) -> None:
-        """Note that a page is done, over the previous note. A message that comes late, or twice, is still true."""
+        """Note that a page is done, in place of the previous note. A note that arrives late, or twice, is still
+        true."""
         put = (DATA, entry.number, 1, msgpack.packb(far))
         [verdict] = await self._driver.store.apply([Mutation(SYSTEM_TABLE, ((BACKFILL_ROW, (), (put,)),))])
         if verdict is not APPLIED:
             raise_for(verdict, "how far observers were notified of what is there")
 
     async def _give_way(self, share: float) -> None:
-        """Pause long enough to take no more than its share of the loop's time."""
+        """Pause for long enough that the backfill takes no more than its share of the loop's time."""
         pause_s, self._worked = self._worked * (1 / share - 1), 0.0
         await trio.sleep(pause_s)

@@ -31,9 +31,10 @@ class BackoffOptions:
 
 
 class Backoff:
-    """Remembers what failed, how often, and until when it waits. Times are the caller's monotonic clock.
+    """Remembers which runs failed, how often, and when each of them may be tried again. Times are the caller's
+    monotonic clock.
 
-    Attribute `rows`: what failed; empty if nothing waits.
+    Attribute `rows`: the rows whose runs failed; empty if none waits for a retry.
     """
 
     rows: dict[_Key, tuple[int, float]]
@@ -45,7 +46,7 @@ class Backoff:
         self._due: list[float] = []
 
     def attempts(self, key: _Key) -> int:
-        """How often it has failed."""
+        """How often the run has failed."""
         entry = self._failed.get(key)
         return entry[0] if entry else 0
 
@@ -68,7 +69,7 @@ class Backoff:
         self._failed.pop(key, None)
 
     def next_due(self, now: float) -> float | None:
-        """The next moment at which something that waits may be tried again."""
+        """The next moment at which a failed run may be tried again."""
         while self._due and self._due[0] <= now:
             heapq.heappop(self._due)
         return self._due[0] if self._due else None

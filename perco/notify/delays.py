@@ -1,12 +1,12 @@
-"""Decides when a change is due whose observer has a delay.
+"""Decides when a change is due, for observers with a delay.
 
 An observer with a delay is due `delay_s` after the newest change that its run would see, or `max_delay_s` after the
-oldest change that no run has seen, whichever comes first: so it also runs on a row that changes for ever (N4).
+oldest change that no run has seen, whichever comes first: so it also runs on a row that never stops changing (N4).
 
-The store does not record when each timestamp was given out. For a timestamp that was given out after the worker began,
-this process uses the moment when it first saw a notify cell at or above it. For an earlier one it uses the clock's
-notes (O3): the first note at or above a timestamp was made after it. Both moments err on the late side, so no run
-comes too early by the clock that they were read from. The error is bounded: once a worker has seen a change, it waits
+The store does not record when each timestamp was handed out. For a timestamp handed out after the worker began, this
+process uses the moment when it first saw a notify cell at or above that timestamp. For an earlier one it uses the
+clock's notes (O3): the first note at or above a timestamp was made after it. Both moments err on the late side, so no
+run is too early by the clock that they were read from. The error is bounded: once a worker has seen a change, it waits
 at most the delay, by the monotonic clock, whatever the wall clock does. If the wall clock was set forward, changes from
 before the worker began are due sooner; if it was set back, they wait for at most the delay once more.
 """
@@ -29,8 +29,8 @@ class Delays:
     """Delays of one observer. Times are the caller's monotonic clock, in seconds.
 
     Args:
-        manner: the observer's.
-        last: every timestamp up to this one was given out before `now`; higher ones come later.
+        manner: when the observer is to run.
+        last: every timestamp up to this one was handed out before `now`; higher ones are handed out later.
         wall_ms: the wall time now.
         noted: returns the wall time, in ms, of the first note of the clock at or above a timestamp, if there is one.
     """
@@ -40,8 +40,8 @@ class Delays:
     ) -> None:
         self._manner = manner
         self._first, self._began, self._wall_ms, self._noted = last, now, wall_ms, noted
-        # Marks: all timestamps up to `_upto[i]` had been given out by the moment `_by[i]`. Timestamps first seen within
-        # one step share a mark, at the step's end; marks older than any wait are dropped.
+        # Marks: all timestamps up to `_upto[i]` had been handed out by the moment `_by[i]`. Timestamps first seen
+        # within one step share a mark, at the step's end; marks older than any wait are dropped.
         self._step_s = manner.max_delay_s / _MARKS_MAX
         self._upto: list[int] = []
         self._by: list[float] = []
@@ -62,7 +62,7 @@ class Delays:
             del upto[:_MARKS_MAX], by[:_MARKS_MAX]
 
     async def _since(self, ts: int) -> float:
-        """A moment by which `ts` had been given out: the same at every call, or longer ago than any wait."""
+        """A moment by which `ts` had been handed out: the same at every call, or longer ago than any wait."""
         if ts > self._first:
             at = bisect_left(self._upto, ts)
             assert at < len(self._upto), "only of what was met"

@@ -1,10 +1,10 @@
 """Handles failed runs: counts them, and gives up the change at the limit.
 
-N6  Failures are counted in the notify cell itself, so across restarts; at the limit the change moves to the failed
-    list. Each step is one checked mutation of the row (`protocol/failed.py`); a refusal means that another process has
-    dealt with the change.
-    A run that awaits asyncio on trio does not count as an attempt: the program is wrong, not the change.
-N9  A chain that is too long is given up without an attempt.
+N6  Failures are counted in the notify cell itself, so the count survives restarts; at the limit the change moves to the
+    failed list. Each step is one checked mutation of the row (`protocol/failed.py`); a refusal means that another
+    process has dealt with the change. A run that awaits asyncio on trio does not count as an attempt: the program is
+    wrong, not the change.
+N9  A change whose chain is too long is given up without an attempt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perco.schema.schema import Observer
 from perco.storage import APPLIED
 from perco.txn.engine import Engine
 
-KINDS_MAX = 256  # of failures that are remembered as logged with their traceback
+KINDS_MAX = 256  # kinds of failures that are remembered, because their traceback has been logged
 
 log: logging.Logger = logging.getLogger("perco.observer")
 
@@ -79,7 +79,7 @@ class FailureLog:
         self._told: dict[_Kind, None] = {}
 
     def failed(self, id: str, where: str, failed: ObserverFailedError) -> None:
-        """Log a failed run; `where`: the row, for people."""
+        """Log a failed run; `where`: the row, in readable form."""
         kind = _kind(id, failed.error)
         if kind in self._told:
             text = describe(failed.error)
@@ -133,7 +133,7 @@ async def note_failure(engine: Engine, ack: Cellref, failed: ObserverFailedError
 def _cell(engine: Engine, ack: Cellref, failed: ObserverFailedError, attempts: int) -> FailedCell:
     _, depth, path, _ = unpack_cause(failed.run.cause)
     root = failed.run.root
-    if failed.run.failed is not None:  # it takes the place of a change that was given up before
+    if failed.run.failed is not None:  # it replaces a change that was given up earlier
         try:
             root = min(root, unpack_failed(failed.run.failed[1]).root)
         except Corruption as error:
@@ -143,7 +143,7 @@ def _cell(engine: Engine, ack: Cellref, failed: ObserverFailedError, attempts: i
 
 
 def too_long(engine: Engine, where: str, run: Run, path: bytes, limit: int) -> ChainTooLong:
-    """The error for a chain over the limit. `path`: with the observer that would run now."""
+    """The error for a chain over the limit. `path`: of the chain, including the observer that would run now."""
     return ChainTooLong(where, names_on(engine, path), run.depth, limit, run.root)
 
 

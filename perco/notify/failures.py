@@ -55,8 +55,9 @@ class FailedChange:
         commit_ts: of the change; if several were given up together, of the newest.
         attempts: runs that failed; 0: none was made, because the chain was too long.
         error: of the last run, in one line; `traceback`: its traceback.
-        cause: commit timestamp of the transaction that began the chain; it was no observer's run (N9).
-        chain: ids of the observers whose runs led to the change, the most recent of them; () if none did.
+        cause: commit timestamp of the transaction that began the chain, which was not an observer's run (N9).
+        chain: ids of the observers whose runs led to the change (only the most recent ones, if there are many); () if
+            there were none.
         wall: when it was given up, seconds since 1970.
     """
 
@@ -82,7 +83,7 @@ class Listed(NamedTuple):
 
 
 class FailedList:
-    """Reads the list, and takes changes from it. Loop thread only.
+    """Reads the failed list, and takes changes off it. Loop thread only.
 
     `worker`: the one that runs here, if any.
     """
@@ -169,7 +170,8 @@ class FailedList:
         return next((entry for entry in entries if entry.number == observer_of(ack)), None)
 
     def _waits_besides(self, ack: int, ts: int, notified: Sequence[Cell]) -> bool:
-        """Whether a higher version was or will be notified of the change that a lower one has failed for (N10)."""
+        """Whether a higher version of the observer was, or will be, notified of the change on which a lower one failed
+        (N10)."""
         entry = self._entry_of(ack)
         to_come = entry is not None and not entry.ready and ts < (entry.at or TS_MAX)
         return to_come or bool(notified and notified[0][0] > ts)
@@ -229,7 +231,7 @@ class FailedList:
         return done
 
     async def _leave(self, listed: Listed, mutation: Mutation) -> bool:
-        """Make the mutation that takes a change from the list. Returns False if it had left already.
+        """Make the mutation that takes a change off the list. Returns False if the change was no longer there.
 
         Raises: WriteUnknown, if a reply was lost and the store could not be reached afterwards (T4).
         """
@@ -248,7 +250,7 @@ class FailedList:
                 [[there, locks]] = await self._engine.driver.store.read([(ack.table, ack.row, queries)])
                 if not there:
                     return isinstance(verdict, NoReply)  # it may have arrived after all
-                if locks:  # of a run that may be about to commit and remove the change, or is dead
+                if locks:  # they belong to a run that may be about to commit and remove the change, or is dead
                     await self._engine.driver.clear(ack, Blocked(*locks[0]))
             raise Unavailable(f"{where}: other transactions kept changing its failed change")
 
@@ -265,7 +267,7 @@ class FailedList:
         raise Unavailable("a failed change could not be dropped: other transactions kept writing its row")
 
     async def _try_to_drop(self, listed: Listed) -> bool | None:
-        """Returns whether it was dropped; None: a lock was in the way, and has been settled."""
+        """Returns whether the change was dropped; None: a lock was in the way, and has been settled."""
         (table, row, ack), ts, cell = listed
         column, driver = observed_column(ack), self._engine.driver
         txn = await begin(self._engine, None)

@@ -1,4 +1,4 @@
-"""Whether a store is idle, as its owner knows it.
+"""Decides, in the owner, whether a store is idle.
 
 N7  *Idle*: at one moment no notify cell, pending signal or lock of an observed cell existed anywhere. In one process a
     counter on the loop helps: while no observed write, signal, removal or recovery is in flight (`Fates.observed` is 0)
@@ -51,7 +51,7 @@ class Idle:
         self._engine, self._waiting, self._store = engine, waiting, store
         self._sweeper, self._backfill, self._worker = sweeper, backfill, worker
         self._looked: trio.Event | None = None  # set when something has changed; None: no task waits
-        self._trusted = False  # the last look began when nothing was left to settle: what a former owner sent is over
+        self._trusted = False  # nothing was left to settle when the last look began: no former owner's mutation is left
         self._stuck_found = 0  # locks that cannot be settled, as of the last look
         self.busy_elsewhere: Callable[[], bool] | None = None
         self.works_elsewhere: Callable[[], Collection[str] | None] | None = None
@@ -78,7 +78,7 @@ class Idle:
         if self._store.prompt is None:
             tables = set(self._waiting.observed_tables())
             settled = self._settled()
-            # A copy of a mutation may take effect without being sent: cells that were found may be gone.
+            # The store may apply an earlier mutation once more, by itself: cells that were found may be gone.
             again = settled and (not self._trusted or (not self._store.once and self.pending() > 0))
             await self._store.look(self._store.tables(), (FAILED_LIST,), again=again)
             await self._store.look(tables, self._wanted(), again=again)
@@ -90,18 +90,19 @@ class Idle:
         return self.now()
 
     def _wanted(self) -> Sequence[str]:
-        """The groups of observed tables that must be known: locks only if clients write, too."""
+        """The groups of observed tables whose counts are required: locks only if clients write, too."""
         return (PENDING, NOTIFY) if self.busy_elsewhere is None else (PENDING, NOTIFY, LOCK)
 
     def _sure(self) -> bool:
-        """Whether what must be known is known at this moment."""
+        """Whether all required counts are known at this moment."""
         if self._store.prompt is not None:
             return True
         tables = self._waiting.observed_tables()
         return self._trusted and all(self._store.knows(table, group) for table in tables for group in self._wanted())
 
     def watch(self) -> trio.Event:
-        """The event of the next change that may make the store idle. Taken before a look, so that none is missed."""
+        """The event of the next change that may make the store idle. Call this before a look, so that no change is
+        missed."""
         if self._looked is None:
             self._looked = trio.Event()
         return self._looked
@@ -172,7 +173,7 @@ class Idle:
 
     def _swept(self) -> bool:
         """Whether no orphaned lock is left. Before the first sweep that is certain only if there is no lock at all, and
-        the writers of all tablets are in this process: then all that a dead process wrote is visible by now."""
+        the writers of all tablets are in this process: then everything that a dead process wrote is already visible."""
         if self._sweeper.clean or not self._sweeper.first or not self._engine.fates.alone:
             return self._sweeper.clean
         there = [(table, group) for table in self._store.tables() for group in (LOCK, SHARED, PENDING)]
@@ -201,7 +202,7 @@ class Idle:
         return self.failed()
 
     async def wait_for(self, ts: int) -> None:
-        """Wait until no change waits whose root cause committed at or before `ts`. Raises: as `wait_idle`."""
+        """Wait until no waiting change has a root cause that committed at or before `ts`. Raises: as `wait_idle`."""
         await trio.lowlevel.checkpoint()
         while not await self.look():
             self._engine.background.check()
@@ -216,7 +217,7 @@ class Idle:
         return await self.look() or await self._waiting.none_up_to(ts)
 
     def unreadable(self) -> Corruption | None:
-        """Why this store cannot become idle before its locks are repaired, if so (N7)."""
+        """The reason why this store cannot become idle before its locks are repaired, if there is one (N7)."""
         return None if self._engine.fates.observed or not self._settled() else self._stuck()
 
     async def _check_readable(self) -> None:

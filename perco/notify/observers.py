@@ -26,8 +26,9 @@ class ObserverState:
     Attributes:
         id, table, column: its id, and the column that it observes.
         version: the highest that was declared.
-        paused: whether it is; `ready`: whether its backfill is done.
-        outputs: (table, column) of the cells that its runs have been seen to write, or raise.
+        paused: whether the observer is paused; `ready`: whether its backfill is done.
+        outputs: (table, column) of the cells that its runs have been seen to write, and of the signals that they have
+            raised.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Records which columns each observer writes: the arrows of the pipeline that no declaration has.
+"""Records which columns each observer writes: the edges of the pipeline that no declaration contains.
 
 A row of the system table for each pair: `output/`, the observer's number, the column's, and the table's name. It is
 put once, after the first run that writes there; putting it again changes nothing. If a process dies before that, the

@@ -37,8 +37,8 @@ class RowLocks:
         return len(self._held)
 
 
-# The result of claiming a row: it was free, and not given; this process has it; another process has it; another process
-# had it a moment ago, for the same change.
+# The result of claiming a row: it was free, but not granted; this process has it; another process has it; another
+# process had it a moment ago, for the same change.
 FREE: Final = 0
 CLAIMED: Final = 1
 HELD: Final = 2
@@ -59,8 +59,8 @@ class Elsewhere(Protocol):
     """Row locks among processes that run observers on one store."""
 
     def waits(self, where: tuple[str, bytes], newest: int, now: float) -> float:
-        """Until when to leave a row alone, because another process has been there for `newest`, its newest waiting
-        change, and looks again by itself; 0: there is no need to."""
+        """The time until which to leave a row alone, because another process has already seen `newest`, its newest
+        waiting change, and looks there again by itself; 0: there is no need to wait."""
         ...
 
     async def take(self, table: str, wanted: Sequence[Dirty], most: int, *, halts: bool) -> bytes:
@@ -85,7 +85,7 @@ class Elsewhere(Protocol):
         ...
 
     def sleeps(self) -> None:
-        """Announce that a scanner has found nothing that it may run, and sleeps."""
+        """Announce that a scanner has found nothing that it may run, and goes to sleep."""
         ...
 
     def works(self, ids: Iterable[str], runs: Iterable[str]) -> None:

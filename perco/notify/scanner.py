@@ -1,14 +1,14 @@
 """Looks for notify cells and hands rows to the worker.
 
-N8  A scanner starts at a random key of a random tablet and walks on from there, round the whole store. When it finds a
+N8  A scanner starts at a random key of a random tablet and walks on from there, around the whole store. When it finds a
     row on which another scanner runs observers it teleports: it jumps to a new random place, so that scanners never
     clump behind a slow row. It sleeps after a whole tour: clear the wake flag, look, sleep; the wake comes after the
     notify cells are visible. A wake wakes one scanner; one that finds more than it may run wakes the next. A scanner
     passes by changes that are not due yet, and wakes when the first of them is.
 
 If observers have different priorities, a scanner tours for the highest first, then for each of the others as far as its
-share goes, and repeats that until it has gone all the way round for each. A lower priority gives way: before it uses a
-slot that has become free, the scanner looks for work of higher ones, at most a few times in succession.
+share goes, and repeats that until it has gone all the way around for each of them. A lower priority gives way: before
+it uses a slot that has become free, the scanner looks for work of higher ones, at most a few times in succession.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Walk:
 
 
 def random_row(first: bytes, last: bytes, rng: random.Random) -> bytes:
-    """A random key between two, about evenly: what follows their common prefix is read as a fraction."""
+    """A random key between two others, roughly uniform: the bytes after their common prefix are read as a fraction."""
     if first >= last:
         return first
     common = 0
@@ -130,7 +130,7 @@ class Scanner:
                         await self._tour(nursery)
                     except Corruption as error:  # an unreadable key: what follows it is unknown
                         self.worker.engine.driver.note_damage(error)
-                    except (Unavailable, SessionEnded) as error:  # R6: of a served store, which comes back
+                    except (Unavailable, SessionEnded) as error:  # R6: a served store's connection, which comes back
                         log.warning("%s; looking again", error)
                         await trio.sleep(_AWAY_S)
                         continue
@@ -184,7 +184,7 @@ class Scanner:
             await trio.lowlevel.checkpoint()
 
     async def _ride(self, nursery: trio.Nursery) -> bool:
-        """Walk all the way round. Returns whether it teleports instead."""
+        """Walk all the way around the store. Returns whether the scanner teleports instead."""
         claims = self.counters.claims
         for place in await self._ahead():
             if await self._walk(nursery, place, claims):
@@ -235,8 +235,8 @@ class Scanner:
     async def _walk(self, nursery: trio.Nursery, place: Place, claims: int) -> bool:
         """Claim the dirty rows of a place in order. Returns whether it teleports from a row that another scanner holds.
 
-        It does if it has claimed a row since it came here, when it had made `claims` claims. Else jumping gains
-        nothing: it came to a random place, and if few rows are dirty, all of them may be held.
+        It does so if it has claimed a row since it came here, when it had made `claims` claims. Otherwise a jump gains
+        nothing: it has just come to a random place, and if few rows are dirty, all of them may be held.
         """
         query = ScanQuery(NOTIFY, None, 0, TS_MAX, CELLS_PER_ROW)
         start: bytes | None = place.low
@@ -328,7 +328,7 @@ class Scanner:
                     left += 1
                     self._unlock(table, dirty.row)
             for dirty, state in zip(instead, states[len(tried) :], strict=True):
-                # Another scanner of this process may have it by now: that one runs it, or releases it.
+                # Another scanner of this process may have it meanwhile: that one runs it, or releases it.
                 if state == CLAIMED and self._takes(table, dirty.row):
                     self._begin(nursery, table, dirty)
                     left -= 1

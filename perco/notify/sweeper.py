@@ -21,7 +21,7 @@ from perco.protocol.records import Cellref
 from perco.storage import LOCK, PENDING, SHARED, TS_MAX, OwnerStore, ScanQuery, ScanRequest
 from perco.txn.driver import Driver
 
-ANY_COLUMN: Final = -1  # of a stuck place: the locks there may be of any column
+ANY_COLUMN: Final = -1  # in place of a stuck lock's column: the locks there may be in any column
 _RETRY_S = 1.0
 _RETRY_MAX_S = 30.0
 
@@ -48,7 +48,7 @@ class Sweeper:
         self._store, self._driver = store, driver
         self.swept: Callable[[], None] = lambda: None  # called after each sweep
         self.clean = False  # N7: no orphaned lock is left anywhere, except those that are stuck
-        self.first = True  # it has not swept yet: each lock that was left behind stands in a tablet
+        self.first = True  # it has not swept yet: each lock that was left behind is still in a tablet
         self.settled = 0
         self.stuck: dict[tuple[Cellref, int], Corruption] = {}  # as of the last sweep
 
@@ -84,7 +84,7 @@ class Sweeper:
 
 
 async def sweep(store: OwnerStore, driver: Driver, spared: Callable[[Cellref, int], bool]) -> Swept:
-    """Settle every dead lock that is not to be spared."""
+    """Settle every dead lock, except those for which `spared` returns True."""
     swept = Swept()
     for table in store.tables():
         for group in (LOCK, SHARED, PENDING):

@@ -2,10 +2,10 @@
 
 N9  The ack of a run records its cause, and so does the record that a run for a signal leaves (N5). One pass over the
     write records of a store finds a chain's runs, and the writes of each: the cells with its commit timestamp. The
-    chain is known only at the end of the pass, so the pass keeps what it reads: whole pages up to a bound, and of the
-    rest the timestamps (12 bytes for each record, 28 for each ack); of those pages it reads the few again that belong
-    to the tree. The store keeps nothing for this. Cells that have been collected, or written again since, are missing:
-    then a run is shown with the observers that led to it.
+    chain is known only at the end of the pass, so the pass keeps what it reads: whole pages up to a bound, and of
+    further pages only the timestamps (12 bytes for each record, 28 for each ack). Afterwards it rereads those few of
+    the further pages that belong to the tree. The store keeps nothing for this. Cells that have been collected, or
+    written again since, are missing: then a run is shown with the observers that led to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds what waits for observers, in the rows themselves, and whether waiting for it could ever end.
+"""Finds the changes that wait for observers, in the rows themselves, and whether a wait for them could ever end.
 
 N7  Changes that are not handled yet are notify cells, pending signals and locks of observed cells.
 N9  Every notify cell carries the root cause of its chain.
@@ -35,7 +35,7 @@ class Waiting:
     """Loop thread only.
 
     Attributes:
-        tells_s: how long to spend, past a deadline, on asking what waits.
+        tells_s: how long to spend, after a deadline has passed, on finding out what waits.
         watch_elsewhere: watches runs in other processes, in the owner of a store that is served.
     """
 
@@ -158,7 +158,7 @@ class Waiting:
         return cells
 
     def _oldest_cause(self, table: str, row: bytes, notified: Sequence[ScanCell], locks: Sequence[ScanCell]) -> int:
-        """The smallest root cause that a row's notify cells carry, or that its locks of observed cells would put.
+        """The smallest root cause in a row's notify cells, or in those that its locks of observed cells would become.
 
         Raises: Corruption if that cannot be read; Corruption or AwaitsAsyncio if the observer cannot run for it.
         """

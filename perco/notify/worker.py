@@ -1,4 +1,4 @@
-"""Runs observers: one transaction per run, its ack the primary.
+"""Runs observers: one transaction per run, with the ack as its primary.
 
 N2  The mutation that commits the ack removes the notify cells that the run saw.
 N3  At most one run commits per change: the ack is read and written by the run's own transaction.
@@ -73,7 +73,7 @@ class WorkerOptions:
     page_rows: rows of notify cells read at a time.
     failing_share: the part of the runs in flight that may be retries of failed ones.
     attempts: runs of an observer that may fail for a change, by an error of its own, before the change is moved to the
-        failed list; 0: it is never given up. Counted in the store, so across restarts.
+        failed list; 0: it is never given up. Counted in the store, so the count survives restarts.
     chain_max: how many observers, each triggered by the one before it, a chain may have; 0: any number.
     outputs: note in the store which columns each observer writes, once for each: for `db.observers()` and
         `perco observers --graph`.
@@ -261,7 +261,8 @@ class Worker:
             await self.engine.fates.wait(start_ts)
 
     def damage(self, table: str, row: bytes, ack: int, ts: int) -> Corruption | AwaitsAsyncio | None:
-        """Why the observer cannot run for a change: unreadable cells, or it awaits asyncio. None: it can."""
+        """The reason why the observer cannot run for a change: unreadable cells, or it awaits asyncio. None: it can
+        run."""
         found = self.damaged.get((table, row, ack))
         return found[1] if found is not None and ts <= found[0] else None
 
@@ -420,7 +421,7 @@ class Worker:
             self.damaged.pop(key, None)
 
     def _where(self, table: str, row: bytes) -> str:
-        """A row, for people."""
+        """A row, in readable form."""
         try:
             return f"{table}[{self.engine.known.schema.tables[table].key.decode(row)!r}]"
         except ValueError:
@@ -454,7 +455,7 @@ class Worker:
             await self.look_at_catalogue()
         number = observer_of(ack)
         if self.observers.get(number) is not observer:
-            return True  # N10: paused or superseded by now
+            return True  # N10: paused or superseded meanwhile
         txn._version = self._binds
         claim = self._claims.claim_signal if isinstance(observer.column, Signal) else self._claims.claim
         claimed = await claim(txn, observer, table, row, ack)

@@ -85,7 +85,7 @@ class Claims:
         seen = await driver.finish(table, row, column, start_ts, there)
         if ahead is not None:
             ahead.keep(table, row, column, seen)
-        del cells  # a run may take long
+        del cells  # a run may take a long time
         txn._ack = Intent(table, row, ack, ACK, self._marks[observer_of(ack)][0] + verdict.cause, (), verdict.removes)
         txn._known = ((table, row, column), seen)  # for the function, so that it is not read twice
         if txn._reads is not None:
@@ -95,7 +95,7 @@ class Claims:
     async def claim_signal(
         self, txn: Transaction, observer: Observer, table: str, row: bytes, ack: int
     ) -> tuple[Run, Value | Missing] | bool:
-        """As `claim`, for a signal: all there is to see is that it was raised, and when (N5)."""
+        """As `claim`, for a signal: a run can see only that the signal was raised, and when (N5)."""
         driver, start_ts = self._engine.driver, txn.start_ts
         cell = Cellref(table, row, ack)
         cells, _ = await self._read(txn._driver, txn._ahead, table, row, ack, signal_queries(ack, start_ts), start_ts)
@@ -131,7 +131,7 @@ class Claims:
         plan = driver.not_entered(table, ahead.plan(table, row, (column,)), ts)
         [(plan, found)] = await driver.read_plans(table, [plan], ts, queries)
         cells, more = found[: len(queries)], found[len(queries) :]
-        first = cells[3:5] if len(cells) > 4 else ([], [])  # of a signal there is no lock and no record to look at
+        first = cells[3:5] if len(cells) > 4 else ([], [])  # a signal has no lock and no record to look at
         [(_, read)] = ahead.took(table, plan, [*first, *more])
         return cells, read
 

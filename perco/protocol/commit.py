@@ -14,8 +14,8 @@ else those of one row. The primary is the first cell of the first part.
 T1  Committed if and only if the primary holds a write record that points at start_ts.
 T2  commit_ts is drawn after every prewrite is stored and acknowledged.
 T3  No secondary gets its record before the primary has it, except in one group with it.
-T4  A lost reply is never an abort: the primary is asked.
-T6  Every step is idempotent; the second reply may be a refusal, which is settled by asking.
+T4  A lost reply is never taken for an abort: the primary is read.
+T6  Every step is idempotent; the second reply may be a refusal, which is resolved by reading the primary.
 T12 The primary is chosen before the first prewrite and does not change; it is written, or bare (N5).
 T14 In a serializable transaction `drawn` leads to VALIDATE, which leads to COMMIT or RELEASE: if validation came before
     the draw, others could commit in between. It is final, and not repeated when COMMIT is sent again.
@@ -115,8 +115,8 @@ class Commit:
         self._again: frozenset[int] = _NONE  # parts of the last round that may have been applied before (T6)
         self._sent: Sequence[int] = ()
         self.one_step = one_step
-        # The cells that are entered in memory while it commits in one step (C2): those that it writes, or a bare
-        # primary, which no other transaction has (N5).
+        # The cells that are entered in memory during a one-step commit (C2): those that it writes, or a bare primary,
+        # which no other transaction has (N5).
         self.cells = _NOWHERE
         if one_step and first[3] == BARE:
             self.cells = [(first.table, first.row, -header.start_ts)]
@@ -149,7 +149,7 @@ class Commit:
         return out
 
     def prewrites_told(self, verdicts: Sequence[Verdict]) -> None:
-        """Take the verdicts on `prewrites()`, in its order."""
+        """Process the verdicts on `prewrites()`, in its order."""
         refusals: Sequence[tuple[int, Refused]] = ()
         lost = False
         for i, verdict in zip(self._sent, verdicts, strict=True):
@@ -227,7 +227,8 @@ class Commit:
         self.state = State.COMMIT if self.reads is None else State.VALIDATE
 
     def sent_in_one_step(self, commit_ts: int) -> None:
-        """State DRAW: another process has drawn, and sent what decides; 0: its reply is lost, with the timestamp."""
+        """State DRAW: another process has drawn the timestamp, and sent the mutation that decides; 0: its reply is
+        lost, and with it the timestamp."""
         assert self.state is State.DRAW
         assert self.one_step
         assert not commit_ts or commit_ts > self.header.start_ts
@@ -263,10 +264,11 @@ class Commit:
         else:
             assert isinstance(verdict, Refused | NoReply)
             self.maybe_sent = True
-            self.state = State.ASK  # T4, T6: a refusal may be the echo of our own success
+            self.state = State.ASK  # T4, T6: our own success may have caused a refusal
 
     def asked(self, fate: int | None) -> None:
-        """State ASK: take what the primary says: commit_ts, 0 for aborted, None for "our lock is still there"."""
+        """State ASK: take the fate that was read from the primary: commit_ts, 0 for aborted, None for "our lock is
+        still there"."""
         assert self.state is State.ASK
         if fate is None:
             assert not self.one_step, "C6: never sent twice"

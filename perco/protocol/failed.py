@@ -2,10 +2,10 @@
 
     group failed, column of the ack, at the change's timestamp -> root, depth, path, attempts, error, traceback, time
 
-N6  A change waits (its notify cell stands), has failed (it is on the list), or is acknowledged; never two of these.
-    Each step from one to the other is one mutation of the row, at exact timestamps, which checks that the row is still
-    as it was seen. The list has at most one place for each row and observer: a later failure takes it over. Acks check
-    the list, too (`mutations.py`), so none commits for a change that was given up since its run began.
+N6  A change waits (it has a notify cell), has failed (it is on the list), or is acknowledged; never two of these. Each
+    step from one to the other is one mutation of the row, at exact timestamps, which checks that the row is still as it
+    was seen. The list has at most one entry for each row and observer: a later failure replaces it. Acks check the
+    list, too (`mutations.py`), so none commits for a change that was given up since its run began.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def give_up(ack: Cellref, start_ts: int, covers: Sequence[int], before: int, ts:
     Args:
         start_ts: of the run that failed: a run that has acknowledged since then may have seen the same changes.
         covers: the notify cells that it saw.
-        before: the timestamp of its entry that is on the list already; 0: there is none.
+        before: the timestamp of the entry that is already on the list; 0: there is none.
         ts: of the newest change that is given up.
     """
     column = ack.column

@@ -7,9 +7,9 @@ T7  A prewrite is refused by a write record at or above start_ts, by a marker at
     but its own. The prewrite of a write is also refused by any shared lock, and by a trace at or above start_ts (T14).
 T8  Commit, roll-forward and rollback check that the lock with that start_ts is still there; the one exception is
     T5 (b).
-T13 Mutations that must not come late carry start_ts, for the tablet's floor.
+T13 Mutations that must not arrive late carry start_ts, for the tablet's floor.
 T14 A shared lock is refused as an exclusive one is, but not by shared locks and traces. Commit replaces it by a trace.
-C5  A one-step commit is refused by whatever refuses a prewrite (T7, T13).
+C5  A one-step commit is refused by everything that refuses a prewrite (T7, T13).
 N1  The mutation that replaces the lock of an observed cell by its record, or writes the record without a lock (C1),
     also puts a notify cell for each observer.
 N2  The mutation that commits an ack removes the notify cells that its run saw, at exactly their timestamps.
@@ -86,7 +86,7 @@ def bytes_of(part: Sequence[Intent]) -> int:
 
 
 class Header(NamedTuple):
-    """What is the same in all locks of a transaction."""
+    """The fields that are the same in all locks of a transaction."""
 
     start_ts: int
     primary: Cellref
@@ -96,7 +96,7 @@ class Header(NamedTuple):
     path: bytes = b""
 
 
-# In a first prewrite, or a commit in one step: write record, marker, lock; for a write also shared locks and traces.
+# In a first prewrite, or a one-step commit: write record, marker, lock; for a write also shared locks and traces.
 CHECKS_PER_CELL: Final = 5
 CHECKS_PER_ACK: Final = 6  # and the failed list (N6)
 CHECKS_PER_READ: Final = 3

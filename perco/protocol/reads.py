@@ -5,7 +5,7 @@ digest of the versions in it. A range is read again as a whole, so new rows in i
 
 T14 Among serializable transactions and snapshots the history is serializable, in the order of commit timestamps. Such a
     transaction holds its locks, has drawn commit_ts, and *then* reads all of this again at commit_ts. The result is
-    final: every transaction that commits below commit_ts has its locks in place by now (T2), and validation fails at a
+    final: every transaction that commits below commit_ts already has its locks in place (T2), and validation fails at a
     lock whose fate is not known. Before the draw, another could still commit in between.
 
     A transaction that wrote nothing, or a snapshot at S, is not validated: it sees exactly the transactions with a
@@ -39,7 +39,7 @@ def is_serializable(isolation: str) -> bool:
 
 
 class Range:
-    """What one scan has read: the rows from `low` up to `high` (None: to the end), and a digest of their versions."""
+    """The extent of one scan: the rows from `low` up to `high` (None: to the end), and a digest of their versions."""
 
     table: str
     columns: tuple[int, ...]
@@ -51,7 +51,7 @@ class Range:
     def __init__(self, table: str, columns: Sequence[int], low: bytes, high: bytes | None, *, reverse: bool) -> None:
         self.table, self.columns, self.reverse = table, tuple(dict.fromkeys(columns)), reverse
         self._from, self._to = low, high
-        self.low: bytes | None = high if reverse else low  # None: nothing was read yet, from the end backwards
+        self.low: bytes | None = high if reverse else low  # None: nothing was read yet, in a scan back from the end
         self.high: bytes | None = high if reverse else low
         self.rows = 0  # those that have a version
         self._digest = blake2b(digest_size=16)
@@ -139,7 +139,7 @@ def version_at(
     """The newest version of a cell at `ts`: its commit_ts, 0 for none, or UNDECIDED.
 
     Args:
-        own: start_ts of the transaction that asks: its own lock is no conflict.
+        own: start_ts of the transaction that reads: its own lock is no conflict.
         known: the fate of a transaction, if it is known: commit_ts, 0 for aborted.
     """
     if locks and locks[0][0] != own:

@@ -1,4 +1,4 @@
-"""How transactions are written down as cells.
+"""How transactions are stored as cells.
 
     group      at          value
     data       start_ts    the value, where it is too long to ride in the record; users' groups: data:NAME
@@ -14,9 +14,9 @@
 
 Column numbers: the catalogue numbers a table's columns from 1; a column is `number << 16` in the store, and the ack of
 observer `o` on it is the column `number << 16 | o` (N3): an ordinary transactional cell without data, next to the cell
-it acknowledges. A notify cell for observer `o` stands under the same number. Above all these each signal has a *bare*
-column, for the primaries of transactions that raise signals and write nothing. One column may hold many, each at its
-own start_ts, so they never conflict (N5).
+it acknowledges. A notify cell for observer `o` has the same column number. Above all these numbers, each signal has a
+*bare* column, for the primaries of transactions that raise signals and write nothing. One column may hold many, each at
+its own start_ts, so they never conflict (N5).
 
 N1  A lock holds all that another client needs to roll it forward: primary, kind, short value, observers; an ack's lock
     also holds the notify cells that its commit removes (N2).
@@ -36,7 +36,7 @@ from perco.errors import Corruption
 from perco.storage import DATA, ROW_BYTES_MAX, TS_MAX
 from perco.storage.cells import COLUMN_MAX
 
-SHORT_VALUE_BYTES: Final = 256  # rides in the lock and in the write record: one seek less for every read
+SHORT_VALUE_BYTES: Final = 256  # stored in the lock and in the write record: one seek less for every read
 
 # What a lock or a record does to its cell.
 PUT: Final = 1  # the value is in the record
@@ -169,7 +169,7 @@ def unpack_trace(value: bytes) -> int:
 
 
 def pack_proof(commit_ts: int) -> bytes:
-    """The value of a bare primary's trace, which stands at its start_ts."""
+    """The value of a bare primary's trace, whose timestamp is its start_ts."""
     return _pack_record(BARE, commit_ts)
 
 

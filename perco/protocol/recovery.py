@@ -139,7 +139,7 @@ class Recovery:
 
     @property
     def asker(self) -> Cellref:
-        """The cell whose lock names the primary: the first that was found, else the primary itself."""
+        """The cell whose lock names the primary: the first lock that was found, otherwise the primary itself."""
         return self._found[0][0] if self._found else self.primary
 
     @property

@@ -4,8 +4,8 @@
 
 The *watermark* is the store's (G1): no open transaction began below it. A table's *cut* is the oldest timestamp at
 which it can still be read; it is at most the watermark, and lower for a table that keeps more. Versions at or below the
-cut never change, except by this (T13 refuses late writes), so they are removed without checks, and it does no harm to
-remove them twice: mutations name exact timestamps, which never come back.
+cut never change, except by their removal here (T13 refuses late writes). So they are removed without checks, and it
+does no harm to remove them twice: mutations name exact timestamps, which never come back.
 
 G3  Of each cell the newest version at or below the cut stays. If that is a delete marker, it is removed with all that
     it hides and with its column's acks at or below the cut, in one mutation of the row. The mutation checks that the
@@ -138,8 +138,8 @@ class Waste(NamedTuple):
 
 
 def is_lean(records: Sequence[ScanCell]) -> bool:
-    """Whether it is clear at a glance that all of a row's records at or below the cut stay: one for each column, no
-    delete, no ack whose cell has gone."""
+    """A quick test of whether all of a row's records at or below the cut stay: one for each column, no delete, no ack
+    whose cell has gone."""
     main = before = -1
     for column, _, value in records:
         if column == before or not value or value[0] == DELETE:

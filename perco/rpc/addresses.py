@@ -47,8 +47,8 @@ class Address(NamedTuple):
         return self.host == "::1" or (self.host.startswith("127.") and self.host.count(".") == 3)
 
     def beside(self, number: int, port: int = 0) -> Address:
-        """Where the tablet server of a number listens if its owner listens here: at a path that ends in the number, or
-        at a port of its own."""
+        """The address of the tablet server with this number, if its owner listens here: a path that ends in the number,
+        or a port of its own."""
         if self.path is None:
             return self._replace(port=port)
         return self._replace(path=self.path.with_name(f"{self.path.name}-{number}"))
@@ -117,7 +117,7 @@ def _plainly(error: OSError) -> OSError:
 
 
 def unreached(address: Address, error: OSError) -> tuple[str, str]:
-    """Why no server was reached at an address, for people, and what to do; "": try again."""
+    """The reason why no server was reached at an address, in words, and the remedy; "": try again."""
     if isinstance(error, socket.gaierror):
         return f"the host of {address} is not known ({error.strerror})", "Is the address right?"
     if isinstance(error, ConnectionRefusedError | FileNotFoundError):
@@ -164,7 +164,7 @@ os.register_at_fork(after_in_child=_after_fork)
 async def listening(
     address: Address, *, ours: bool = False
 ) -> AsyncIterator[tuple[Address, list[trio.SocketListener]]]:
-    """Listen there while the block lasts; yields the address, with the actual port in the place of port 0.
+    """Listen there while the block lasts; yields the address, with the actual port in place of port 0.
 
     `ours`: no other process may serve at that path, so any file there is removed. Otherwise a socket file is removed if
     a dead server left it, but not that of a living one. Only the owner of the socket may connect (0600).

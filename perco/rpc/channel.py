@@ -3,15 +3,15 @@
     send(message)  ->  waiting  ->  one frame  ->  stream
     stream  ->  frames  ->  `run`'s `received(messages)`
 
-Messages that are sent while a frame is on its way leave with the next: without load a message leaves at once, under
-load frames grow, up to `frame_messages`. Then both ends work at the same time: one at this frame, the other at the
-next. No message waits here for more to come: the delay window comes before (`storage/batching.py`).
+Messages that are sent while a frame is on its way leave in the next one: without load, a message leaves at once; under
+load, frames grow, up to `frame_messages`. Then both ends work at the same time: one at this frame, the other at the
+next. No message waits here for others to join it: the batching window comes earlier (`storage/batching.py`).
 
 R2  Both sides send an empty frame when they have had nothing else to send for `heartbeat_s`. A side that hears nothing
     for `silence_s` treats the connection as dead: so half-open ones end.
 R3  A side that does not read holds up its own connection only, and that ends after `silence_s`. The messages that wait
     for it are bounded by its calls, which are bounded (`peer.py`).
-R10 ... unless it says in another way that it is alive and cannot read (`excuse`).
+R10 ... unless the side says in another way that it is alive but cannot read (`excuse`).
 """
 
 from __future__ import annotations
@@ -47,13 +47,16 @@ _GREETING_BYTES_MAX = GREETING_BYTES_MAX + HEAD_BYTES
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WireOptions:
     """Attributes:
-    message_bytes_max: of one call or reply: a value of 8 MiB fits, with what goes with it.
-    frame_bytes: a frame is sent as soon as it holds this much; data too long for a message come in several messages.
+    message_bytes_max: the largest call or reply: a value of 8 MiB fits, with its overhead.
+    frame_bytes: a frame is sent as soon as it holds this much; data that is too long for one message is sent in
+        several.
     frame_messages: ... or this many messages. The other side works on them while the next are on their way; with one
         large frame for all, one of the two processes would always wait.
-    heartbeat_s: a side sends something at least this often; silence_s: after this silence the other treats it as gone.
+    heartbeat_s: a side sends something at least this often; silence_s: after this long a silence, the other side treats
+        it as gone.
     calls_max: calls of one connection in flight at a server; at this limit it stops reading until some are answered.
-    waiting_bytes_max: of replies that wait for one connection; above it, too, the server begins and reads no call.
+    waiting_bytes_max: the most bytes of replies that wait for one connection; above it, too, the server neither begins
+        nor reads calls.
     connect_s: how long connecting and the greeting may take.
     patience_s: how long a call waits for a server that is away, before Unavailable.
     lease_s: how long a client that is not heard from keeps what it holds: its snapshots, locks and claims.
@@ -94,8 +97,8 @@ class WireOptions:
 
 
 class Flusher:
-    """Flushes many channels, after all tasks that are ready have run: the replies that one commit of LMDB brings leave
-    in one frame for each connection. `run` is a task of its own."""
+    """Flushes many channels, after all tasks that are ready have run, so that the replies that follow from one LMDB
+    commit leave in one frame for each connection. `run` is a task of its own."""
 
     def __init__(self) -> None:
         self._due: list[Channel] = []
@@ -116,7 +119,7 @@ class Flusher:
 
 
 class Silent(Exception):
-    """Nothing was heard from the other side for too long, or it has not taken what was sent."""
+    """Nothing was heard from the other side for too long, or it has not accepted the data sent to it."""
 
 
 class Channel:
@@ -150,8 +153,8 @@ class Channel:
         self._bytes = 0  # waiting, or being sent
         self._wake = trio.Event()
         self._running = self._receiving = self._flushing = False
-        self._listening = False  # while it reads; else what comes waits in the socket
-        self._early: list[list[Message]] = []  # came right after the greeting
+        self._listening = False  # while it reads; otherwise incoming data waits in the socket
+        self._early: list[list[Message]] = []  # arrived right after the greeting
         self._closing = False
         self._failed: OSError | None = None
         self._drained: trio.Event | None = None
@@ -238,7 +241,7 @@ class Channel:
         return self._drained
 
     def close_soon(self) -> None:
-        """Send what waits, then end."""
+        """Send the waiting messages, then end."""
         self._closing = True
         self._wake.set()
 
@@ -315,7 +318,7 @@ class Channel:
                 raise trio.BrokenResourceError(f"the connection broke: {error}") from error
 
     async def _watch(self) -> None:
-        """R2. It looks twice: a process that stood still has not read yet what came meanwhile."""
+        """R2. It checks twice: a process that was suspended has not yet read the data that arrived meanwhile."""
         options, before = self._options, -1.0
         while True:
             await trio.sleep(min(options.heartbeat_s, options.silence_s) / 4)
@@ -328,7 +331,7 @@ class Channel:
                 before = self.heard
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it at once."""
+        """Send the waiting messages, as far as the socket accepts them at once."""
         self._flushing = False
         if self._socket == _NO_SOCKET or self._rest or not self._running:
             self._wake.set()
@@ -401,7 +404,7 @@ class Channel:
             if not left:
                 await trio.lowlevel.checkpoint()
                 return
-            if silent and len(left) == len(data):  # tried once more: this process may have stood still
+            if silent and len(left) == len(data):  # tried once more: this process may have been suspended
                 raise Silent(f"the other side has accepted no data for {silence_s:g} s")
             data = left
             with trio.move_on_after(silence_s) as self._taking:

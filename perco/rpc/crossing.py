@@ -1,8 +1,9 @@
 """How errors cross the wire: one table that covers all of `perco.errors`.
 
 An error is sent as (name of its class, its parts), and rebuilt on the other side: the same class, fields and message.
-An unknown error, of a newer server, arrives as a StoreError that says so. One error is another on the other side: a
-TransactionClosed, whose store this process has closed, is a SessionEnded to the process that it serves.
+An unknown error, of a newer server, arrives as a StoreError that says so. One error changes its class on the way: a
+TransactionClosed, raised because this process has closed its store, arrives as a SessionEnded in the processes that it
+serves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frames: how messages lie in a stream of bytes. No I/O.
+"""Frames: how messages are laid out in a stream of bytes. No I/O.
 
     frame = length (4 bytes, big-endian) | an array of messages, in msgpack; a message is an array
 
@@ -33,7 +33,8 @@ class WireError(Exception):
 
 
 def packed(message: Message) -> bytes:
-    """A message as it lies in a frame. Raises: TypeError, ValueError, OverflowError for what cannot be sent."""
+    """A message as it is encoded in a frame. Raises: TypeError, ValueError, OverflowError for a message that cannot be
+    sent."""
     data: bytes = msgpack.packb(message)
     return data
 
@@ -93,7 +94,7 @@ def _messages(body: bytes, maps: bool) -> list[Message]:
     try:
         if len(body) > _CHECKED_BYTES:
             _must_be_whole(body)
-        if len(body) > ELEMENTS_MAX:  # else it cannot hold so many
+        if len(body) > ELEMENTS_MAX:  # otherwise it cannot hold that many
             found = _counted(body, maps)
         elif maps:
             found = msgpack.unpackb(body, use_list=False, strict_map_key=False)

@@ -6,10 +6,10 @@ R4  A call is answered once, by the connection that it was sent on. When that br
     (`again=True`: reads, draws, questions) are sent on the next one; others may or may not have arrived: `LostError`,
     which for a mutation is `NoReply` (T4). A call that was in flight when several connections in a row ended early,
     without any answer, is not sent again: it may be what ends them. A call that cannot be sent (it is too large, or
-    holds what the wire does not carry) fails alone.
+    holds values that the wire format cannot carry) fails alone.
 R5  ... if the server still holds the session's versions (R7). Else calls that need them (`held=True`) get SessionEnded.
     A client that is answered so ends the connection, as soon as calls in flight that may not be repeated are answered.
-    It sends the other calls in its next session, but each only so many times.
+    It sends the other calls in its next session, but each only a limited number of times.
 R6  One task tries a server that is away, or has no room for another connection, at growing, random intervals. Calls
     that wait longer than `patience_s` get Unavailable. A server that refuses for good (a wrong token, another version)
     is tried again only at the next call.
@@ -43,7 +43,7 @@ from perco.rpc.framing import Message, WireError
 
 OK: Final = 0
 ERROR: Final = 1
-PUSH: Final = 2  # a message that the server sends unasked: (what, PUSH, value)
+PUSH: Final = 2  # a message that the server sends without a call: (what, PUSH, value)
 log: logging.Logger = logging.getLogger("perco.serve")
 
 _PAUSE_S, _PAUSE_MAX_S = 0.02, 0.5
@@ -92,12 +92,12 @@ class Link:
     """Loop thread only. `run` is a task of its own; `call` from any other.
 
     Args:
-        name: of the server, for people.
+        name: the server's name, for error messages.
         connect: makes a stream. Raises: OSError.
         hello: makes the greeting.
         welcomed: called with the server's greeting; returns whether the server still holds everything. Raises:
             Unavailable if the server has no room now, another PercoError if it refuses.
-        pushed: called with what the server sends unasked.
+        pushed: called with each message that the server pushes.
     """
 
     closed: bool
@@ -125,13 +125,13 @@ class Link:
         self._told: list[Message] | None = None  # since the greeting, which covers all that was before it
         self._merged: dict[int, list[Any]] = {}  # of `tell_merged`, not yet sent
         self._away_since = trio.current_time()
-        self._refused: PercoError | None = None  # the server was asked, and refuses
+        self._refused: PercoError | None = None  # the server has refused this client
         self._last = "no connection yet"  # why there is none
         self._asked = trio.Event()
         self.connected = trio.Event()
         self.connections = 0
-        self._began = -math.inf  # when the present connection began
-        self._answered = False  # whether the present connection has answered any call
+        self._began = -math.inf  # when the current connection began
+        self._answered = False  # whether the current connection has answered any call
         self._ending = False  # whether its session has ended: it ends when the calls are answered that no other answers
         self.back_since = -math.inf  # when the server was last reached again
         self.remedy = ""  # for the errors that say that it is away
@@ -153,7 +153,7 @@ class Link:
         here: bool = False,
         writes: bool = False,
     ) -> Any:
-        """Ask the server. `again`: the call may be repeated; `held`: only as long as the session holds its versions;
+        """Ask the server. `again`: the call may be repeated; `held`: only while the session holds its versions;
         `here`: over this connection only, because another server can be asked; `writes`: the call changes something, so
         a caller that gives up does not know whether it was done.
 
@@ -184,7 +184,7 @@ class Link:
     def tell(self, method: int, arguments: Any) -> None:
         """Send a message that needs no answer; any thread. Lost if there is no connection: then `hello` and `welcomed`
         of the next one cover it."""
-        if threading.get_ident() != self._thread:  # for an object that was dropped without an end
+        if threading.get_ident() != self._thread:  # for an object that was abandoned without `end`
             self._from_elsewhere(self.tell, method, arguments)
         elif self._channel is not None:
             self._channel.send((0, method, arguments))
@@ -198,7 +198,7 @@ class Link:
         elif self._channel is None:
             self.tell(method, (item,))
         else:
-            # In one step: a dropped object may call this in the middle of any other call.
+            # In one step: the finalizer of an abandoned object may call this in the middle of any other call.
             self._merged.setdefault(method, []).append(item)
             self._channel.wake()
 
@@ -314,7 +314,7 @@ class Link:
     async def once(self) -> None:
         """Run one connection, from its beginning to its end; calls without an answer then get LostError.
 
-        Raises: as `Channel.run`; what the server refuses with.
+        Raises: as `Channel.run`; the error with which the server refuses.
         """
         self._once_only = True
         try:

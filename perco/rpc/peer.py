@@ -72,7 +72,7 @@ class Peer:
             self.channel.wake()
 
     def push_each(self, what: int, value: Any) -> None:
-        """Push a message of a kind of which each must arrive."""
+        """Push a message of a kind whose every message must arrive."""
         if not self.ended:
             self.channel.send((what, PUSH, value))
 

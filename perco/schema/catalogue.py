@@ -4,10 +4,10 @@ Every client uses it: a loader that does not know the observers still notifies t
 are read from here and not from the program.
 
 N10  A version is a cell of the system table at timestamp = version; the newest counts. Declaring compares the
-     program's schema with it: a codec, key or group that differs is an error; what is new is added under the next
-     version, by check-then-write, so two programs cannot both add. An observer's version never goes back. A process
-     that registers an observer, or a higher version of it, then puts notify cells for the data that is already there
-     (`notify/backfill.py`).
+     program's schema with it: a codec, key or group that differs is an error; new declarations are added under the next
+     version, by check-then-write, so that two programs cannot both add one. An observer's version never goes back. A
+     process that registers an observer, or a higher version of it, then puts notify cells for the data that is already
+     there (`notify/backfill.py`).
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class ObserverEntry:
         version: the highest that was declared. Runs of a lower one no longer count (N3).
         at: a timestamp drawn after the registration was announced: transactions that began later know of it. The
             backfill puts its notify cells at this timestamp; 0: not drawn yet, or not needed.
-        manner: when its runs come, as declared last with this version.
-        paused: it has no runs until it is resumed.
+        manner: when the observer runs, as last declared for this version.
+        paused: it does not run until it is resumed.
     """
 
     number: int
@@ -195,7 +195,7 @@ class Catalogue:
         return frozenset(column_of(column.number) for column in columns if column.is_signal)
 
     def column_name(self, table: str, column: int) -> str:
-        """The name of a store's column, for people; acks and notify cells read as column@observer."""
+        """The name of a store's column, in readable form; acks and notify cells are shown as column@observer."""
         entry = self.tables.get(table)
         number, observer = signal_of(column) >> 16, column & 0xFFFF
         name = next((name for name, c in entry.columns.items() if c.number == number), None) if entry else None
@@ -205,7 +205,7 @@ class Catalogue:
         return f"{name or f'#{number}'}@{by}"
 
     def declare(self, schema: Schema) -> Catalogue:
-        """This catalogue with what the schema adds; itself if it adds nothing.
+        """This catalogue with the schema's additions; itself if there are none.
 
         Raises: SchemaMismatch if the two contradict each other.
         """
@@ -422,7 +422,7 @@ async def declare(store: RowStore, schema: Schema, found: Callable[[int], None] 
 
 @dataclass(slots=True)
 class Lost:
-    """Why the last reply to a write was lost; "": none was."""
+    """The reason why the last reply to a write was lost; "": none was lost."""
 
     reason: str = ""
 
@@ -500,7 +500,7 @@ def observers_of(catalogue: Catalogue, table: str, column: str) -> tuple[int, ..
 
 
 def schema_of(catalogue: Catalogue) -> Schema:
-    """A schema to read a store with, made from what is recorded in it; unknown codecs read as bytes."""
+    """A schema for reading a store, made from its catalogue; columns of unknown codecs read as bytes."""
     tables: list[Table[Any]] = []
     for name, entry in catalogue.tables.items():
         table: Table[Any] = Table(name, key=codec_named(entry.key))

@@ -1,7 +1,7 @@
 """Keys and values as bytes: typed, checked, and nothing is ever unpickled.
 
-Every codec has a stable `name`; the catalogue stores it, so that a column is never read with another codec than the
-one it was written with. Codecs whose bytes sort as their values do may be keys (`ordered`).
+Every codec has a stable `name`; the catalogue stores it, so that a column is never read with a codec other than the one
+it was written with. Codecs whose bytes sort as their values do may be keys (`ordered`).
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class TupleCodec(Codec[T]):
         super().__init__(f"tuple({','.join(part.name for part in parts)})", encode, decode, ordered=True)
 
     def part_prefix(self, value: tuple[Any, ...]) -> bytes:
-        """The bytes that all keys beginning with these parts begin with."""
+        """The common prefix, in bytes, of all keys that begin with these parts."""
         if not isinstance(value, tuple) or len(value) > len(self.parts):
             raise TypeError(f"expected a tuple of at most {len(self.parts)}, got {value!r}")
         return b"".join(_escape(part.encode(item)) for part, item in zip(self.parts, value, strict=False))

@@ -1,6 +1,6 @@
 """The schema and the catalogue of an opened store, and the numbers that columns have in it.
 
-N10 The catalogue never goes back: a version that is older than the one known is not taken over.
+N10 The catalogue never goes back: a version that is older than the known one is not adopted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perco.schema.schema import Column, Schema, Signal, Table
 
 
 class Known:
-    """What an opened store knows. Loop thread only, except `must_be_column` and `must_be_signal`.
+    """The schema and the catalogue of one opened store. Loop thread only, except `must_be_column` and `must_be_signal`.
 
     Attributes:
         schema: as the program declared it; or the store's own, if the program brought none (`borrowed`).
@@ -39,7 +39,7 @@ class Known:
         self.schema, self.borrowed = schema, True
 
     def adopt(self, catalogue: Catalogue) -> bool:
-        """Take over a catalogue, if it is newer than the one known. Returns whether it was."""
+        """Adopt a catalogue, if it is newer than the known one. Returns whether it was."""
         if catalogue.version <= self.catalogue.version:
             return False
         self.catalogue = catalogue
@@ -92,7 +92,7 @@ class Known:
         if column.name not in self.catalogue.tables[column.table.name].columns:
             raise SchemaMismatch(f"{column!r} was declared after the store was opened; open it with the whole schema")
 
-    # ------------------------------------------------------------ names for people
+    # ------------------------------------------------------------ names for error messages
 
     def name_of(self, cell: Cellref) -> tuple[str, Any, str]:
         """(table, key, column) of a cell."""

@@ -9,8 +9,8 @@
     @schema.observe(contents, id="parse")
     async def parse(txn, change): ...
 
-A declaration is a plain value: it may be used with many stores. What a store knows of it (its number, its observers)
-is in the catalogue (`catalogue.py`), which compares the two when a store is opened (N10).
+A declaration is a plain value: it may be used with many stores. A store keeps its own record of the declaration (its
+number, its observers) in the catalogue (`catalogue.py`); the two are compared when the store is opened (N10).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Table(Generic[K]):
         name: stored in the catalogue; at most 64 characters.
         key: an ordered codec: BYTES, TEXT, INT64, Tuple(...).
         splits: keys at which the table is cut into tablets when it is made: each has a writer of its own.
-        keep: how long its old versions are kept; None: as declared last, and if it never was, as the schema says.
+        keep: how long its old versions are kept; None: as last declared; if never declared, as the schema says.
     """
 
     name: str
@@ -175,7 +175,7 @@ class Table(Generic[K]):
         return column
 
     def hide(self, name: str, codec: Codec[V]) -> Column[K, V]:
-        """Declare a column of perco's own, once; its name begins with "_", and scans have it only if asked."""
+        """Declare a column of perco's own, once; its name begins with "_", and scans return it only on request."""
         assert name.startswith("_"), "names of others do not"
         return self.hidden.get(name) or self.hidden.setdefault(name, Column(self, name, codec, None))
 
@@ -224,7 +224,7 @@ class Change(Generic[K, V]):
         commit_ts: of the newest write, or of the transaction that raised the signal last.
         attempt: 1 for the first run of this change, then 2 ... after conflicts and failures.
         cause: commit timestamp of the transaction from outside that began the chain (N9).
-        depth: which observer of the chain this is: 1 if a transaction from outside has set it off.
+        depth: the observer's place in the chain: 1 if a transaction from outside triggered it.
     """
 
     key: K
@@ -236,14 +236,14 @@ class Change(Generic[K, V]):
 
 
 _WAITS: Final = 10  # the default of max_delay_s, in delays
-_VERSION_MAX: Final = (1 << 32) - 1  # it rides in every ack
+_VERSION_MAX: Final = (1 << 32) - 1  # it is stored in every ack
 _DELAY_MAX_S: Final = 30 * 86400.0
 _PRIORITY_MAX: Final = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manner:
-    """When an observer's runs come, as the catalogue has it.
+    """When an observer runs, as recorded in the catalogue.
 
     Attributes:
         delay_s: a run comes no earlier than this after the change; each newer change restarts the wait.
@@ -355,12 +355,14 @@ class Schema:
         At most one run commits for a change of a column (N3), at least one for a signal (N5).
 
         Args:
-            version: from 1. Raise it when the function has changed and must run again for changes that it has run for.
+            version: from 1. Raise it when the function has changed and must run again for changes that it has already
+                handled.
             backfill: when the observer, or a higher version of it, is registered, run it also for the data that is
-                already there; signals never have any.
+                already there; a signal never has any.
             delay_s: seconds; a run comes no earlier than this after the change, and a newer change restarts the wait.
             max_delay_s: the longest such wait, for a row that keeps changing; by default ten times `delay_s`.
-            priority: if more waits than can run at once, higher ones come first; lower ones still get their share.
+            priority: if more changes wait than can run at once, those of a higher priority come first; lower ones still
+                get their share.
             isolation: of its transactions, "snapshot" or "serializable" (T14); by default as in `TransactionOptions`.
         """
         if not isinstance(column, Column | Signal):

@@ -3,9 +3,9 @@
 The kernel kills a child when its parent ends (`die_with`), or more exactly the *thread* that started it. So the loop's
 thread starts the children; trio would start them from a worker thread, which may end earlier.
 
-A new Python process takes a third of a second for its imports; a copy (fork) of one that has done them takes some
-milliseconds. A process with an event loop and threads cannot be copied, so a program that wants copies makes a `Mould`
-before it starts any: a copy of itself that only makes further copies.
+A new Python process takes a third of a second for its imports; a copy (fork) of a process that has done them takes a
+few milliseconds. A process with an event loop and threads cannot be forked safely, so a program that wants copies makes
+a `Mould` before it starts either: a fork server, which is a copy of itself that only makes further copies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Child(Protocol):
 
     def kill(self) -> None: ...
     def close(self) -> None:
-        """Release what is kept of a process that has ended."""
+        """Release the resources of a process that has ended."""
 
 
 class Command:
@@ -107,8 +107,8 @@ class Mould:
     """Makes copies of this process as it is now. Create it before there are threads, loops or open stores.
 
     Args:
-        act: called in a copy, with a descriptor and a text; then the copy ends. The other descriptors that `copy` gets
-            stay open in the copy.
+        act: called in a copy, with a descriptor and a text; when it returns, the copy ends. The other descriptors that
+            `copy` gets stay open in the copy.
     """
 
     possible: Final = sys.platform == "linux" and hasattr(os, "pidfd_open")
@@ -129,8 +129,8 @@ class Mould:
         self._whole = True  # no answer is outstanding
 
     async def copy(self, text: str, descriptors: Sequence[int]) -> Copy:
-        """Make a copy that has these descriptors; `act` gets the first. Raises: OSError; always, once a call has been
-        cancelled."""
+        """Make a copy that has these descriptors; `act` gets the first. Raises: OSError; every call does so once one
+        has been cancelled."""
         data = text.encode()
         assert len(data) < _TEXT_MAX
         async with self._asking:

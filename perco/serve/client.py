@@ -1,12 +1,12 @@
 """`perco.open` of a served store: the same database, with rows, timestamps and memory in another process.
 
-This process runs its own transactions and observers. The server does what a store needs only once: sweeping, garbage
-collection, backfills for new observers.
+This process runs its own transactions and observers. The server does the work that must run only once per store:
+sweeping, garbage collection, backfills for new observers.
 
 R5  When the server has ended the session, its transactions and snapshots read no more (`SessionEnded`, after which
     `db.run` runs them again), and everything else continues in a new session.
-R8  A new owner holds the timestamps that it was greeted with, but no past snapshots. A client that has any abandons
-    all that it holds, and says so.
+R8  A new owner holds the timestamps that a client's greeting lists, but no past snapshots. A client that has past
+    snapshots abandons everything that it holds, and says so.
 N7  The server knows whether the store is idle: it sees every lock and notify cell, and which worker has which row.
 """
 
@@ -79,7 +79,7 @@ from perco.txn.prefetch import Predictor
 log: logging.Logger = logging.getLogger("perco.serve")
 
 _BYE_S = 1.0
-_TELLS_S = 1.0  # how long to ask what waits, past a deadline
+_TELLS_S = 1.0  # how long to ask what waits, after a deadline has passed
 _locals: weakref.WeakSet[RemoteLocal] = weakref.WeakSet()
 
 
@@ -156,7 +156,7 @@ class RemoteOwner:
         self._connections = Background()  # ended last: tasks in flight still call the server
         self._session = secrets.token_hex(16)  # not from the seed: others may have the same seed
         self._ticket = ""  # shown to tablet servers
-        self._too_much = False  # more is held than fits in a greeting
+        self._too_much = False  # this client holds more than fits in a greeting
         self._wire, self._connect, self._rng = wire, connect, rng
         self.link = Link(name, partial(connect, 0, 0), self._hello, self._welcomed, self._pushed, wire, rng)
         self.store = RemoteRowStore(self.link, self._reach, wire.patience_s, rng)
@@ -261,11 +261,11 @@ class RemoteOwner:
         elsewhere = worker.elsewhere if (worker := self.workers.worker) is not None else None
         if isinstance(elsewhere, Elsewhere):
             elsewhere.forget()
-        self.engine.driver.notified()  # N8: what was pushed meanwhile has not come
+        self.engine.driver.notified()  # N8: messages pushed meanwhile have not arrived
         return kept
 
     def _say_that_it_ended(self, held: Held) -> None:
-        """R7: an observer whose every run ends the session runs again for ever. The log says why."""
+        """R7: if every run of an observer ends the session, the observer runs again forever. The log says why."""
         if held.seconds < self._wire.silence_s:
             log.info("the server at %s has begun a new session for this client", self.link.name)
             return
@@ -392,8 +392,8 @@ class RemoteOwner:
             await self._check_workers(workers)
 
     async def _check_workers(self, workers: dict[str, int] | None) -> None:
-        """Raise if nothing runs the observers: waiting would never end. After a server was away, its workers get time
-        to find it again; `workers` None: the server says that some may be about to find it."""
+        """Raise if no process runs the observers: the wait would never end. After a server has been away, workers get
+        time to reconnect; `workers` None: the server says that some may be about to do so."""
         if workers is None or trio.current_time() < self.link.back_since + BACK_S:
             return
         waiting = {id for id, count in (await self.waiting.counts(readable=True)).items() if count}
@@ -467,7 +467,7 @@ async def open_served(
     """Open a database over a server. Raises: as `RemoteOwner.begin_link`; SessionEnded, if the owner ends meanwhile.
 
     Args:
-        connect: makes a stream to the tablet server with a number and a port; 0 and 0: to the owner.
+        connect: connects to the tablet server with the given number and port; 0 and 0: to the owner.
         pulsing: makes the object that watches the loop and sends pulses while it is held (R10); None: no pulses.
         remedy: the advice in the error when the server is away for too long; "": try again.
     """

@@ -1,6 +1,6 @@
 """Accepts connections: greets clients, admits them or turns them away, and hands on their calls.
 
-Subclasses decide which clients to admit, and what these may ask for: `Server`, of a store's owner, and
+Subclasses decide which clients to admit, and which calls these may make: `Server`, of a store's owner, and
 `TabletServer`.
 """
 
@@ -107,8 +107,8 @@ class Door(ABC, Generic[Who]):
         *,
         ours: bool = False,
     ) -> AsyncIterator[Address]:
-        """Serve clients at an address while the block lasts; at its end, calls in flight are answered first. Yields the
-        address that was bound.
+        """Serve clients at an address while the block lasts; when it ends, calls in flight are answered first. Yields
+        the bound address.
 
         Args:
             token: clients must present it; None: every client that reaches the socket is admitted.

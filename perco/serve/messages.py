@@ -1,7 +1,7 @@
 """The calls of a client to a server: methods, and how messages encode their arguments and answers.
 
-Arguments and answers are tuples, as msgpack decodes them. Cells, checks and writes are tuples anyway, so most of what
-the wire carries goes to the row store as it is.
+Arguments and answers are tuples, as msgpack decodes them. Cells, checks and writes are tuples anyway, so most messages
+go to the row store as they are.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Method(IntEnum):
     READ = 1  # requests -> cells of each; of the first ones only, if all are too much (`RowStore.read_first`)
     SCAN = 2  # a request -> a page
     APPLY = 3  # mutations -> verdicts
-    COMMIT = 4  # (header, part, version) -> how a commit in one step went (C1)
+    COMMIT = 4  # (header, part, version) -> the result of a one-step commit (C1)
     DRAW = 5  # (how many to begin with, how many others) -> timestamps, version, wall time, last
-    DONE = 6  # start timestamps that are over -> no answer
+    DONE = 6  # start timestamps whose transactions have ended -> no answer
     ALIVE = 24  # a start timestamp -> whether its transaction is alive
     OUTLIVE = 7  # a start timestamp -> nothing, when its transaction has ended, or after a while
     TABLETS = 8  # -> (by table, each tablet's first row and its server's number; where servers listen)
@@ -119,7 +119,7 @@ TASKS_ASKED: Final = 3  # what do the client's tasks wait for? The answer carrie
 
 PULSE: Final = 96  # over a pulse (R10): (process, seconds that its loop has been held (0: it turns), where)
 
-# How a commit in one step went.
+# The result of a one-step commit.
 TOLD: Final = 0  # (verdict, commit_ts)
 MET: Final = 1  # another's commit of a cell came first: ((table, row, column), its commit_ts)
 STALE: Final = 2  # the catalogue is newer: its version
@@ -171,8 +171,8 @@ def read_hello(message: Message) -> Hello:
 
 
 def welcome(new: bool, kept: bool, info: dict[str, Any]) -> Message:
-    """A server's greeting. `new`: the client may not know yet that the session has begun; `kept`: all is held that the
-    client needs; `info`: versions, times, and what else it must know."""
+    """A server's greeting. `new`: the client may not know yet that the session has begun; `kept`: everything that the
+    client needs is still held; `info`: versions, times, and what else it must know."""
     return _MAGIC, WIRE_VERSION, new, kept, info
 
 
@@ -256,7 +256,7 @@ class FileOf(NamedTuple):
 class FolderIs(NamedTuple):
     """A store's folder, as its owner sees it. `mark`: see `perco.storage.folder.unsynced`.
 
-    `clients`: how many are connected, besides the one that asks; `workers`: how many processes run observers.
+    `clients`: how many are connected, besides the one that made the call; `workers`: how many processes run observers.
     """
 
     path: str
@@ -388,8 +388,8 @@ def read_stuck(packed: Any) -> Corruption:
 
 
 def read_commit(packed: Any, last: int) -> tuple[Commit, int]:
-    """A commit in one step, and the catalogue's version that its transaction knows. Checks everything that
-    entering its cells relies on (C2). Raises: TypeError, ValueError.
+    """A one-step commit, and the catalogue's version that its transaction knows. Checks everything that entering its
+    cells relies on (C2). Raises: TypeError, ValueError.
 
     Its session need not have its start timestamp open: a transaction whose session has ended may still commit what it
     has read (R5). The floor refuses it if it comes too late (T13).

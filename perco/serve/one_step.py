@@ -1,6 +1,6 @@
-"""Commits in one step that the owner makes for its clients.
+"""One-step commits that the owner makes for its clients.
 
-C2  Look, draw and enter without an await in between.
+C2  Check, draw and enter without an await in between.
 C3  An entry leaves when its write transaction has ended, or its fate has been read from the store.
 D8  Commits of several transactions go to the tablets in one call.
 """
@@ -102,7 +102,7 @@ class OneStep:
         return None
 
     def _enter(self, commit: Commit, version: int) -> tuple[int, ...] | None:
-        """C2: no await between the look, the draw, and the entry. Returns (); or, if nothing was entered, the answer;
+        """C2: no await between the check, the draw and the entry. Returns (); or, if nothing was entered, the answer;
         None: no timestamp is available at once."""
         driver, oracle = self._parts.driver, self._parts.oracle
         commit_ts = oracle.draw_nowait()
@@ -135,7 +135,7 @@ class OneStep:
             raise
 
     def _written(self, commit: Commit, verdict: Verdict) -> None:
-        """C3: the write transaction of a commit in one step has ended, or its outcome is unknown."""
+        """C3: the write transaction of a one-step commit has ended, or its outcome is unknown."""
         driver, fates, start_ts = self._parts.driver, self._parts.fates, commit.header.start_ts
         commit_ts = commit.commit_ts
         commit.primary_told(verdict)

@@ -1,4 +1,4 @@
-"""`perco.open`: finds the store, as its owner or as a client.
+"""`perco.open`: opens a store, as its owner or as a client of the owner.
 
 `memory:` is a store in this process. If no other process has a folder open, this one becomes its *owner*, and listens
 on a socket in the folder; otherwise it becomes a client of the owner. `unix:PATH`, `tcp://HOST:PORT` and
@@ -56,7 +56,7 @@ class open(AsyncOnly):
         schema: tables, columns and observers. May be left out when reading only: then the store's own is used, and
             `db.schema.tables["docs"].columns["body"]` gives its columns.
         options: see `Options`.
-        readonly: only read the files, which another process may own.
+        readonly: only read the files; another process may own them.
         accept_loss: open a folder in spite of NeedsCheck. No effect in a client: the folder is open already.
         token: the token of a server on TCP; by default the environment's PERCO_TOKEN, or the token of a server of the
             same user on this machine.
@@ -233,8 +233,8 @@ class open(AsyncOnly):
             self.tablet_servers.start(backend.local.lock_file())
         await parts.oracle.start()
         await owner.declare()
-        # O3: note all that was ever committed: readers that opened the folder before it had an owner now have one.
-        # Only once every tablet is open: LMDB shows readers the last batch of a dead writer when the next one begins.
+        # O3: note every commit so far: readers that opened the folder before it had an owner now have one. Only once
+        # every tablet is open: LMDB shows readers the last batch of a dead writer when the next one begins.
         await owner.note_now()
         owner.start()
         if options.shared and backend.path is not None:

@@ -16,9 +16,9 @@ _SERVERS_MAX: Final = 64
 class ProcessOptions:
     """Attributes:
     servers: how many tablet servers, each a process.
-    silence_s: a server that is silent for so long is killed, and its tablets go to others, in seconds.
-    timeout_s: how long a write waits for a server to have its tablet, in seconds.
-    mould: makes the processes; None: each is a new Python.
+    silence_s: seconds of silence after which a server is killed, and its tablets are given to others.
+    timeout_s: how long, in seconds, a write waits until a server has opened its tablet.
+    mould: makes the processes; None: each is a new Python process.
     """
 
     servers: int = 2

@@ -5,7 +5,8 @@ other), and sends its writes to the tablet's server.
 
 F1 F4  A server that ends, or is silent for `silence_s`, is killed, and has ended, before another one opens its
        tablets.
-F2     A call that a server answers with `NOT_HERE` was not done: it is repeated where the tablet is by then.
+F2     A call that a server answers with `NOT_HERE` was not done: it is repeated at the server that has the tablet by
+       then.
 F3     Servers are notified of sessions: of a session's end before the floor is raised, over the same connection.
 T13    A tablet is opened with the floor that it must have; `raise_floor` returns when the server that has the tablet
        by then has raised it.
@@ -318,7 +319,7 @@ class TabletServers:
         return ServedTablet(self, table, number, start, stop, groups, reader, resubmit)
 
     def begin(self, tablet: Tablet) -> None:
-        """Let servers have a tablet, which is recorded by now."""
+        """Let servers have a tablet, which has been recorded."""
         assert isinstance(tablet, ServedTablet)
         if not tablet.begun:
             tablet.begun = True
@@ -394,7 +395,7 @@ class TabletServers:
         self.moves += 1
 
     async def a_moment(self) -> None:
-        """Pause before a tablet is looked for again."""
+        """Pause before the next search for a tablet."""
         await trio.sleep(_PAUSE_S / 10)
 
     async def balance(self) -> None:
@@ -468,12 +469,12 @@ class TabletServers:
     # ------------------------------------------------------------ clients
 
     def session_began(self, ticket: str) -> None:
-        """F3: tell the servers of a session."""
+        """F3: tell the servers that a session has begun."""
         self._sessions.add(ticket)
         self._tell(Order.SESSIONS, ((ticket,), ()))
 
     def session_ended(self, ticket: str) -> None:
-        """F3: tell the servers, before what the session holds is released."""
+        """F3: tell the servers that a session has ended, before anything that it holds is released."""
         self._sessions.discard(ticket)
         self._tell(Order.SESSIONS, ((), (ticket,)))
 

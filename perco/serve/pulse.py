@@ -1,9 +1,9 @@
-"""A client's pulse: the connection over which a thread speaks for it while its loop is held.
+"""A client's pulse: the connection over which a thread speaks for the client while its event loop is held.
 
-R10 A client whose loop is held says so over a second connection, its pulse. While it does, its session counts as heard
-    from (R7), and its other connections, to the owner and to tablet servers, are not treated as silent (R2). When
-    its loop turns again, only those connections count: half-open ones end as usual. A pulse begins no session, and a
-    session has at most one.
+R10 While its loop is held (blocked by code that does not yield), a client says so over a second connection, its pulse.
+    As long as it does so, its session counts as heard from (R7), and its other connections, to the owner and to tablet
+    servers, are not treated as silent (R2). When its loop turns again, only those connections count: half-open ones end
+    as usual. A pulse begins no session, and a session has at most one.
 
 No I/O here: `PulseThread` sends and receives over a plain socket, a simulation over a stream in memory.
 """
@@ -20,7 +20,7 @@ from perco.rpc.channel import WireOptions
 from perco.rpc.framing import GREETING_BYTES_MAX, FrameDecoder, Message, WireError, frame, packed
 from perco.serve.messages import PULSE, hello, read_welcome
 
-_PAUSES_MAX: Final = 5  # the pause between two connections is doubled at most this often
+_PAUSES_MAX: Final = 5  # the pause between two connections is doubled at most this many times
 
 
 class Pulse:
@@ -49,7 +49,7 @@ class Pulse:
         return held is not None and now >= self._not_before
 
     def begin(self, now: float) -> bytes:
-        """The connection is made. Returns the bytes to send first."""
+        """Note that the connection has been made. Returns the bytes to send first."""
         self._decoder = FrameDecoder(GREETING_BYTES_MAX)
         self._welcome = self._told = False
         self._heard = self._say_at = now
@@ -88,7 +88,7 @@ class Pulse:
         return held is None and not self._told
 
     def failed(self, now: float) -> None:
-        """There is no connection any more: the next one is tried after a random pause."""
+        """Note that the connection is lost: the next one is tried after a random pause."""
         pause_s = self._wire.heartbeat_s * 2 ** (min(self._failures, _PAUSES_MAX) - 2)
         self._failures += 1
         self._not_before = now + min(pause_s, self._wire.silence_s / 2) * self._rng.uniform(0.5, 1.0)

@@ -2,11 +2,12 @@
 
 T4  A mutation whose reply was lost has the verdict NoReply: the driver asks the primary.
 T10 A mutation that was sent is waited for, as everywhere.
-O2  One call at a time asks for timestamps; tasks that come while it is under way share the next one.
-G1  A start timestamp is held by the server from the moment that it is drawn until this client says that it is over.
-L1  The server knows whether another client's transaction lives, and waits there for its end.
-R5  When the session has ended, its transactions read no more of the store (`LostRowStore`). The client asks for the
-    outcome of a commit in flight in the next session.
+O2  One call at a time draws timestamps; tasks that need one while it is in flight share the next call.
+G1  A start timestamp is held by the server from the moment when it is drawn until this client reports that its
+    transaction has ended.
+L1  The server knows whether another client's transaction is alive; this client waits at the server for its end.
+R5  When the session has ended, its transactions read no more of the store (`LostRowStore`). In its next session, the
+    client asks for the outcome of a commit that was in flight.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _UNDO_S, _UNDO_AGAIN_S = 5.0, 0.2  # to drop a pin whose caller has failed
 
 
 class _Open(set[int]):
-    """Start timestamps of this client. Reports to the server when one is over (G1)."""
+    """Start timestamps of this client. Tells the server when the transaction of one has ended (G1)."""
 
     def __init__(self, tell: Callable[[int], None]) -> None:
         super().__init__()
@@ -193,8 +194,8 @@ class RemoteOracle(Oracle):
         return ts
 
     async def _ask(self) -> None:
-        """O2: tasks that wait now share a call, up to its limit, in the order in which they came; later ones share the
-        next."""
+        """O2: tasks that wait now share a call, up to its limit, in their order of arrival; later ones share the next
+        call."""
         try:
             while self._waiting:
                 waiters, self._waiting = self._waiting[:DRAWS_MAX], self._waiting[DRAWS_MAX:]
@@ -265,7 +266,7 @@ class RemoteOracle(Oracle):
 
 
 class RemoteFates(Fates):
-    """Others' transactions live as long as the server says so."""
+    """Transactions of other clients are alive for as long as the server says so."""
 
     __slots__ = ("_link", "_mine", "_store")
 
@@ -283,7 +284,7 @@ class RemoteFates(Fates):
 
     async def lives_elsewhere(self, start_ts: int, lock: Lock) -> bool:
         if lock.token == self._mine:
-            return False  # ours, and over
+            return False  # ours, and it has ended
         return bool(await self._link.call(Method.ALIVE, start_ts, again=True))
 
     async def wait(self, start_ts: int) -> None:
@@ -300,7 +301,7 @@ class _Orphaned:
         self._link, self._set = link, False
 
     def set(self) -> None:
-        self._set = True  # said again after each greeting: this may not arrive
+        self._set = True  # repeated after each greeting: this message may be lost
         self._link.tell(Method.ORPHANED, None)
 
     def is_set(self) -> bool:
@@ -308,7 +309,7 @@ class _Orphaned:
 
 
 class RemoteDriver(Driver):
-    """Has the server make the commits in one step."""
+    """Has the server make the one-step commits."""
 
     orphaned: _Orphaned  # type: ignore[assignment]
 

@@ -28,10 +28,10 @@ from perco.serve.messages import (
 )
 from perco.storage import Failed, Mutation, NoReply, ReadRequest, RowCells, ScanPage, ScanRequest, Tablet, Verdict
 
-_REACHED_S: Final = 0.2  # how long to wait for a tablet server before asking where its tablet is by now
+_REACHED_S: Final = 0.2  # how long to wait for a tablet server before asking where its tablet is now
 
 
-_LOOK_S, _LOOK_MAX_S = 0.01, 0.25  # between two questions where tablets are
+_LOOK_S, _LOOK_MAX_S = 0.01, 0.25  # between two queries for the places of tablets
 
 
 _MAP_S: Final = 1.0  # how long to wait for a newer map of tablets before the next call
@@ -80,7 +80,7 @@ class RemoteRowStore:
         self.losses = 0  # how often the owner has ended the session (R5)
 
     async def refresh(self) -> None:
-        """Ask which tablets there are, and where."""
+        """Ask the owner which tablets there are, and where."""
         self._stale = False
         placed, ports = await self._link.call(Method.TABLETS, None, again=True)
         self._starts = {table: [start for start, _ in tablets] for table, tablets in placed.items()}
@@ -101,7 +101,7 @@ class RemoteRowStore:
     async def catch_up(self) -> None:
         """The map is out of date: wait briefly for a newer one, before the next call."""
         self._stale = True
-        with trio.move_on_after(_MAP_S, shield=True), suppress(LostError, PercoError):  # T10; the next call tells
+        with trio.move_on_after(_MAP_S, shield=True), suppress(LostError, PercoError):  # T10; the next call sees errors
             async with self._refreshing:
                 if self._stale:
                     await self.refresh()
@@ -309,7 +309,7 @@ class _Search:
         self._losses = store.losses
 
     def must_be_held(self) -> None:
-        """R5, F3: nothing is read in a newer session for one that has ended. Raises: SessionEnded."""
+        """R5, F3: a transaction of a session that has ended reads nothing in a newer one. Raises: SessionEnded."""
         if self._losses != self._store.losses:
             raise SessionEnded(_AWAY)
 

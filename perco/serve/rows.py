@@ -1,6 +1,6 @@
 """Clients' reads and writes: the calls of a session that go to the tablets.
 
-C4  A read at a timestamp waits for commits in one step at or below it.
+C4  A read at a timestamp waits for one-step commits at or below it.
 D8  A part of a call that would have to wait is answered with None: its caller asks again, alone.
 """
 

@@ -56,7 +56,7 @@ class Reader(Protocol):
 
 
 class Servers(Protocol):
-    """What a tablet needs of `TabletServers`."""
+    """The part of `TabletServers` that a tablet uses."""
 
     background: Background
     options: ProcessOptions
@@ -92,7 +92,7 @@ class ServedTablet:
     ) -> None:
         self.table, self.number, self.start, self.stop = table, number, start, stop
         self.all_groups = list(groups)
-        self.server: TabletProcess | None = None  # the one that it has been given to
+        self.server: TabletProcess | None = None  # the server that it has been given to
         self.epoch = 0
         self.floor = 0
         self.placed = trio.Event()  # set when that server has it open
@@ -183,7 +183,7 @@ class ServedTablet:
         return self.start <= row and (self.stop is None or row < self.stop)
 
     async def _ordered(self, order: Order, *more: Any) -> Any:
-        """Call its present server. Raises: Unavailable, if none has it for too long."""
+        """Call its current server. Raises: Unavailable, if no server has had it for too long."""
         with self._patient():
             while True:
                 server = await self._where()
@@ -216,7 +216,7 @@ class ServedTablet:
         return Unavailable(f"no tablet server has tablet {self.number} of {self.table}{because}")
 
     def submit_from_thread(self, mutations: Sequence[Mutation], done: Callable[[Sequence[Verdict]], None]) -> None:
-        """As `LmdbTablet.submit_from_thread`; but by way of the loop."""
+        """As `LmdbTablet.submit_from_thread`; but through the loop."""
         self._token.run_sync_soon(self._submit_all, mutations, done)
 
     def _submit_all(self, mutations: Sequence[Mutation], done: Callable[[Sequence[Verdict]], None]) -> None:

@@ -1,9 +1,9 @@
 """The owner's side: answers the calls of clients, over its own store, oracle and memory.
 
 Reads are answered at once, from the loop. Mutations of all connections, and of the owner's own tasks, go to the same
-queues of the tablets, so one commit of LMDB serves them all.
+queues of the tablets, so one LMDB commit serves them all.
 
-C1  A commit in one step is made here: the timestamp is drawn, and the cells are entered, in one step of the loop (C2).
+C1  One-step commits are made here: the timestamp is drawn, and the cells are entered, in one step of the loop (C2).
 C4  A client cannot look into this memory, so the server looks there before it reads for the client.
 R7  The server does nothing that an ended session asks for.
 R10 A client's pulse speaks for it while its loop is held; the server hears the pulse, and does not answer it.
@@ -66,7 +66,7 @@ from perco.serve.told_tasks import ToldTasks
 
 log: logging.Logger = logging.getLogger("perco.serve")
 
-_OUTLIVE_S: Final = 5.0  # how long a call waits for another's transaction, before the client repeats it
+_OUTLIVE_S: Final = 5.0  # how long a call waits for another client's transaction, before its client repeats it
 _IDLE_S: Final = 1.0
 _HELD_S: Final = 1.0  # if an owner's loop was held for longer while others waited, it logs a warning
 _LOOKS_APART_S: Final = 0.02
@@ -99,7 +99,7 @@ class Server(Door[Session]):
         self._pulses_of: dict[str, Channel] = {}  # by session (R10)
         self._waits: set[trio.CancelScope] = set()
         self._watching = False
-        self.served = 0  # calls, in all
+        self.served = 0  # calls, in total
         self._told_tasks: ToldTasks | None = None  # while they are asked for
         self._asked_tasks = 0
         rows = self.rows = Rows(parts, self._owner.store, self.sessions, options)
@@ -359,7 +359,7 @@ class Server(Door[Session]):
         self._parts.background.spawn(run)
 
     def _drawn(self, session: Session, peer: Peer, id: int, starts: int, drawn: list[int]) -> None:
-        if session.ended or peer.ended:  # the answer would be lost, and the timestamps held for ever
+        if session.ended or peer.ended:  # the answer would be lost, and the timestamps held forever
             peer.fail(id, SessionEnded("the server has ended this client's session"))
             return
         for ts in drawn[:starts]:
@@ -429,7 +429,7 @@ class Server(Door[Session]):
         """Watch processes that were woken: they may not answer."""
         if not self._watching and self.sessions.wakes.deadline < math.inf:
             self._watching = True
-            self._parts.background.start(self._watch, "watch")  # not short: nobody may answer while the store closes
+            self._parts.background.start(self._watch, "watch")  # not short: no answer may come while the store closes
 
     async def _watch(self) -> None:
         """While woken processes have not answered: wake others instead of those that take too long."""

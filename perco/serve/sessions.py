@@ -8,9 +8,9 @@ R7  A session begins with a greeting and outlives its connection: a client that 
     Everything else of the session is released, because messages that were sent without a connection never arrived.
 R10 While a client's pulse says that its loop is held, the client counts as heard from, and its connections are not
     treated as silent. When the loop turns again they are excused once more, so that the client has time to speak.
-R8  A new server holds again the timestamps that a client greets with, if it still can (L3): nothing is collected for
-    `lease_s`. It says that the session is new until it has heard what its client holds: the answer to a first greeting
-    may be lost, and the client would mistake the session for the one that holds its past snapshots.
+R8  A new server holds the timestamps that a client's greeting lists, if it still can (L3): for the first `lease_s`,
+    nothing is garbage-collected. It says that the session is new until it has heard what its client holds: the answer
+    to a first greeting may be lost, and the client would mistake the session for the one that holds its past snapshots.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Session:
     """One client's session. Loop thread only.
 
     Attributes:
-        name: a random word of the client's choice.
-        open: start timestamps that were given to it and are not over.
+        name: a random string that the client has chosen.
+        open: start timestamps that were given to it, and whose transactions have not ended.
         held: holds on past timestamps, by the client's number.
         claims: rows on which it runs observers.
         works: ids of the observers that it has; `runs`: of those that it may run.
@@ -120,7 +120,7 @@ class _Claim:
         newest: the newest change that the session saw waiting there; the session handles changes up to it.
         root: the oldest cause of the changes that wait there.
         refused: sessions that wanted it meanwhile for other observers.
-        until: until when a claim that has ended is remembered.
+        until: how long a claim that has ended is remembered, as a time.
     """
 
     __slots__ = ("newest", "refused", "root", "session", "until")
@@ -155,7 +155,7 @@ class Sessions:
         self.on_wake: Callable[[], None] = lambda: None  # N8: woken sessions may have to answer now
         self.claims: dict[tuple[str, bytes], _Claim] = {}
         self._rows: dict[str, list[bytes]] = {}  # of claims, by table, in order
-        self._ended: dict[tuple[str, bytes], _Claim] = {}  # the one that ended first comes first
+        self._ended: dict[tuple[str, bytes], _Claim] = {}  # in the order in which they ended
         self.wakes: Wakes[Session] = Wakes()
         self._watches: set[Watch] = set()
 
@@ -263,7 +263,7 @@ class Sessions:
         self._fates.begin(start_ts)
 
     def done(self, session: Session, start_ts: Iterable[int]) -> None:
-        """Transactions and snapshots are over; tasks that wait for them go on."""
+        """Transactions and snapshots have ended; tasks that wait for them go on."""
         for ts in start_ts:
             if ts in session.open:
                 session.open.discard(ts)
@@ -274,7 +274,7 @@ class Sessions:
             self._orphaned()
 
     def orphans(self, session: Session) -> None:
-        """Its client left locks behind: they are swept once their transactions are over."""
+        """Its client left locks behind: they are swept once their transactions have ended."""
         session.orphans = True
         self._orphaned()
 
@@ -313,10 +313,10 @@ class Sessions:
 
         Args:
             wanted: rows of the table, with the newest change and the oldest cause that wait there.
-            halts: after a row has been given, stop giving rows at the first one that another session has.
+            halts: after a row has been granted, stop at the first one that another session has.
 
         Returns: for each row, whether it is `CLAIMED` by the session; `HELD` by another; `DONE`, because another has
-        just been there for that change; or `FREE`, and not given. Then rows of the table that others have, from the
+        just been there for that change; or `FREE`, but not granted. Then rows of the table that others have, from the
         first wanted one on, each with the newest change that its holder saw there.
         """
         self._forget(trio.current_time())

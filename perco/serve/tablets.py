@@ -1,7 +1,8 @@
 """A tablet server: a process that has some of a served store's tablets open, for its owner and for clients.
 
-It reads and applies, and knows nothing of transactions. The owner starts it, says which tablets it has, and kills it
-when it falls silent. Clients ask the owner for everything else: timestamps, sessions, rows for their observers.
+It reads rows and applies mutations, and knows nothing of transactions. The owner starts it, says which tablets it has,
+and kills it when it falls silent. Clients ask the owner for everything else: timestamps, sessions, rows for their
+observers.
 
     python -m perco.serve.tablets FD HOW        the socket over which the owner speaks to it; `Serving` in JSON
 
@@ -144,7 +145,7 @@ class TabletServer(Door[str]):
         return name, welcome(False, True, {})
 
     def _noticed(self, error: PercoError) -> int:
-        return logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING  # the client was quicker
+        return logging.DEBUG if isinstance(error, Unavailable) else logging.WARNING  # the client was first
 
     def _begun(self, peer: Peer, who: str) -> None:
         """Nothing to do."""
@@ -394,7 +395,7 @@ def _reading(asked: Callable[[Peer, int, Any], None], peer: Peer, id: int, argum
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serving:
-    """How a tablet server serves.
+    """The configuration of a tablet server.
 
     Attributes:
         folder, owner: the store's folder, and the process that has it open.
@@ -436,7 +437,7 @@ async def _serve(descriptor: int, serving: Serving) -> None:
     background.on_failure.append(lambda: _failed(background))
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor)))
     if not await serve(server, background, stream, serving.timeout_s):
-        os._exit(1)  # F4: what is not committed by now has not been acknowledged
+        os._exit(1)  # F4: nothing that is still uncommitted has been acknowledged
     await background.aclose()
 
 

@@ -108,7 +108,7 @@ def _where(task: trio.lowlevel.Task) -> tuple[str, str]:
     """(at, wants) of a task; ("", ""): it is trio's own."""
     frames = list(task.iter_await_frames())
     if not frames:
-        return "", "its turn"  # it has not begun, or is the one that asks
+        return "", "its turn"  # it has not begun, or it is the task that runs this code
     ours = [pair for pair in frames if not _of(pair[0], "trio")]
     if not ours:
         return "", ""
@@ -130,7 +130,7 @@ def _line(pair: tuple[FrameType, int]) -> str:
 
 
 def _wanted(frame: FrameType | None) -> str:
-    """What trio's function is for."""
+    """The purpose of a function of trio's, in words."""
     if frame is None:
         return "an answer"
     name = frame.f_code.co_name
@@ -143,7 +143,7 @@ def _wanted(frame: FrameType | None) -> str:
 
 
 def lines(tasks: Sequence[Waiting]) -> list[tuple[str, str, str]]:
-    """Rows of a table: the indented name and how many; where they wait; what for."""
+    """The rows of a table: the indented name, and how many tasks; where they wait; what they wait for."""
     least = min((task.depth for task in tasks), default=0)
     return [
         ("  " * (task.depth - least) + task.name + (f"  x {task.alike}" if task.alike > 1 else ""), task.at, task.wants)

@@ -1,7 +1,7 @@
 """A client's calls to one tablet of a served store, gathered in its window (`storage/batching.py`).
 
-Reads, commits in one step and claims of rows of several callers go in calls of their own kind (`Method.READS`,
-`COMMITS`, `CLAIMS`). Mutations do not need one: `Method.APPLY` takes any number of them.
+Reads, one-step commits and claims of rows of several callers go in calls of their own kind (`Method.READS`, `COMMITS`,
+`CLAIMS`). Mutations do not need one: `Method.APPLY` takes any number of them.
 
 D8  The server answers None for a part that would have to wait there, or makes the answer too long for a message, and
     does nothing for it; its caller asks again, alone. Otherwise a reply could wait for something that its own client

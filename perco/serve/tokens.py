@@ -1,4 +1,5 @@
-"""The token that a client on TCP must present: a random word in the store's folder, readable for its user only.
+"""The token that a client on TCP must present: a random string in a file in the store's folder, which only the store's
+user can read.
 
 Clients of the same user on the same machine find it by the port, in a folder of that user; others must be given it.
 """
@@ -59,7 +60,7 @@ def told(address: Address, token: bytes) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.unlink(missing_ok=True)
         _write(path, token)
-    except OSError:  # the home cannot be written to: clients must be given the token
+    except OSError:  # the home directory cannot be written to: clients must be given the token
         yield
         return
     try:
@@ -69,7 +70,7 @@ def told(address: Address, token: bytes) -> Iterator[None]:
 
 
 def find(address: Address) -> bytes:
-    """The token of the server at an address, if this user runs it on this machine; otherwise nothing."""
+    """The token of the server at an address, if this user runs it on this machine; otherwise b""."""
     if address.path is not None or not address.on_this_host:
         return b""
     try:

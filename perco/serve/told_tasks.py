@@ -1,4 +1,4 @@
-"""The clients' answers to the question what their tasks wait for."""
+"""Collects the clients' answers when they are asked what their tasks wait for."""
 
 from __future__ import annotations
 

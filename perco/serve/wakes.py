@@ -1,7 +1,7 @@
 """Decides which worker process to wake when there may be work (N8); the server sends the message.
 
 As within a process, they are woken one by one: if all were woken for one change, all would look for it, and all but one
-would ask for it in vain. Processes that may run the same observers are a *group*; a change wakes one of each group:
+would fail to claim it. Processes that may run the same observers are a *group*; a change wakes one of each group:
 
 - the process whose own run or transaction made the change, if it has room: it looks by itself;
 - else the one whose turn it is. Turns are short, so that the work is shared, and long enough that one process finds
@@ -35,7 +35,7 @@ P = TypeVar("P", bound=Process)
 
 
 class _Group(Generic[P]):
-    """Processes that may run the same observers. `again`: something came when all were full."""
+    """Processes that may run the same observers. `again`: a change came when all were full."""
 
     __slots__ = ("again", "members", "since")
 

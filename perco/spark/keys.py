@@ -20,9 +20,9 @@ _WRITTEN: Final = (decimal.Decimal, datetime.date, datetime.time, datetime.timed
 
 
 def key_of(value: Any) -> bytes:
-    """The bytes of a key or a whole row: equal for equal values of the same kinds, whatever made them.
+    """The bytes of a key or a whole row: equal for equal values of the same types, wherever they were made.
 
-    Raises: UsageError for what has no bytes of its own.
+    Raises: UsageError for a value that has no such bytes.
     """
     packed: bytes = msgpack.packb(_plain(value))
     return packed

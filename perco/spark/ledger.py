@@ -101,7 +101,7 @@ class Ledger:
     def mark(self, db: perco.Database, key: Any) -> Mark:
         """The cell that says whether an input has been taken; `key`: a key of the table beside, else bytes.
 
-        Raises: TooLarge, TypeError, ValueError for what is no key.
+        Raises: TooLarge, TypeError, ValueError for a value that is not a key.
         """
         if self.beside:
             table = db.schema.tables[self.beside]
@@ -113,7 +113,7 @@ class Ledger:
         return self.run in _runs(value)
 
     async def marked(self, txn: perco.Transaction, before: bytes | None) -> bytes:
-        """The mark that says so, made from the mark before. Raises: PercoError."""
+        """The mark that says so, made from the previous value of the mark. Raises: PercoError."""
         if not self.beside:
             return self.run
         runs = _runs(before)
@@ -186,7 +186,7 @@ class Watch:
             look.found.update(await snap.get_many(column, [key for _, key in look.marks]))
 
     async def _look(self, look: _Look) -> None:
-        """Look for all transactions that ask while the look before is under way."""
+        """Make one look for all transactions that have requested one during the previous look."""
         try:
             async with self._looking:
                 self._next = _Look()
@@ -233,7 +233,7 @@ async def surely(retrying: perco.Retrying, function: Callable[..., Awaitable[T]]
 
 
 async def begin(db: perco.Database, job: str, beside: str = "") -> Ledger:
-    """Open a job, or continue it. Raises: UsageError if it has its marks elsewhere."""
+    """Open a job, or continue it. Raises: UsageError if its marks are elsewhere."""
     ledger = await _begin(db, job, beside, None, "")
     assert ledger is not None
     return ledger

@@ -122,10 +122,10 @@ def load(
             uses.
         key: identifies an input: a column's name, or a function of the row that returns a str, bytes, number or a
             tuple of these. Each row needs a key of its own. By default it is the whole row, and each of several equal
-            rows is loaded; for that, rows move between partitions, so that equal ones are in the same partition.
+            rows is loaded; for that, Spark shuffles the rows, so that equal ones are in the same partition.
         beside: a table in which the input's key is that of a row that `loader` writes. Then the ledger's mark lies in
             that row, which costs one cell; else it costs another tablet in each transaction.
-        job: the load's name when it is run again. Without one, the load is acknowledged when it has ended.
+        job: a name under which the load can be run again. Without one, the load is acknowledged when it has ended.
         concurrency: transactions in flight in each partition, in place of `options.concurrency`.
 
     Raises: LoadFailed with more than `options.failures_max` failures; KeyNotUnique; UsageError; Spark's error if a task
@@ -179,7 +179,7 @@ def load(
 
 def acknowledge(store: str | os.PathLike[str] | Store, job: str, spark: SparkSession) -> int:
     """Forget which inputs of a job have taken effect; returns how many have. From then on `load` with the same name
-    loads all of them again. Tasks that are left over from the job do nothing any more."""
+    loads all of them again. Tasks that are left over from the job have no further effect."""
     with serve(store, spark) as reached:
         return trio.run(_acknowledge, reached, job)
 

@@ -89,7 +89,7 @@ async def load_partition(
     """Load what `rows` yields: rows, or (key, row) if `key` is None. Counts in `result`. Keys are of the kind that
     `ledger.mark` takes.
 
-    Raises: what ends the task.
+    Raises: the error that ends the task.
     """
     began = time.perf_counter()
     retrying = db.options(attempts=options.attempts)

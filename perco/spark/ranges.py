@@ -13,7 +13,7 @@ _DIGITS: Final = 8  # bytes after the common prefix of two rows that measure the
 
 
 class Range(NamedTuple):
-    """Rows from `low` up to but without `high`; None: to the end."""
+    """Rows from `low` up to but excluding `high`; None: to the end."""
 
     low: bytes = b""
     high: bytes | None = None
@@ -28,7 +28,7 @@ class Range(NamedTuple):
 
 
 def of_options(table: perco.Table[Any], start: str | None, stop: str | None, prefix: str | None) -> Range:
-    """The range of the options. Raises: UsageError for what is no key of the table."""
+    """The range of the options. Raises: UsageError for a value that is not a key of the table."""
 
     def key(name: str, text: str | None) -> Any:
         if text is None:

@@ -1,4 +1,4 @@
-"""`df.write.format("perco")`: writes the cells of a data frame, some rows to a transaction.
+"""`df.write.format("perco")`: writes the cells of a data frame, several rows in each transaction.
 
 `append` sets the cells that the frame has values for; `overwrite` also deletes those for which it has null. Both keep
 rows and cells that the frame does not have: nothing is truncated.
@@ -41,7 +41,7 @@ from perco.tuning import collecting_less
 
 STREAM_OPTIONS: Final = ("table", "url", "path", "key")
 OPTIONS: Final = (*STREAM_OPTIONS, "job", "batch")
-QUERY: Final = "sql.streaming.queryId"  # Spark sets this property on what a stream runs
+QUERY: Final = "sql.streaming.queryId"  # Spark sets this property on the jobs of a stream
 _BATCH: Final = "streaming.sql.batchId"
 _ROWS: Final = 100  # in a transaction
 _BYTES: Final = 1 << 20

@@ -43,7 +43,7 @@ from perco.spark.streaming import streamed
 
 _OPTIONS: Final = ("table", "url", "path", "columns", "ts", "at", "start", "stop", "prefix", "key", "partitions")
 _LEASE_S: Final = 600.0
-_PARTITIONS_MAX: Final = 10_000  # each is a task of Spark's, and a connection to the store
+_PARTITIONS_MAX: Final = 10_000  # each is a Spark task, and a connection to the store
 _BATCH_ROWS: Final = 4096
 _BATCH_BYTES: Final = 4 << 20
 _OF_SPARK: Final = ("checkpointlocation", "queryname")  # options of a stream that Spark reads itself
@@ -342,7 +342,7 @@ class PercoReader(DataSourceReader):
 
 
 class Batch:
-    """Rows on their way to Arrow."""
+    """Rows that are being converted to Arrow."""
 
     rows: int
 

@@ -40,7 +40,7 @@ class Store:
 
     Attributes:
         url: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT"; or a folder that a process of this machine has open.
-        token: what a server on TCP asks for. Not shown by `repr`.
+        token: the token that a server on TCP requires. Not shown by `repr`.
         ca: PEM certificates that a tls:// server's certificate is checked against, or a file of them; "": the system's.
     """
 

@@ -92,7 +92,7 @@ def writing(codec: perco.Codec[Any]) -> Callable[[Any], Any] | None:
 def _to_json(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, default=_as_json)
-    except TypeError:  # keys that JSON does not have
+    except TypeError:  # keys that JSON cannot express
         return json.dumps(_with_text_keys(value), ensure_ascii=False, default=_as_json)
 
 

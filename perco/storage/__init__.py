@@ -1,7 +1,7 @@
-"""The row store: cells, tablets, and the one seam that everything above rests on (`rowstore.py`).
+"""The row store: cells, tablets, and the one interface that every layer above is built on (`rowstore.py`).
 
 Read `cells.py` (the vocabulary), `keys.py` (key bytes), `row.py` (check, then write), `lmdb_engine.py` and
-`tablet.py` (group commit), `rowstore.py` (the seam), `folder.py` (who owns the files).
+`tablet.py` (group commit), `rowstore.py` (that interface), `folder.py` (ownership of the files).
 """
 
 from perco.storage.batching import Batching as Batching, Gathering as Gathering

@@ -1,12 +1,12 @@
-"""What the owner of a store needs, above a store that offers single rows only.
+"""Gives the owner of a store the floors and counts that it needs, over a store that offers only single-row operations.
 
     Bare(store, late_s)    floors and counts over any `RowStore`; all of the owner's calls go through it
 
-T13 A store without floors: what is below the floor is not sent any more, and what was sent is waited for, until neither
-    it nor a copy of it can take effect. It is not enough to wait for what was not answered: a second copy of a prewrite
-    that was answered long ago could still arrive.
-    A process cannot know what a former owner of the store has sent, so it begins as if that had been sent just now.
-N7  A store that does not count its cells is searched for them. What was found in a group holds until the next mutation
+T13 A store without floors: the owner sends no more mutations below the floor, and waits until no mutation that it has
+    sent, nor a copy of one, can still take effect. To wait only for unanswered mutations is not enough: a second copy
+    of a prewrite that was answered long ago could still arrive. A process cannot know which mutations a former owner of
+    the store has sent, so it begins as if they had been sent just now.
+N7  A store that does not count its cells is searched for them. The count found in a group holds until the next mutation
     that writes to the group is sent. A search does not count if such a mutation may take effect meanwhile: one in
     flight, or one that was not answered, for as long as it may still arrive.
 """
@@ -37,7 +37,7 @@ from perco.storage.tablet import Tablet
 
 _CELLS = 1 << 16  # of a row, in one query of a look
 
-Sent = tuple[float, int]  # until when it may take effect, and the smallest timestamp that it names
+Sent = tuple[float, int]  # the time until which it may take effect, and the smallest timestamp that it names
 Where = tuple[str, str]  # a table, and a group of it
 
 
@@ -45,10 +45,10 @@ class Bare:
     """Loop thread only.
 
     Args:
-        store: a store to which only this process sends mutations. None of them is about several rows.
+        store: a store to which only this process sends mutations; each mutation is of one row.
         tables: returns the names of its tables now.
-        late_s: for how long after a call has ended its mutations, or copies of them, may still take effect, in seconds.
-            This object is made only once a former owner cannot send anything any more.
+        late_s: seconds after the end of a call during which its mutations, or copies of them, may still take effect.
+            Create this object only when a former owner can no longer send anything.
     """
 
     groups = False
@@ -66,8 +66,8 @@ class Bare:
         self._number = 0  # of calls, so far
         self._sent: deque[Sent] = deque([(trio.current_time() + late_s, 0)])  # by calls that have ended
         self._ended = trio.Event()
-        self._unanswered: deque[tuple[float, set[Where]]] = deque()  # until when it may take effect, what it writes
-        self._sends: Counter[Where] = Counter()  # how many calls that write there were ever made
+        self._unanswered: deque[tuple[float, set[Where]]] = deque()  # (deadline to take effect, what it writes)
+        self._sends: Counter[Where] = Counter()  # how many calls that write there have ever been made
         self._found: dict[Where, tuple[int, int]] = {}  # sends before the look (-1: it does not count), and cells
         self._looking = trio.Lock()
 
@@ -94,7 +94,7 @@ class Bare:
 
     # ------------------------------------------------------------ floors
 
-    # A KeyboardInterrupt on the way out would leave behind a call that never ends.
+    # A KeyboardInterrupt before the end would leave behind a call that never ends.
     @trio.lowlevel.enable_ki_protection
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
         """Apply mutations of one row each. Those below the floor are refused, and not sent (T13)."""
@@ -126,7 +126,7 @@ class Bare:
         return verdicts
 
     def _note_sent(self, lowest: int, unanswered: set[Where] | None) -> None:
-        """Note what a call that has just ended has sent, and forget what cannot take effect any more."""
+        """Note the mutations of a call that has just ended, and forget those that can no longer take effect."""
         now = trio.current_time()
         while self._sent and self._sent[0][0] <= now:
             self._sent.popleft()
@@ -172,7 +172,7 @@ class Bare:
         return found is not None and found[0] == self._sends[table, group]
 
     def _may_change(self, where: Where) -> bool:
-        """Whether a mutation that writes there may take effect although none is sent."""
+        """Whether a mutation that writes there may take effect even if no further one is sent."""
         now = trio.current_time()
         while self._unanswered and self._unanswered[0][0] <= now:
             self._unanswered.popleft()

@@ -1,25 +1,26 @@
-"""The delay window: gathers a client's calls to one tablet for a moment (the paper's section 2.5).
+"""The delay window: batches a client's calls to one tablet for a moment (the paper's section 2.5).
 
     Batching(store)    a row store over any other; gathers reads, and mutations, of one tablet
     Gathering          gathers calls of any kind: one-step commits, claims of rows
 
 A *fixed* window is the paper's: the first caller opens it, and every call within `window_s` joins it. An *adaptive*
 window is open only while an earlier call of that kind to that tablet is in flight; it ends when that call is answered,
-or after `window_s`. If no call is in flight, and calls have lately come several at a time, the calls of one turn of the
-loop leave together, and wait for nothing else.
+or after `window_s`. If no call is in flight, but calls have recently come several at a time, the calls of one turn of
+the loop leave together, and wait for nothing else.
 
-D1  Calls of one kind to one tablet that come within a window leave in one call, in the order in which they came.
+D1  Calls of one kind to one tablet that arrive within a window leave in one call, in their order of arrival.
 D2  Nothing is held longer than `window_s`. A full batch (`mutations_max`, `bytes_max`) leaves at once.
 D3  Nothing else is held: no timestamp (O2, T2), no scan or page of a scan, no message that needs no answer. No call
     waits for a call to another tablet, or of another kind.
 D4  A caller that is cancelled while its batch is open withdraws its part, which was never sent. A closed batch is sent,
     and the caller waits for its mutations (T10).
-D5  A closed batch is divided by the tablets that have its rows then (P1, P3): one call each; none waits for another.
+D5  A closed batch is divided by the tablets that then have its rows (P1, P3), with one call for each; none waits for
+    another.
 D6  Each caller gets its own answers. Groups stay whole (S1). A mutation is sent once; if the reply to its call is lost,
     its own verdict is NoReply (T4, C6).
 D7  A read that waits when its session ends is not sent: SessionEnded (R5).
 D8  A part of a call that would have to wait for something else (C4) is answered `None`, and its caller asks again,
-    alone: no caller waits because of another's part.
+    alone: no caller waits because of another caller's part.
 """
 
 from __future__ import annotations
@@ -104,8 +105,9 @@ class Gathering:
 
     Args:
         spawn: runs something short, shielded from cancellation, and finishes it before the store closes.
-        ask: makes one call of all parts and returns an answer for each; None: its caller must ask alone (D8). An
-            exception reaches all callers; with `again`, if it may concern one part only, each of several asks alone.
+        ask: makes one call of all parts and returns an answer for each; None: the part's caller must ask alone (D8). An
+            exception reaches all callers; with `again`, if it may concern only one of several parts, each caller asks
+            alone.
         where: the tablet that has a part's row now (D5).
         again: whether parts may be asked again, so that a cancelled caller may leave while its part is in flight.
         dropped: called with a part and its answer if the caller has left.
@@ -373,7 +375,7 @@ class Batching:
         return found
 
     def _by_tablet(self, requests: Sequence[ReadRequest]) -> tuple[list[Wanted], Sequence[Sequence[int]]]:
-        """The requests to each tablet, with their indices."""
+        """The requests for each tablet, with their indices."""
         if len(requests) == 1:
             [(table, row, queries)] = requests
             return [(self.inner.locate(table, row), requests, _CELL_BYTES * (1 + len(queries)))], ((0,),)
@@ -428,7 +430,7 @@ class Batching:
 
         Args:
             row: one of its rows.
-            size: about how many bytes it takes.
+            size: its approximate size in bytes.
             make: makes it; None: there is nothing to apply, and no verdict.
         """
         key = self.inner.locate(table, row)

@@ -35,7 +35,7 @@ class Call(Awaited):
     def __init__(self, task: trio.lowlevel.Task | None, mutations: int, then: Then | None = None) -> None:
         super().__init__(task)  # None: `then` alone gets the verdicts
         self.then = then
-        self.cancelled = False  # too late: it could no longer stop
+        self.cancelled = False  # cancelled too late: its mutations could no longer be withdrawn
         self.verdicts: list[Verdict | None] = [None] * mutations
         self.waiting = mutations
         self.taken = False  # some mutation is in a closed batch
@@ -57,7 +57,7 @@ class Call(Awaited):
         self.wake()
 
     def resubmitted(self, resubmit: Callable[[Sequence[Mutation], Call], None]) -> bool:
-        """Continue the call, whose verdicts are all in. Returns whether it waits for what it has sent next."""
+        """Continue the call, whose verdicts are all in. Returns whether it waits again, for further mutations."""
         try:
             while (more := self.goes_on()) is not None:
                 resubmit(more, self)
@@ -68,7 +68,7 @@ class Call(Awaited):
         return False
 
     def goes_on(self) -> Sequence[Mutation] | None:
-        """What to send next for the same task, now that all verdicts are in; None: wake it."""
+        """The mutations to send next for the same task, now that all verdicts are in; None: wake the task."""
         if self.then is None or self.cancelled:  # T10
             return None
         mutations = self.then(self.verdicts)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-# The protocol's locality groups. Users' groups are called "data:" + their name.
+# The protocol's locality groups. A group of the user's is named "data:" + its name.
 DATA: Final = "data"
 LOCK: Final = "lock"
 WRITE: Final = "write"
@@ -24,7 +24,7 @@ ROLLBACK: Final = "rollback"
 NOTIFY: Final = "notify"
 PENDING: Final = "pending"  # weak notifications whose transaction is still undecided (N5)
 SHARED: Final = "shared"  # locks of cells that were only read (T14)
-TRACE: Final = "trace"  # what a committed transaction's shared locks leave behind
+TRACE: Final = "trace"  # the traces that a committed transaction's shared locks leave behind
 FAILED_LIST: Final = "failed"  # changes whose observers have failed too often (N6)
 PROTOCOL_GROUPS: Final = (DATA, LOCK, WRITE, ROLLBACK, NOTIFY, PENDING, SHARED, TRACE, FAILED_LIST)
 GROUPS_MAX: Final = 122  # in one table, not counting the protocol's
@@ -61,7 +61,7 @@ class Mutation(NamedTuple):
 
 
 class Applied:
-    """Every check held and every write was made, durably if the store is."""
+    """Every check held and every write was made; durably, if the store is durable."""
 
     __slots__ = ()
 

@@ -22,7 +22,7 @@ _BYTES: Final = 4 << 20
 
 
 class DamagedTablet(MemoryTablet):
-    """Stands for a tablet whose file cannot be read: every call raises `Corruption`."""
+    """A stand-in for a tablet whose file cannot be read: every call raises `Corruption`."""
 
     def __init__(self, table: str, start: bytes, why: Corruption) -> None:
         super().__init__(table, start)

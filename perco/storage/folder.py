@@ -79,7 +79,8 @@ class Folder:
 
     @classmethod
     def claim(cls, path: Path, *, durable: bool, accept_loss: bool, shared: bool = False) -> Folder:
-        """Own the folder; make it if there is none. `shared`: other processes will be served, and may wait for that.
+        """Become the folder's owner; make the folder if there is none. `shared`: other processes will be served, and
+        may be waiting for that.
 
         Raises: StoreLocked, FormatUnknown, UnsuitableFolder, NeedsCheck, StoreFull, UsageError.
         """
@@ -174,8 +175,7 @@ class Folder:
     without_lock = False  # a read-only folder without owner: LMDB's reader table is not writable, and not needed
 
     def term(self) -> bytes:
-        """Name the term of the folder's present or last owner. Every claim begins a new term, before a tablet is
-        opened."""
+        """The term of the folder's current or last owner. Every claim begins a new term, before a tablet is opened."""
         return os.pread(self._lock, _OWNER_BYTES, 0)
 
     def owned_by_another(self) -> bool:
@@ -289,7 +289,7 @@ class Folder:
         return placed
 
     def has_next(self, table: str, number: int) -> bool:
-        """Whether new files count; the old ones may still be there."""
+        """Whether there are new files that count; the old ones may still be there."""
         return self._own(table, number, _NEXT).exists()
 
     def drop_next(self, table: str, number: int) -> None:
@@ -383,7 +383,7 @@ def unsynced(path: Path) -> str:
 
 
 def accept(path: Path) -> None:
-    """Accept a store as it is, after a check: sync its tablets, and remove the mark of S2.
+    """Accept a store as it is, after a check: sync its tablets, and remove the "unsynced" mark (S2).
 
     Raises: StoreLocked, FormatUnknown, UnsuitableFolder, UsageError.
     """
@@ -483,7 +483,7 @@ def _check_file_system(path: Path) -> None:
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that `path` lies on, or would; "" if that is unknown."""
+    """The type of the file system that `path` lies on, or would lie on; "" if that is unknown."""
     real = os.fsencode(os.path.realpath(path))
     best, kind = b"", ""
     for line in _mount_table().splitlines():

@@ -1,4 +1,4 @@
-"""How the loop's thread and the writers' threads share the interpreter, which only one of them can run at a time.
+"""Lets the loop's thread and the writers' threads share the interpreter, which only one of them can use at a time.
 
 py-lmdb releases the GIL at every call, and takes it again as soon as the call is done. Two things follow.
 
@@ -7,8 +7,8 @@ more time than the puts take. So the loop waits until they are done (`Written`).
 
 While the loop reads, a writer whose commit has ended waits for the GIL. Each read wakes the writer, which costs ten
 times what the read does; but by the time the writer is awake, the loop has the GIL again. The interpreter's own remedy,
-the switch interval, starts again at each wake-up and so never ends. Therefore the loop, before it reads, releases the
-GIL once and measures how long that took: if that woke a writer, it waits until one has handed in its verdicts
+the switch interval, starts again at each wake-up, and so never expires. Therefore the loop, before it reads, releases
+the GIL once and measures how long that took: if that woke a writer, it waits until one has handed in its verdicts
 (`Handover`).
 """
 
@@ -20,7 +20,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Final
 
-# The longest that the loop waits for a writer, in seconds: a wrong guess must not cost more than a right one gains.
+# The longest that the loop waits for a writer, in seconds: a wrong guess must not cost more than a right one saves.
 _HOLD_STILL_S: Final = 0.005
 _GIVE_WAY_S: Final = 0.0002
 _WOKEN: Final = 12  # releasing the GIL takes more than this many times its minimum if it wakes a thread
@@ -53,7 +53,7 @@ class Handover:
 
     def __init__(self) -> None:
         self.under_way = 0
-        self.given = 0  # times that the loop gave way
+        self.given = 0  # how often the loop gave way
         self._let_go = select.poll().poll if hasattr(select, "poll") else None  # the cheapest release of the GIL
         self._least = 1.0
         self._lock = threading.Lock()
@@ -79,5 +79,5 @@ class Handover:
         """Let the loop continue. On a writer's thread."""
         if self._wanted:
             self._wanted = False
-            with suppress(RuntimeError):  # another writer was quicker
+            with suppress(RuntimeError):  # another writer was faster
                 self._lock.release()

@@ -1,11 +1,11 @@
-"""Key bytes: (row, column, timestamp) in an order that LMDB's memcmp agrees with.
+"""Key bytes: (row, column, timestamp), encoded so that LMDB's memcmp sorts them in that order.
 
     key = escaped row | column, 4 bytes big-endian | (2^64 - 1 - timestamp), 8 bytes big-endian
 
 so the cells of a table are ordered by row, bytewise, then by column, then newest first: "the newest version at or below
 S" is one seek.
 
-Rows are made prefix-free by escaping. With fewer than 32 zero bytes, as is the rule,
+Rows are made prefix-free by escaping. With fewer than 32 zero bytes, the normal case,
 
     0x00 -> 0x00 0xff          end of row -> 0x00 0x01
 

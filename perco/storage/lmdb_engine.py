@@ -11,7 +11,7 @@ S6  The map grows between transactions, on the thread that reads (`grow`).
 P4  The transaction that removes the first of the rows that a split tablet has given away also marks the tablet. So a
     reader beside the owner that does not know of the split finds the mark or the rows.
 F1  A process that takes over an environment raises its epoch; every batch compares it, in its own write transaction.
-    So a process that was presumed dead can write nothing any more.
+    So a process that was presumed dead can no longer write anything.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from perco.storage.pages import PageDamaged, Pages, survey
 from perco.storage.row import NOWHERE, check_and_write, read_row, scan_rows
 
 _META_PAGES = 2
-_NODE_BYTES = 10  # of a page, that a cell takes besides its key and value
+_NODE_BYTES = 10  # bytes of a page that a cell takes besides its key and value
 _WORTH = 0.5  # pages that a repack must save for each page that it writes
 _MAP_BYTES_MIN = 256 << 10  # room for the named databases of all groups, which are made one by one
 _EPOCH = b"\0epoch"  # a key beside the names of the groups
-_STOP = b"\0stop"  # another one: the first row that another tablet has by now
+_STOP = b"\0stop"  # another one: the first row that now belongs to another tablet
 _SURVEYS_MAX = 100
 _NAMES_MAX = 1000  # more groups than any environment has
 # LMDB's errors for impossible pages, and for a transaction that has read one.
@@ -86,7 +86,7 @@ _parents: list[LmdbEngine] = []  # in a forked child: engines of its parent, kep
 
 
 class MapTooSmall(Exception):
-    """A batch needed more of the map than was foreseen; nothing was written. Grow it and write again (S6)."""
+    """A batch needed more of the map than expected; nothing was written. Grow it and write again (S6)."""
 
 
 class LmdbEngine:
@@ -263,7 +263,7 @@ class LmdbEngine:
             return scan_rows(LmdbView(txn, self._dbs), request)
 
     def _check_stop(self, txn: Any, start: bytes, stop: bytes | None = None, *, whole: bool = False) -> None:
-        """Raise TabletSplit if another tablet has the row by now, or a part of the `whole` range (P4)."""
+        """Raise TabletSplit if another tablet now has the row, or a part of the `whole` range (P4)."""
         mark = txn.get(_STOP)
         if mark is not None and (start >= mark or (whole and (stop is None or stop > mark))):
             raise TabletSplit(self.path.name.rpartition("-")[0])
@@ -361,7 +361,7 @@ class LmdbEngine:
         return int.from_bytes(self._epoch, "big")
 
     def epoch(self) -> int:
-        """How many times it has been taken over."""
+        """How often the environment has been taken over."""
         with self._begin() as txn:
             return int.from_bytes(txn.get(_EPOCH, b""), "big")
 
@@ -406,7 +406,8 @@ class LmdbEngine:
             return [NoReply(f"LMDB: {error}")] * len(mutations)
 
     def _surely_not(self, txn_id: int) -> bool:
-        """Whether a failed commit has left nothing: its meta page, which is written last, was not written."""
+        """Whether a failed commit has certainly left nothing behind: its meta page, which is written last, was not
+        written."""
         try:
             with self._env.begin():  # raises if LMDB could not restore the meta page
                 return int(self._env.info()["last_txnid"]) < txn_id
@@ -531,7 +532,8 @@ class LmdbEngine:
                     txn.put(name, mark)
 
     def fill_up(self) -> None:
-        """Make the file as long as its pages say: LMDB does not write a last page that is freed before its commit."""
+        """Extend the file to the length that its pages require: LMDB does not write a last page that is freed before
+        its commit."""
         missing = self.used_bytes() - os.fstat(self._data).st_size
         if missing > 0:
             os.truncate(self._data, self.used_bytes())
@@ -568,7 +570,7 @@ class LmdbEngine:
         with self._beside_batches() as txn:
             self._check_epoch(txn)
             txn.put(_STOP, row)
-            # First the groups whose cells come and go: a count finds their cells twice until they are removed here.
+            # First the groups whose cells come and go: a count includes their cells twice until they are removed here.
             for group in sorted(self._dbs, key=lambda group: group in (DATA, WRITE)):
                 with txn.cursor(self._dbs[group]) as cursor:
                     if not cursor.set_range(prefix):

@@ -1,4 +1,4 @@
-"""Tablets in LMDB: a writer thread for each, and a queue before it."""
+"""Tablets in LMDB: each has a writer thread, with a queue in front of it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _Work = tuple[Sequence[Mutation], int, Callable[[Sequence[Verdict]], None], "Wri
 _PASSING = frozenset(PROTOCOL_GROUPS) - {DATA, WRITE}  # groups whose cells come and go
 
 
-_EXPIRED: list[_Entry] = []  # stands for a batch that no caller waits for any more
+_EXPIRED: list[_Entry] = []  # in place of a batch that no caller waits for any more
 
 
 _HALF_MIN = 16  # a smaller batch is never closed early
@@ -131,12 +131,12 @@ class LmdbTablet:
     ) -> None:
         self.table, self.start, self.engine, self.options = table, start, engine, batch
         self._handover = handover
-        self._resubmit = resubmit  # the row store's: what a call sends next may go to any tablet
+        self._resubmit = resubmit  # the row store's: a call's next mutations may go to any tablet
         self._token = trio.lowlevel.current_trio_token()
         self._open = True
         self._queue: list[_Entry] = []
         self._closing_soon = False  # the batch closes at the loop's next turn
-        self._patient = False  # or at the one after it: tasks were just woken, and may come back
+        self._patient = False  # or at the turn after that: tasks were just woken, and may submit more
         self._writing = False
         self._batch: list[_Entry] = []  # what the writer has; `_EXPIRED` once no caller waits for it any more
         self._closed_at = 0.0
@@ -161,7 +161,7 @@ class LmdbTablet:
         # Groups that hold no cell, and into which no mutation in flight puts one: they are not searched. A group leaves
         # the set when a put into it is submitted, and comes back when a batch has removed its last cell.
         self._empty: set[str] = set()
-        if not engine.readonly:  # else another process writes, and this one cannot know what
+        if not engine.readonly:  # otherwise another process writes, unseen by this one
             self._empty = {group for group in _PASSING if not engine.entries(group)}
         self._submitted = 0
         self._put_at: dict[str, int] = {}  # by group, the number of the last mutation that puts into it
@@ -241,7 +241,7 @@ class LmdbTablet:
 
     def _close_soon(self) -> None:
         if self._patient:
-            # trio runs the tasks of a turn in any order: after one more turn, all woken tasks have come back.
+            # trio runs the tasks of a turn in any order: after one more turn, all woken tasks have run.
             self._patient = False
             self._token.run_sync_soon(self._close_soon)
             return
@@ -263,7 +263,7 @@ class LmdbTablet:
         self._busy = busy
         written = Written()
         mutations = [entry[0] for entry in batch]
-        # This batch's puts have been noted by now: a group that is empty stays empty until after the batch.
+        # This batch's puts have already been noted: a group that is empty stays empty until after the batch.
         self._hand_over(mutations, room, lambda verdicts: self._post(batch, verdicts), written, self._empty.copy())
         written.wait()
         self._handed_over = self._now_s()
@@ -298,7 +298,7 @@ class LmdbTablet:
         expired = batch is not self._batch
         in_flight = len(batch) + len(self._queue)
         self._handover.under_way -= 1
-        self.engine.end_shared()  # T2: what this batch wrote is seen from now on
+        self.engine.end_shared()  # T2: later reads see what this batch wrote
         slow_disk = ended - self._handed_over > in_flight * self._busy_each
         self._half = _NEVER if slow_disk else max(in_flight // 2, _HALF_MIN)
         self._writing = False
@@ -360,7 +360,7 @@ class LmdbTablet:
     def submit_from_thread(self, mutations: Sequence[Mutation], done: Callable[[Sequence[Verdict]], None]) -> None:
         """Apply mutations for a thread that is not the loop's; `done` is called on the writer's thread.
 
-        For the refresher of leases and locks, which must get through while the loop is held (L1).
+        For the refresher of leases and locks, which must get through even while the loop is held (L1).
         """
         self._hand_over(mutations, sum(map(_room, mutations)), done)
 
@@ -390,7 +390,7 @@ class LmdbTablet:
             verdicts: Sequence[Verdict]
             try:
                 verdicts = self._commit(mutations, room, written, empty)
-            except Exception as error:  # whatever it is, the thread goes on, and no caller waits forever
+            except Exception as error:  # whatever the error, the thread goes on, and no caller waits forever
                 verdicts = [NoReply(f"{type(error).__name__}: {error}")] * len(mutations)
             if written is not None:
                 written.tell()
@@ -453,7 +453,7 @@ class LmdbTablet:
                 return self._write_batch(mutations, written, empty)
             if len(mutations) == 1:
                 return [Failed(full)]
-            half = len(mutations) // 2  # S4: what there is room for is written
+            half = len(mutations) // 2  # S4: those mutations are written for which there is room
             return [*self._write_batch(mutations[:half], None), *self._write_batch(mutations[half:], None)]
         except Exception as error:  # one mutation must not make its neighbours fail (S4)
             if len(mutations) == 1:
@@ -466,7 +466,7 @@ class LmdbTablet:
     def _write_some(
         self, mutations: Sequence[Mutation], stop: bytes, written: Written | None, empty: Container[str]
     ) -> Sequence[Verdict]:
-        """Write mutations, but refuse those of rows from `stop` on, which came from another thread (P1)."""
+        """Write mutations, but refuse those of rows from `stop` on, which another thread submitted (P1)."""
         rest = [mutation for mutation in mutations if not _reaches(mutation, stop)]
         made = iter(self._write_batch(rest, written, empty) if rest else ())
         return [Failed(TabletSplit(self.table)) if _reaches(mutation, stop) else next(made) for mutation in mutations]
@@ -550,7 +550,8 @@ class LmdbTablet:
         return [(mutation, call, index) for mutation, call, index, _, _ in held if not call.dropped]
 
     async def uncut(self) -> None:
-        """End the copy or the cut, if there is one: the tablet keeps its rows, and queues what was held."""
+        """End the copy or the cut, if there is one: the tablet keeps its rows, and queues the mutations that it
+        held."""
         if self._splitting is None and self._held is None:
             await trio.lowlevel.checkpoint()
             return
@@ -578,7 +579,7 @@ class LmdbTablet:
             self._token.run_sync_soon(swap, swapped)
             swapped.wait()
 
-        with contextlib.suppress(Unavailable):  # earlier upkeep takes long
+        with contextlib.suppress(Unavailable):  # earlier upkeep takes too long
             await self._on_writer(act)
         await done.wait()
         return replaced[0]
@@ -703,7 +704,7 @@ class LmdbTablet:
         return busy
 
     def refuse(self) -> None:
-        """Fail at once whatever is submitted from now on."""
+        """From now on, fail all submitted mutations at once."""
         self._open = False
 
     async def aclose(self) -> None:
@@ -714,7 +715,7 @@ class LmdbTablet:
                 await self._join()
         self.engine.close()
 
-    # ------------------------------------------------------------ work on other threads: a simulation overrides these
+    # ------------------------------------------------------------ work on other threads (simulations override these)
 
     def _cpu_s(self) -> float:
         return time.thread_time()

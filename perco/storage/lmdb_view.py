@@ -1,4 +1,4 @@
-"""One state of an LMDB environment, to read from."""
+"""A consistent view of an LMDB environment, to read from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def goes_on(request: ScanRequest, next: bytes) -> bool:
 
 
 class _Cursors(dict[str, Any]):
-    """The cursors of one transaction, by group, each opened when it is first asked for."""
+    """The cursors of one transaction, by group, each opened on first use."""
 
     __slots__ = ("_dbs", "_txn")
 

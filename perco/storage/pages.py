@@ -4,9 +4,9 @@ LMDB trusts its files: a damaged one can make it abort the process, or write ove
 reads the same bytes and trusts none of them. It serves checks, and shows where a file's space has gone. It does not
 look at the meaning of cells, nor at their order, which a walk with LMDB's own cursors verifies.
 
-Format (mdb.c of LMDB 0.9, 64 bits): two meta pages, of which the newer valid one counts. It leads to the tree of free
+Format (mdb.c of LMDB 0.9, 64 bits): two meta pages, of which the newer valid one counts. It points to the tree of free
 pages and to the tree of the named databases, each of which is a tree of its own. Values that are too long for a page
-have consecutive pages of their own.
+are on consecutive pages of their own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STEPS: Final = 256  # pages between two yields
 
 
 class PageDamaged(Exception):
-    """An impossible page; says which, and why."""
+    """A page is impossible; the message says which page, and why."""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ def survey(file: int, size: int, transaction: int) -> Iterator[Pages]:
         file: the file's descriptor.
         size: bytes of a page.
 
-    Raises: PageDamaged; LookupError if both meta pages are of other transactions by now.
+    Raises: PageDamaged; LookupError if both meta pages already belong to other transactions.
     """
     meta = _meta(file, size, transaction)
     last, _ = _TAIL.unpack_from(meta, _TAIL_AT)

@@ -146,7 +146,7 @@ def scan_rows(view: View, request: ScanRequest) -> ScanPage:
 
 
 def _scan_group(view: View, request: ScanRequest, query: ScanQuery) -> ScanPage:
-    """A page of all cells of one group, as scanners ask for: one pass, without a seek for every row."""
+    """A page of all cells of one group, as scanners request it: one pass, without a seek for every row."""
     cursor = view.cursor(query.group)
     stop = None if request.stop is None else escape(request.stop)
     rows: list[ScanRow] = []

@@ -1,4 +1,5 @@
-"""The seam. A row store offers `read`, `scan` and `apply`, each over many rows; it never learns what a lock is.
+"""The interface between the protocol and storage. A row store offers `read`, `scan` and `apply`, each over many rows;
+it never learns what a lock is.
 
     read(requests)    -> cells     newest (or oldest) n cells of columns within a timestamp range, one atomic
                                    snapshot per row
@@ -8,8 +9,8 @@
 Everything above works with any implementation of this contract, and wrappers stack on it. `LocalRowStore` implements it
 over tablets in this process, in LMDB or in memory.
 
-P1  A row lies in one tablet. When a tablet is split, the rows change hands in one step of the loop, while no mutation
-    of them is queued.
+P1  A row lies in one tablet. When a tablet is split, the rows move to the new tablet in one step of the loop, while no
+    mutation of them is queued.
 P3  A mutation whose rows do not lie in one tablet (any more) fails with TabletSplit, and writes none of them.
 """
 
@@ -32,7 +33,8 @@ _READS_PER_CHECKPOINT = 64
 
 
 class Chaining(Protocol):
-    """A store whose calls continue on the loop: when their verdicts are in, `then` decides what is sent next."""
+    """A store whose calls continue on the loop: when their verdicts are in, `then` decides which mutations to send
+    next."""
 
     @property
     def queues(self) -> bool:
@@ -65,7 +67,7 @@ class RowStore(Protocol):
     Attributes:
         groups: whether the rows of one mutation are all or nothing (S1). A store without groups is only ever given
             mutations of one row.
-        once: whether a mutation takes effect at most once. Without that there are no commits in one step (C6).
+        once: whether a mutation takes effect at most once. Without that there are no one-step commits (C6).
         chaining, deferring, prompt: see `Chaining`, `Deferring`, `Prompt`; None: the store does not offer it.
     """
 
@@ -91,8 +93,8 @@ class RowStore(Protocol):
 
     async def scan(self, request: ScanRequest) -> ScanPage: ...
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
-        """The verdict of each mutation, in their order. It raises only if nothing was sent: UsageError, SessionEnded,
-        a cancellation; and for a bug."""
+        """The verdict of each mutation, in order. Raises, other than for a bug, only if nothing was sent: UsageError,
+        SessionEnded, a cancellation."""
         ...
 
     def locate(self, table: str, row: bytes) -> int:
@@ -105,16 +107,17 @@ class RowStore(Protocol):
 
 
 class OwnerStore(RowStore, Protocol):
-    """What the process that owns a store asks of it besides."""
+    """The further methods of a store that its owner needs."""
 
     def tables(self) -> list[str]: ...
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
-        """Refuse mutations that name a timestamp below `ts`, from now on (T13). With `wait` it returns when none that
-        was sent before can still take effect."""
+        """Refuse mutations that name a timestamp below `ts`, from now on (T13). With `wait` it returns when no mutation
+        that was sent earlier can still take effect."""
         ...
 
     async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
-        """Find out how many cells there are, if the store does not count them; with `again` even if that is known."""
+        """Find out how many cells there are, if the store does not count them; with `again`, even if the count is
+        known."""
         ...
 
     def count(self, table: str, group: str) -> int:
@@ -122,7 +125,7 @@ class OwnerStore(RowStore, Protocol):
         ...
 
     def knows(self, table: str, group: str) -> bool:
-        """Whether `count` is right at this moment; else a look is needed."""
+        """Whether `count` is exact at this moment; otherwise a look is needed."""
         ...
 
 
@@ -185,7 +188,7 @@ class LocalRowStore:
         self._queues = False  # whether tablets queue mutations, so that they can still be withdrawn
 
     def add_table(self, table: str, tablets: Iterable[Tablet]) -> None:
-        """Make a table known; its tablets cover all rows from the empty one on."""
+        """Register a table; its tablets cover all rows from the empty one on."""
         ordered = sorted(tablets, key=lambda tablet: tablet.start)
         assert ordered, f"table {table} has no tablet"
         assert ordered[0].start == b"", f"no tablet of {table} holds its smallest rows"
@@ -214,8 +217,8 @@ class LocalRowStore:
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
         """Make every tablet refuse mutations that name a timestamp below `ts` (T13). When this returns, no mutation
-        that was admitted before is still in flight, whether that is waited for or not. A table that is added later
-        needs another call."""
+        that was admitted earlier is still in flight, with or without `wait`. A table that is added later needs another
+        call."""
         raised: set[Tablet] = set()
         while left := [tablet for tablet in self.tablets() if tablet not in raised]:  # they may be split meanwhile
             for tablet in left:
@@ -315,9 +318,9 @@ class LocalRowStore:
     # A KeyboardInterrupt between `submit` and the wait would leave behind a call whose task is gone.
     @trio.lowlevel.enable_ki_protection
     async def apply_then(self, mutations: Sequence[Mutation], then: Then | None) -> list[Verdict]:
-        """As `apply`, and `then` may decide what to send next, on the loop, before the task is woken.
+        """As `apply`, and `then` may decide, on the loop, which mutations to send next, before the task is woken.
 
-        Returns the verdicts of what was sent last. Tablets that do not queue never call `then`.
+        Returns the verdicts of the last mutations sent. Tablets that do not queue never call `then`.
         """
         if not self._queues:
             await trio.lowlevel.checkpoint_if_cancelled()

@@ -1,8 +1,8 @@
 """Copies the rows of a tablet from a key on into an environment of their own, while the tablet is written to.
 
 The groups are copied a page at a time, each page from a view of its own. Meanwhile the tablet's commits are noted, and
-applied to the copy again, in order: however old a page was, later writes to its cells come after it. So the copy may
-lag, and never keeps pages of the tablet from being reused.
+applied to the copy again, in order: however old a copied page is, the later writes to its cells are applied after it.
+So the copy may lag behind, and never keeps the tablet's pages from being reused.
 
 P6  A tablet that is compacted is copied whole in the same way, and the copy replaces it.
 P2  The writer's thread notes a commit before it is answered. After the cut nothing more is written to these rows: when
@@ -29,7 +29,7 @@ _PAGE_BYTES: Final = 4 << 20
 _SYNCED_BYTES: Final = 16 << 20  # copied between two syncs
 _CELL_BYTES: Final = 64  # of a cell, besides its value
 _KEYS: Final = 20_000  # read at a time, in search of the middle
-_NOTED_BYTES_MAX: Final = 64 << 20  # of writes that have not been applied to the copy yet
+_NOTED_BYTES_MAX: Final = 64 << 20  # bytes of writes that have not been applied to the copy yet
 _FEW: Final = 1_000  # noted writes that may be left for the cut, while writes to these rows wait
 _ROUNDS: Final = 200
 

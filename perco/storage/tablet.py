@@ -1,8 +1,8 @@
 """A tablet: a contiguous row range of one table, with an engine of its own.
 
 `LmdbTablet` uses group commit: the mutations of all tasks gather in a queue. When the writer is free, one LMDB write
-transaction, with one fsync, commits all that have gathered, while the next batch fills up behind it. The queue is
-bounded by the number of waiting tasks (each waits for its own call), a batch by `BatchOptions`.
+transaction, with one fsync, commits all that have gathered, while the next batch fills. The queue is bounded by the
+number of waiting tasks (each waits for its own call), a batch by `BatchOptions`.
 
 A batch closes at the loop's next turn, so that it gets the mutations of all tasks that were just woken; under load no
 timer is needed. If the loop has more to do than the disk, a batch closes as soon as it holds half of what is in flight:
@@ -47,12 +47,12 @@ class BatchOptions:
 
     Attributes:
         mutations_max: mutations in one write transaction, and parts of one call; 1 switches batching off.
-        bytes_max: bytes of file that one write transaction may take, and bytes of one call (a larger mutation still
-            goes alone).
+        bytes_max: bytes of file that one write transaction may take, and bytes of one call (a larger mutation is still
+            sent, alone).
         window_s: how long a call waits for others to the same tablet, in seconds. 0: there is no window.
         adaptive: a call waits only while an earlier one of its kind to that tablet is in flight; it leaves when that is
             answered, or when the window ends. False: every call waits for the whole window, as in the paper, and a
-            transaction takes two windows longer, or more.
+            transaction takes at least two windows longer.
     """
 
     mutations_max: int = 4096

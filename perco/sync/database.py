@@ -56,7 +56,7 @@ class Database(Calling):
         return Retrying(self._port, self._engine, *self._default).run(function, *args, **kwargs)
 
     def attempts(self) -> Attempts:
-        """As `run`, without a function: `for attempt in db.attempts(): with attempt as txn: ...`.
+        """Like `run`, but without a function: `for attempt in db.attempts(): with attempt as txn: ...`.
 
         The loop ends by itself once an attempt has committed. Do not leave it with `break` or `return`: a commit that
         conflicts needs the next attempt.
@@ -76,7 +76,7 @@ class Database(Calling):
         return Transaction(self._port, self._engine, self._ask("begin", (), {"isolation": isolation}))
 
     def transaction(self, *, isolation: Isolation | None = None) -> TransactionBlock:
-        """One try: commits at the end of the block; an exception discards it.
+        """One attempt: the transaction commits at the end of the block; an exception discards it.
 
         Afterwards `txn.commit_ts` and `txn.outcome` tell the result.
 
@@ -86,13 +86,13 @@ class Database(Calling):
         return TransactionBlock(self.begin, isolation)
 
     def outcome(self, token: str) -> int:
-        """The outcome of a transaction (T4): its commit_ts, or 0: it did not commit and never will.
+        """The outcome of a transaction (T4): its commit_ts, or 0 if it did not commit and never will.
 
         Args:
             token: from `CommitUnknown.token` or `txn.token`, of any process on this store.
 
-        Raises: UsageError for another value, or another store's token; CommitUnknown, for good, if its traces may have
-        been collected; ReadOnly, because asking settles the transaction.
+        Raises: UsageError if this is no token, or another store's token; CommitUnknown, for good, if the traces of the
+        transaction may have been garbage-collected; ReadOnly, because the query itself settles the transaction.
         """
         result: int = self._ask("outcome", (token,), {})
         return result
@@ -109,7 +109,7 @@ class Database(Calling):
         return SnapshotBlock(self._port, block, lambda of: Snapshot(self._port, of), "with db.snapshot() as snap:")
 
     def snapshot_at(self, *, ts: int | None = None, at: datetime | None = None) -> Snapshot:
-        """As `snapshot`. The caller calls its `end`."""
+        """Like `snapshot`, but the caller ends it by calling `end`."""
         return Snapshot(self._port, self._ask("snapshot_at", (), {"ts": ts, "at": at}))
 
     def pin(
@@ -122,24 +122,26 @@ class Database(Calling):
         owner: str | None = None,
         keep: bool = False,
     ) -> Block[PinnedSnapshot]:
-        """A snapshot that stays readable however long it takes, under a name that `perco pins` and `perco status` show.
+        """A snapshot that stays readable for as long as its lease is renewed, under a name that `perco pins` and
+        `perco status` show.
 
             with db.pin("nightly-export", lease_s=3600) as pin:
                 for row in pin.scan(docs): ...
                 pin.renew()
 
-        Unlike a snapshot, a pin is durable: a process that died continues under the same name, at the same timestamp,
-        if it is started again within the lease. An expired pin holds nothing.
+        Unlike a snapshot, a pin is durable: a program that dies, and is restarted within the lease, continues under the
+        same name, at the same timestamp. An expired pin holds nothing.
 
         Args:
             name: at most 64 characters. If there is a pin of that name, it is taken over and its lease restarts.
             lease_s: seconds; `renew` restarts it.
-            ts, at: which moment; now by default. See `snapshot`.
-            owner: for people; by default the process and its command.
+            ts, at: the moment to read at; now by default. See `snapshot`.
+            owner: a description for human readers; by default the process and its command.
             keep: leave the pin there at the end of the block, until its lease expires.
 
         Raises: SnapshotTooOld; UsageError for a name in use here, or pinned at another timestamp than `ts`;
-        WriteUnknown if the pin may be there or not: if it is, it holds until it is dropped or its lease expires.
+        WriteUnknown if the pin may or may not have been created; if it was, it holds until it is dropped or its lease
+        expires.
         """
         block = self._of.pin(name, lease_s=lease_s, ts=ts, at=at, owner=owner, keep=keep)
         return Block(self._port, block, lambda of: PinnedSnapshot(self._port, of), "with db.pin(...) as pin:")
@@ -150,22 +152,22 @@ class Database(Calling):
         return result
 
     def drop_pin(self, name: str) -> bool:
-        """Drop a pin; returns whether there was one of that name. From then on reads at it raise SnapshotTooOld as soon
-        as versions have been removed.
+        """Drop a pin; returns whether there was one of that name. After that, reads at its timestamp raise
+        SnapshotTooOld as soon as the vacuum has removed versions.
         """
         result: bool = self._ask("drop_pin", (name,), {})
         return result
 
     def watermark(self) -> int:
         """The watermark: no open transaction or pin, of any process, reads below this timestamp (G1). It never goes
-        back. An export may forget what it knows of earlier versions.
+        back. An export may discard what it has recorded about earlier versions.
         """
         result: int = self._ask("watermark", (), {})
         return result
 
     def trace(self, table: Table[K], key: K, *, progress: Callable[[int], None] | None = None) -> list[Traced]:
-        """The transactions that wrote a row's values, with the runs of observers that followed from the same causes:
-        the newest tree first; [] for a row without values. It reads the write records of the whole store once.
+        """The transactions that wrote a row's values, with the observer runs that followed from the same causes; the
+        newest tree first, and [] for a row without values. This reads the write records of the whole store once.
 
         Args:
             progress: called with the number of rows read so far.
@@ -174,43 +176,43 @@ class Database(Calling):
         return result
 
     def vacuum(self, *, progress: Callable[[VacuumResult], None] | None = None) -> VacuumResult:
-        """Remove old versions that no reader needs any more, now; the background task does so too.
+        """Remove the old versions that no reader needs any more, at once. (A background task removes them, too.)
 
         Args:
-            progress: called after every page, with what was done so far.
+            progress: called after every page, with the result so far.
 
-        Raises: StoreFull if not even the reserve of a full disk suffices; ReadOnly.
+        Raises: StoreFull if even the space reserved for a full disk is not enough; ReadOnly.
         """
         result: VacuumResult = self._ask("vacuum", (), {"progress": progress})
         return result
 
     def split(self, table: Table[K] | str, key: K | None = None) -> Split:
-        """Split a tablet at a key. The new tablet has its own writer and file and, where tablet servers serve, its own
-        server. The background task splits tablets that have become large (`SplitOptions`).
+        """Split a tablet at a key. The new tablet has its own writer and its own file; in a store with tablet servers,
+        another server may get it. The background task splits tablets that have become large (`SplitOptions`).
 
         Args:
-            table: a table, or its name; with a name, the key is a row as it is stored, in bytes.
+            table: a table, or its name; with a name, `key` is the row key in stored form, as bytes.
             key: where the new tablet begins; None: in the middle of the table's largest tablet.
 
         Reads go on, and so do writes to other rows; writes to the new tablet's rows wait for a moment at the end.
-        Raises: UsageError if a tablet begins at that key, or all is in one row; StoreFull, Unavailable: nothing has
-        changed; ReadOnly.
+        Raises: UsageError if a tablet already begins at that key, or if all of the tablet is in one row; StoreFull,
+        Unavailable: nothing has changed; ReadOnly.
         """
         result: Split = self._ask("split", (table, key), {})
         return result
 
     def compact(self, table: Table[Any] | str | None = None) -> list[Compacted]:
-        """Give unused space of the tablets' files back: each tablet is written to a new file, in order, which replaces
-        the old one (P6). Without this, later writes reuse the space, but the file does not shrink.
+        """Return unused space in the tablets' files to the file system: each tablet is copied, in key order, to a new
+        file, which replaces the old one (P6). Without this, later writes reuse the space, but the file does not shrink.
 
         Args:
             table: a table, or its name; None: all.
 
-        Returns the result for each tablet. Reads and writes go on; writes to a tablet wait for a moment at its end.
-        The disk needs room for one tablet's new file next to the old one. If cancelled, finished tablets stay
-        compacted, and the one under way is unchanged.
-        Raises: UsageError for a memory: store, or if tablet servers have the tablets; StoreFull, Unavailable: that
-        tablet and those after it are unchanged; ReadOnly.
+        Returns the result for each tablet. Reads and writes go on; writes to a tablet wait for a moment at the end of
+        its compaction. The disk needs room for one tablet's new file next to the old one. If cancelled, finished
+        tablets stay compacted, and the one under way is unchanged.
+        Raises: UsageError for a store in memory, or if tablet servers have the tablets open; StoreFull, Unavailable:
+        that tablet and those after it are unchanged; ReadOnly.
         """
         result: list[Compacted] = self._ask("compact", (table,), {})
         return result
@@ -232,8 +234,8 @@ class Database(Calling):
     def pause(self, id: str) -> None:
         """Pause an observer until it is resumed. The store keeps this across restarts and for all programs.
 
-        Changes keep waiting for it. Once this has returned, no run that was under way will commit any more; its change
-        waits.
+        Its changes keep waiting. Once this has returned, no run that was in progress can still commit; the change of
+        such a run waits, too.
 
         Raises: UsageError for an observer that the store does not have; ReadOnly.
         """
@@ -257,14 +259,14 @@ class Database(Calling):
         return result
 
     def backfill(self, *, progress: Callable[[BackfillProgress], None] | None = None) -> list[BackfillProgress]:
-        """Notify new observers, and new versions of observers, of existing data, now (N10); the background task does so
-        too.
+        """Notify new observers, and new versions of observers, of existing data, at once (N10). (A background task does
+        so, too.)
 
         Args:
             progress: called after every page.
 
-        Returns what was done for each observer that had not been notified of all data. To wait until they have run,
-        call `wait_idle`.
+        Returns the progress of each observer that had not been notified of all data. To wait until they have run, call
+        `wait_idle`.
 
         Raises: StoreFull, Unavailable: the next call goes on from there; ReadOnly.
         """
@@ -284,7 +286,7 @@ class Database(Calling):
         return result
 
     def replay_failed(self, observer: str | None = None, *, key: Any = None) -> int:
-        """Let changes on the failed list wait for their observers again; returns how many.
+        """Replay changes on the failed list: they wait for their observers again. Returns how many.
 
         Args:
             observer, key: as for `failed`; all by default.
@@ -298,7 +300,7 @@ class Database(Calling):
         """Acknowledge changes on the failed list: their observer never runs for them. Returns how many.
 
         Args:
-            observer: whose changes; `key`: only those of this row.
+            observer: the observer whose changes to drop; `key`: only those of this row.
 
         Raises: UsageError for an observer that the store does not have; ReadOnly; StoreFull; CommitUnknown.
         """
@@ -340,24 +342,25 @@ class Database(Calling):
         (`WorkerOptions.attempts`).
 
         Returns how many changes are on the failed list, which this does not wait for (N6; `db.failed`).
-        Raises: UsageError if nothing could ever run them, or if all that are left wait for observers that need asyncio
-        in a store without it; NotIdle past the timeout, with counts by observer; Corruption if all that is left cannot
-        be read: a lock that may be a notification, or cells on which observers fail.
+        Raises: UsageError if no process runs these observers, or they are paused, or if all remaining changes wait for
+        observers that need asyncio, in a store that does not run on it; NotIdle past the timeout, with counts by
+        observer; Corruption if everything that is left cannot be read: a lock that may be a notification, or cells on
+        which observers fail.
         """
         result: int = self._ask("wait_idle", (), {"timeout": timeout})
         return result
 
     def wait_for(self, ts: int, *, timeout: float | None = None) -> None:
-        """Wait until observers have run for all that was committed, other than by observers, at or before `ts`, and for
-        all that followed from it (N7, N9).
+        """Wait until observers have run for every change that was committed at or before `ts`, other than by observers,
+        and for every change that followed from these (N7, N9).
 
         Args:
-            ts: a commit timestamp: `txn.commit_ts`, or what `txn.commit()` returned.
+            ts: a commit timestamp: `txn.commit_ts`, or the result of `txn.commit()`.
             timeout: seconds.
 
-        Raises: UsageError if nothing could ever run them, or for a timestamp that has not been issued; NotIdle past the
-        timeout, with counts by observer; Corruption if all that is left are cells that cannot be read, one of which
-        may go back to `ts` or before.
+        Raises: UsageError if no process runs these observers, or they are paused, or for a timestamp that has not been
+        issued; NotIdle past the timeout, with counts by observer; Corruption if only cells that cannot be read are
+        left, and one of them may date from `ts` or earlier.
         """
         self._ask("wait_for", (ts,), {"timeout": timeout})
 

@@ -22,10 +22,11 @@ class Reading(Calling):
         """The value of a cell, or None.
 
         Args:
-            lock: commit only if no other transaction has written the cell by then; later only transactions that see
-                this one's writes can write it (T14). Costs as much as a write. No effect if nothing is written.
+            lock: commit only if no other transaction has written the cell by then; after that, only transactions that
+                see this one's writes can write the cell (T14). Costs as much as a write. No effect if nothing is
+                written.
 
-        Raises: TransactionClosed, TooLarge, Corruption; TypeError or ValueError for a key of the wrong kind.
+        Raises: TransactionClosed, TooLarge, Corruption; TypeError or ValueError for a key of the wrong type.
         """
         result: V | None = self._ask("get", (column, key), {"lock": lock})
         return result
@@ -54,7 +55,7 @@ class Reading(Calling):
         reverse: bool = False,
         lock: bool = False,
     ) -> Scan[K]:
-        """Rows in key order that have a value in any of the columns: `for row in txn.scan(...)`.
+        """The rows that have a value in any of the columns, in key order: `for row in txn.scan(...)`.
 
         Args:
             start, stop: keys; start is included, stop is not.

@@ -31,11 +31,11 @@ class Backend(Place, Protocol):
         ...
 
     def clear_dead_readers(self) -> None:
-        """Forget readers that were killed, if they hold anything."""
+        """Release what killed readers still hold."""
         ...
 
     def expire(self, after_s: float) -> None:
-        """Fail mutations that have waited for a disk for so long (T10)."""
+        """Fail mutations that have waited for a disk for this long (T10)."""
         ...
 
     async def aclose(self) -> None: ...

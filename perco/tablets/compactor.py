@@ -1,7 +1,7 @@
-"""Gives space back: rewrites the files of tablets without their free pages.
+"""Returns space to the file system: rewrites the files of tablets without their free pages.
 
-LMDB reuses free pages, but never makes a file shorter. Compacting copies a tablet's cells into a new file, in order, so
-that pages are full, while reads and writes go on; then the new file replaces the old one.
+LMDB reuses free pages, but never makes a file shorter. Compacting copies a tablet's cells into a new file, in key order
+and with full pages, while reads and writes go on; then the new file replaces the old one.
 
 P6  A process that is stopped at any moment leaves the old files or the new ones, with every acknowledged write. Writes
     to the tablet wait while the names change; reads do not.

@@ -65,7 +65,7 @@ class Elsewhere(Protocol):
         groups: Sequence[str],
         resubmit: Resubmit,
     ) -> Tablet:
-        """A tablet that is on disk already. `resubmit`: submits what a call sends next."""
+        """A tablet that is on disk already. `resubmit`: submits a call's next mutations."""
         ...
 
     def begin(self, tablet: Tablet) -> None:
@@ -178,7 +178,8 @@ class LocalStore:
         there: Collection[int] = (),
         sync: bool | None = None,
     ) -> None:
-        """Open a table's tablets, or make them. `there`: numbers of those that have been made: there, or lost (P4)."""
+        """Open a table's tablets, or make them. `there`: numbers of the tablets that have been made: they are there, or
+        lost (P4)."""
         every = [*PROTOCOL_GROUPS, *groups]
         if self._folder is not None:
             for number in there:
@@ -439,12 +440,13 @@ class LocalStore:
         tablet.submit_from_thread([mutation], lambda _: None)
 
     def expire(self, after_s: float) -> None:
-        """Fail mutations that have waited for a disk for so long (T10)."""
+        """Fail mutations that have waited for a disk for this long (T10)."""
         for tablet in self.store.tablets():
             tablet.expire(after_s)
 
     def clear_dead_readers(self) -> None:
-        """Forget readers that were killed: they would keep the pages that they read from being reused forever."""
+        """Release the reader slots of killed processes, which would keep the pages that they read from ever being
+        reused."""
         for tablet in self.store.tablets():
             if isinstance(tablet, LmdbTablet):
                 tablet.engine.clear_dead_readers()

@@ -1,9 +1,10 @@
-"""Splits tablets that have become large: each half has a writer, a file and, if served, a server of its own.
+"""Splits tablets that have become large: each half has a writer and a file of its own, and can have a tablet server of
+its own.
 
 P1  Each row lies in one tablet, and its writes go to that one only. While a tablet is cut, writes to the rows that it
     gives away wait; reads, and writes to its other rows, do not.
 P2  The new tablet holds the cells that the old one held at the cut.
-P3  A mutation whose rows lie in two tablets by now fails with TabletSplit, and the transaction runs again; locks are
+P3  A mutation whose rows now lie in two tablets fails with TabletSplit, and the transaction runs again; locks are
     settled cell by cell.
 P4  The new tablet is on disk, whole; then the catalogue records it; then it gets its rows; then they are removed from
     the old one. The removal continues when the store is opened again.
@@ -41,7 +42,7 @@ class SplitOptions:
 
     Attributes:
         on: split them in the background.
-        bytes_max: a tablet whose cells take more than so many bytes of its file is split in the middle.
+        bytes_max: a tablet whose cells take more than this many bytes of its file is split in the middle.
         period_s: how often the sizes are checked, in seconds.
         share: the part of the time that the removal of moved rows from the old tablets may take.
     """
@@ -243,7 +244,7 @@ class Splitter:
             raise failure
 
     async def clear(self, *, share: float = 1.0) -> None:
-        """Remove moved rows from their old tablets, now; the background task does so too.
+        """Remove moved rows from their old tablets, at once. (The background task removes them, too.)
 
         Args:
             share: the part of the time that it may take.

@@ -1,4 +1,4 @@
-"""Tools that users, and perco's own tests, test with.
+"""Test tools, for users and for perco's own tests.
 
 `record` notes what clients did and saw (`history.py`); `check` decides whether that is snapshot isolation, or
 serializable, and if not, names the anomaly with a shortest cycle (`isolation.py`); `draw` draws it (`drawing.py`).

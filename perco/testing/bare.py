@@ -1,9 +1,9 @@
 """A store without any capability, for tests: single rows only, and every call is awaited.
 
-    BareStore(local)    in the place of a `LocalStore`; its rows are in that, reached through `SingleRows`
+    BareStore(local)    in place of a `LocalStore`, which holds its rows; reached through `SingleRows`
 
-What a distributed store gives at least, perco needs no more of. Loss, delay and repetition of messages come from a
-`FaultyRowStore` between the two.
+perco requires nothing of a store beyond this, the least that a distributed store offers. Loss, delay and repetition of
+messages come from a `FaultyRowStore` between the two.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from perco.tablets.local import LocalStore
 
 
 class SingleRows:
-    """Rows as a server has them that knows neither groups nor floors nor counts.
+    """The rows of a server that has neither groups nor floors nor counts.
 
     Args:
         rows: where they are.
@@ -101,7 +101,7 @@ class BareStore:
         late_s: see `Bare`.
 
     Attributes:
-        rows: a look at what is stored.
+        rows: the stored rows, for inspection.
     """
 
     store: Bare
@@ -131,7 +131,7 @@ class BareStore:
         raise NotImplementedError("there is no thread")
 
     def clear_dead_readers(self) -> None:
-        """Do nothing: nobody else reads the rows."""
+        """Do nothing: no other process reads the rows."""
 
     def expire(self, after_s: float) -> None:
         """Do nothing: there is no disk to wait for."""

@@ -1,9 +1,9 @@
 """A disk in memory that outlives processes, and the tablets that they open on it.
 
-The tablets are the product's (`LmdbTablet`: its queue, its batches, what it holds back during a cut), over an engine in
-memory that behaves like an LMDB environment: a batch is there as a whole, or not at all; a shared view does not see
-later batches; an epoch fences off the previous writer (F1). Tasks of the process do, in virtual time, what the product
-does on other threads: a process that dies in the middle of a batch leaves it written or not.
+The tablets are the product's (`LmdbTablet`: its queue, its batches, the mutations that it holds during a cut), over an
+engine in memory that behaves like an LMDB environment: a batch is written as a whole, or not at all; a shared view does
+not see later batches; an epoch fences off the previous writer (F1). Tasks of the process do, in virtual time, what the
+product does on other threads: a process that dies in the middle of a batch leaves it written or not.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 In each process, clients do what `workloads.py` says, and a worker keeps derived data up to date. The network between
 them and the store (`faults.py`) delays, loses, repeats and reorders mutations, even after their sender has died. The
 disk is full now and then. Processes die before or after any mutation, and come back. Live transactions are sometimes
-taken for dead, and others break their locks.
+presumed dead, and other transactions break their locks.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def faults_of(step: str) -> tuple[str, ...]:
 
 
 def _bounded(store: LocalRowStore, calls: int) -> None:
-    """Make the store raise after so many calls: virtual time does not pass for a task that never sleeps."""
+    """Make the store raise after this many calls: virtual time does not pass for a task that never sleeps."""
     left = calls
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,7 +102,7 @@ def _bounded(store: LocalRowStore, calls: int) -> None:
 
 
 class _Hasty(Fates):
-    """Takes live transactions for dead now and then, as happens when a lease expires: safe, only slow (L2)."""
+    """Presumes live transactions dead now and then, as happens when a lease expires: safe, only slow (L2)."""
 
     __slots__ = ("_rate", "_rng", "broken")
 
@@ -129,7 +129,7 @@ def _step_of(mutation: Mutation) -> str:
 
 
 def _tell_apart(driver: Driver) -> None:
-    """Mark what this driver sends while it settles another transaction's lock."""
+    """Mark the mutations that this driver sends while it settles another transaction's lock."""
     right = driver.resolve
 
     async def resolve(cell: Cellref, start_ts: int, lock: Lock) -> int | None:

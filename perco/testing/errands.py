@@ -1,4 +1,4 @@
-"""What programs ask of a served store besides their transactions, and what must be true of the answers.
+"""The operations of programs on a served store, besides transactions, and the conditions that the answers must meet.
 
 pins     a pin reads the same as long as its lease lasts, whatever is collected meanwhile (T15)
 splits   a tablet is split under traffic (P1 - P5)
@@ -50,7 +50,8 @@ _LOOKS_S: Final = (0.1, 0.6, 2.0)
 
 @dataclass(slots=True)
 class Errand:
-    """The errands of a program. `cut_off`: makes the owner unreachable for so many seconds; `alive`: whether it is."""
+    """The errands of a program. `cut_off`: makes the owner unreachable for the given number of seconds; `alive`:
+    whether it is."""
 
     db: Database
     world: World

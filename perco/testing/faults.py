@@ -64,7 +64,7 @@ _OLD: Final = {(WRITE, True), (TRACE, True)}
 
 
 def kind_of(mutation: Mutation) -> str:
-    """The step of the protocol that a mutation is.
+    """The step of the protocol that a mutation performs.
 
     prewrite, commit (or roll-forward), one step, marker, rollback; tidy, notify: only removes, or only puts, notify
     cells; give up, replay: to the failed list and back; vacuum; in the system table: bound, catalogue, clock, lease;
@@ -114,7 +114,8 @@ class FaultyRowStore:
     `before`, if given, is awaited before each mutation is made, one after the other: a task can be stopped there, or
     cancelled, and then the mutation was not sent. `after` is awaited when the mutation was made, before its reply:
     there a task cannot be cancelled (T10). `looking` is awaited before each read and scan.
-    Attributes: `fired`, how often each fault did; `late`, what is still to come; `log`, the kinds of all mutations.
+    Attributes: `fired`, how often each fault did; `late`, mutations that are still to arrive; `log`, the kinds of all
+    mutations.
     """
 
     plan: Callable[[Mutation, int], Fault | None]

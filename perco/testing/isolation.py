@@ -1,13 +1,13 @@
-"""Is a history snapshot isolation? Pure.
+"""Decides whether a history satisfies snapshot isolation. Pure.
 
 Every transaction has two moments, its start and its commit; between them no writes of others become visible to it. A
-history is (strong) snapshot isolation if all these moments can be put in one order:
+history satisfies (strong) snapshot isolation if all these moments can be put in one order:
 
     start(a)  before commit(a)
     commit(a) before start(b)    b overwrote (ww) or read (wr) what a wrote; or a had ended when b began (rt)
     start(a)  before commit(b)   b overwrote what a read (rw): a did not see it
 
-So a history is snapshot isolation if and only if the graph of these edges has no cycle. The strongly connected
+So a history satisfies snapshot isolation if and only if the graph of these edges has no cycle. The strongly connected
 components, found in linear time, show whether there is one; the shortest cycle of each is named after Adya and Elle, by
 the kinds of its edges. A list's longest read gives the order of its versions. For registers, transactions that read
 before they wrote, and real time, give it: the order of blind writes that overlap is unknown, and anomalies that depend
@@ -56,7 +56,7 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `check` found. `edges`: dependencies by kind; `unread`: appends that no read shows."""
+    """The result of `check`. `edges`: dependencies by kind; `unread`: appends that no read shows."""
 
     transactions: int
     edges: dict[str, int]
@@ -69,11 +69,11 @@ class Report:
 
 
 def check(history: Iterable[Transaction], *, serializable: bool = False, real_time: bool = True) -> Report:
-    """Decide whether a history is snapshot isolation, with `serializable` also whether it is serializable.
+    """Decide whether a history satisfies snapshot isolation; with `serializable`, also whether it is serializable.
 
     Args:
         history: transactions that append to lists, or read and write registers; every value is written once to a key.
-        real_time: whether a transaction must see what had ended before it began.
+        real_time: whether a transaction must see those that had ended before it began.
 
     Raises: UsageError for a history that cannot be decided: a value written twice, a key used in both ways.
     """

@@ -22,7 +22,7 @@ from perco.testing.faults import FaultyRowStore, use
 
 
 class CrashedError(Exception):
-    """The error that a client gets when it is to count as dead."""
+    """The error that a client gets when it is treated as dead."""
 
 
 class Machine:
@@ -30,7 +30,7 @@ class Machine:
 
     Args:
         groups: whether the store has groups.
-        bare_s: it has no capability at all (`bare.py`), and messages to it are under way for at most so many seconds.
+        bare_s: it has no capability at all (`bare.py`), and messages to it are in flight for at most this many seconds.
     """
 
     schema: Schema
@@ -59,7 +59,7 @@ class Machine:
         return sum(tablet.entries(group) for tablet in self.store.tablets() for group in groups)
 
     def _backend(self, below: RowStore | None) -> Backend:
-        """What a process that opens the store has of it."""
+        """The backend of a process that opens the store."""
         return self._local if self._bare_s is None else BareStore(self._local, below, late_s=self._bare_s)
 
     @asynccontextmanager

@@ -5,7 +5,7 @@ O2      A transaction that begins after a commit was answered, in any process, h
 T1, P1  A value whose commit was answered is never lost, whatever is split, dies or is collected.
 
 A writer reads its row and writes the next number, so values grow with their timestamps, even if a commit's reply was
-lost. Programs share what they know of the rows without messages of the run.
+lost. Programs share their knowledge of the rows outside the simulated network.
 """
 
 from __future__ import annotations

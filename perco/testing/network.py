@@ -70,7 +70,7 @@ class Befalls(Protocol):
         ...
 
     def connection(self, process: Process, to: str) -> str:
-        """Choose "", "REFUSED", or "HANGS" (for ever)."""
+        """Choose "", "REFUSED", or "HANGS" (forever)."""
         ...
 
     def delay_s(self, *processes: Process) -> float:
@@ -306,7 +306,7 @@ class Network:
         return ours
 
     def cut_off(self, process: Process, name: str, seconds: float) -> None:
-        """Break a process's connections to a name, and refuse new ones for so many seconds."""
+        """Break a process's connections to a name, and refuse new ones for a number of seconds."""
         self._away[process] = name, trio.current_time() + seconds
         there = self._listening.get(name, (None,))[0]
         for connection, end in self._connections.get(process, ()):

@@ -217,7 +217,7 @@ class Processes:
                 nursery.cancel_scope.cancel()
 
     async def _watch(self) -> None:
-        """End a run whose tasks wait for ever, even shielded, with an error that says where."""
+        """End a run whose tasks wait forever, even shielded, with an error that says where."""
         await trio.sleep(_ALL_S)
         living = [process for process in (self.world, *self.all) if not process.dead and not process.ended.is_set()]
         self._abort(EndlessError(f"after {_ALL_S:g} s the run has not ended: {self._where(living)}"))
@@ -278,7 +278,7 @@ class Processes:
         self._queue.extend(rest)
 
     def stop_for(self, process: Process, seconds: float) -> None:
-        """Stop a process for so many seconds."""
+        """Stop a process for a number of seconds."""
         if process.dead or process.ended.is_set():
             return
         until = trio.current_time() + seconds

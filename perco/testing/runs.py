@@ -1,4 +1,4 @@
-"""What all runs of the simulation share: what must happen in them, what their clients do, and how they end.
+"""The common part of all runs of the simulation: what must happen in them, what their clients do, and how they end.
 
 A last process comes up when no more faults occur, and then
 
@@ -59,7 +59,7 @@ TICK_S: Final = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationOptions:
-    """What must have happened in a run before it may end.
+    """The events that must have happened in a run before it may end.
 
     Attributes:
         clients, keys: how many clients act at once, at least, and on how many lists.
@@ -79,10 +79,10 @@ class SimulationOptions:
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened under a seed.
+    """The outcome of a seed's run.
 
     `lives` of `processes`; `terms`: of owners, one after the other; `servers`: tablet servers that were started;
-    `pins`, `splits`: completed ones; `mistaken`: how often a live transaction was taken for dead; `grown`: the highest
+    `pins`, `splits`: completed ones; `mistaken`: how often a live transaction was presumed dead; `grown`: the highest
     version of an observer that was added; `refused`: how often an older program wanted to run a lower one; `waits`: for
     observers, completed ones; `fired`: faults by (step, fault); `problems`: what is wrong, [] if nothing is; `digest`:
     of all that was sent and seen, for comparing two runs.
@@ -133,7 +133,7 @@ program: ContextVar[Program | None] = ContextVar("program", default=None)
 
 
 class Noted:
-    """The transaction that a client began last."""
+    """The newest transaction of a client."""
 
     def __init__(self, clients: Clients, ran: Callable[[int], None]) -> None:
         self.txn: Transaction | None = None
@@ -201,7 +201,7 @@ class Run(ABC):
         self.groups = rng.random() < 0.7
         self.rate = rng.choice((0.004, 0.01, 0.03, 0.08))  # faults per mutation, or message
         self.slow = rng.choice((0.0, 0.1, 0.4))  # the share of slow messages
-        self._hasty = rng.choice((0.0, 0.05, 0.5))  # how often live transactions are taken for dead
+        self._hasty = rng.choice((0.0, 0.05, 0.5))  # how often live transactions are presumed dead
         self._late_from = (
             rng.randint(20, 160) * options.commits // 200
         )  # commits, until a process comes up with the late schema
@@ -330,7 +330,7 @@ class Run(ABC):
         return self.outcome.enough(self._options) or (wanted and actor.name.startswith("p0."))
 
     async def _tend(self, db: Database, actor: Actor) -> None:
-        """Replay and drop what observers have failed for (N6)."""
+        """Replay and drop changes on which observers have failed (N6)."""
         while True:
             await trio.sleep(actor.rng.choice((0.02, 0.1)))
             try:

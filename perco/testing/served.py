@@ -191,7 +191,7 @@ class Served(Run):
         await self._meters.verify(snap, world)
 
     def _locks(self) -> int:
-        # Not those in a copy that was abandoned, nor in rows that belong to another tablet by now (P4).
+        # Not those in a copy that was abandoned, nor in rows that now belong to another tablet (P4).
         found = 0
         for tablet in self._left.tablets():
             for group in (LOCK, SHARED, PENDING):
@@ -356,7 +356,7 @@ class Served(Run):
         return rng.uniform(0.5, 5.0) if rng.random() < _CLOSES_OFTEN else math.inf
 
     async def _settled(self, server: Server, db: Database) -> None:
-        """R7: check that nothing is kept for ever for clients that are gone, in whatever way."""
+        """R7: check that nothing is kept forever for clients that are gone, however they ended."""
         left: dict[str, list[Any]] = {}
         for _ in range(_SETTLES):
             sessions, holds = server.sessions, inside(db).oracle.holds

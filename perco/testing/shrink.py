@@ -1,4 +1,4 @@
-"""Shrinks a failing run to a short script: leaves out choices as long as it still fails in the same way.
+"""Shrinks a failing run to a short script: leaves out choices while it still fails in the same way.
 
 Delta debugging (ddmin) over the names of a plan's choices: first whole lives and transactions, then what hit them; in
 halves, quarters, and so on down to single ones. Leaving one out shifts what comes after, so each attempt is made with a

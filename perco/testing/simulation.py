@@ -97,7 +97,8 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def run_plan(plan: Plan, options: SimulationOptions | None = None) -> Outcome:
-    """Make one run, in its own trio loop, in virtual time. Raises what no run may raise: an assertion, a bug."""
+    """Make one run, in its own trio loop, in virtual time. Raises any error that a run must not raise: an assertion, a
+    bug."""
     with _collected(), seeded(plan.seed + (plan.salt << 32)):
         options = options or SimulationOptions()
         simulation: Run = (Embedded if processes_of(plan, options) == 1 else Served)(plan, options)

@@ -16,7 +16,7 @@ and the following step something is read that the late mutation writes, or somet
 (`Watched`). A mutation of a process that died may arrive as well: that takes a pair.
 
 In a scenario with `one_step`, or that `vacuums`, a process has the store to itself, as one-step commits and vacuums
-require: no other process takes it for dead while it lives (C2), so it never stands still. A one-step commit goes to
+require: no other process presumes it dead while it lives (C2), so it is never suspended. A one-step commit goes to
 tablets of its own process, once, and ends with it (C6). With a vacuum, the oracle's bound, the published watermark and
 pins are steps as well, and end with their process too; so do the floors of tablets.
 
@@ -90,14 +90,15 @@ class Scenario:
     before: Schema | None = None
 
     async def prepare(self, db: Database) -> None:
-        """Write what is there before, without faults. The default: nothing."""
+        """Write the initial data, without faults. The default: nothing."""
 
     async def first(self, db: Database) -> None:
-        """Do what is swept, in the first process."""
+        """Do the work under test, in the first process."""
         raise NotImplementedError
 
     async def meet(self, db: Database) -> None:
-        """Do the work of each later process, before anything has settled what the first left. The default: nothing."""
+        """Do the work of each later process, before anything has settled the locks that the first one left. The
+        default: nothing."""
 
     async def later(self, db: Database) -> None:
         """Do the rest of it, after everything has been settled and observed. The default: nothing."""
@@ -204,7 +205,7 @@ class _Store(FaultyRowStore):
         super().__init__(store, looking=process.awake)
         self._process = process
         scenario = process.run.scenario
-        self.opening = scenario.bare  # what is sent by then is no step
+        self.opening = scenario.bare  # mutations sent before that are not steps
         self._swept_system = not scenario.bare or scenario.vacuums  # else the oracle meets no fault
         if scenario.backwards:
             self.shuffle = list.reverse
@@ -314,7 +315,7 @@ class _Process:
             await self._wait()
 
     async def _wait(self) -> None:
-        with trio.move_on_after(_HOUR_S):  # else a run that is never woken would last for ever, since it is shielded
+        with trio.move_on_after(_HOUR_S):  # otherwise a run that is never woken would last forever: it is shielded
             await self._awake.wait()
             return
         self.run.result.problem = f"process {self.number} stands still, and nobody woke it"
@@ -539,7 +540,7 @@ class Run:
         self._late = [late for late in self._late if late not in due]
         for late in due:
             self._watched.pop(late.step, None)
-        if self.scenario.bare:  # a message is not under way for ever
+        if self.scenario.bare:  # a message is not in flight forever
             due = [late for late in due if trio.current_time() < late.sent + LATE_S]
         for late in due if made else ():
             call = Call(None, 1)
@@ -589,8 +590,8 @@ def deeper(
 
 @dataclass(slots=True)
 class Report:
-    """What a sweep did: `runs`, how many, by the number of faults; `met`, how often each fault hit each step, and
-    `possible`, which could have; `wrong`, the runs that ended badly."""
+    """The result of a sweep: `runs`, how many, by the number of faults; `met`, how often each fault hit each step;
+    `possible`, the faults that could have hit it; `wrong`, the runs that ended badly."""
 
     runs: Counter[int] = field(default_factory=Counter)
     met: Counter[tuple[str, Kind]] = field(default_factory=Counter)
@@ -668,7 +669,7 @@ def firsts(make: Callable[[], Scenario]) -> list[Schedule]:
 
 
 def sample(make: Callable[[], Scenario], pairs: int, rng: random.Random) -> Report:
-    """Run so many random pairs of faults; late ones arrive before any later step, or last."""
+    """Run the given number of random pairs of faults; late ones arrive before any later step, or last."""
     report = Report()
     dry = run(make)
     while report.runs[2] < pairs:

@@ -93,7 +93,7 @@ class Clients:
         self.answered = 0  # the newest commit that any client knows of
 
     async def act(self, db: Database, world: World, ops: Ops, rng: random.Random, began: Began) -> None:
-        """Run one transaction, or one look at the past. `began` notes the transaction before it does anything."""
+        """Run one transaction, or read the past once. `began` notes the transaction before it does anything."""
         chance = rng.random()
         if "signals" in self.kinds and rng.random() < 0.25:
             await self._raise(db, world, rng, began)
@@ -120,7 +120,7 @@ class Clients:
     # ------------------------------------------------------------ what became of a transaction
 
     def begun(self, answered: int, start_ts: int) -> None:
-        """Check the start of a transaction. `answered`: as it was when the transaction was asked for."""
+        """Check the start of a transaction. `answered`: its value when the transaction was requested."""
         if start_ts <= answered:
             self._problem(f"O2: {start_ts} was given to one who came when the commit at {answered} had been answered")
 

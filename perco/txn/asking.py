@@ -16,7 +16,7 @@ async def outcome(engine: Engine, token: str) -> int:
         start_ts, primary = read_token(token)
     except ValueError as error:
         raise UsageError(f"{token!r} is not a transaction's token") from error
-    # Other processes may have drawn timestamps that this one has not seen: then ask the oracle for the newest.
+    # Other processes may have drawn timestamps that this process has not seen: ask the oracle for the newest one.
     drawn = 0 < start_ts <= engine.oracle.last or 0 < start_ts <= await engine.oracle.newest()
     if not drawn or not engine.known.catalogue.has(primary.table, primary.column):
         raise UsageError(f"{token!r} is the token of a transaction on another store")

@@ -1,8 +1,8 @@
 """One transaction, attempt after attempt, until one commits.
 
 T11 A retry runs the function, or the block, again, with a new start_ts; writes of a failed attempt are not replayed.
-W3  A transaction that has conflicted takes its turn when an attempt begins, and leaves it when the attempt ends,
-    whatever its outcome.
+W3  A transaction that has conflicted takes its turn when an attempt begins, and gives it up when the attempt ends,
+    whatever the outcome.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Attempt:
             met.attempts = attempts._failed
             if attempts._failed >= attempts._retry.attempts:
                 raise
-            attempts._met = [met.with_traceback(None)]  # its frames would keep a loop alive that has been left
+            attempts._met = [met.with_traceback(None)]  # its frames would keep an abandoned loop alive
             attempts._owed = True
             attempts._has_met(met)
             return True

@@ -28,7 +28,7 @@ class Background:
         self._long = 0
         self._changed: trio.Event | None = None  # set when a task ends; None: nothing waits for that
         self._failure: BaseException | None = None
-        self.stopped: BaseException | None = None  # SystemExit and the like, out of a user's function
+        self.stopped: BaseException | None = None  # SystemExit or the like, raised by a user's function
         self._closed = False
         self.ended = False  # closed, or failed: `check` raises
         self.on_failure: list[Callable[[], None]] = []
@@ -62,7 +62,7 @@ class Background:
         """Start a task that runs until the store closes; returns a function that ends it earlier."""
         scope = trio.CancelScope()
         self._scope.append(scope)
-        if self._closed:  # short work that the end waits for may start it
+        if self._closed:  # short work that `aclose` waits for may still start one
             scope.cancel()
         self._long += 1
         trio.lowlevel.spawn_system_task(self._run_long, scope, loop, name=f"perco-{name}")

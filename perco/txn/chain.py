@@ -1,4 +1,5 @@
-"""Next steps of a commit, decided on the loop from the verdicts of the last one, without waking the commit's task.
+"""The next steps of a commit, decided on the loop from the verdicts of the previous step, without waking the commit's
+task.
 
 `Chain` leads from the last prewrite to the commit of the primary, `Settling` from a refused group to its single cells.
 Each takes verdicts and returns the next mutations; a task, or the row store itself, sends them.
@@ -53,7 +54,7 @@ class Chain:
         return [commit.primary_commit()]
 
     def ended(self, verdicts: Sequence[Verdict]) -> None:
-        """Take the verdicts of what was sent last, in the commit's task, which is awake again."""
+        """Process the verdicts of the last mutations sent. Called in the commit's task, which is awake again."""
         if not self._told:
             self._prewritten(verdicts)
         if self._sent:
@@ -71,7 +72,7 @@ class Settling:
     or if a tablet split has moved some of them away (P3). Then its cells are settled one by one: otherwise the
     remaining locks, and the notifications that they stand for (N1), would stay.
 
-    `left`: some could not be written; later readers, or the sweeper, settle them.
+    `left`: some cells could not be written; later readers, or the sweeper, settle them.
     """
 
     groups: Sequence[Mutation]
@@ -84,7 +85,7 @@ class Settling:
         self.left = False
 
     def told(self, verdicts: Sequence[Verdict]) -> list[Mutation]:
-        """Take the verdicts of what was sent last; returns what to send next."""
+        """Process the verdicts of the last mutations sent; returns the mutations to send next."""
         by_cell, self._by_cell = self._by_cell, None
         cells: list[Mutation] = []
         for i, verdict in enumerate(verdicts):

@@ -58,7 +58,7 @@ from perco.txn.fates import Fates
 from perco.txn.resolver import Resolver, make_token
 from perco.txn.validation import Validation
 
-_ASK_PAUSE_MAX_S = 0.5  # between two questions to a primary that does not answer
+_ASK_PAUSE_MAX_S = 0.5  # between two reads of a primary that does not answer
 _SHARED_MAX = 1024  # shared locks of one cell that are settled before the prewrite is sent again
 
 
@@ -67,8 +67,8 @@ class CommitOptions:
     """Attributes:
     commit_timeout_s: how long to wait for a disk that does not answer, and how long to ask for the outcome of a
         commit whose reply was lost, before CommitUnknown (T4, T10).
-    one_step: commit what lies in the primary's tablet in one write transaction, without locks (C1). False: always
-        in two phases, as in the paper.
+    one_step: commit the cells in the primary's tablet in one write transaction, without locks (C1). False: always in
+        two phases, as in the paper.
     """
 
     commit_timeout_s: float = 30.0
@@ -97,8 +97,8 @@ class Driver(Resolver):
     async def commit(self, commit: Commit, *, observed: bool, version: int) -> int:
         """Drive a commit to its end; returns commit_ts.
 
-        Raises: ConflictAt, StaleAt, RolledBack, CatalogueChanged, StoreFull, CommitUnknown; trio.Cancelled only if it
-        surely did not and will not commit (T10).
+        Raises: ConflictAt, StaleAt, RolledBack, CatalogueChanged, StoreFull, CommitUnknown; trio.Cancelled only if the
+        transaction certainly has not committed, and never will (T10).
         """
         start_ts = commit.header.start_ts
         self.fates.begin(start_ts)
@@ -359,7 +359,7 @@ class Driver(Resolver):
         await self._outlive(where, other_ts, packed)
 
     async def _ask_primary(self, commit: Commit) -> None:
-        """T4: read the primary after a lost reply, or a refusal that may be the echo of our own success."""
+        """T4: read the primary after a lost reply, or after a refusal that our own earlier success may have caused."""
         header = commit.header
         token = make_token(header.start_ts, header.primary)
         with trio.move_on_after(self.options.commit_timeout_s, shield=True):
@@ -382,7 +382,7 @@ class Driver(Resolver):
                 elif recovery.fate is not None:
                     await self._must_be_certain(recovery)  # a session that has ended holds no watermark (R5)
                     commit.asked(recovery.fate)
-                else:  # our lock is gone without a trace: it is aborted only once there is a rollback marker
+                else:  # our lock is gone without a trace: only a rollback marker makes this an abort
                     [verdict] = await self.store.apply([recovery.decision()])
                     recovery.decided(verdict)
                     if recovery.fate is not None:
@@ -412,7 +412,7 @@ class Driver(Resolver):
     async def _decide_own(self, commit: Commit) -> bool:
         """Make sure that the primary can never commit (T5), after its release was refused or lost.
 
-        Returns whether it has committed: a commit request that was believed lost had arrived (T4).
+        Returns whether it has committed: a commit request that seemed to be lost had arrived after all (T4).
         """
         header = commit.header
         recovery = Recovery(header.start_ts, header.primary, ())
@@ -496,8 +496,9 @@ class Driver(Resolver):
         self._observed_done(observed=observed)
 
     def _waits_for_others(self, start_ts: int) -> None:
-        """T7: mark a transaction that has released its locks as aborted before it waits, so that none waits for it, in
-        any process. Otherwise two that encountered each other's locks would wait forever."""
+        """T7: mark a transaction that has released its locks as aborted before it waits, so that no transaction waits
+        for it, in any process. Otherwise two transactions that have encountered each other's locks would wait
+        forever."""
         self.oracle.holds.open.discard(start_ts)
         self.fates.settle(start_ts, 0)
 

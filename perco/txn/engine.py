@@ -1,4 +1,4 @@
-"""What the transactions of one opened store share: the oracle, the driver, limits and options."""
+"""The parts that all transactions of one opened store share: the oracle, the driver, limits and options."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TransactionOptions:
     """Limits of one transaction, and its default isolation.
 
     Attributes:
-        cells_max: cells that it writes; and, counted apart, cells that it locks.
+        cells_max: cells that it writes; and, counted separately, cells that it locks.
         bytes_max: bytes of values that it writes.
         reads_max: cells and scans that a serializable transaction reads.
         isolation: "snapshot", which allows write skew, or "serializable" (T14).

@@ -1,18 +1,18 @@
-"""Cells whose one-step commit is under way: readers ask here before they look. In memory, on the loop.
+"""The cells whose one-step commit is in progress: readers check here before they read. In memory, on the loop.
 
-A one-step commit leaves no lock that a reader could meet: its records become visible when its write transaction ends,
-some time after its commit_ts was drawn. Until then its cells are entered here.
+A one-step commit leaves no lock that a reader could encounter: its records become visible when its write transaction
+ends, some time after its commit_ts was drawn. Until then its cells are entered here.
 
 C2  Enter: in the step that draws commit_ts, with no await between.
 C3  Leave: when the write transaction has ended, even if the caller is gone. A commit without an answer stays until it
     has been settled (`left`).
-C4  Read: a reader at S asks here first, then opens its view, and waits for an entry with commit_ts <= S. Nothing waits
-    in the other direction.
+C4  Read: a reader at S checks here first, waits for any entry with commit_ts <= S, and then opens its view. A commit
+    never waits for readers.
 
 A cell has at most one entry: a second transaction waits for the first, and holds nothing meanwhile (T7).
 
-Why it is right: a reader with S >= commit_ts drew S after the entry was made, asks here before it looks, and an entry
-leaves only once its records are visible. So it meets the entry or the records.
+Why this is correct: a reader with S >= commit_ts drew S after the entry was made, and checks here before it reads; an
+entry leaves only once its records are visible. So the reader finds the entry or the records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Entry(NamedTuple):
 
 
 class Entered:
-    """Loop thread only. `cells`: entries by cell; `left`: those whose answer was lost, and their cells, by start_ts."""
+    """Loop thread only. `cells`: entries by cell; `left`: the commits whose answer was lost, with their cells, by
+    start_ts."""
 
     __slots__ = ("cells", "left")
 

@@ -7,7 +7,7 @@ A transaction that encounters the lock of a live one waits here, without polling
 remembered, so that a reader need not ask about a lock that is about to be cleared.
 
 L2  If several processes share a store, a process cannot know whether a transaction of another one is alive: `exact` is
-    False, and `lives_elsewhere` asks. Then a transaction that is taken for dead may still commit, unless it is rolled
+    False, and `lives_elsewhere` asks. Then a transaction that is presumed dead may still commit, unless it is rolled
     back.
 """
 
@@ -41,7 +41,7 @@ class Fates:
 
     @property
     def alone(self) -> bool:
-        """Whether all readers of the store's rows ask this process, and so know of its one-step commits (C2)."""
+        """Whether all readers of the store's rows read through this process, and so see its one-step commits (C2)."""
         return self._alone
 
     def not_alone(self) -> None:
@@ -58,8 +58,8 @@ class Fates:
         return len(self._live)
 
     async def lives_elsewhere(self, start_ts: int, lock: Lock) -> bool:
-        """If this is not `exact`: whether a transaction is alive in another process, judged by its lock, the primary's
-        if there is one (L1)."""
+        """If this is not `exact`: whether a transaction is alive in another process, judged by its lock: the primary's
+        lock, if there is one (L1)."""
         return False
 
     def settle(self, start_ts: int, fate: int | None) -> None:

@@ -35,7 +35,7 @@ class Keeper:
         self.on_renewed()
 
     async def catch_up(self) -> None:
-        """Bring the catalogue up to date before it is asked for observers."""
+        """Bring the catalogue up to date before a caller looks up observers in it."""
         if not self._is_told:
             await self.renew()
 

@@ -9,9 +9,9 @@ Reading a second cell of a row along with the first costs almost nothing, while 
 whenever a column is read, the columns of that row that are *likely* to be read later in the transaction are read with
 it. The likelihood comes from past transactions: of those that began a row with that column, or went on to it, how many
 read the other one later. Each observer, and each function that is run, has its own memory, in which old transactions
-count less and less; for a function that gains nothing, only some transactions are looked at. A value too long for its
-record takes a second read: where that is likely, the newest data of the cell is read along, and used if the record
-points at it.
+count less and less; for a function that gains nothing, only a sample of the transactions is observed. A value that is
+too long for its record takes a second read. Where that is likely, the same read also fetches the newest data of the
+cell, which is used if the record points at it.
 
 Long values are read ahead only while the total of one read stays small (`ahead_bytes_max`, estimated from the sizes of
 past values).
@@ -35,7 +35,7 @@ from perco.storage import LOCK, WRITE, Cell, Query, RowCells
 
 _FADE: Final = 1 - 1 / 16  # the weight of a transaction after the next one
 _KEPT_PER_CHECKPOINT: Final = 64
-_FRUITLESS: Final = 32  # after so many transactions without a gain, only some are looked at
+_FRUITLESS: Final = 32  # after so many transactions without a gain, only a sample is observed
 _LOOK_EVERY: Final = 16
 _ROWS_LEARNT: Final = 64  # of one transaction
 _TRIGGERS_MAX: Final = 1024  # remembered for one function
@@ -74,7 +74,7 @@ class PrefetchOptions:
 
 @dataclass(slots=True)
 class PrefetchCounters:
-    """Counters of one observer or function, or of all, over the transactions that were looked at.
+    """Counters of one observer or function, or of all, over the transactions that were observed.
 
     Attributes:
         reads: rows that were read from the store.
@@ -97,7 +97,7 @@ class PrefetchCounters:
 
 
 class Raw(NamedTuple):
-    """A cell as found, not yet interpreted; `data`: its newest data in `group`, if that was read along."""
+    """A cell as found, not yet interpreted; `data`: its newest data in `group`, if the same read fetched that."""
 
     locks: Sequence[Cell]
     writes: Sequence[Cell]
@@ -108,8 +108,8 @@ class Raw(NamedTuple):
 class Plan(NamedTuple):
     """A read of one row.
 
-    Attributes: `columns`, those asked for, then those read ahead; `groups`, for each the data group that is read along,
-    or ""; `asked`, how many are asked for.
+    Attributes: `columns`, those asked for, then those read ahead; `groups`, for each the data group that the same read
+    fetches, or ""; `asked`, how many are asked for.
     """
 
     row: bytes
@@ -136,7 +136,7 @@ class Plan(NamedTuple):
         return self._replace(columns=tuple(c for c, _ in left), groups=tuple(g for _, g in left))
 
     def only_asked(self) -> Plan:
-        """The plan with only what was asked for."""
+        """The plan without any read-ahead."""
         return self._replace(columns=self.columns[: self.asked], groups=("",) * self.asked)
 
 
@@ -180,7 +180,7 @@ class _Long:
 
 
 class _Memory:
-    """What is remembered of one observer or function."""
+    """The statistics that are kept for one observer or function."""
 
     fruitless: int
     passed_by: int
@@ -223,8 +223,8 @@ class Predictor:
         self._forgotten = PrefetchCounters()
 
     def begin(self, function: str) -> Ahead | None:
-        """The read-ahead of one transaction of an observer or function; None if it has gained nothing for long: then
-        only one transaction in `_LOOK_EVERY` is looked at."""
+        """The read-ahead of one transaction of an observer or function; None if it has gained nothing for a long time:
+        then only one transaction in `_LOOK_EVERY` is observed."""
         memory = self._memories.get(function)
         if memory is None:
             memory = self._memories[function] = _Memory()
@@ -252,7 +252,7 @@ class Predictor:
 
 
 def with_data(seen: Seen, raw: Raw) -> Seen:
-    """What was seen, with the long value that was read along, if the record points at it."""
+    """What was seen of a cell, completed with the long value from the same read, if the record points at it."""
     data = raw.data
     if type(seen) is InData and data is not None and data[0] == seen.start_ts and raw.group == seen.group:
         return Value(seen.commit_ts, data[1])
@@ -271,7 +271,7 @@ def name_of(function: object) -> str:
 
 
 class Ahead:
-    """What one transaction has read, and what was read ahead for it."""
+    """The cells that one transaction has read, and those that were read ahead for it."""
 
     __slots__ = ("_budget", "_bytes", "_cells", "_gained", "_kept", "_memory", "_options", "_predicts", "_rows")
 
@@ -393,7 +393,7 @@ class Ahead:
         return True
 
     def drop(self) -> None:
-        """Learn nothing from this transaction: it did not run, or was dropped without an end."""
+        """Learn nothing from this transaction: it did not run, or was abandoned without `end`."""
         for here in self._rows.values():
             self._memory.counters.wasted += len(here.unused)
         self._rows = {}

@@ -6,7 +6,7 @@ Reading:   `snapshot.py` says what the cells mean; if a lock is in the way, `Res
 T2  Reads open their view after the reader's timestamp was drawn: every read here is a new call of the store.
 L1  A reader waits for a lock whose transaction is in the live set. Any other transaction is dead, unless its lease says
     that it is alive in another process: then the reader polls the lock.
-S4  A reader that knows the outcome of a lock answers without settling it.
+S4  A reader that knows the outcome of a lock's transaction answers without settling the lock.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from perco.txn.entered import Entered, Entry, Where
 from perco.txn.fates import Fates
 from perco.txn.prefetch import Plan
 
-_POLL_S, _POLL_MAX_S = 0.002, 0.25  # between two looks at a lock whose transaction is alive in another process
+_POLL_S, _POLL_MAX_S = 0.002, 0.25  # between two reads of a lock whose transaction is alive in another process
 _DAMAGED_MAX = 1000  # cells that are remembered
 
 log: logging.Logger = logging.getLogger("perco.store")
@@ -83,7 +83,7 @@ class Resolver:
         event: Callable[[str], None] | None,
     ) -> None:
         self.store, self.oracle, self.fates = store, oracle, fates
-        self.reads = store  # where snapshots read; once a client's session has ended, one that only raises (R5)
+        self.reads = store  # what snapshots read from; one that only raises, once a client's session has ended (R5)
         self.counters = Counters()
         self.entered = Entered()  # C2
         self.writing: dict[int, trio.Event | None] = {}  # one-step commits of other processes; an event if a task waits
@@ -199,8 +199,8 @@ class Resolver:
     async def read_plans(
         self, table: str, plans: list[Plan], ts: int, before: Sequence[Query] = ()
     ) -> list[tuple[Plan, RowCells]]:
-        """Read rows with what is to be read ahead; without that, if it is too large or damaged. `before`: a claim's
-        queries for its row, in place of those for the lock and the record of the first column."""
+        """Read rows with their read-ahead; without it, if it is too large or damaged. `before`: a claim's queries for
+        its row, in place of those for the lock and the record of the first column."""
         skip = 2 if before else 0
         try:
             found = await self.reads.read([(table, plan.row, [*before, *plan.queries(ts)[skip:]]) for plan in plans])
@@ -222,12 +222,12 @@ class Resolver:
                 met.add(column)
         return plan.without(met) if met else plan
 
-    # ------------------------------------------------------------ commits in one step
+    # ------------------------------------------------------------ one-step commits
 
     async def past(self, entry: Entry) -> int:
         """C4: wait until an entry's records are visible, or can never be; returns its commit_ts, or 0."""
         start_ts = entry.start_ts
-        if entry.commit_ts in self.writing:  # its client may be silent for long
+        if entry.commit_ts in self.writing:  # its client may be silent for a long time
             self.counters.lock_waits += 1
             writing = self.writing[entry.commit_ts]
             if writing is None:
@@ -423,7 +423,7 @@ def _collected(watermark: int) -> str:
 
 
 def from_lock(lock: Lock, start_ts: int, commit_ts: int) -> Seen:
-    """What a committed lock's record will say (S4)."""
+    """The value that the record of a committed lock will have (S4)."""
     if lock.kind == PUT:
         return Value(commit_ts, lock.body)
     if lock.kind == PUT_DATA:
@@ -432,13 +432,14 @@ def from_lock(lock: Lock, start_ts: int, commit_ts: int) -> Seen:
 
 
 def make_token(start_ts: int, primary: Cellref) -> str:
-    """The token by which `db.outcome` asks from any process: a short str for a log."""
+    """The token with which any process can ask `db.outcome`: a str short enough for a log."""
     said = f"{start_ts}/{primary.column}/{primary.table}/{primary.row.hex()}"
     return f"{said}/{crc32(said.encode()):08x}"
 
 
 def read_token(token: str) -> tuple[int, Cellref]:
-    """Decode a token. Raises: ValueError if it is none, or was cut: asking for another transaction rolls that back."""
+    """Decode a token. Raises: ValueError if it is not a token, or was truncated. A token of the wrong transaction would
+    do harm: asking for a transaction's outcome may roll that transaction back."""
     said, _, sum = token.rpartition("/")
     if f"{crc32(said.encode()):08x}" != sum:
         raise ValueError("its checksum does not fit")

@@ -1,4 +1,4 @@
-"""How often, and after which waits, a transaction is retried."""
+"""How often a transaction is retried, and how long it waits before each retry."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`db.run`: a function in a transaction, attempt after attempt, until one commits; and single transactions as blocks.
 
-T10 A deadline or a cancellation before the commit is sent means that it did not happen.
+T10 If a deadline or a cancellation comes before the commit is sent, the transaction has not committed.
 T11 A retry runs the function again, with a new start_ts; the writes of a failed attempt are never replayed.
 """
 

@@ -1,7 +1,7 @@
 """Scans: rows in key order, page by page, as a snapshot sees them.
 
 T9  A scan answers as point reads would, or waits; it never returns a partial result.
-T14 A serializable transaction notes how far each scan has been taken, and repeats it at commit.
+T14 A serializable transaction notes how far it has read each scan, and repeats the scan that far at commit.
 C4  One-step commits leave no locks: a scan asks the memory of entered cells.
 """
 

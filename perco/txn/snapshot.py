@@ -1,4 +1,4 @@
-"""The object that users hold to read: the store as of one timestamp.
+"""The object through which programs read: the store as of one timestamp.
 
 Reads of one snapshot may run concurrently. `None` means absent.
 """
@@ -28,8 +28,8 @@ V = TypeVar("V")
 class Snapshot(Reader):
     """The store as of one timestamp.
 
-    Attributes: `start_ts`, the timestamp; `wall`, for a snapshot `at=` a time: the wall time (seconds) of the note
-    of the clock that it is as of, else None.
+    Attributes: `start_ts`, the timestamp; `wall`: for a snapshot taken with `at=`, the wall time, in seconds, of the
+    clock note that it corresponds to; else None.
     """
 
     __slots__ = ()
@@ -38,10 +38,11 @@ class Snapshot(Reader):
         """The value of a cell, or None.
 
         Args:
-            lock: commit only if no other transaction has written the cell by then; later only transactions that see
-                this one's writes can write it (T14). Costs as much as a write. No effect if nothing is written.
+            lock: commit only if no other transaction has written the cell by then; after that, only transactions that
+                see this one's writes can write the cell (T14). Costs as much as a write. No effect if nothing is
+                written.
 
-        Raises: TransactionClosed, TooLarge, Corruption; TypeError or ValueError for a key of the wrong kind.
+        Raises: TransactionClosed, TooLarge, Corruption; TypeError or ValueError for a key of the wrong type.
         """
         if not self._open:
             raise self._closed()
@@ -127,7 +128,7 @@ class Snapshot(Reader):
         reverse: bool = False,
         lock: bool = False,
     ) -> Scan[K]:
-        """Rows in key order that have a value in any of the columns: `async for row in txn.scan(...)`.
+        """The rows that have a value in any of the columns, in key order: `async for row in txn.scan(...)`.
 
         Args:
             start, stop: keys; start is included, stop is not.
@@ -158,8 +159,8 @@ class Snapshot(Reader):
         limit: int | None = None,
         reverse: bool = False,
     ) -> Scan[K]:
-        """As `scan`, of the rows in [`low`, `high`) (None: to the end). These are rows as stored, and need not be those
-        of keys."""
+        """As `scan`, of the rows in [`low`, `high`) (None: to the end). The bounds are rows in stored form, and need
+        not be the encoding of a key."""
         columns = list(must_be_table(table).columns.values()) if columns is None else columns
         bounds = self._of_table(table, columns)
         if limit is not None and (not isinstance(limit, int) or limit < 0):

@@ -1,11 +1,11 @@
-"""The object that users hold to read and write: reads as a snapshot, with its own writes on top.
+"""The object through which programs read and write: it reads like a snapshot, with its own writes on top.
 
-`set` and `delete` only note what to write: they never block, and they check the limits, not the commit.
+`set` and `delete` only note what to write, and never block. The limits are checked there, not at commit.
 
 T14 A cell that is read with `lock=True` is locked against all writers while the transaction commits. A serializable
     transaction notes its reads, and repeats them at commit.
 T12 The primary is the ack of an observer's run, else a cell in the tablet that holds most of the cells.
-N5  Signals are never the primary. If nothing is written, a bare cell is.
+N5  A signal is never the primary. If the transaction writes no cell, its primary is a bare cell.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Transaction(Snapshot):
 
     @property
     def isolation(self) -> Isolation:
-        """Its isolation: "snapshot" or "serializable"."""
+        """The isolation level: "snapshot" or "serializable"."""
         return "snapshot" if self._reads is None else "serializable"
 
     @property
@@ -110,7 +110,7 @@ class Transaction(Snapshot):
         and never conflicts: many transactions may raise one signal at once, and one run may handle all.
 
         Raises: UsageError for anything but a signal; TooLarge over a limit; TypeError or ValueError for a key of the
-        wrong kind; TransactionClosed.
+        wrong type; TransactionClosed.
         """
         if not self._open:
             raise self._closed()
@@ -161,8 +161,8 @@ class Transaction(Snapshot):
             self.outcome = "aborted"
 
     async def commit(self) -> int:
-        """Commit; returns commit_ts, or 0 if nothing was written and no observed signal was raised: then all reads are
-        of one moment, start_ts, and read locks have nothing to protect.
+        """Commit; returns commit_ts, or 0 if nothing was written and no observed signal was raised: in that case all
+        reads are as of start_ts, and the read locks have nothing to protect.
 
         Raises: WriteConflict, ReadConflict, RolledBack, CatalogueChanged (run it again), StoreFull, CommitUnknown.
         """
@@ -245,8 +245,8 @@ class Transaction(Snapshot):
     async def _bare_primary(self, signals: list[Intent]) -> list[Intent]:
         """The primary of a transaction that only raises signals (N5); none if no observer is to be notified.
 
-        Raises: CatalogueChanged if the signals may have got observers meanwhile (N10): without a commit the transaction
-        would not find out.
+        Raises: CatalogueChanged if observers of the signals may have been registered meanwhile (N10): without a commit,
+        the transaction would not find out.
         """
         if signals:
             return [Intent(signals[0].table, signals[0].row, bare_column(signals[0].column), BARE)]

@@ -9,7 +9,8 @@ it tries again, and goes when it is first in all its lines. A first attempt stan
                                             '------conflict, on one more---------'
 
 W1  Nothing is locked. The attempt that has the turn commits by the same checks as any other (T7), and may lose to one
-    that stands in no line: a first attempt, or another process. Then it pauses at random, as it would without lines.
+    that stands in no line: a first attempt, or another process. Then it pauses for a random time, as it would without
+    lines.
 W2  Older first: a line is in the order of first conflicts, except that the attempt that has the turn stays at its head.
     So attempts wait for older ones, or for running ones, which do not wait: no two wait for each other.
 W3  An attempt stands in line from the end of the pause to its own end, in whatever way it ends.
@@ -27,7 +28,7 @@ import trio
 
 Where = tuple[str, bytes, int]  # table, row, column; for a scanned range its first row, and -1
 
-_CELLS_MAX = 64  # in whose lines a transaction stands: those of its latest conflicts
+_CELLS_MAX = 64  # the cells of a transaction's latest conflicts: it stands in no other lines
 
 
 class Ticket:
@@ -130,15 +131,15 @@ class Lines:
 
 
 class Turn:
-    """The turns of a transaction that has conflicted: call `met` after a failed attempt, `take` before the next one,
-    and `leave` after that, however it ended (W3)."""
+    """The turns of a transaction that has conflicted: call `met` after a failed attempt, `take` before the next
+    attempt, and `leave` after that attempt, however it ended (W3)."""
 
     lost: int
 
     __slots__ = ("_lines", "_ticket", "_turn_s", "lost")
 
     def __init__(self, lines: Lines, turn_s: float) -> None:
-        """`turn_s`: see W4, in seconds; 0: it stands in no lines."""
+        """`turn_s`: see W4, in seconds; 0: it never stands in a line."""
         self._lines, self._turn_s = lines, turn_s
         self._ticket = lines.ticket()
         self.lost = 0  # attempts that failed in spite of a turn, or where there is no line (W1)

@@ -2,8 +2,8 @@
 
 T7  The transaction holds locks meanwhile, so nothing here waits for other transactions: neither for their locks, nor
     for their one-step commits. They may be waiting for ours.
-C4  Before each read the memory of entered cells is asked: an entry at or below commit_ts fails the validation, as a
-    lock does.
+C4  Before each read, the validation checks the memory of entered cells: an entry at or below commit_ts fails the
+    validation, as a lock does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Validation:
         self._start_ts, self._commit_ts = start_ts, commit_ts
 
     async def run(self, reads: Reads) -> Stale | None:
-        """What is not as it was read; None: everything is."""
+        """The first cells and ranges that are no longer as they were read; None: all are unchanged."""
         rows: dict[tuple[str, bytes], list[int]] = {}
         for table, row, column in reads.cells:
             rows.setdefault((table, row), []).append(column)

@@ -17,7 +17,7 @@ from perco.webindex.pydocs import SHOWN_CHARS
 
 
 class _Damaged(Exception):
-    """The archive ends or breaks where it should go on."""
+    """The archive ends, or is damaged, where it should continue."""
 
 
 class _ArchiveFile:

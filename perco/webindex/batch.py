@@ -1,4 +1,4 @@
-"""The whole index computed from all pages at once: what the incremental index must be equal to.
+"""The whole index, computed from all pages at once: the result that the incremental index must equal.
 
 It is as plain as possible, so that it cannot go wrong in the same way as the incremental one.
 """
@@ -28,7 +28,7 @@ class Document:
     """The index's entry for pages with one content: their words, and the texts of the links to any of them."""
 
     url: str
-    """Of the canonical page: the one of the highest rank; of several, the one with the smallest URL."""
+    """The URL of the canonical page: the page with the highest rank; of several, the one with the smallest URL."""
     title: str
     text: str
     anchors: tuple[tuple[str, str], ...] = ()
@@ -37,17 +37,17 @@ class Document:
     duplicates: tuple[str, ...] = ()
     """The other pages with the same content, in the order in which they would become canonical."""
     rank: float = 1.0
-    """Of the canonical page."""
+    """The rank of the canonical page."""
 
 
 ANCHORS_MAX = 50
-"""Of the links to a document so many are kept: the first in their order."""
+"""How many links to a document are kept: the first in their order."""
 
 DUPLICATES_MAX = 20
-"""Of the duplicates of a document so many are kept, and the links to them: the first in their order."""
+"""How many duplicates of a document are kept, with the links to them: the first in their order."""
 
 DEFAULT_RANK = 1.0
-"""Of a page that nobody has given a rank: that of the average page (`rank.pagerank`)."""
+"""The rank of a page that has not been ranked: that of the average page (`rank.pagerank`)."""
 
 
 def usable_rank(rank: float | None) -> float:
@@ -63,7 +63,7 @@ def seat(rank: float, url: str) -> tuple[int, str]:
 
 
 def content_hash(title: str, text: str) -> bytes:
-    """Equal for pages that say the same: 16 bytes of a SHA-256."""
+    """Equal for pages with the same content: 16 bytes of a SHA-256."""
     return hashlib.sha256(f"{title}\0{text}".encode("utf-8", "surrogatepass")).digest()[:16]
 
 

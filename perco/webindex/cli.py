@@ -331,7 +331,7 @@ async def _rank(store: Path, *, json: bool) -> int:
     if (problem := _no_index(store)) is not None:
         complain(problem)
         return FOUND
-    from perco.webindex.rank import Ranked, rank_all  # numpy takes long to import, and no other command needs it
+    from perco.webindex.rank import Ranked, rank_all  # numpy is slow to import, and no other command needs it
 
     async with serve(store) as service:
         with Stages() if not json else _JsonStages() as stages:

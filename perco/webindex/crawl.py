@@ -63,7 +63,7 @@ def saved_pages(folder: Path, limits: CrawlLimits = DEFAULT_LIMITS) -> Iterator[
 
 
 def _read_file(path: Path, bytes_max: int) -> bytes:
-    # Opening a named pipe would wait for a writer for ever.
+    # Opening a named pipe would wait for a writer forever.
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError("not a regular file")
     with open(path, "rb") as file:

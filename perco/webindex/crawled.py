@@ -8,7 +8,7 @@ import msgpack
 
 from perco.webindex.pages import Page, pack, page_of
 
-# Names that no registry will ever hand out: these pages are nowhere on the web.
+# Names that no registry will ever assign: these pages are nowhere on the web.
 DOCS_URL = "https://docs.python.invalid/"
 
 
@@ -17,7 +17,7 @@ HTML_URL = "https://pages.invalid/"
 
 @dataclass(frozen=True, slots=True)
 class CrawlLimits:
-    """What the crawler allows one page and one module."""
+    """The crawler's limits for one page and one module."""
 
     body_bytes_max: int = 4 * 1024 * 1024
     """The rest of a longer body is left out, and that is noted."""
@@ -26,7 +26,7 @@ class CrawlLimits:
     patience: float = 3.0
     """After this many times `module_seconds` a module that cannot be interrupted ends the crawl."""
     chunk_bytes: int = 64 * 1024
-    """How much is read at a time from files that may hold anything."""
+    """How many bytes are read at a time from files that may hold anything."""
 
 
 DEFAULT_LIMITS = CrawlLimits()
@@ -34,7 +34,7 @@ DEFAULT_LIMITS = CrawlLimits()
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Something that gave no page."""
+    """Something that yielded no page."""
 
     name: str
     why: str
@@ -62,12 +62,12 @@ Record = Found | Done
 
 
 class CrawlError(Exception):
-    """The stream does not have a whole crawl."""
+    """The stream does not contain a complete crawl."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """What the reader of a crawl accepts from the crawler."""
+    """The limits within which the reader of a crawl accepts the crawler's output."""
 
     record_bytes_max: int = 8 * 1024 * 1024
     chunk_bytes: int = 64 * 1024

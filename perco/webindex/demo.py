@@ -1,4 +1,4 @@
-"""`perco demo`: what perco is for, in a minute, on your own documentation, with nothing staged.
+"""`perco demo`: shows in a minute what perco is for, on your own documentation, with nothing staged.
 
 The parent watches; `perco web load` does the work in a child, which is killed half-way, for real, and started again.
 Then the demo shows whether the store is in order, which pages are canonical once they are ranked by their links, what
@@ -109,7 +109,7 @@ class Child:
         self._complaints = b""
 
     async def run(self, task_status: trio.TaskStatus[trio.Process]) -> None:
-        """Run it until it ends, however it does."""
+        """Run it until it ends, for whatever reason."""
         process = await trio.lowlevel.open_process(self.command, stdin=-3, stdout=-1, stderr=-1, start_new_session=True)
         task_status.started(process)
         try:
@@ -228,7 +228,7 @@ async def _checked(store: Path) -> bool:
 async def _rank(service: Service) -> None:
     """Rank the pages, and show what that changes: which pages are canonical."""
     say("\n4  Pages with the same content are one document. Which is its face? The one with the highest PageRank.")
-    from perco.webindex.rank import rank_all  # numpy takes long to import
+    from perco.webindex.rank import rank_all  # numpy is slow to import
 
     db, index = service.db, service.index
     async with db.snapshot() as snap:

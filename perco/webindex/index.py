@@ -24,8 +24,9 @@ Why the order of arrival does not matter, under snapshot isolation:
 
 -   `docs.place` is one small cell, (content hash, rank), and the page's row in `members` changes with it. Transactions
     that change a page's place, or the links to it, write this cell: two at once conflict there, and nowhere else.
--   Only elect writes a cluster's row, from one snapshot, and all that is searched of it is stored under its hash. When
-    another page becomes canonical, nothing has to be carried from page to page, so nothing can be lost on the way.
+-   Only elect writes a cluster's row, from one snapshot, and everything about it that is searched is stored under its
+    hash. When another page becomes canonical, nothing has to be carried from page to page, so nothing can be lost on
+    the way.
 -   Runs for a signal may overlap. So each writes a cell of its row even if nothing is new: of two, the second sees the
     first, and the last to commit has seen the most.
 -   The run for a page reads the text of the pages in its frames under a read lock, so of two runs one sees the other.
@@ -80,7 +81,7 @@ class Place(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """All about a cluster except its words, which are those of any of its pages."""
+    """Everything about a cluster except its words, which are those of any of its pages."""
 
     canonical: str
     rank: float
@@ -94,7 +95,7 @@ class WebIndex:
     Args:
         exporter: where documents go; None for programs that load or read and run no observers.
         limits: how much of a page is indexed.
-        anchors_max: for how many links to a document the texts are kept.
+        anchors_max: the number of links to a document whose texts are kept.
         duplicates_max: how many duplicates of a document are kept, and searched by the links to them.
         stale_at_once: how many pages one run of `reprocess` signals as stale.
     """
@@ -205,7 +206,7 @@ class WebIndex:
     # ------------------------------------------------------------ pages
 
     async def on_page(self, txn: perco.Transaction, change: perco.Change[str, Any]) -> None:
-        """Parse a page that has changed, or that shows one that has: its title, text and links."""
+        """Parse a page that has changed, or whose frames show one that has changed: its title, text and links."""
         url = change.key
         packed = await txn.get(self.contents, url)
         before = await txn.row(self.docs, url, [self.parsed, self.own, self.outlinks, self.embedded, self.place])

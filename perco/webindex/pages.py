@@ -1,4 +1,4 @@
-"""Pages as a crawl delivers them, and what an index needs of them: title, text and links.
+"""Pages as a crawl delivers them, and the parts that an index needs: title, text and links.
 
 Everything here is a pure function of its arguments, because the incremental index and the batch build that
 checks it must read a page in the same way.
@@ -47,7 +47,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class ParseLimits:
-    """How much of one page is taken; what is cut off is named in `Parsed.notes`."""
+    """How much of one page is read; `Parsed.notes` says what was cut off."""
 
     body_bytes_max: int = 4 * 1024 * 1024
     text_chars_max: int = 100_000
@@ -68,7 +68,7 @@ DEFAULT_LIMITS = ParseLimits()
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a page says: the same page and limits always give the same value."""
+    """The content of a page: the same page and limits always give the same value."""
 
     title: str = ""
     text: str = ""
@@ -139,11 +139,11 @@ _NO_LINE_BREAKS = str.maketrans("", "", "\t\r\n")
 
 
 def canonical_url(url: str, base: str | None = None, bytes_max: int = URL_BYTES_MAX) -> str | None:
-    """One spelling for every way to write an http, https or file URL; None for what cannot be a row.
+    """The canonical form of an http, https or file URL; None for anything that cannot be a row.
 
     The fragment, the default port and any user name are dropped, the host is lower-case ASCII, dot segments
-    are resolved, escapes are normalised and query arguments sorted. None stands for other schemes, for
-    what is no URL, and for a URL of more than `bytes_max` bytes. It never raises.
+    are resolved, escapes are normalised and query arguments sorted. None stands for other schemes, for anything that is
+    not a URL, and for a URL of more than `bytes_max` bytes. It never raises.
     """
     if len(url) > URL_INPUT_CHARS_MAX:
         return None
@@ -323,7 +323,7 @@ def _tidy(text: str, chars_max: int) -> str:
 
 
 class _Reader:
-    """What a page says, from the tags and the text that lxml finds in it: the target of its parser."""
+    """Collects the content of a page from the tags and the text that lxml finds in it: the target of its parser."""
 
     title: str | None
     base: str | None

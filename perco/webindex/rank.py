@@ -1,8 +1,8 @@
 """PageRank, in a batch: the ranks of all pages, computed from all links at once and written where observers see them.
 
-A rank depends on the whole graph, so small updates cannot keep it up to date (the paper's section 1: what cannot be
-broken down into small updates is better done as a batch). But they can keep up to date what depends on a rank: only the
-pages whose rank has changed are looked at again.
+A rank depends on the whole graph, so small updates cannot keep it up to date (the paper's section 1: a computation that
+cannot be broken down into small updates is better done as a batch). But they can keep up to date the data that depends
+on a rank: only the pages whose rank has changed are processed again.
 """
 
 from __future__ import annotations

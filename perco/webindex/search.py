@@ -2,8 +2,8 @@
 
 The file is fed from outside, by an exporter that may die and start again at any point. So a row says which
 version of a document it is, and only a newer version replaces it: exporting the same rows twice, or old rows
-after new ones, changes nothing. A deletion is a version too, and stays behind as an empty row, until no older
-export can come any more.
+after new ones, changes nothing. A deletion is a version too, and stays behind as an empty row, until no older export
+can arrive any more.
 
 Documents are kept as they were given, next to a full-text index (FTS5) that holds no copy of them.
 """
@@ -29,7 +29,7 @@ VERSION_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """How the file is written, and what counts in a search."""
+    """Options for writing the file, and for ranking the hits of a search."""
 
     synchronous: Literal["FULL", "NORMAL", "OFF"] = "FULL"
     """FULL: an export that returned survives a power failure. NORMAL: it may be undone by one, whole."""
@@ -41,7 +41,7 @@ class SearchOptions:
     rank_weight: float = 0.2
     """How much more the words of a page count each time that one plus its rank doubles; 0: rank does not count."""
     anchor_words_chars_max: int = 20_000
-    """Of the distinct texts of all links to a document: what is searched. All of them are kept."""
+    """How much of the distinct texts of all links to a document is searched. All of them are kept."""
     query_chars_max: int = 1_000
     query_words_max: int = 32
     snippet_words: int = 16
@@ -241,8 +241,8 @@ class SearchIndex:
         return True
 
     def forget(self, before: int) -> int:
-        """Remove the rows of documents that were deleted before this version; returns how many. For when no older
-        export can come any more, which would bring one back."""
+        """Remove the rows of documents that were deleted before this version; returns how many. Call it only when no
+        older export can arrive any more: such an export would bring a document back."""
         with _told("the export failed"), self._transaction("IMMEDIATE"):
             return self._db.execute("DELETE FROM pages WHERE title IS NULL AND version < ?", (before,)).rowcount
 
@@ -276,7 +276,7 @@ class SearchIndex:
         options = self._options
         weights = (options.title_weight, options.anchors_weight, options.text_weight, options.rank_weight)
         wanted = max(0, min(limit, options.hits_max))
-        # One transaction, so that the snippets are of what was found, even if another process writes meanwhile.
+        # One transaction, so that the snippets match the hits, even if another process writes meanwhile.
         with _told("the search failed"), self._transaction("DEFERRED"):
             found = self._db.execute(_FIND, (*weights, phrases, wanted)).fetchall()
             hits = []

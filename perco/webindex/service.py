@@ -1,7 +1,7 @@
-"""The web index as a running program: a crawler process, loaders, observers, and what they are doing.
+"""The web index as a running program: a crawler process, loaders, observers, and their progress.
 
-The crawl streams: pages are loaded while the crawler still makes them, observers run while pages are still loaded, and
-the search index answers meanwhile.
+The crawl streams: pages are loaded while the crawler is still making others, observers run while pages are still
+loaded, and the search index answers meanwhile.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Loaded:
 
 @dataclass(slots=True)
 class Progress:
-    """The state of all stages at one moment, for people and for the parent process."""
+    """The state of all stages at one moment, for users and for the parent process."""
 
     load: dict[str, Any]
     stages: dict[str, dict[str, Any]]
@@ -197,7 +197,7 @@ class Service:
 
 
 async def _collect(stream: trio.abc.ReceiveStream, into: bytearray) -> None:
-    """Read a process's complaints to the end, keeping the last of them."""
+    """Read a process's standard error to its end, keeping the last part."""
     while data := await stream.receive_some(_PIPE_BYTES):
         into += data
         del into[:-_COMPLAINTS_MAX]
