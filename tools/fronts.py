@@ -65,7 +65,7 @@ AIO = Front(
             """running = Retrying(self._port, self._engine, *self._default).run(function, *args, **kwargs)
 running.__qualname__ = "Database.run"  # type: ignore[attr-defined]  # for Python's "never awaited" warning
 return running""",
-            """Run a function in a transaction and commit; again from its beginning on a TransientError: see
+            """Run a function in a transaction and commit; run it again on a TransientError: see
 `perco.Database.run`. The function runs in the calling task, and may await whatever asyncio can.
 """,
         ),
@@ -144,7 +144,7 @@ SYNC = Front(
     {
         "run": (
             "return Retrying(self._port, self._engine, *self._default).run(function, *args, **kwargs)",
-            """Run a function in a transaction and commit; again from its beginning on a TransientError: see
+            """Run a function in a transaction and commit; run it again on a TransientError: see
 `perco.Database.run`. The function runs in the calling thread; its transaction begins with its first read, or
 else with the commit.
 """,

@@ -51,7 +51,7 @@ class Database(Calling):
     def run(
         self, function: Callable[Concatenate[Transaction, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, T]:
-        """Run a function in a transaction and commit; again from its beginning on a TransientError: see
+        """Run a function in a transaction and commit; run it again on a TransientError: see
         `perco.Database.run`. The function runs in the calling task, and may await whatever asyncio can.
         """
         running = Retrying(self._port, self._engine, *self._default).run(function, *args, **kwargs)

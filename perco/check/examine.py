@@ -160,7 +160,7 @@ def _of_lock(
         repair = repairs.drop_lock(cell, start_ts, beside=WRITE, at=own)
         return "T8", f"transaction {start_ts} committed at {own} and its lock is still there", repair
     if past:
-        return "T7", f"the record at {past[0].ts} was let in past {who}", None
+        return "T7", f"the record at {past[0].ts} was written despite {who}", None
     is_ack = bool(observer_of(column))
     if (lock.kind == ACK) != is_ack or lock.kind == READ:
         return "N3", f"{who} is of kind {lock.kind}, not one for this column", None
@@ -213,7 +213,7 @@ def _of_one_shared(
         return "T14", f"{who} stands beside the lock of transaction {image.locks[column][0][0]}", None
     past = image.records.get(column)
     if past and past[0].ts >= start_ts:
-        return "T14", f"the record at {past[0].ts} was let in past {who}", None
+        return "T14", f"the record at {past[0].ts} was written despite {who}", None
     return None
 
 

@@ -41,7 +41,7 @@ it. check reads the files of a folder, but only the cells of an address. check -
 folder, need a folder that no other process has open.
 
 \b
-Keys and values are written as their column wants them:
+Write keys and values as the column's codec expects them:
   text     as it is                int64    a number
   bytes    text, or hex:00ff       float64  a number
   json     JSON                    bool     true or false
@@ -508,7 +508,7 @@ def compact(
     table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="Only this table.")] = None,
     json: Json = False,
 ) -> None:
-    """Give the unused space of a store's files back to the disk.
+    """Give the unused space of a store's files back to the file system.
 
     Later writes reuse the space of removed versions, but a file does not shrink by itself. This command writes each
     tablet's cells into a new file, in order, which then replaces the old one. Reads and writes continue meanwhile;

@@ -114,7 +114,7 @@ class LoopWatch:
                 pause_s = self.options.tick_s / (1 if turns else 4)
                 until = time.monotonic() + pause_s
                 self._stop.wait(pause_s)
-                self._longer(Held(time.monotonic() - until, "in C code, or the process stood still"))
+                self._longer(Held(time.monotonic() - until, "in C code, or the process was suspended"))
         except trio.RunFinishedError:
             pass  # the loop has ended, and with it the store
         finally:

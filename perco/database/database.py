@@ -410,7 +410,7 @@ class Database:
         left, and one of them may date from `ts` or earlier.
         """
         self._must_observe_here()
-        async with self._waiting.deadline(timeout, f"not all that was committed up to {ts} has been observed"):
+        async with self._waiting.deadline(timeout, f"observers have not handled every change committed up to {ts}"):
             await self._waiting.must_be_past(ts)
             await self._owner.wait_for(ts)
 
@@ -419,7 +419,7 @@ class Database:
         self._engine.usable(writing=False)
         if self._engine.place.readonly:
             raise ReadOnly(
-                "this store was opened with readonly=True: nothing is observed here. Wait in the process that runs "
+                "this store was opened with readonly=True: observers do not run here. Wait in the process that runs "
                 "the worker, or with `perco wait`."
             )
 

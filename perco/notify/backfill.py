@@ -259,7 +259,7 @@ class Backfill:
             with self._driver.observing():
                 for verdict in await self._driver.store.apply(mutations):
                     if verdict is not APPLIED and not isinstance(verdict, Refused):  # the page is not done
-                        raise_for(verdict, f"what observer {id!r} is to be notified of")
+                        raise_for(verdict, f"notifications for observer {id!r}")
         return len(mutations)
 
     async def _change_of(
@@ -287,7 +287,7 @@ class Backfill:
         put = (DATA, entry.number, 1, msgpack.packb(far))
         [verdict] = await self._driver.store.apply([Mutation(SYSTEM_TABLE, ((BACKFILL_ROW, (), (put,)),))])
         if verdict is not APPLIED:
-            raise_for(verdict, "how far observers were notified of what is there")
+            raise_for(verdict, "the progress note of the backfill")
 
     async def _give_way(self, share: float) -> None:
         """Pause for long enough that the backfill takes no more than its share of the loop's time."""

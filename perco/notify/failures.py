@@ -237,7 +237,7 @@ class FailedList:
         """
         ack, ts, _ = listed
         where = self._engine.known.catalogue.column_name(ack.table, ack.column)
-        with unknown_if_lost(f"{where}: a change was to leave the failed list") as lost:
+        with unknown_if_lost(f"{where}: removing a change from the failed list") as lost:
             for _ in range(_TRIES):
                 [verdict] = await self._engine.driver.store.apply([mutation])
                 if verdict is APPLIED:

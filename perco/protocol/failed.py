@@ -69,7 +69,7 @@ def describe(error: BaseException) -> str:
     try:
         said = str(error)
     except Exception as worse:  # the exception is the user's
-        said = f"(its text cannot be told: {type(worse).__name__})"
+        said = f"(its text cannot be shown: {type(worse).__name__})"
     lines = said.split("\n", 1)
     text = f"{type(error).__name__}: {lines[0]}" if lines[0] else type(error).__name__
     text += " ..." if len(lines) > 1 else ""
@@ -81,7 +81,7 @@ def describe_wholly(error: BaseException) -> str:
     try:
         text = "".join(traceback.format_exception(error, limit=-_FRAMES))
     except Exception as worse:  # the exception is the user's, and so are its notes and causes
-        text = f"(the traceback cannot be told: {type(worse).__name__})"
+        text = f"(the traceback cannot be shown: {type(worse).__name__})"
     if len(text) > TRACEBACK_CHARS:
         head, tail = TRACEBACK_CHARS // 4, TRACEBACK_CHARS - TRACEBACK_CHARS // 4
         text = text[:head] + _LEFT_OUT.format(len(text) - TRACEBACK_CHARS) + text[-tail:]

@@ -37,7 +37,7 @@ _LOOK_S, _LOOK_MAX_S = 0.01, 0.25  # between two queries for the places of table
 _MAP_S: Final = 1.0  # how long to wait for a newer map of tablets before the next call
 
 
-_AWAY: Final = "the connection to the server was lost for too long: everything begun before has ended"
+_AWAY: Final = "the connection to the server was lost for too long: all earlier transactions have ended"
 
 
 _READ, _SCAN, _APPLY = int(Method.READ), int(Method.SCAN), int(Method.APPLY)

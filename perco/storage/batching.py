@@ -455,7 +455,7 @@ class Batching:
         return [None if mutation is None else next(verdicts) for mutation in made]
 
 
-_ENDED = "the connection to the server was lost for too long: everything begun before has ended"
+_ENDED = "the connection to the server was lost for too long: all earlier transactions have ended"
 
 
 def _bytes_of(mutation: Mutation) -> int:

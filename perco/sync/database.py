@@ -49,7 +49,7 @@ class Database(Calling):
         self._default = limited(of, None, None, None)
 
     def run(self, function: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function in a transaction and commit; again from its beginning on a TransientError: see
+        """Run a function in a transaction and commit; run it again on a TransientError: see
         `perco.Database.run`. The function runs in the calling thread; its transaction begins with its first read, or
         else with the commit.
         """

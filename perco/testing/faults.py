@@ -40,7 +40,7 @@ from perco.storage import (
 class Fault(Enum):
     LOSE_REQUEST = "it never arrived"
     LOSE_REPLY = "it was made, its reply was lost"
-    DELAY = "taken for lost, it is made later"
+    DELAY = "presumed lost, it is made later"
     REPEAT = "made, and once more later"
     ECHO = "made, and once more at once; the second answer is told"
     FAIL = "the store could not"

@@ -165,9 +165,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Run clients, observers and processes that die, over a network that loses, delays, repeats and "
         "reorders, each run from one seed, in virtual time; verify what is left.",
     )
-    parser.add_argument("--seeds", type=int, metavar="N", help=f"so many runs (default: {_SEEDS})")
+    parser.add_argument("--seeds", type=int, metavar="N", help=f"number of runs (default: {_SEEDS})")
     parser.add_argument("--first", type=int, metavar="SEED", help="the first seed (default: 0)")
-    parser.add_argument("--seed", type=int, help="only this one, and all that is known of it")
+    parser.add_argument("--seed", type=int, help="this one alone, with full details")
     parser.add_argument("--processes", type=int, default=None, help="at a time (default: as many as there are cores)")
     parser.add_argument("--shrink", action="store_true", help="with --seed: the short script of a run that fails")
     parser.add_argument("--seconds", type=float, default=120.0, help="for shrinking, at most (default: 120)")

@@ -86,7 +86,7 @@ def fresh(folder: Path) -> Path:
             if (folder / name).exists():
                 shutil.rmtree(folder / name)
         folder.mkdir(parents=True, exist_ok=True)
-        mark.write_text(f"made by `perco demo`, which makes {', '.join(_STORES)} in this folder anew\n")
+        mark.write_text(f"made by `perco demo`, which makes {', '.join(_STORES)} in this folder again\n")
     except OSError as error:
         raise perco.UsageError(f"{folder} cannot be made: {error.strerror}; name another folder with --dir") from None
     return folder / "store"

@@ -500,7 +500,7 @@ async def test_who_only_reads_waits_for_no_observers(tmp_path: Path) -> None:
         pass
     async with perco.open(tmp_path, readonly=True) as db:
         for wait in (db.wait_idle(timeout=1), db.wait_for(1, timeout=1)):
-            with pytest.raises(perco.errors.ReadOnly, match="nothing is observed here"):
+            with pytest.raises(perco.errors.ReadOnly, match="observers do not run here"):
                 await wait
 
 

@@ -76,7 +76,7 @@ async def test_a_backfill_says_that_it_may_have_noted_how_far_it_is(fault: Fault
         inside(db).known.schema = later
         await local_owner(db).declare()
         store = inside(db).driver.store = FaultyRowStore(inside(db).driver.store, to(BACKFILL_ROW, fault))
-        with pytest.raises(perco.errors.WriteUnknown, match="how far observers were notified"):
+        with pytest.raises(perco.errors.WriteUnknown, match="the progress note"):
             await db.backfill()
         assert store.fired[fault] == 1
         [done] = await db.backfill()

@@ -182,7 +182,7 @@ async def test_a_record_that_was_let_in_past_a_lock() -> None:  # T7
         await store.lock(start_ts, (b"z", rank), (b"a", rank))
         other = await store.draw()
         await store.plant(b"a", (WRITE, rank, await store.draw(), pack_record(PUT, other, b"v")))
-        await found(store, "error", "T7", f"past the lock of transaction {start_ts}")
+        await found(store, "error", "T7", f"despite the lock of transaction {start_ts}")
 
 
 async def test_a_lock_of_a_long_value_without_its_data() -> None:  # T2
@@ -410,7 +410,7 @@ async def test_a_write_that_was_let_in_past_a_shared_lock() -> None:  # T14
         reader, writer = await store.draw(), await store.draw()
         await store.plant(b"a", (SHARED, rank, reader, shared((b"z", rank))))
         await store.plant(b"a", (WRITE, rank, await store.draw(), pack_record(PUT, writer, b"v")))
-        await found(store, "error", "T14", f"past the shared lock of transaction {reader}")
+        await found(store, "error", "T14", f"despite the shared lock of transaction {reader}")
 
 
 async def test_a_shared_lock_that_its_own_commit_left_behind() -> None:  # T8

@@ -812,7 +812,7 @@ async def test_an_observer_of_asyncio_is_refused_by_other_workers_before_it_runs
             async with db.worker(options=perco.WorkerOptions(attempts=1)):
                 raise AssertionError
         assert (await db.waiting(), await db.failed_count()) == ({"fetch": 1}, 0)
-        with pytest.raises(perco.UsageError, match="nothing runs them"):  # it has left no worker
+        with pytest.raises(perco.UsageError, match="no worker runs them"):  # it has left no worker
             await db.wait_idle()
 
 

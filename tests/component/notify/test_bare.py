@@ -115,7 +115,7 @@ async def test_what_waits_is_counted_under_traffic_and_nobody_to_run_it_is_an_er
         async with traffic(db, world.note):
             assert await db.pending() == 20 == rows.count("docs", NOTIFY)
             assert not await db.is_idle()
-            with pytest.raises(perco.UsageError, match="nothing runs them"):
+            with pytest.raises(perco.UsageError, match="no worker runs them"):
                 await db.wait_idle(timeout=LONG_S)
 
 

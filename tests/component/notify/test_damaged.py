@@ -278,7 +278,7 @@ async def test_a_lock_that_may_be_a_notification_is_not_idle_and_not_waited_for(
             with pytest.raises(perco.errors.Corruption, match=r"docs\['.'\]\.body"), trio.fail_after(LONG_S):
                 await db.wait_for(inside(db).oracle.last)
         assert not await db.is_idle()
-        if damage is not of_a_primary_without_sense:  # for then changes wait, too, and nothing runs them
+        if damage is not of_a_primary_without_sense:  # for then changes wait, too, and no worker runs them
             with pytest.raises(perco.errors.Corruption, match=r"docs\['.'\]\.body"), trio.fail_after(LONG_S):
                 await db.wait_idle()
     await local.aclose()

@@ -475,7 +475,7 @@ class UntellableError(Exception):
         (ValueError("one\ntwo"), "ValueError: one ..."),
         (ValueError(""), "ValueError"),
         (ValueError("x" * 10_000), "ValueError: " + "x" * 485 + "..."),
-        (UntellableError(), "UntellableError: (its text cannot be told: RuntimeError)"),
+        (UntellableError(), "UntellableError: (its text cannot be shown: RuntimeError)"),
     ],
     ids=["lone surrogate", "two lines", "nothing", "long", "untellable"],
 )

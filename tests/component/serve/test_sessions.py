@@ -326,7 +326,7 @@ async def test_who_waits_where_nobody_works_is_told(place: Place) -> None:
     async with place.served(), place.client() as db:
         await db.wait_idle(timeout=5)
         await db.run(put, "a", 1)
-        with pytest.raises(perco.UsageError, match="nothing runs them"):
+        with pytest.raises(perco.UsageError, match="no worker runs them"):
             await db.wait_idle(timeout=5)
 
 
@@ -340,7 +340,7 @@ async def test_an_owner_waits_for_what_others_work_at(place: Place) -> None:  # 
                 assert (await snap.get(twice, "a"), await snap.get(twice, "quick")) == (2, 14)
         await owner.run(put, "a", 2)
         await trio.sleep(5)
-        with pytest.raises(perco.UsageError, match="nothing runs them"):
+        with pytest.raises(perco.UsageError, match="no worker runs them"):
             await owner.wait_idle(timeout=5)
 
 
@@ -368,7 +368,7 @@ async def test_an_owner_is_told_when_the_last_who_worked_is_gone(place: Place, d
         async with trio.open_nursery() as nursery:
             nursery.start_soon(works)
             await working.wait()
-            with pytest.raises(perco.UsageError, match="nothing runs them"):
+            with pytest.raises(perco.UsageError, match="no worker runs them"):
                 await owner.wait_idle(timeout=600)
             assert trio.current_time() >= 15
             nursery.cancel_scope.cancel()
@@ -390,11 +390,11 @@ async def test_an_owner_waits_a_while_for_those_who_worked_for_the_last_one(plac
             await owner.wait_idle(timeout=5)
             assert 1.5 <= trio.current_time() - came < 3
         await owner.run(put, "a", 2)
-        with pytest.raises(perco.UsageError, match="nothing runs them"):
+        with pytest.raises(perco.UsageError, match="no worker runs them"):
             await owner.wait_idle(timeout=5)
     async with place.served() as owner:
         began = trio.current_time()
-        with pytest.raises(perco.UsageError, match="nothing runs them"):
+        with pytest.raises(perco.UsageError, match="no worker runs them"):
             await owner.wait_idle(timeout=5)
         assert 2 <= trio.current_time() - began < 3
 
