@@ -9,8 +9,9 @@ import trio
 import trio.testing
 
 import perco
-from perco.database.inside import inside, local_owner
+from perco.database.inside import inside
 from tests.support.faults import faulty, gated
+from tests.support.places import declare
 
 
 class Shop:
@@ -26,7 +27,7 @@ class Shop:
         @self.schema.observe(self.n, id=id, backfill=backfill)
         async def _(txn: perco.Transaction, change: perco.Change[str, int]) -> None: ...
 
-        await local_owner(db).declare()
+        await declare(db)
         await db.backfill()
 
 
@@ -161,8 +162,8 @@ async def test_declaring_twice_at_once_adds_once() -> None:  # N10
         store = faulty(db)
         fresh = shop.docs.column("fresh", perco.INT64)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(local_owner(db).declare)
-            nursery.start_soon(local_owner(db).declare)
+            nursery.start_soon(declare, db)
+            nursery.start_soon(declare, db)
         async with db.transaction() as txn:
             txn.set(fresh, "k", 1)
         assert store.log

@@ -191,6 +191,15 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         },
     ),
     LeftOut(
+        "looks at a store in a folder from outside, without its owner",
+        {
+            "component/notify/test_signals.py": (
+                "test_what_only_signals_leaves_a_mark_for_who_looks_from_outside",
+                "test_who_looks_from_outside_sees_what_is_pending",
+            ),
+        },
+    ),
+    LeftOut(
         "asks what `perco.open` itself says of the wrong kind of `with`",
         {"scenarios/test_limits.py": ("test_what_wants_async_with_says_so_however_else_it_is_used",)},
     ),

@@ -32,6 +32,7 @@ from tests.component.notify.kit import (
     until,
     writes_to,
 )
+from tests.support.everywhere import owning
 from tests.support.places import local_of
 
 Txn = perco.Transaction
@@ -313,12 +314,11 @@ async def test_it_is_not_idle_from_the_very_moment_that_a_lock_is_left_behind(we
         async with client(local_of(first), web.schema, store=store) as db, db.worker():
             await settle(db)
             store.failures = 1
-            inside(db).driver._event = lambda name: (
-                moments.append(local_owner(db).idle.now()) if name == "secondaries" else None
-            )
+            idle = local_owner(owning(db)).idle.now
+            inside(db).driver._event = lambda name: moments.append(idle()) if name == "secondaries" else None
             quiet = inside(db).driver.quiet
             inside(db).driver.quiet = lambda: (
-                moments.append(local_owner(db).idle.now() and bool(observed_locks(db))),
+                moments.append(idle() and bool(observed_locks(db))),
                 quiet(),
             )[1]
             async with db.transaction() as txn:

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 import perco
-from perco.database.inside import inside, local_owner
+from perco.database.inside import inside
 from perco.protocol.records import ACK, ack_version, pack_cause, unpack_record
 from perco.storage import NOTIFY, WRITE, Mutation
 from tests.component.notify.kit import (
@@ -28,7 +28,7 @@ from tests.component.notify.kit import (
     until,
     writes_to,
 )
-from tests.support.places import local_of
+from tests.support.places import declare, local_of
 
 Change = perco.Change[Any, Any]
 KEYS = ["a", "b", "i", "z"]
@@ -186,7 +186,7 @@ async def test_a_run_that_is_under_way_is_of_the_lower_version_or_none(one_step:
         await begun.wait()
         if one_step:  # the same process declares it anew
             serves.schema.observers["count"] = replace(serves.schema.observers["count"], version=2)
-            await local_owner(serves).declare()
+            await declare(serves)
             await serves.backfill()
         else:
             async with client(local, new.schema, beside=serves):
