@@ -52,6 +52,7 @@ class Idle:
         self._sweeper, self._backfill, self._worker = sweeper, backfill, worker
         self._looked: trio.Event | None = None  # set when something has changed; None: no task waits
         self._trusted = False  # nothing was left to settle when the last look began: no former owner's mutation is left
+        self._again_at = -math.inf  # when cells that were found may be searched for once more
         self._stuck_found = 0  # locks that cannot be settled, as of the last look
         self.busy_elsewhere: Callable[[], bool] | None = None
         self.works_elsewhere: Callable[[], Collection[str] | None] | None = None
@@ -79,7 +80,11 @@ class Idle:
             tables = set(self._waiting.observed_tables())
             settled = self._settled()
             # The store may apply an earlier mutation once more, by itself: cells that were found may be gone.
-            again = settled and (not self._trusted or (not self._store.once and self.pending() > 0))
+            now = trio.current_time()
+            stale = not self._store.once and self.pending() > 0 and now >= self._again_at
+            again = settled and (stale or not self._trusted)
+            if again:
+                self._again_at = now + _AGAIN_S
             await self._store.look(self._store.tables(), (FAILED_LIST,), again=again)
             await self._store.look(tables, self._wanted(), again=again)
             self._trusted = settled and self._settled()
@@ -185,6 +190,7 @@ class Idle:
         Raises: UsageError, SchemaMismatch, Corruption if it never would be.
         """
         await trio.lowlevel.checkpoint()  # here: nothing may run between the last look and the return
+        self._again_at = -math.inf
         while not await self.look():
             self._engine.background.check()
             looked = self.watch()

@@ -398,13 +398,15 @@ class Link:
                     self._pushed(id, value)
                     continue
                 call = calls.get(id)
-                self._answered = True
                 if call is None:
+                    self._answered = True
                     continue  # its caller was cancelled
                 if status == OK:
+                    self._answered = True
                     call.value = value
                 else:
                     error = unpack_error(value)
+                    self._answered = True
                     if isinstance(error, SessionEnded) and call.again and not call.here:
                         self._ending = True
                         call.ended += 1

@@ -122,6 +122,7 @@ class open(AsyncOnly):
         if self.processes is not None:
             self.tablet_servers = self._servers()
         deadline = trio.current_time() + options.wire.connect_s
+        away: Unavailable | None = None  # why the owner could not be reached, although it was waited for
         while True:
             try:
                 local = LocalStore(
@@ -138,13 +139,17 @@ class open(AsyncOnly):
                 break
             except StoreLocked as locked:
                 path = _absolute(text)
+                if away is not None:
+                    raise away from locked
                 if not options.shared or not shared_by_owner(path) or trio.current_time() > deadline:
                     raise
                 try:
                     return await self._connect(Address(path / SOCKET), path)
-                except (OSError, Unavailable):
-                    del locked  # the owner is starting, or ending
-                await trio.sleep(_AGAIN_S)
+                except Unavailable as error:
+                    away = error  # or it has ended meanwhile: then this process may own the store
+                except OSError:
+                    await trio.sleep(_AGAIN_S)  # the owner is starting, or ending
+                del locked
         return await self._begin(local, options)
 
     async def _begin(self, backend: Backend, options: Options) -> Database:

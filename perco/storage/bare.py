@@ -153,7 +153,7 @@ class Bare:
         """See `OwnerStore.look`."""
         if again:
             for where in product(tables, groups):
-                self._found.pop(where, None)
+                self._found[where] = -1, self.count(*where)
         for where in product(tables, groups):
             if self.knows(*where):
                 continue

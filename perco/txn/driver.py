@@ -364,23 +364,26 @@ class Driver(Resolver):
         token = make_token(header.start_ts, header.primary)
         with trio.move_on_after(self.options.commit_timeout_s, shield=True):
             pause_s = 0.0
+            queries = primary_queries(header.primary, header.start_ts)
+            request: ReadRequest = (header.primary.table, header.primary.row, queries)
+            recovery = Recovery(header.start_ts, header.primary, ())
             while commit.state is State.ASK:
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s + 0.001, _ASK_PAUSE_MAX_S)
-                queries = primary_queries(header.primary, header.start_ts)
-                request: ReadRequest = (header.primary.table, header.primary.row, queries)
-                recovery = Recovery(header.start_ts, header.primary, ())
                 try:
                     [cells] = await self.store.read([request])
-                except SessionEnded:
-                    continue  # R5: the next session will answer
-                recovery.asked(cells, alive=False)
+                    recovery.asked(cells, alive=False)
+                    if recovery.fate is not None:
+                        await self._must_be_certain(recovery)  # a session that has ended holds no watermark (R5)
+                except SessionEnded:  # R5: the next session will answer
+                    recovery = Recovery(header.start_ts, header.primary, ())
+                    continue
                 if recovery.step is Step.ROLL_PRIMARY:
                     commit.asked(None)
                     [verdict] = await self.store.apply([commit.primary_commit()])
                     commit.primary_told(verdict)
+                    recovery = Recovery(header.start_ts, header.primary, ())
                 elif recovery.fate is not None:
-                    await self._must_be_certain(recovery)  # a session that has ended holds no watermark (R5)
                     commit.asked(recovery.fate)
                 else:  # our lock is gone without a trace: only a rollback marker makes this an abort
                     [verdict] = await self.store.apply([recovery.decision()])

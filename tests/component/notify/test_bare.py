@@ -13,7 +13,20 @@ import trio
 import perco
 from perco.database.inside import inside, local_owner
 from perco.database.making import make
-from perco.storage import APPLIED, LOCK, NOTIFY, LocalRowStore, Mutation, NoReply, ReadRequest, RowCells, Verdict
+from perco.storage import (
+    APPLIED,
+    LOCK,
+    NOTIFY,
+    TS_MAX,
+    LocalRowStore,
+    Mutation,
+    NoReply,
+    ReadRequest,
+    RowCells,
+    ScanQuery,
+    ScanRequest,
+    Verdict,
+)
 from perco.testing.bare import BareStore, SingleRows
 from tests.component.notify.kit import LONG_S, memory, settle
 from tests.support import everywhere
@@ -235,6 +248,23 @@ async def test_the_first_look_does_not_count_while_locks_of_a_former_owner_are_l
             assert local.store.count("docs", NOTIFY) == 1
             assert not await db.is_idle()
         await inside(db).background.aclose()
+
+
+async def test_cells_that_a_late_copy_has_removed_are_not_waited_for() -> None:  # N7
+    world = World()
+    world.observe()
+    async with owned(world.schema) as (db, rows):
+        await put(db, world.body, "a", "v")
+        await trio.sleep(1)
+        assert await db.pending() == 1
+        await trio.sleep(1)
+        assert await db.pending() == 1
+        page = await rows.scan(ScanRequest("docs", b"", None, (ScanQuery(NOTIFY, None, 0, TS_MAX, 1, values=False),)))
+        [(row, [[(column, ts, *_)]])] = page.rows
+        copy = Mutation("docs", ((row, (), ((NOTIFY, column, ts, None),)),))
+        assert await rows.apply([copy]) == [APPLIED]
+        assert await db.wait_idle(timeout=LONG_S) == 0
+        assert await db.pending() == 0
 
 
 class Keeping(SingleRows):

@@ -322,6 +322,10 @@ async def test_a_call_whose_answer_does_not_read_is_asked_again(
         times = 1
         with pytest.raises(LostError):
             await link.call(FAIL, None, again=False)
+        times = 1000
+        with pytest.raises(Unavailable, match="8 connections in a row"):
+            await link.call(FAIL, None, again=True)
+        assert times == 1000 - 8
 
 
 async def test_a_server_that_is_away_is_waited_for_and_then_told(autojump_clock: trio.testing.MockClock) -> None:  # R6

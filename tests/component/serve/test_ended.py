@@ -202,6 +202,37 @@ class Splitting:
         return told
 
 
+class Tablets:
+    """Links to two tablet servers; the second one refuses the client."""
+
+    def __init__(self, number: int) -> None:
+        self.connected, self.closed = trio.Event(), False
+        self.refused = WrongToken("another store's token") if number == 2 else None
+        if self.refused is None:
+            self.connected.set()
+
+    async def call(self, method: int, arguments: Any, **how: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return [pack_verdict(APPLIED)] * len(arguments)
+
+
+async def test_a_tablet_server_that_refuses_takes_nothing_of_anothers_answer_back() -> None:  # T4 F3
+    class Owner:
+        async def call(self, method: int, arguments: Any, **how: Any) -> Any:
+            await trio.lowlevel.checkpoint()
+            return {"t": [(b"", 1), (b"m", 2)]}, {1: 1, 2: 2}
+
+    link: Any = Owner()
+    reach: Callable[[int, int], Any] = lambda number, port: Tablets(number)  # noqa: E731
+    store = RemoteRowStore(link, reach, 10.0, random.Random(1))
+    store.spread = True
+    await store.refresh()
+    told = await store.apply([Mutation("t", ((row, (), ()),)) for row in (b"a", b"z")])
+    assert told[0] is APPLIED
+    assert isinstance(told[1], Failed)
+    assert isinstance(told[1].error, WrongToken)
+
+
 async def test_a_server_that_refuses_after_its_answer_takes_nothing_of_that_back() -> None:  # T4 D1
     link: Any = Splitting()
     reach: Callable[[int, int], Any] = lambda number, port: None  # noqa: E731

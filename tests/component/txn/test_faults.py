@@ -10,7 +10,7 @@ import trio.testing
 
 import perco
 from perco.database.inside import inside, local_owner
-from perco.storage import APPLIED, WRITE, Mutation
+from perco.storage import APPLIED, LOCK, WRITE, Mutation
 from tests.support import bank
 from tests.support.faults import Fault, FaultyRowStore, at, faulty, on, use
 from tests.support.machines import CrashedError, Machine
@@ -406,6 +406,51 @@ async def test_a_late_commit_whose_record_was_collected_is_unknown(
                 await bank.scatter(txn, SOURCE, 55)
         assert store.fired == {Fault.DELAY: 1, Fault.FAIL: 1}
         assert txn.outcome == "unknown"
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_commit_below_the_floor_that_left_no_trace_is_soon_unknown(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock, groups: bool, ends: bool
+) -> None:  # T4 T13 R5
+    """No marker can be put there any more: the primary is read once more, and that decides. `ends`: a client's session
+    does, before the watermark is read."""
+    machine = await opened(groups)
+    async with machine.opened() as db:
+        store: FaultyRowStore
+
+        async def watermark() -> int:
+            nonlocal ends
+            if ends:
+                ends = False
+                raise perco.errors.SessionEnded("the session has ended")
+            return txn.start_ts + 100
+
+        async def looking() -> None:
+            if len(store.log) != PARTS[groups] + 1:
+                return
+            store.looking = None
+            row, _, writes = commits[0].rows[0]
+            [(group, column, ts, _)] = [write for write in writes if write[0] == LOCK][:1]
+            gone = Mutation(commits[0].table, ((row, (), ((group, column, ts, None),)),))
+            assert await machine.store.apply([gone]) == [APPLIED]
+            for tablet in machine.store.tablets():
+                await tablet.raise_floor(txn.start_ts + 100)
+            monkeypatch.setattr(inside(db).oracle, "watermark", watermark)
+
+        commits: list[Mutation] = []
+
+        async def before(mutation: Mutation) -> None:
+            if len(store.log) == PARTS[groups]:
+                commits.append(mutation)
+
+        plan = at(PARTS[groups], Fault.LOSE_REQUEST)
+        store = use(db, FaultyRowStore(inside(db).driver.store, plan, before=before, looking=looking))
+        began = trio.current_time()
+        with pytest.raises(perco.CommitUnknown, match="may have been collected"):
+            async with db.transaction() as txn:
+                await bank.scatter(txn, SOURCE, 55)
+        assert (store.looking, ends) == (None, False)
+        assert trio.current_time() - began < 1
 
 
 async def test_a_store_that_never_answers_prewrites(autojump_clock: trio.testing.MockClock, groups: bool) -> None:

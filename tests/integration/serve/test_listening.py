@@ -185,6 +185,54 @@ async def test_an_owner_may_end_while_its_store_is_opened(tmp_path: Path) -> Non
             assert await snap.get(n, "b") == 2
 
 
+_OPENS_SOON = """
+import sys, perco, trio
+
+docs = perco.Table("docs", key=perco.TEXT)
+n = docs.column("n", perco.INT64)
+options = perco.Options(durability="process", wire=perco.options.WireOptions(patience_s=1.0))
+
+async def main():
+    try:
+        async with perco.open(sys.argv[1], perco.Schema(docs), options=options):
+            print("opened")
+    except perco.PercoError as error:
+        print(type(error).__name__, error)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_process_that_waits_in_vain_for_the_owner_of_its_folder_takes_over_or_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: bool
+) -> None:  # R6
+    asked, told = trio.Event(), b""
+
+    def full(*greeting: Any) -> None:
+        asked.set()
+        raise perco.Unavailable("the server has no room for another connection")
+
+    async with trio.open_nursery() as nursery:
+
+        async def child() -> None:
+            nonlocal told
+            command = [sys.executable, "-c", _OPENS_SOON, str(tmp_path / "store")]
+            told = (await trio.run_process(command, capture_stdout=True)).stdout
+            done.set()
+
+        done = trio.Event()
+        async with Owner(tmp_path / "store") as owner:
+            monkeypatch.setattr(owner.server, "_check", full)
+            nursery.start_soon(child)
+            await (asked if ends else done).wait()
+    if ends:
+        assert told == b"opened\n"
+    else:
+        assert told.startswith(b"Unavailable")
+        assert b"no room" in told
+
+
 async def test_an_address_in_use_and_a_socket_that_a_dead_server_left(tmp_path: Path) -> None:
     async with Owner(tmp_path / "store") as owner:
         async with owner.server.listening(addresses.parse("tcp://127.0.0.1:0"), b"t") as at:
