@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, Row, SparkSession, functions as F
 
 import perco
 import perco.spark
+from perco.clock.pins import pins_in
 from perco.errors import UsageError
 from perco.spark.ledger import LEDGER, RUN, TAKEN, JobClosed
 from perco.spark.sink import PercoStreamWriter, PercoWriter, Sink, _pieces
@@ -184,7 +185,7 @@ async def _bump_all(txn: perco.Transaction) -> int:
 
 
 async def _pins(txn: perco.Transaction) -> list[perco.Pin]:
-    return await txn._client.pins()
+    return await pins_in(txn._engine.driver.store)
 
 
 def test_a_write_sets_cells_and_leaves_the_rest(spark: SparkSession, store: perco.spark.Store) -> None:
@@ -518,7 +519,7 @@ async def _change(txn: perco.Transaction) -> None:
 
 
 async def _marks(txn: perco.Transaction) -> int:
-    pages = txn._client.schema.tables["pages"]
+    pages = txn._engine.known.schema.tables["pages"]
     return len([row async for row in txn.scan(pages, columns=[pages.hidden[TAKEN]])])
 
 
