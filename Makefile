@@ -49,20 +49,20 @@ test-wheel: .venv/.python ## the built wheel, alone in an environment of its own
 	build/wheel/env/bin/pip install --quiet --disable-pip-version-check "$$(ls build/wheel/*.whl)[web]"
 	cd build/wheel && env/bin/perco --version && env/bin/perco demo
 
-test-pythons: ## the tests without Spark and processes on the other Pythons that this machine has (PYTHONS=...)
+test-pythons: ## cores, transactions, fronts and storage on the other Pythons that this machine has (PYTHONS=...)
 	@for python in $(PYTHONS); do \
 	  if ! $$python -c '' 2>/dev/null; then echo "$$python is not here: left out"; continue; fi; \
 	  echo "== $$($$python --version)"; \
 	  { [ -x build/$$python/bin/pytest ] || { $$python -m venv build/$$python && build/$$python/bin/pip install --quiet \
 	    --disable-pip-version-check -e '.[dev]'; }; } && build/$$python/bin/pytest -q -n auto --dist worksteal \
-	    tests/core tests/component tests/scenarios tests/integration/storage tests/examples --ignore tests/examples/test_spark_pipeline.py || exit 1; \
+	    tests/core tests/component/txn tests/component/fronts tests/scenarios tests/integration/storage || exit 1; \
 	done
 
-# pyright is a program for Node, which its own extra brings along.
+# pyright is a program for Node, which its own extra brings along. It looks for packages where the first python on the path does.
 test-types: .venv/.dev ## the public API is typed to the last parameter
 	$(BIN)/pip install --quiet --disable-pip-version-check 'pyright[nodejs]>=1.1.390,<2'
 	for package in perco perco.aio perco.sync perco.spark perco.testing; do \
-	  $(BIN)/pyright --verifytypes $$package --ignoreexternal || exit 1; done
+	  PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes $$package --ignoreexternal || exit 1; done
 
 test-all: test test-faults test-mutants test-everywhere test-spark test-types test-wheel test-pythons ## all of them
 

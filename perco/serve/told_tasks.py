@@ -10,6 +10,11 @@ from perco.serve.tasks import ProcessTasks
 class ToldTasks:
     """The clients' answers, by session."""
 
+    number: int
+    asked: int
+    all: trio.Event
+    over: trio.Event
+
     def __init__(self, number: int, asked: int) -> None:
         self.number, self.asked = number, asked
         self.answers: dict[str, ProcessTasks] = {}
