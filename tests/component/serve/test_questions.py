@@ -10,6 +10,8 @@ import pytest
 import trio
 
 import perco
+from perco.cli import waiting
+from perco.cli.looks import Look
 from perco.clock.loopwatch import HeartbeatOptions, Held, LoopWatch
 from perco.database.inside import inside, local_owner
 from perco.rpc.link import BACK_S
@@ -184,3 +186,23 @@ async def test_the_watch_of_a_loop_tells_who_held_it() -> None:
     watch._seen["app.py:3 observer"] += 1
     watch._note(2.0)
     assert told == [Held(2.0, "app.py:3 observer")]
+
+
+async def test_a_wait_from_outside_asks_the_owner_whether_the_store_is_idle(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:  # N7
+    """A client's own looks may miss a change that moves from a row not looked at yet to one already looked at."""
+    async with place.served() as owner, place.client() as db:
+        empty = await waiting.look(db)
+        assert empty.empty
+
+        async def misses(db: perco.Database, until_ts: int | None = None) -> Look:
+            return empty
+
+        monkeypatch.setattr(waiting, "look", misses)
+        await owner.run(put, "a")
+        with trio.move_on_after(5) as scope:
+            await waiting._until_idle(db, None)
+        assert scope.cancelled_caught
+        async with owner.worker():
+            assert await waiting._until_idle(db, None) == ("", empty)
