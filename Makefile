@@ -8,6 +8,9 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests that kill processes, or break a running store, again and again: they take as long as all others.
 FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration/serve/test_tablet_servers.py \
   tests/acceptance/web/test_killed.py tests/acceptance/web/test_served.py
+# Tests that wait for real time, or start many processes, and that are rarely the first to fail.
+SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/test_members.py tests/acceptance/web/test_commands.py \
+  tests/integration/storage/test_splits.py tests/integration/storage/test_compacting.py tests/testing/test_serializable_runs.py
 
 .PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss clean help
 
@@ -28,10 +31,10 @@ test: .venv/.dev ## tests, ruff, mypy
 	$(BIN)/ruff format --check perco tests bench examples tools
 	$(BIN)/mypy
 	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark --ignore tests/test_spark.py --ignore tests/examples/test_spark_pipeline.py \
-	  --ignore tests/testing/test_mutants.py $(addprefix --ignore ,$(FAULTS))
+	  --ignore tests/testing/test_mutants.py $(addprefix --ignore ,$(FAULTS) $(SLOW))
 
-test-faults: .venv/.dev ## every fault at every step of the scenarios; processes killed at any moment; power failures
-	$(BIN)/pytest -q -n auto --dist worksteal $(FAULTS)
+test-faults: .venv/.dev ## every fault at every step of the scenarios; processes killed at any moment; power failures; slow tests
+	$(BIN)/pytest -q -n auto --dist worksteal $(FAULTS) $(SLOW)
 
 test-mutants: .venv/.dev ## each rule of the protocol broken, one at a time: the simulation has to find it
 	$(BIN)/pytest -q -n auto --dist worksteal tests/testing/test_mutants.py
