@@ -68,7 +68,7 @@ test-types: .venv/.dev ## the public API is typed to the last parameter
 	for package in perco perco.aio perco.sync perco.spark perco.testing; do \
 	  PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes $$package --ignoreexternal || exit 1; done
 
-test-all: test test-faults test-mutants test-everywhere test-spark test-types test-wheel test-pythons ## all of them
+test-all: test test-faults test-mutants test-everywhere test-spark test-types test-wheel ## all of them, but for other Pythons
 
 check: test
 
