@@ -31,7 +31,7 @@ def check_options(options: Any, *, zero: Collection[str] = (), free: Collection[
 
 
 def _wrong(name: str, value: Any, kinds: tuple[Any, ...], *, least: int) -> str:
-    """What is wrong with it; "": nothing."""
+    """The error in a value; "" if there is none."""
     [kind] = kinds if len(kinds) == 1 else (None,)
     if kind is int:
         right = isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -417,7 +417,7 @@ def _of_spurious(image: Image, cell: Cellref, book: Book) -> Iterator[_Complaint
 
 
 def _pointer(image: Image, ack: int, entry: ObserverEntry | None) -> int:
-    """The timestamp up to which the observer has seen the cell (N3). What a lower version has seen does not count if
+    """The timestamp up to which the observer has seen the cell (N3). An ack of a lower version does not count if
     this one is notified of all data again."""
     acks = image.records.get(ack)
     if not acks or (entry is not None and entry.at and acks[0].version < entry.version):

@@ -197,7 +197,7 @@ class Idle:
             await self._check_readable()
             await self._check_served()
             # Workers of other processes may come and go without an event.
-            # What a store does not count may change without an event, too.
+            # Cells that the store does not count may change without an event, too.
             again_s = math.inf if self.works_elsewhere is None and self._store.prompt is not None else _AGAIN_S
             if await self.look():
                 break

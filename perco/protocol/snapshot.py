@@ -68,7 +68,7 @@ def plain(locks: Sequence[Cell], writes: Sequence[Cell]) -> bytes | None:
 
 
 def look(locks: Sequence[Cell], writes: Sequence[Cell], settled: int = -1) -> Seen:
-    """What a read sees of one cell; `settled`: start_ts of a lock whose fate is known and accounted for."""
+    """One cell as a read sees it; `settled`: start_ts of a lock whose fate is known and accounted for."""
     if locks and locks[0][0] != settled:
         return Blocked(*locks[0])  # T9
     if not writes:

@@ -316,7 +316,7 @@ class Embedded(Run):
         self.outcome.mistaken += fates.broken
         if self.bare:
             return
-        # What a process has queued for its own tablets, or its oracle, is lost with it (C6).
+        # Mutations that a process has queued for its own tablets, or its oracle, are lost with it (C6).
         ends = [m.table == SYSTEM_TABLE or kind_of(m) == "one step" for m in self.late]
         self.late[:] = [mutation for mutation, end in zip(self.late, ends, strict=True) if not end]
 

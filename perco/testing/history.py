@@ -181,7 +181,7 @@ def verify(one: Transaction, where: str) -> None:
 
 
 def _wrong(kind: object, key: object, value: object) -> str:
-    """What is wrong with an operation; "": nothing. True and 1.0 are wrong, though they equal 1 in Python."""
+    """The error in an operation; "" if there is none. True and 1.0 are wrong, though they equal 1 in Python."""
     if kind not in ("r", "a", "w") or type(key) not in (str, int):
         return f"{[kind, key, value]!r} is not an operation: r, a or w, a key (a string or whole number), and a value"
     if kind == "r":

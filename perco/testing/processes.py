@@ -330,7 +330,7 @@ class Processes:
             act()
 
     async def bury(self) -> None:
-        """Unwind the dead processes, which no longer reach any other. What they raise is ignored."""
+        """Unwind the dead processes, which no longer reach any other. Their exceptions are ignored."""
         dead = [process for process in self.all if process.dead]
         for process in dead:
             process.stopped = False

@@ -78,7 +78,7 @@ _ORPHANS_S: Final = 2.0  # messages in flight to them take up to 0.7 s
 _SETTLES: Final = 20
 _STOPS_S: Final = (0.2, 0.6, 1.5, 3.0)
 DISK_FAULTS: Final = ("FULL", "DIES_BEFORE", "DIES_AFTER", "STOPS_BEFORE")
-# What is sent: calls and their answers, one-way messages, pushes; and what is written.
+# The messages (calls and their answers, one-way messages, pushes), and the writes.
 _CALLS: Final = (
     *("READ", "READS", "SCAN", "COMMIT", "COMMITS", "CLAIM", "CLAIMS", "DRAW", "TABLETS", "ADOPT", "WORKS", "ALIVE"),
     *("OUTLIVE", "IDLE", "UP_TO", "HOLD", "AT", "OLDEST", "LAST", "PIN", "DROP_PIN", "VACUUM", "BACKFILL", "TASKS"),

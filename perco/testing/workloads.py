@@ -68,7 +68,7 @@ class Began(Protocol):
 
 
 class Clients:
-    """What the clients of one run do; shared by all of its processes. `problem` reports what must never be seen."""
+    """The operations of the clients of one run; shared by all of its processes. `problem` reports a violation."""
 
     kinds: frozenset[str]
     answered: int

@@ -252,7 +252,7 @@ class Predictor:
 
 
 def with_data(seen: Seen, raw: Raw) -> Seen:
-    """What was seen of a cell, completed with the long value from the same read, if the record points at it."""
+    """A cell as it was read, completed with its long value from the same read, if the record points at one."""
     data = raw.data
     if type(seen) is InData and data is not None and data[0] == seen.start_ts and raw.group == seen.group:
         return Value(seen.commit_ts, data[1])
@@ -284,7 +284,7 @@ class Ahead:
         self._gained = False
 
     def find(self, table: str, row: bytes, column: int) -> Value | Missing | InData | None:
-        """What is known of a cell, without a read. None: it must be read; InData: its data must be read.
+        """The cell as far as it is known without a read. None: it must be read; InData: its data must be read.
 
         Raises: Corruption.
         """

@@ -358,7 +358,7 @@ def _data(module: types.ModuleType) -> list[tuple[str, Any]]:
 
 def documentation(names: Iterable[str], nowhere: TextIO, limits: CrawlLimits = DEFAULT_LIMITS) -> Iterator[Found]:
     """Pages for the modules of these names and for all below them. It imports them: for a process that does
-    nothing else. What they print goes to `nowhere`."""
+    nothing else. Their output goes to `nowhere`."""
     pages = _Documentation(limits, nowhere)
     with _docstrings_only():
         for name in names:

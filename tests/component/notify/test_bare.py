@@ -283,7 +283,7 @@ class Keeping(SingleRows):
 async def test_a_late_copy_of_a_prewrite_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # N7, T5
-    """Nobody meets its lock, and the sweep was before."""
+    """No transaction encounters its lock, and the sweep came before it."""
     monkeypatch.setattr(Keeping, "kept", None)
     monkeypatch.setattr(everywhere, "over", everywhere.FOLDER)
     world = World()
