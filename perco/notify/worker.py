@@ -191,7 +191,7 @@ class Worker:
         self._failing_max = max(1, int(options.concurrency * options.failing_share))
         self._chain_max = options.chain_max or 1 << 62
         self.outputs = Outputs(engine.driver.store, engine.background, observers) if options.outputs else None
-        # For each observer: the head of its acks' causes (N3), and the step that it appends to the path of its effects (N9).
+        # For each observer: the head of its acks' causes (N3), and its step in the paths of its effects (N9).
         self._marks = {n: (ack_head(observer.version), n.to_bytes(2, "big")) for n, observer in observers.items()}
         self._claims = Claims(engine, self._marks)
 
