@@ -184,7 +184,7 @@ class Attempt:
             met.attempts = attempts._failed
             if attempts._failed >= attempts._retry.attempts:
                 raise
-            attempts._met = [met.with_traceback(None)]  # its frames would keep an abandoned loop alive
+            attempts._met = [_without_frames(met)]  # they would keep an abandoned loop alive
             attempts._owed = True
             attempts._has_met(met)
             return True
@@ -192,3 +192,12 @@ class Attempt:
             txn.discard()
             if attempts._turn is not None:
                 attempts._turn.leave()
+
+
+def _without_frames(error: TransientError) -> TransientError:
+    """The error, without tracebacks: neither its own, nor those of the errors that caused it."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
