@@ -31,6 +31,7 @@ test: .venv/.dev ## tests, ruff, mypy
 	$(BIN)/ruff check perco tests bench examples tools
 	$(BIN)/ruff format --check perco tests bench examples tools
 	$(BIN)/mypy
+	$(BIN)/mypy tools/*.py
 	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark --ignore tests/test_spark.py --ignore tests/examples/test_spark_pipeline.py \
 	  --ignore tests/testing/test_mutants.py $(addprefix --ignore ,$(FAULTS) $(SLOW))
 

@@ -37,29 +37,36 @@ class Front:
     mapped: dict[str, str] = field(default_factory=dict)
 
 
-AIO = Front(
-    "aio",
-    False,
-    {
-        "Database": '''class Database(Calling):
-    """An open store, for the tasks of a loop. Made by `perco.aio.open`; use it inside that block only.
+def _heads(port: str, callers: str, readers: str, front: str) -> dict[str, str]:
+    return {
+        "Database": f'''class Database(Calling):
+    """An open store, for {callers}. Made by `perco.{front}.open`; use it inside that block only.
 
     Attributes: `config`, the options that it was opened with; `schema`, its tables, columns and observers.
     """
 
     _of: databases.Database
 
-    def __init__(self, port: Guests, of: databases.Database) -> None:
+    def __init__(self, port: {port}, of: databases.Database) -> None:
         super().__init__(port, of)
         self.schema: Schema = of.schema
         self.config: Options = of.config
         self._engine = inside(of).engine
         self._default = limited(of, None, None, None)
 ''',
-        "Reading": '''class Reading(Calling):
-    """Reads of a snapshot, for asyncio tasks."""
+        "Reading": f'''class Reading(Calling):
+    """Reads of a snapshot, for {readers}."""
 ''',
-    },
+    }
+
+
+_ATTEMPTS = "return Attempts(self._port, Tries(self._engine, *self._default))"
+_OPTIONS = "return Retrying(self._port, self._engine, *limited(self._of, attempts, timeout, isolation))"
+
+AIO = Front(
+    "aio",
+    False,
+    _heads("Guests", "the tasks of a loop", "asyncio tasks", "aio"),
     {
         "run": (
             """running = Retrying(self._port, self._engine, *self._default).run(function, *args, **kwargs)
@@ -69,9 +76,9 @@ return running""",
 `perco.Database.run`. The function runs in the calling task, and may await whatever asyncio can.
 """,
         ),
-        "attempts": ("return Attempts(self._port, Tries(self._engine, *self._default))", ""),
+        "attempts": (_ATTEMPTS, ""),
         "options": (
-            "return Retrying(self._port, self._engine, *limited(self._of, attempts, timeout, isolation))",
+            _OPTIONS,
             """`run` and `attempts` with other limits: see `perco.Database.options`. Past the timeout the function,
 or the block, is cancelled where it waits, and raises Unavailable.
 """,
@@ -121,26 +128,7 @@ declare functions that await asyncio with `@perco.aio.observer`.
 SYNC = Front(
     "sync",
     True,
-    {
-        "Database": '''class Database(Calling):
-    """An open store, for any number of threads. Made by `perco.sync.open`; use it inside that block only.
-
-    Attributes: `config`, the options that it was opened with; `schema`, its tables, columns and observers.
-    """
-
-    _of: databases.Database
-
-    def __init__(self, port: Threads, of: databases.Database) -> None:
-        super().__init__(port, of)
-        self.schema: Schema = of.schema
-        self.config: Options = of.config
-        self._engine = inside(of).engine
-        self._default = limited(of, None, None, None)
-''',
-        "Reading": '''class Reading(Calling):
-    """Reads of a snapshot, for threads."""
-''',
-    },
+    _heads("Threads", "any number of threads", "threads", "sync"),
     {
         "run": (
             "return Retrying(self._port, self._engine, *self._default).run(function, *args, **kwargs)",
@@ -149,9 +137,9 @@ SYNC = Front(
 else with the commit.
 """,
         ),
-        "attempts": ("return Attempts(self._port, Tries(self._engine, *self._default))", ""),
+        "attempts": (_ATTEMPTS, ""),
         "options": (
-            "return Retrying(self._port, self._engine, *limited(self._of, attempts, timeout, isolation))",
+            _OPTIONS,
             """`run` and `attempts` with other limits: see `perco.Database.options`. A thread cannot be stopped: past
 the timeout the function's next read raises Unavailable, or its commit does.
 """,
@@ -217,8 +205,9 @@ def written(front: Front, source: Path, kind: str, new: str, title: str) -> str:
 
 def _public(kind: ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in kind.body:
-        is_method = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_method and not node.name.startswith("_") and node.name not in PROPERTIES:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if not node.name.startswith("_") and node.name not in PROPERTIES:
             yield node
 
 
