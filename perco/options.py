@@ -9,6 +9,7 @@ from perco.history.vacuum import VacuumOptions as VacuumOptions
 from perco.notify.backfill import BackfillOptions as BackfillOptions
 from perco.notify.backoff import BackoffOptions as BackoffOptions
 from perco.notify.worker import WorkerOptions as WorkerOptions
+from perco.postgresql.options import PostgresqlOptions as PostgresqlOptions
 from perco.protocol.retention import Keep as Keep
 from perco.rpc.channel import WireOptions as WireOptions
 from perco.storage import BatchOptions as BatchOptions, LmdbOptions as LmdbOptions

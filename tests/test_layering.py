@@ -24,6 +24,7 @@ LAYERS = [
     "storage",
     "protocol",
     "schema",
+    "postgresql",
     "clock",
     "txn",
     "tablets",
@@ -120,7 +121,15 @@ def test_the_core_stands_on_trio_msgpack_and_lmdb_alone() -> None:
             continue
         for name in imports(tree):
             top = name.split(".")[0]
+            if (top, layer_of(path)) == ("psycopg", "postgresql"):
+                continue  # for type checkers only: `connection.libpq` imports it when a store is opened
             assert top in CORE | {"perco"} | set(sys.stdlib_module_names), f"{path} imports {name}"
+
+
+def test_only_postgresql_knows_psycopg() -> None:
+    for path, tree in modules():
+        for name in imports(tree):
+            assert name.split(".")[0] != "psycopg" or layer_of(path) == "postgresql", f"{path} imports {name}"
 
 
 def test_only_storage_knows_lmdb() -> None:

@@ -6,6 +6,8 @@ import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final
 
 import trio
 
@@ -33,6 +35,9 @@ from perco.txn.keeping import Keeper
 from perco.txn.prefetch import Predictor
 
 
+_WINDOW_S: Final = 0.05  # at most, where calls take a round trip
+
+
 def make(backend: Backend, schema: Schema, options: Options) -> Database:
     """The owner's database. Nothing runs in it yet."""
     background = Background()
@@ -45,9 +50,13 @@ def make(backend: Backend, schema: Schema, options: Options) -> Database:
 
 def _windowed(backend: Backend, options: Options, background: Background) -> RowStore:
     """The store, as transactions see it: with a batching window, if the options have one (D3). An adaptive window has
-    no use in the owner: its reads do not wait, and its mutations gather in queues anyway."""
-    if options.batch.window_s and not options.batch.adaptive:
-        return Batching(backend.store, options.batch, background.spawn)
+    no use over tablets of this process: reads do not wait, and mutations gather in queues anyway. Over a network, calls
+    always gather while an earlier one is in flight."""
+    batch = options.batch
+    if backend.remote and not batch.window_s:
+        batch = replace(batch, window_s=_WINDOW_S, adaptive=True)
+    if batch.window_s and (backend.remote or not batch.adaptive):
+        return Batching(backend.store, batch, background.spawn)
     return backend.store
 
 

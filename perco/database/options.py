@@ -11,6 +11,7 @@ from perco.clock.oracle import OracleOptions
 from perco.errors import UsageError
 from perco.history.vacuum import VacuumOptions, VacuumStatistics
 from perco.notify.backfill import BackfillOptions
+from perco.postgresql.options import PostgresqlOptions
 from perco.rpc.channel import WireOptions
 from perco.settings import check_options
 from perco.storage import BatchOptions, LmdbOptions, TabletStatistics
@@ -46,6 +47,7 @@ class Options:
     wire: WireOptions = field(default_factory=WireOptions)
     batch: BatchOptions = field(default_factory=BatchOptions)
     lmdb: LmdbOptions = field(default_factory=LmdbOptions)
+    postgresql: PostgresqlOptions = field(default_factory=PostgresqlOptions)
     oracle: OracleOptions = field(default_factory=OracleOptions)
     commit: CommitOptions = field(default_factory=CommitOptions)
     retry: RetryOptions = field(default_factory=RetryOptions)

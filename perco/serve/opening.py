@@ -26,6 +26,8 @@ from perco.database.inside import close, inside, local_owner
 from perco.database.making import make, make_beside, offline as offline
 from perco.database.options import Options
 from perco.errors import Corruption, PercoWarning, SessionEnded, StoreError, StoreLocked, Unavailable, UsageError
+from perco.postgresql.address import is_postgresql
+from perco.postgresql.store import PostgresqlStore
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.schema.schema import Schema
@@ -118,6 +120,8 @@ class open(AsyncOnly):
                 return await self._connect(address)
             except OSError as error:
                 raise _unreached(address, error) from error
+        if is_postgresql(text):
+            return await self._open_postgresql(text)
         options = self._options
         if self.processes is not None:
             self.tablet_servers = self._servers()
@@ -151,6 +155,16 @@ class open(AsyncOnly):
                     await trio.sleep(_AGAIN_S)  # the owner is starting, or ending
                 del locked
         return await self._begin(local, options)
+
+    async def _open_postgresql(self, url: str) -> Database:
+        if self._readonly:
+            raise UsageError(
+                "a store on PostgreSQL is opened by its owner, or through it: serve it, and open its address with "
+                "readonly=True"
+            )
+        options = self._options
+        durable = options.durability == "power"
+        return await self._begin(await PostgresqlStore.open(url, options.postgresql, durable=durable), options)
 
     async def _begin(self, backend: Backend, options: Options) -> Database:
         """Prepare the database; if that fails, close what is open by then."""

@@ -1,4 +1,4 @@
-"""Gives the owner of a store the floors and counts that it needs, over a store that offers only single-row operations.
+"""Gives the owner of a store the floors and counts that it needs, over a store that has neither.
 
     Bare(store, late_s)    floors and counts over any `RowStore`; all of the owner's calls go through it
 
@@ -45,14 +45,12 @@ class Bare:
     """Loop thread only.
 
     Args:
-        store: a store to which only this process sends mutations; each mutation is of one row.
+        store: a store to which only this process sends mutations.
         tables: returns the names of its tables now.
         late_s: seconds after the end of a call during which its mutations, or copies of them, may still take effect.
             Create this object only when a former owner can no longer send anything.
     """
 
-    groups = False
-    once = False
     chaining = None
     deferring = None
     prompt = None
@@ -70,6 +68,14 @@ class Bare:
         self._sends: Counter[Where] = Counter()  # how many calls that write there have ever been made
         self._found: dict[Where, tuple[int, int]] = {}  # sends before the look (-1: it does not count), and cells
         self._looking = trio.Lock()
+
+    @property
+    def groups(self) -> bool:
+        return self._store.groups
+
+    @property
+    def once(self) -> bool:
+        return self._store.once
 
     def tables(self) -> list[str]:
         return self._tables()
@@ -97,11 +103,11 @@ class Bare:
     # A KeyboardInterrupt before the end would leave behind a call that never ends.
     @trio.lowlevel.enable_ki_protection
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
-        """Apply mutations of one row each. Those below the floor are refused, and not sent (T13)."""
+        """Apply mutations. Those below the floor are refused, and not sent (T13)."""
         verdicts: list[Verdict] = [Refused(0, -1)] * len(mutations)
         sent = []
         for index, mutation in enumerate(mutations):
-            assert len(mutation.rows) == 1, "S1: this store has no groups"
+            assert self._store.groups or len(mutation.rows) == 1, "S1: this store has no groups"
             if mutation.floor_ts is None or mutation.floor_ts >= self.floor:
                 sent.append(index)
         if not sent:
@@ -109,7 +115,7 @@ class Bare:
             return verdicts
         number = self._number = self._number + 1
         lowest = min((ts for i in sent if (ts := mutations[i].floor_ts) is not None), default=TS_MAX)
-        writes = {(mutations[i].table, write[0]) for i in sent for write in mutations[i].rows[0][2]}
+        writes = {(mutations[i].table, write[0]) for i in sent for row in mutations[i].rows for write in row[2]}
         self._sends.update(writes)
         self._calls[number] = lowest, writes
         answered = False

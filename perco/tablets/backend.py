@@ -14,6 +14,7 @@ class Backend(Place, Protocol):
 
     Attributes:
         threaded: writers run on threads, and other processes can look at the store from outside: not for memory.
+        remote: each call of the store is a round trip to another process.
         local: its tablets, if this process splits and compacts them; None: the store does that itself.
     """
 
@@ -22,6 +23,9 @@ class Backend(Place, Protocol):
 
     @property
     def threaded(self) -> bool: ...
+
+    @property
+    def remote(self) -> bool: ...
 
     @property
     def local(self) -> LocalStore | None: ...

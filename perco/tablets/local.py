@@ -102,6 +102,8 @@ class LocalStore:
     store: LocalRowStore
     forked: bool
 
+    remote = False
+
     def __init__(
         self,
         url: str | os.PathLike[str],

@@ -111,6 +111,7 @@ class BareStore:
 
     readonly = False
     threaded = False
+    remote = False
     owner_alive = False
     term = b""
     local = None

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
+from perco.postgresql.options import PostgresqlOptions
+from perco.postgresql.store import PostgresqlStore
 from perco.storage import (
     APPLIED,
     PROTOCOL_GROUPS,
@@ -20,9 +23,11 @@ from perco.storage import (
 )
 from perco.storage.bare import Bare
 from perco.testing.bare import SingleRows
+from tests.support import postgresql
 
 TABLE = "t"
 GROUPS = (*PROTOCOL_GROUPS, "data:raw")
+_HAS_TABLE = SimpleNamespace(tables=(TABLE,), groups=lambda table: ["data:raw"])  # stands in for a catalogue
 UNSYNCED = LmdbOptions(sync=False)
 
 
@@ -56,6 +61,14 @@ async def open_store(
     kind: str, path: Path, splits: Sequence[bytes] = (), options: LmdbOptions = UNSYNCED
 ) -> AsyncIterator[LocalRowStore]:
     """One table, `TABLE`, in as many tablets as `splits` ask for."""
+    if kind == "postgresql":
+        owned = await PostgresqlStore.open(postgresql.fresh(), PostgresqlOptions(), durable=False)
+        try:
+            await owned.adapt(_HAS_TABLE)  # type: ignore[arg-type]
+            yield owned.store  # type: ignore[misc]
+        finally:
+            await owned.aclose()
+        return
     store = LocalRowStore()
     starts = [b"", *splits]
     if kind != "lmdb":

@@ -1,4 +1,4 @@
-"""The same operations on memory, on LMDB and on a dict have the same answers."""
+"""The same operations on memory, on LMDB, on PostgreSQL and on a dict have the same answers."""
 
 from __future__ import annotations
 
@@ -62,6 +62,38 @@ async def compare(folder: Path, history) -> None:
             else:
                 wanted = model.scan(argument)
                 assert await drain(memory, argument) == await drain(lmdb, argument) == wanted
+
+
+in_any_tablet = st.lists(
+    st.one_of(
+        st.tuples(st.just("apply"), st.lists(mutations(rows), max_size=6)),
+        st.tuples(
+            st.just("read"), st.lists(st.tuples(st.just(TABLE), rows, st.lists(queries(), max_size=3)), max_size=3)
+        ),
+        st.tuples(st.just("scan"), scan_requests()),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(unhurried, max_examples=40)
+@given(in_any_tablet)
+def test_postgresql_answers_as_the_model_does(history):  # S1 T13
+    trio.run(compare_with_model, history)
+
+
+async def compare_with_model(history) -> None:
+    model = Model(FLOOR)
+    async with open_store("postgresql", Path()) as store:
+        await store.raise_floor(FLOOR, wait=True)
+        for name, argument in history:
+            if name == "apply":
+                assert await store.apply(argument) == [model.apply(mutation) for mutation in argument]
+            elif name == "read":
+                assert await store.read(argument) == [model.read(row, asked) for _, row, asked in argument]
+            else:
+                assert await drain(store, argument) == model.scan(argument)
 
 
 async def drain(store, request):

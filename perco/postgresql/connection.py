@@ -1,0 +1,250 @@
+"""One connection to a PostgreSQL server, driven by trio: libpq does not block, and the loop waits for its socket.
+
+    connection = await Connection.open(place)
+    results = await connection.run([(statement, parameters), ...])
+
+`run` sends its statements in one pipeline, as one transaction: one round trip. PostgreSQL commits it when it answers
+the pipeline's end, so a result counts only once `run` has returned.
+
+T4  If the connection ends between the first byte sent and the last answer, the transaction may have been committed, or
+    may be committed later: `Lost`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import trio
+
+from perco.errors import UsageError
+from perco.postgresql.address import Place
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGconn, PGresult
+
+INSTALL: Final = "a store on PostgreSQL needs psycopg: pip install 'perco[postgresql]'"
+_BINARY: Final = 1
+
+
+Rows: TypeAlias = list[tuple[Any, ...]]  # of a result; the values are bytes, or None
+
+
+class Statement(NamedTuple):
+    """A statement that a connection prepares when it is first used. `types`: OIDs of its parameters."""
+
+    name: str
+    sql: str
+    types: tuple[int, ...] = ()
+
+
+class Refusal(Exception):
+    """The server's answer is an error: nothing of the transaction was written.
+
+    Attributes: `sqlstate`, five characters, or "" if libpq itself refused; `said`, the server's message.
+    """
+
+    def __init__(self, sqlstate: str, said: str) -> None:
+        self.sqlstate, self.said = sqlstate, said
+        super().__init__(f"{said} ({sqlstate})" if sqlstate else said)
+
+
+class Lost(Exception):
+    """The connection has ended. `sent`: statements had been sent, and may take effect (T4)."""
+
+    def __init__(self, said: str, *, sent: bool) -> None:
+        self.said, self.sent = said, sent
+        super().__init__(said)
+
+
+def libpq() -> Any:
+    """psycopg's module over libpq. Raises: UsageError, if it is not installed."""
+    try:
+        return importlib.import_module("psycopg.pq")
+    except ImportError as error:
+        raise UsageError(f"{INSTALL} ({error})") from error
+
+
+class Connection:
+    """For one task at a time. Loop thread only."""
+
+    def __init__(self, link: PGconn) -> None:
+        self._pq = libpq()
+        self._link = link
+        self._prepared: set[str] = set()
+        self._ended = ""  # why it can no longer be used
+        self._warning = ""
+
+    @classmethod
+    async def open(cls, place: Place, settings: Sequence[str] = ()) -> Connection:
+        """Connect. `settings`: commands that are run first. Raises: Lost, Refusal."""
+        pq = libpq()
+        # libpq may look names up and try several hosts, so that it blocks.
+        link = await trio.to_thread.run_sync(
+            partial(pq.PGconn.connect, place.conninfo.encode()), abandon_on_cancel=True
+        )
+        connection = cls(link)
+        if link.status != pq.ConnStatus.OK:
+            said = _plain(link.get_error_message())
+            connection.close()
+            raise Lost(said, sent=False)
+        link.notice_handler = connection._noticed
+        link.nonblocking = 1
+        try:
+            for command in settings:
+                await connection.execute(command)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @property
+    def usable(self) -> bool:
+        return not self._ended
+
+    @property
+    def version(self) -> int:
+        """The server's version: 150018 is 15.18."""
+        return self._link.server_version
+
+    def close(self) -> None:
+        """End the connection. A transaction that it has sent may still be committed."""
+        self._ended = self._ended or "closed"
+        self._link.finish()
+
+    async def execute(self, command: str) -> None:
+        """Run commands without parameters, as one transaction. Raises: Refusal, Lost."""
+        link = self._link
+        async with _Talk(self) as talk:
+            if link.pipeline_status:
+                link.exit_pipeline_mode()
+            link.send_query(command.encode())
+            talk.sent = True
+            results = []
+            while (result := await talk.result()) is not None:
+                results.append(result)
+            talk.must_go_on()
+            link.enter_pipeline_mode()
+        for result in results:
+            self._raise_for(result)
+
+    async def run(self, statements: Sequence[tuple[Statement, Sequence[bytes | None]]]) -> list[Rows]:
+        """Run statements as one transaction; returns the rows of each. Parameters and results are binary.
+
+        Raises: Refusal, of the first statement that failed: nothing was written; Lost.
+        """
+        assert not self._ended, self._ended
+        link, new = self._link, []
+        self._warning = ""
+        async with _Talk(self) as talk:
+            for statement, _ in statements:
+                if statement.name not in self._prepared and statement.name not in new:
+                    link.send_prepare(statement.name.encode(), statement.sql.encode(), statement.types)
+                    new.append(statement.name)
+                    talk.sent = True
+            for statement, parameters in statements:
+                link.send_query_prepared(
+                    statement.name.encode(), parameters, [_BINARY] * len(parameters), result_format=_BINARY
+                )
+                talk.sent = True
+            link.pipeline_sync()
+            results = []
+            while True:
+                result = await talk.result()
+                if result is None:  # the end of one statement's results
+                    talk.must_go_on()
+                    continue
+                if result.status == self._pq.ExecStatus.PIPELINE_SYNC:
+                    break
+                results.append(result)
+        for name, result in zip(new, results, strict=False):
+            if result.status == self._pq.ExecStatus.COMMAND_OK:  # it stays, whatever fails after it
+                self._prepared.add(name)
+        for result in results:
+            self._raise_for(result)
+        if self._warning:
+            raise Lost(self._warning, sent=True)
+        return [_rows(result) for result in results[len(new) :]]
+
+    def _raise_for(self, result: PGresult) -> None:
+        """Raises: Refusal; Lost, if the server ends the connection: it may have committed before it did."""
+        pq = self._pq
+        if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+            return
+        field = pq.DiagnosticField
+        said = (result.error_field(field.MESSAGE_PRIMARY) or result.error_message or b"").decode(errors="replace")
+        if result.error_field(field.SEVERITY_NONLOCALIZED) in (b"FATAL", b"PANIC"):
+            self.close()
+            raise Lost(_plain(said), sent=True)
+        raise Refusal((result.error_field(field.SQLSTATE) or b"").decode(), _plain(said))
+
+    def _noticed(self, result: PGresult) -> None:
+        """Keep a warning: a server that stops waiting for its standby commits, and says so by a warning alone."""
+        field = self._pq.DiagnosticField
+        if result.error_field(field.SEVERITY_NONLOCALIZED) == b"WARNING":
+            self._warning = _plain((result.error_field(field.MESSAGE_PRIMARY) or b"").decode(errors="replace"))
+
+
+class _Talk:
+    """A block in which a connection sends and waits for answers. If it ends early, so does the connection: its answers
+    would be taken for those of the next."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._link, self._pq = connection, connection._link, connection._pq
+        self.sent = False
+
+    async def __aenter__(self) -> _Talk:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
+        said = _plain(self._link.get_error_message()) if isinstance(error, self._pq_error()) else str(error)
+        self._connection._ended = said or "interrupted"
+        self._connection.close()
+        if isinstance(error, self._pq_error() | OSError):
+            raise Lost(said or "the connection was lost", sent=self.sent) from error
+
+    def _pq_error(self) -> Any:
+        return importlib.import_module("psycopg").Error
+
+    def must_go_on(self) -> None:
+        """Raises OSError if the connection has ended."""
+        if self._link.status != self._pq.ConnStatus.OK:
+            raise OSError(_plain(self._link.get_error_message()) or "the server closed the connection")
+
+    async def result(self) -> PGresult | None:
+        """The next result; None: there are no more of this statement."""
+        link = self._link
+        while link.flush():
+            await self._wait(writing=True)
+        while link.is_busy():
+            await self._wait(writing=False)
+        return link.get_result()
+
+    async def _wait(self, *, writing: bool) -> None:
+        """Wait for the socket; what has arrived is taken in even while more is to be sent, or both sides could wait."""
+        if not writing:
+            await trio.lowlevel.wait_readable(self._link.socket)
+            self._link.consume_input()
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._take_in, nursery.cancel_scope)
+            await trio.lowlevel.wait_writable(self._link.socket)
+            nursery.cancel_scope.cancel()
+
+    async def _take_in(self, scope: trio.CancelScope) -> None:
+        await trio.lowlevel.wait_readable(self._link.socket)
+        self._link.consume_input()
+        scope.cancel()
+
+
+def _rows(result: PGresult) -> Rows:
+    columns = range(result.nfields)
+    return [tuple([result.get_value(i, column) for column in columns]) for i in range(result.ntuples)]
+
+
+def _plain(message: str) -> str:
+    return " ".join(message.split())

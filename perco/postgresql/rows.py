@@ -1,0 +1,468 @@
+"""The rows of a store on PostgreSQL: reads, scans, and batches of mutations, each in one round trip.
+
+S1  A mutation, of one row or of several, is checked and written within one transaction of the server. A call's
+    mutations share transactions if no two of them have a row in common; a mutation that comes later sees those before
+    it.
+S4  A mutation that the server refuses, for want of space or whatever else, fails alone: then the others are sent
+    again, without it.
+C6  A mutation is sent again only if it certainly was not made, so it takes effect at most once.
+T4  If a connection is lost, its mutations may have been made. They are answered `NoReply` once they can no longer take
+    effect (`Fence.renew`), or after `call_s`.
+T13 See `Bare`: this process alone sends mutations, and refuses those below its floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from typing import Any, Final
+
+import trio
+
+from perco.errors import Corruption, PercoError, StoreFull, Unavailable, UsageError
+from perco.postgresql.address import Place
+from perco.postgresql.arrays import bools, byteas, int4, int4s, int8, int8s, number
+from perco.postgresql.connection import Connection, Lost, Refusal, Rows, Statement
+from perco.postgresql.options import PostgresqlOptions
+from perco.postgresql.statements import SETTINGS, Statements
+from perco.storage import (
+    APPLIED,
+    PRESENT,
+    ROW_BYTES_MAX,
+    Failed,
+    Mutation,
+    NoReply,
+    Query,
+    ReadRequest,
+    Refused,
+    RowCells,
+    ScanCell,
+    ScanPage,
+    ScanQuery,
+    ScanRequest,
+    Tablet,
+    Verdict,
+)
+
+_END: Final = b"\xff" * (ROW_BYTES_MAX + 1)  # no row is at or above it
+_TRIES: Final = 16
+_PAUSE_S: Final = 0.05  # before a statement that the server has refused for a moment is sent again
+_ROWS_MAX: Final = 1000  # that one transaction locks: the server has room for some 6 000 locks
+_PART_BYTES: Final = 8 << 20  # of values, in one transaction or one read
+_FIRST: Final = 16  # requests of a `read_first` that are sent together
+
+# Errors after which a transaction may succeed if it is sent again: conflicts with others, and timeouts.
+_AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57014", "53200", "53300"})
+_CHECKED: Final[tuple[Callable[[Any], bytes], ...]] = (int4s, int4s, bools, int4s, byteas, int8s, int8s, int8s)
+_NEXT: Final = int4(-1)  # in place of a query: the row after the page
+_FULL: Final = "53100"
+_READ_ONLY: Final = "25006"
+_NO_TABLE: Final = "42P01"
+
+
+class Fence:
+    """The term of this owner: each transaction that writes names it, and writes nothing if the store has another one.
+
+    Attributes: `term`; `deposed`, the reason why this process no longer owns the store.
+    """
+
+    term: int
+    deposed: PercoError | None
+
+    def __init__(self, term: int = 0) -> None:
+        self.term, self.deposed = term, None
+
+
+class Pool:
+    """Connections that are opened when needed. Loop thread only."""
+
+    def __init__(self, place: Place, options: PostgresqlOptions, settings: Sequence[str]) -> None:
+        self.place, self.options = place, options
+        self._settings = settings
+        self._idle: list[Connection] = []
+        self._limit = trio.CapacityLimiter(options.connections)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """One that no other task uses. Raises: Lost."""
+        async with self._limit:
+            found = self._idle.pop() if self._idle else await Connection.open(self.place, self._settings)
+            try:
+                yield found
+            finally:
+                if found.usable:
+                    self._idle.append(found)
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+class PostgresqlRows:
+    """All rows of a store, in the tables of one prefix. Loop thread only.
+
+    Attributes:
+        renew: set by the store. Begins a new term, if the fence has none: nothing that was sent under an earlier one
+            can take effect any more (O1). Raises: Lost, PercoError.
+    """
+
+    groups = True
+    once = True
+    chaining = None
+    deferring = None
+    prompt = None
+
+    def __init__(
+        self,
+        place: Place,
+        options: PostgresqlOptions,
+        *,
+        durable: bool,
+        fence: Fence,
+    ) -> None:
+        settings = [SETTINGS, f"SET synchronous_commit = {'on' if durable else 'off'}"]
+        self.pool = Pool(place, options, settings)
+        self.statements = Statements(place.prefix)
+        self.fence = fence
+        self._options = options
+        self._spaces: dict[tuple[str, str], int] = {}
+        self._tables: dict[str, int] = {}
+        self._salt = blake2b(place.prefix.encode(), digest_size=16).digest()
+        self.renew: Callable[[], Awaitable[None]]
+
+    def add(self, spaces: dict[tuple[str, str], int]) -> None:
+        """Take in the numbers of tables and groups."""
+        self._spaces |= spaces
+        for table, _ in spaces:
+            self._tables.setdefault(table, len(self._tables))
+
+    def has(self, table: str, group: str) -> bool:
+        return (table, group) in self._spaces
+
+    def tables(self) -> list[str]:
+        return list(self._tables)
+
+    def tablets_here(self) -> Sequence[Tablet]:
+        return ()
+
+    def locate(self, table: str, row: bytes) -> int:
+        """A table is one tablet."""
+        found = self._tables.get(table)
+        if found is None:
+            raise UsageError(f"there is no table {table!r} in this store; declare it in the schema")
+        return found
+
+    def bounds(self, table: str) -> list[bytes]:
+        self.locate(table, b"")
+        return [b""]
+
+    def _space(self, table: str, group: str) -> int:
+        found = self._spaces.get((table, group))
+        if found is None:
+            self.locate(table, b"")
+            raise UsageError(f"table {table!r} of this store has no locality group {group!r}")
+        return found
+
+    # ------------------------------------------------------------ reads
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        """Cells of rows; all of them as of one moment. Raises: Unavailable."""
+        if not requests:
+            await trio.lowlevel.checkpoint()
+            return []
+        for table, row, _ in requests:
+            self.locate(table, row)
+        asked = [(table, row, query) for table, row, queries in requests for query in queries]
+        found: list[list[tuple[int, bytes]]] = [[] for _ in asked]
+        if asked:
+            oldest = any(query[4] < 0 for _, _, query in asked)
+            statement = self.statements.read_any if oldest else self.statements.read
+            for at, ts, value in await self._ask(statement, self._queries(asked)):
+                found[number(at) - 1].append((number(ts), value))
+        for (_, _, query), cells in zip(asked, found, strict=True):
+            if len(cells) > 1:  # SQL promises no order of the whole
+                cells.sort(reverse=query[4] > 0)
+        out, at = [], 0
+        for _, _, queries in requests:
+            out.append(found[at : at + len(queries)])
+            at += len(queries)
+        return out
+
+    def _queries(self, asked: Sequence[tuple[str, bytes, Query]]) -> list[bytes]:
+        return [
+            int4s([self._space(table, query[0]) for table, _, query in asked]),
+            byteas([row for _, row, _ in asked]),
+            int8s([query[1] for _, _, query in asked]),
+            int8s([query[2] for _, _, query in asked]),
+            int8s([query[3] for _, _, query in asked]),
+            int4s([query[4] for _, _, query in asked]),
+        ]
+
+    async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
+        """See `RowStore.read_first`."""
+        out: list[RowCells] = []
+        size = 0
+        while len(out) < len(requests) and (size < bytes_max or not out):
+            for found in await self.read(requests[len(out) : len(out) + _FIRST]):
+                if out and size >= bytes_max:
+                    break
+                out.append(found)
+                size += sum(len(value) for cells in found for _, value in cells)
+        if not requests:
+            await trio.lowlevel.checkpoint()
+        return out
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        """A page of rows, as of one moment. Raises: Unavailable."""
+        table, start, stop, queries, reverse, rows_max, bytes_max, seeks_max = request
+        self.locate(table, start)
+        if stop is not None and stop <= start:
+            await trio.lowlevel.checkpoint()
+            return ScanPage([], None)
+        spaces = list(dict.fromkeys(self._space(table, query.group) for query in queries))
+        asked = [(j, query, column) for j, query in enumerate(queries) for column in query.columns or (-1,)]
+        statement = self.statements.scan_back if reverse else self.statements.scan
+        rows = max(1, min(rows_max, seeks_max // (len(asked) + 1)))
+        result = await self._ask(
+            statement,
+            [
+                *(start, _END if stop is None else stop, int4s(spaces), int4(rows), int8(bytes_max)),
+                *self._scanned(table, asked),
+            ],
+        )
+        found: dict[bytes, tuple[bytes, list[list[ScanCell]]]] = {}
+        following: bytes | None = None
+        for k, row, j, column, ts, value in result:
+            if j == _NEXT:
+                following = row + b"\x00" if reverse else row
+                continue
+            cells = found.setdefault(k, (row, [[] for _ in queries]))[1]
+            cells[number(j)].append((number(column), number(ts), value))
+        page = []
+        for k in sorted(found):
+            for each in found[k][1]:
+                if len(each) > 1:
+                    each.sort(key=_newest_first)
+            page.append(found[k])
+        return ScanPage(page, following)
+
+    def _scanned(self, table: str, asked: Sequence[tuple[int, ScanQuery, int]]) -> list[bytes]:
+        return [
+            int4s([j for j, _, _ in asked]),
+            int4s([self._space(table, query.group) for _, query, _ in asked]),
+            int8s([column for _, _, column in asked]),
+            int8s([query.from_ts for _, query, _ in asked]),
+            int8s([query.to_ts for _, query, _ in asked]),
+            int4s([query.n for _, query, _ in asked]),
+            bools([query.values for _, query, _ in asked]),
+        ]
+
+    async def count(self, table: str, group: str) -> int:
+        """How many cells there are now."""
+        [(found,)] = await self._ask(self.statements.count, [int4(self._space(table, group))])
+        return number(found)
+
+    async def _ask(self, statement: Statement, parameters: Sequence[bytes]) -> Rows:
+        """Run a statement that only reads, again if it fails for a moment. Raises: Unavailable, Corruption."""
+        error: Exception | None = None
+        with trio.move_on_after(self._options.call_s):
+            for attempt in range(_TRIES):
+                if attempt:
+                    await trio.sleep(_PAUSE_S * attempt)
+                try:
+                    async with self.pool.connection() as connection:
+                        return (await connection.run([(statement, parameters)]))[0]
+                except Lost as lost:
+                    error = lost
+                except Refusal as refusal:
+                    error = refusal
+                    if refusal.sqlstate not in _AGAIN:
+                        break
+        if isinstance(error, Refusal) and error.sqlstate not in _AGAIN:
+            raise self.told(error) from error
+        raise Unavailable(f"{self.pool.place.shown} does not answer: {error or 'no reply'}") from error
+
+    def told(self, error: Refusal) -> PercoError:
+        """The error of perco's for one of the server's."""
+        shown = self.pool.place.shown
+        if error.sqlstate == _FULL:
+            return StoreFull(shown, error.said)
+        if error.sqlstate == _READ_ONLY:
+            return Unavailable(f"{shown} is a standby, or was made read-only: {error.said}")
+        if error.sqlstate == _NO_TABLE:
+            return Corruption(shown, f"its tables have been removed: {error.said}")
+        return Unavailable(f"{shown} refuses: {error}", remedy="The message is PostgreSQL's.")
+
+    # ------------------------------------------------------------ mutations
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        """The verdict of each mutation. Cancelled before the first is sent, or not at all (T10)."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        for mutation in mutations:  # an error here means that nothing was sent
+            self.locate(mutation.table, b"")
+            for _, checks, writes in mutation.rows:
+                for check in checks:
+                    self._space(mutation.table, check[1])
+                for write in writes:
+                    self._space(mutation.table, write[0])
+        if not mutations:
+            await trio.lowlevel.checkpoint()
+            return []
+        verdicts: list[Verdict | None] = [None] * len(mutations)
+        with trio.CancelScope(shield=True):
+            for part in _parts(mutations):
+                await self._apply_part(mutations, part, verdicts)
+        return verdicts  # type: ignore[return-value]
+
+    async def _apply_part(
+        self, mutations: Sequence[Mutation], part: Sequence[int], verdicts: list[Verdict | None]
+    ) -> None:
+        """Apply those mutations that have an index in `part`, in one transaction."""
+        deadline = trio.current_time() + self._options.call_s
+        parameters = self._written([mutations[i] for i in part])
+        locks = int8s(sorted(self._locks(mutations[i] for i in part)))
+        attempt, said = 0, "no connection"
+        while True:
+            if self.fence.deposed is not None:
+                verdict: Verdict = Failed(self.fence.deposed)
+                break
+            if attempt and trio.current_time() > deadline:
+                verdict = Failed(Unavailable(f"{self.pool.place.shown} does not answer: {said}"))
+                break
+            if attempt:
+                await trio.sleep(_PAUSE_S * attempt)
+            attempt += 1
+            term = self.fence.term
+            if not term:  # what an earlier connection had sent may still take effect
+                try:
+                    await self.renew()
+                except Lost as lost:
+                    said = lost.said
+                except PercoError as error:
+                    verdict = Failed(error)
+                    break
+                continue
+            try:
+                with trio.fail_at(deadline + self._options.call_s):
+                    async with self.pool.connection() as connection:
+                        result = await self._send(connection, term, locks, parameters)
+            except (Lost, trio.TooSlowError) as lost:
+                said = lost.said if isinstance(lost, Lost) else "no reply"
+                if isinstance(lost, Lost) and not lost.sent:
+                    continue
+                await self._forget(term, deadline)
+                verdict = NoReply(f"the connection to PostgreSQL was lost: {said}")
+                break
+            except Refusal as refusal:
+                if refusal.sqlstate in _AGAIN and attempt < _TRIES:
+                    said = str(refusal)
+                    continue
+                if len(part) > 1:  # S4
+                    for i in part:
+                        await self._apply_part(mutations, [i], verdicts)
+                    return
+                verdict = Failed(self.told(refusal))
+                break
+            if result is None:  # the store has another term, so nothing was written
+                if self.fence.term == term:
+                    self.fence.term = 0
+                continue
+            for at, i in enumerate(part):
+                verdicts[i] = APPLIED
+                if at in result:
+                    verdicts[i] = _which(mutations[i], result[at])
+            return
+        for i in part:
+            verdicts[i] = verdict
+
+    async def _forget(self, term: int, deadline: float) -> None:
+        """Wait until what was sent under this term can no longer take effect, or the deadline has passed."""
+        if self.fence.term == term:
+            self.fence.term = 0
+        while not self.fence.term and self.fence.deposed is None and trio.current_time() <= deadline:
+            try:
+                await self.renew()
+            except Lost:
+                await trio.sleep(_PAUSE_S)
+            except PercoError:
+                return
+
+    async def _send(
+        self, connection: Connection, term: int, locks: bytes, parameters: list[bytes]
+    ) -> dict[int, int] | None:
+        """Send a transaction; returns, for each refused mutation, which check failed. None: another term."""
+        statements = self.statements
+        _, _, result = await connection.run(
+            [
+                (statements.lock, [locks]),
+                (statements.hold, []),
+                (statements.apply, [*parameters[:13], int8(term), parameters[13]]),
+            ]
+        )
+        refused = {number(m): number(n) for m, n in result}
+        return None if -1 in refused else refused
+
+    def _locks(self, mutations: Iterable[Mutation]) -> set[int]:
+        """The numbers under which PostgreSQL locks their rows."""
+        found = set()
+        for mutation in mutations:
+            salt = self._salt + mutation.table.encode() + b"\x00"
+            for row, _, _ in mutation.rows:
+                found.add(number(blake2b(salt + row, digest_size=8).digest()))
+        return found
+
+    def _written(self, mutations: Sequence[Mutation]) -> list[bytes]:
+        """The parameters of `apply`. A cell that is written twice in a mutation has the last value."""
+        checks: list[tuple[int, int, bool, int, bytes, int, int, int]] = []
+        writes: dict[tuple[int, bytes, int, int], tuple[int, bytes | None]] = {}
+        for m, (table, rows, _, _) in enumerate(mutations):
+            n = 0
+            for row, conditions, written in rows:
+                for kind, group, column, low, high in conditions:
+                    checks.append((m, n, kind == PRESENT, self._space(table, group), row, column, low, high))
+                    n += 1
+                for group, column, ts, value in written:
+                    writes[self._space(table, group), row, column, ts] = m, value
+        checked: list[tuple[Any, ...]] = list(zip(*checks, strict=True)) if checks else [()] * len(_CHECKED)
+        cells, made = list(writes), list(writes.values())
+        return [
+            *(encode(values) for encode, values in zip(_CHECKED, checked, strict=True)),
+            *(int4s([m for m, _ in made]), int4s([space for space, _, _, _ in cells])),
+            *(byteas([row for _, row, _, _ in cells]), int8s([column for _, _, column, _ in cells])),
+            *(int8s([ts for _, _, _, ts in cells]), byteas([value for _, value in made])),
+        ]
+
+
+def _newest_first(cell: ScanCell) -> tuple[int, int]:
+    return cell[0], -cell[1]
+
+
+def _which(mutation: Mutation, failed: int) -> Refused:
+    """The row, and the check of it, that has this number among all checks of a mutation."""
+    for i, (_, checks, _) in enumerate(mutation.rows):
+        if failed < len(checks):
+            return Refused(i, failed)
+        failed -= len(checks)
+    raise AssertionError("PostgreSQL refuses a check that was not sent")
+
+
+def _parts(mutations: Sequence[Mutation]) -> list[list[int]]:
+    """The indices of the mutations that share a transaction: a later one with the same row goes into a later one."""
+    parts: list[list[int]] = []
+    sizes: list[tuple[int, int]] = []  # rows and bytes
+    last: dict[tuple[str, bytes], int] = {}  # the part that has a row, the last one
+    for i, mutation in enumerate(mutations):
+        at = max((last[key] + 1 for row in mutation.rows if (key := (mutation.table, row[0])) in last), default=0)
+        rows = len(mutation.rows)
+        size = sum(len(write[3] or b"") for row in mutation.rows for write in row[2])
+        while at < len(parts) and (sizes[at][0] + rows > _ROWS_MAX or sizes[at][1] + size > _PART_BYTES):
+            at += 1
+        if at == len(parts):
+            parts.append([])
+            sizes.append((0, 0))
+        parts[at].append(i)
+        sizes[at] = sizes[at][0] + rows, sizes[at][1] + size
+        for row in mutation.rows:
+            last[mutation.table, row[0]] = at
+    return parts

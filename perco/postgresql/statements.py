@@ -1,0 +1,195 @@
+"""The SQL of a store on PostgreSQL: its tables, and the statements that read and write cells.
+
+    PREFIX_cells    one row per cell: (space, row, col, ts) -> value, the newest version of a column first
+    PREFIX_groups   the number ("space") of each table and locality group
+    PREFIX_owner    one row: the format; the owner's token and term; how often it has renewed its lease
+
+A mutation is checked and written by one statement, after the rows that it names were locked: the statement's snapshot
+is taken when no other transaction can change them. Read committed is enough.
+
+S1  All checks of a mutation, and all its writes, are in one statement and one transaction.
+O1  Each transaction that writes holds the owner's row against a change of the term; with another term it writes
+    nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from perco.postgresql.arrays import BOOLS, BYTEA, BYTEAS, INT4, INT4S, INT8, INT8S, TEXT, TEXTS
+from perco.postgresql.connection import Statement
+
+FORMAT: Final = 1
+
+# Each statement is planned once, as a walk of the index for each of its keys; a hash or a scan of the whole table would
+# only look cheap while the table is small.
+SETTINGS: Final = (
+    "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off; "
+    "SET enable_mergejoin = off; SET enable_bitmapscan = off; SET jit = off; "
+    "SET default_transaction_isolation = 'read committed'; SET client_encoding = 'UTF8'"
+)
+
+_TABLES: Final = """
+CREATE TABLE {p}_groups (
+    space integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tbl text NOT NULL, grp text NOT NULL, UNIQUE (tbl, grp));
+CREATE TABLE {p}_cells (
+    space integer NOT NULL, row bytea NOT NULL, col bigint NOT NULL, ts bigint NOT NULL CHECK (ts > 0),
+    value bytea NOT NULL)
+    WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.1);
+CREATE UNIQUE INDEX {p}_cells_key ON {p}_cells (space, row, col, ts DESC);
+CREATE TABLE {p}_owner (
+    id boolean PRIMARY KEY CHECK (id), format integer NOT NULL, term bigint NOT NULL, token text NOT NULL,
+    renewals bigint NOT NULL, command text NOT NULL);
+INSERT INTO {p}_owner VALUES (true, {format}, 0, '', 0, '')
+"""
+
+_APPLY: Final = """
+WITH fence AS (SELECT term = $14 AS ok FROM {p}_owner WHERE id),
+refused AS (
+    SELECT k.m, min(k.n) AS n
+    FROM unnest($1, $2, $3, $4, $5, $6, $7, $8) AS k(m, n, present, space, row, col, low, high)
+    WHERE k.present <> EXISTS (SELECT FROM {p}_cells c
+        WHERE c.space = k.space AND c.row = k.row AND c.col = k.col AND c.ts BETWEEN k.low AND k.high)
+    GROUP BY k.m),
+made AS (
+    SELECT w.* FROM unnest($9, $10, $11, $12, $13, $15) AS w(m, space, row, col, ts, value)
+    WHERE (SELECT ok FROM fence) AND NOT EXISTS (SELECT FROM refused r WHERE r.m = w.m)),
+put AS (
+    INSERT INTO {p}_cells SELECT space, row, col, ts, value FROM made WHERE value IS NOT NULL
+    ON CONFLICT (space, row, col, ts) DO UPDATE SET value = excluded.value),
+removed AS (
+    DELETE FROM {p}_cells c USING made w
+    WHERE w.value IS NULL AND c.space = w.space AND c.row = w.row AND c.col = w.col AND c.ts = w.ts)
+SELECT m, n FROM refused UNION ALL SELECT -1, 0 FROM fence WHERE NOT ok
+"""
+
+_READ_NEWEST: Final = """
+SELECT q.i, c.ts, c.value FROM unnest($1, $2, $3, $4, $5, $6) WITH ORDINALITY AS q(space, row, col, low, high, n, i)
+CROSS JOIN LATERAL (
+    SELECT ts, value FROM {p}_cells
+    WHERE space = q.space AND row = q.row AND col = q.col AND ts BETWEEN q.low AND q.high
+    ORDER BY ts DESC LIMIT q.n) c
+"""
+
+_READ_ANY: Final = """
+SELECT q.i, c.ts, c.value FROM unnest($1, $2, $3, $4, $5, $6) WITH ORDINALITY AS q(space, row, col, low, high, n, i)
+CROSS JOIN LATERAL (
+    (SELECT ts, value FROM {p}_cells
+     WHERE q.n > 0 AND space = q.space AND row = q.row AND col = q.col AND ts BETWEEN q.low AND q.high
+     ORDER BY ts DESC LIMIT greatest(q.n, 0))
+    UNION ALL
+    (SELECT ts, value FROM {p}_cells
+     WHERE q.n < 0 AND space = q.space AND row = q.row AND col = q.col AND ts BETWEEN q.low AND q.high
+     ORDER BY ts LIMIT greatest(-q.n, 0))) c
+"""
+
+# The rows of the page and the one after it, then their cells. Each row of the first part is found by a search in each
+# space for the row that follows.
+_SCAN: Final = """
+WITH RECURSIVE rows(k, row) AS (
+    SELECT 1, ({first})
+    UNION ALL
+    SELECT k + 1, ({next}) FROM rows WHERE row IS NOT NULL AND k <= $4),
+cells AS (
+    SELECT r.k, q.j, c.* FROM rows r
+    CROSS JOIN unnest($6, $7, $8, $9, $10, $11, $12) WITH ORDINALITY AS q(j, space, col, low, high, n, with_values, i)
+    CROSS JOIN LATERAL (
+        (SELECT col, ts, CASE WHEN q.with_values THEN value ELSE '' END AS value FROM {p}_cells
+         WHERE q.col >= 0 AND space = q.space AND row = r.row AND col = q.col AND ts BETWEEN q.low AND q.high
+         ORDER BY ts DESC LIMIT CASE WHEN q.col >= 0 THEN q.n ELSE 0 END)
+        UNION ALL
+        (SELECT col, ts, CASE WHEN q.with_values THEN value ELSE '' END AS value FROM {p}_cells
+         WHERE q.col < 0 AND space = q.space AND row = r.row AND ts BETWEEN q.low AND q.high
+         ORDER BY col, ts DESC LIMIT CASE WHEN q.col < 0 THEN q.n ELSE 0 END)) c
+    WHERE r.row IS NOT NULL AND r.k <= $4),
+sizes AS (SELECT k, sum(octet_length(value)) AS size FROM cells GROUP BY k),
+full_at AS (
+    SELECT min(k) AS k FROM rows
+    WHERE row IS NOT NULL AND (k > $4 OR (SELECT sum(size) FROM sizes s WHERE s.k < rows.k) >= $5))
+SELECT r.k, r.row, -1, NULL::bigint, NULL::bigint, NULL::bytea FROM rows r WHERE r.k = (SELECT k FROM full_at)
+UNION ALL
+(SELECT c.k, r.row, c.j, c.col, c.ts, c.value FROM cells c JOIN rows r USING (k)
+ WHERE c.k < coalesce((SELECT k FROM full_at), 2147483647))
+"""
+_NEAREST: Final = """
+SELECT found.row FROM unnest($3) AS s(space) CROSS JOIN LATERAL (
+    SELECT row FROM {{p}}_cells WHERE space = s.space AND row {low} AND row {high} ORDER BY row {order} LIMIT 1) found
+ORDER BY found.row {order} LIMIT 1
+"""
+_FORWARD: Final = {
+    "first": _NEAREST.format(low=">= $1", high="< $2", order=""),
+    "next": _NEAREST.format(low="> rows.row", high="< $2", order=""),
+}
+_BACKWARD: Final = {
+    "first": _NEAREST.format(low=">= $1", high="< $2", order="DESC"),
+    "next": _NEAREST.format(low=">= $1", high="< rows.row", order="DESC"),
+}
+_CHECKS: Final = (INT4S, INT4S, BOOLS, INT4S, BYTEAS, INT8S, INT8S, INT8S)
+_WRITES: Final = (INT4S, INT4S, BYTEAS, INT8S, INT8S)
+_QUERIES: Final = (INT4S, BYTEAS, INT8S, INT8S, INT8S, INT4S)
+_SCANNED: Final = (INT4S, INT4S, INT8S, INT8S, INT8S, INT4S, BOOLS)
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """The statements of the store whose tables have a prefix."""
+
+    prefix: str
+    lock: Statement = field(init=False)
+    hold: Statement = field(init=False)
+    apply: Statement = field(init=False)
+    read: Statement = field(init=False)
+    read_any: Statement = field(init=False)
+    scan: Statement = field(init=False)
+    scan_back: Statement = field(init=False)
+    count: Statement = field(init=False)
+    groups: Statement = field(init=False)
+    add_groups: Statement = field(init=False)
+    there: Statement = field(init=False)
+    look: Statement = field(init=False)
+    claim: Statement = field(init=False)
+    wait_for_others: Statement = field(init=False)
+    next_term: Statement = field(init=False)
+
+    def __post_init__(self) -> None:
+        def is_(name: str, sql: str, *types: int) -> None:
+            object.__setattr__(self, name, Statement(name, sql.replace("{p}", self.prefix), types))
+
+        is_("lock", "SELECT pg_advisory_xact_lock(k) FROM unnest($1) AS k", INT8S)
+        is_("hold", "SELECT term FROM {p}_owner WHERE id FOR KEY SHARE")
+        is_("apply", _APPLY, *_CHECKS, *_WRITES, INT8, BYTEAS)
+        is_("read", _READ_NEWEST, *_QUERIES)
+        is_("read_any", _READ_ANY, *_QUERIES)
+        is_("scan", _SCAN.format(p="{p}", **_FORWARD), BYTEA, BYTEA, INT4S, INT4, INT8, *_SCANNED)
+        is_("scan_back", _SCAN.format(p="{p}", **_BACKWARD), BYTEA, BYTEA, INT4S, INT4, INT8, *_SCANNED)
+        is_("count", "SELECT count(*) FROM {p}_cells WHERE space = $1", INT4)
+        is_("groups", "SELECT space, tbl, grp FROM {p}_groups")
+        is_(
+            "add_groups",
+            "INSERT INTO {p}_groups (tbl, grp) SELECT * FROM unnest($1, $2) ON CONFLICT (tbl, grp) DO NOTHING",
+            *(TEXTS, TEXTS),
+        )
+        is_("there", "SELECT to_regclass('{p}_owner') IS NOT NULL")
+        is_("look", "SELECT format, token, renewals, command FROM {p}_owner WHERE id")
+        # Waits for every transaction that holds the row, that is, for all that was sent under the present term (O1).
+        is_("wait_for_others", "SELECT term FROM {p}_owner WHERE id FOR UPDATE")
+        is_(
+            "claim",
+            "UPDATE {p}_owner SET term = term + 1, token = $1, renewals = 0, command = $2 "
+            "WHERE id AND token = $3 AND renewals = $4 RETURNING term",
+            *(TEXT, TEXT, TEXT, INT8),
+        )
+        is_("next_term", "UPDATE {p}_owner SET term = term + 1 WHERE id AND token = $1 RETURNING term", TEXT)
+
+    @property
+    def renew(self) -> str:
+        return f"UPDATE {self.prefix}_owner SET renewals = renewals + 1 WHERE id AND token = $1"
+
+    @property
+    def release(self) -> str:
+        return f"UPDATE {self.prefix}_owner SET token = '', renewals = 0, command = '' WHERE id AND token = $1"
+
+    def tables(self) -> str:
+        """The commands that make the store's tables."""
+        return _TABLES.format(p=self.prefix, format=FORMAT)
