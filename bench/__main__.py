@@ -22,6 +22,7 @@ BENCHES = {
     "split": "how long writes wait while a tablet is split",
     "window": "what a client gains by waiting a little before it asks",
     "peers": "the same work on SQLite, ZODB, PostgreSQL and procrastinate",
+    "postgresql": "transactions and observers on PostgreSQL, against SQL and a task queue on the same server",
     "space": "what overwritten cells take, with a vacuum, beside a fresh store",
     "spark_load": "what loading through Spark costs, and what reading back",
     "webindex": "what a page costs in the web index, while it grows to 100 000 pages",

@@ -67,8 +67,13 @@ class Measured:
         self.load.cpu_s = self._now() - self._used
 
 
-async def closed_loop(call: Callable[[random.Random], Awaitable[None]], in_flight: int, seconds: float) -> Load:
-    """Run on trio. `call` makes one call, with its caller's random numbers."""
+async def closed_loop(
+    call: Callable[[random.Random], Awaitable[None]],
+    in_flight: int,
+    seconds: float,
+    others_cpu_s: Callable[[], float] = lambda: 0.0,
+) -> Load:
+    """Run on trio. `call` makes one call, with its caller's random numbers; `others_cpu_s`: see `Measured`."""
     load = Load()
 
     async def caller(number: int) -> None:
@@ -82,7 +87,7 @@ async def closed_loop(call: Callable[[random.Random], Awaitable[None]], in_fligh
             if now >= until:
                 return
 
-    with Measured(load):
+    with Measured(load, others_cpu_s):
         until = time.perf_counter() + seconds
         async with trio.open_nursery() as nursery:
             for number in range(in_flight):

@@ -40,18 +40,21 @@ def perco_latencies(folder: Path, seconds: float, per_second: float) -> list[flo
 
 def perco_drain(folder: Path, chains: int, concurrency: int) -> Load:
     """Run the observers for a backlog of first writes, until all have run. A `call` is a step."""
-    return trio.run(_perco_drain, folder / f"drain-{random.getrandbits(32):x}", chains, concurrency)
+    return trio.run(drain, folder / f"drain-{random.getrandbits(32):x}", chains, concurrency)
 
 
-async def _perco_drain(path: Path, chains: int, concurrency: int) -> Load:
+async def drain(
+    store: Path | str, chains: int, concurrency: int, others_cpu_s: Callable[[], float] = lambda: 0.0
+) -> Load:
+    """The same for a store in any place; `others_cpu_s`: CPU time so far of a server that does some of the work."""
     parts, rng = chain(apart=False), random.Random(1)
     load = Load()
-    async with perco.open(path, parts.schema) as db:
+    async with perco.open(store, parts.schema) as db:
         async with db.transaction() as txn:
             keys = [rng.randbytes(16) for _ in range(chains)]
             for key in keys:
                 txn.set(parts.columns[0], key, VALUE)
-        with Measured(load):
+        with Measured(load, others_cpu_s):
             began = time.perf_counter()
             async with db.worker(concurrency=concurrency) as worker:
                 worker.on_run(lambda *_: load.times.append(time.perf_counter() - began))

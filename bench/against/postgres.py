@@ -61,6 +61,10 @@ class Server:
     def dsn(self) -> str:
         return f"host={self.socket} user=bench dbname=postgres"
 
+    def url(self, prefix: str) -> str:
+        """The address of a store of perco's."""
+        return f"postgresql://bench@/postgres?host={self.socket}&prefix={prefix}"
+
     def cpu_s(self) -> float:
         """Processor time of the server and its children so far, in seconds."""
         ticks = 0

@@ -43,31 +43,35 @@ def prepare(server: Server) -> None:
     server.psql("CHECKPOINT")
 
 
-def load(server: Server, connections: int, seconds: float, *, trips: int) -> Load:
-    """A caller for each connection; it calls again when it has its answer."""
-    return run_asyncio(_load(server, connections, seconds, trips))
+def load(server: Server, connections: int, seconds: float, *, trips: int, callers: int | None = None) -> Load:
+    """Callers that call again when they have their answer: by default one for each connection; more share them."""
+    return run_asyncio(_load(server, connections, seconds, trips, callers or connections))
 
 
-async def _load(server: Server, count: int, seconds: float, trips: int) -> Load:
+async def _load(server: Server, count: int, seconds: float, trips: int, callers: int) -> Load:
     load = Load()
     async with connected(server, count) as connections:
         keys = [record[0] for record in await connections[0].fetch("SELECT key FROM rows")]
         before = await connections[0].fetchval("SELECT sum(n)::bigint FROM rows")
         make = _in_four_trips if trips == 4 else _in_one
-        calls = [await make(connection, load) for connection in connections]
+        idle: asyncio.Queue[Callable[[bytes], Awaitable[None]]] = asyncio.Queue()
+        for connection in connections:
+            idle.put_nowait(await make(connection, load))
 
-        async def caller(number: int, call: Callable[[bytes], Awaitable[None]]) -> None:
+        async def caller(number: int) -> None:
             rng = random.Random(number)
             now = time.perf_counter()
             while now < until:
                 began = now
+                call = await idle.get()
                 await call(rng.choice(keys))
+                idle.put_nowait(call)
                 now = time.perf_counter()
                 load.times.append(now - began)
 
         with Measured(load, server.cpu_s):
             until = time.perf_counter() + seconds
-            await asyncio.gather(*(caller(number, call) for number, call in enumerate(calls)))
+            await asyncio.gather(*(caller(number) for number in range(callers)))
         total = await connections[0].fetchval("SELECT sum(n)::bigint FROM rows")
     if total - before != load.calls:
         raise AssertionError(f"PostgreSQL: {load.calls} calls were answered, and the rows say {total - before}")

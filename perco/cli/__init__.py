@@ -285,6 +285,9 @@ def serve(
     the same user on the same machine find it automatically; others use perco.open(..., token=...), or PERCO_TOKEN in
     the environment. An address that other hosts can reach needs TLS.
 
+    STORE may be a PostgreSQL database: the rows are there, and this process owns them. It has no folder, so --listen
+    says where it is reached, and its token on TCP is that of PERCO_TOKEN.
+
     With --processes N the tablets of all tables are spread over N tablet servers, which clients ask directly. If one
     dies, the others take over its tablets, and it is replaced. A single process commits a transaction within one tablet
     in one step, so more processes help only if it has no CPU left. A table has more than one tablet if it is declared
@@ -296,6 +299,7 @@ def serve(
       perco serve web/ --listen tcp://localhost:7420
       perco serve web/ --processes 4
       perco serve web/ --listen tls://0.0.0.0:7420 --tls-cert cert.pem --tls-key key.pem
+      perco serve 'postgresql://localhost/shop?prefix=web' --listen tcp://localhost:7420
       perco scan tcp://localhost:7420 docs
     """
     mould = serving.mould() if processes > 1 and serving.is_kept() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import perco
 from perco.cli.keeping import keep
 from perco.cli.screen import FINE, complain, is_new, tell_new
 from perco.errors import StoreLocked, UsageError
+from perco.postgresql.address import Place, is_postgresql
 from perco.rpc import addresses
 from perco.serve import tablets, tokens
 from perco.serve.children import Mould, die_with
@@ -29,6 +31,7 @@ _KEEPER: Final = "PERCO_KEEPER"  # environment variable of an owner: its supervi
 _READY: Final = "PERCO_READY"  # ... and the descriptor over which to tell it that the store is served
 _AGAIN_S: Final = 0.1
 _START_S: Final = 30.0
+_TOKEN_BYTES: Final = 24
 
 
 def is_kept() -> bool:
@@ -56,6 +59,11 @@ async def serve(
     if addresses.is_address(store) or store == "memory:":
         raise UsageError(f"perco serve takes the folder of a store, not {store!r}; --listen says where it listens")
     wanted = [addresses.parse(text) for text in listen]
+    remote = is_postgresql(store)
+    if remote and processes > 1:
+        raise UsageError("--processes starts servers for the tablets in a folder; PostgreSQL has its own processes")
+    if remote and not wanted:
+        raise UsageError("a store on PostgreSQL has no folder with a socket: say where to listen, --listen unix:PATH")
     if processes > 1 and not is_kept():
         command = [sys.executable, "-m", "perco", *sys.argv[1:]]
         environment = {**os.environ, _KEEPER: str(os.getpid())}
@@ -67,7 +75,7 @@ async def serve(
     opening = perco.open(store, perco.Schema(), options=perco.Options(durability=durability, wire=wire))
     if processes > 1:
         opening.processes = ProcessOptions(servers=processes, mould=mould)
-    if made := is_new(store):  # an address that cannot be bound must not leave an empty store behind
+    if made := not remote and is_new(store):  # an address that cannot be bound must not leave an empty store behind
         for address in wanted:
             if address.path is None or not address.path.absolute().is_relative_to(_absolute(store)):
                 await can_listen(address, tls)
@@ -78,8 +86,8 @@ async def serve(
         server = opening.server
         if is_client(db) or server is None:
             raise StoreLocked(str(path), *owner(path))
-        token = tokens.token_of(path)
-        at = [f"unix:{path / SOCKET}"]
+        token = _own_token() if remote else tokens.token_of(path)
+        at = [] if remote else [f"unix:{path / SOCKET}"]
         for address in wanted:
             word = None if address.path is not None else token
             bound = await stack.enter_async_context(server.listening(address, word, tls))
@@ -92,11 +100,13 @@ async def serve(
             if waiting.cancelled_caught:
                 complain(f"not all tablet servers have started within {_START_S:g} s; this program keeps trying")
         helped = f", {processes} tablet servers" if processes > 1 else ""
-        print(f"serving {store} at {', '.join(at)} (process {os.getpid()}{helped})", flush=True)
+        shown = Place(store).shown if remote else store
+        print(f"serving {shown} at {', '.join(at)} (process {os.getpid()}{helped})", flush=True)
         if made:
             tell_new(store)
         if any(address.path is None for address in wanted):
-            print(f"clients on TCP must present the token in {path / tokens.TOKEN_FILE}", flush=True)
+            where = "in this process's PERCO_TOKEN" if remote else f"in {path / tokens.TOKEN_FILE}"
+            print(f"clients on TCP must present the token {where}", flush=True)
         if is_kept() and (told := os.environ.pop(_READY, "")):
             os.write(int(told), b"1")
             os.close(int(told))
@@ -121,6 +131,12 @@ def _asked_to_end() -> Iterator[trio.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if is_kept() else handler)
+
+
+def _own_token() -> bytes:
+    """The token of a server whose store has no folder: clients of this user on this machine find it, and others must be
+    given it."""
+    return os.environ.get("PERCO_TOKEN", "").encode() or secrets.token_hex(_TOKEN_BYTES).encode()
 
 
 def _absolute(store: str) -> Path:

@@ -34,7 +34,6 @@ from perco.txn.fates import Fates
 from perco.txn.keeping import Keeper
 from perco.txn.prefetch import Predictor
 
-
 _WINDOW_S: Final = 0.05  # at most, where calls take a round trip
 
 

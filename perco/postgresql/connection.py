@@ -12,6 +12,7 @@ T4  If the connection ends between the first byte sent and the last answer, the 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Sequence
 from functools import partial
@@ -67,6 +68,11 @@ def libpq() -> Any:
         raise UsageError(f"{INSTALL} ({error})") from error
 
 
+def _error() -> Any:
+    """The base of psycopg's errors."""
+    return importlib.import_module("psycopg").Error
+
+
 class Connection:
     """For one task at a time. Loop thread only."""
 
@@ -104,10 +110,13 @@ class Connection:
     def usable(self) -> bool:
         return not self._ended
 
-    @property
-    def version(self) -> int:
-        """The server's version: 150018 is 15.18."""
-        return self._link.server_version
+    def is_alive(self) -> bool:
+        """Whether the server has not ended it while it was idle, as far as this host knows."""
+        with contextlib.suppress(_error()):
+            self._link.consume_input()
+        if self._link.status != self._pq.ConnStatus.OK:
+            self.close()
+        return not self._ended
 
     def close(self) -> None:
         """End the connection. A transaction that it has sent may still be committed."""
@@ -201,14 +210,11 @@ class _Talk:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             return
-        said = _plain(self._link.get_error_message()) if isinstance(error, self._pq_error()) else str(error)
+        said = _plain(self._link.get_error_message()) if isinstance(error, _error()) else str(error)
         self._connection._ended = said or "interrupted"
         self._connection.close()
-        if isinstance(error, self._pq_error() | OSError):
+        if isinstance(error, _error() | OSError):
             raise Lost(said or "the connection was lost", sent=self.sent) from error
-
-    def _pq_error(self) -> Any:
-        return importlib.import_module("psycopg").Error
 
     def must_go_on(self) -> None:
         """Raises OSError if the connection has ended."""

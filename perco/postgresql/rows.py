@@ -25,7 +25,7 @@ from perco.postgresql.address import Place
 from perco.postgresql.arrays import bools, byteas, int4, int4s, int8, int8s, number
 from perco.postgresql.connection import Connection, Lost, Refusal, Rows, Statement
 from perco.postgresql.options import PostgresqlOptions
-from perco.postgresql.statements import SETTINGS, Statements
+from perco.postgresql.statements import DURABLE, NOT_DURABLE, SETTINGS, Statements
 from perco.storage import (
     APPLIED,
     PRESENT,
@@ -87,7 +87,13 @@ class Pool:
     async def connection(self) -> AsyncIterator[Connection]:
         """One that no other task uses. Raises: Lost."""
         async with self._limit:
-            found = self._idle.pop() if self._idle else await Connection.open(self.place, self._settings)
+            found = None
+            while found is None and self._idle:
+                found = self._idle.pop()
+                if not found.is_alive():
+                    found = None
+            if found is None:
+                found = await Connection.open(self.place, self._settings)
             try:
                 yield found
             finally:
@@ -121,7 +127,7 @@ class PostgresqlRows:
         durable: bool,
         fence: Fence,
     ) -> None:
-        settings = [SETTINGS, f"SET synchronous_commit = {'on' if durable else 'off'}"]
+        settings = [SETTINGS, DURABLE if durable else NOT_DURABLE]
         self.pool = Pool(place, options, settings)
         self.statements = Statements(place.prefix)
         self.fence = fence
@@ -358,9 +364,10 @@ class PostgresqlRows:
                 if refusal.sqlstate in _AGAIN and attempt < _TRIES:
                     said = str(refusal)
                     continue
-                if len(part) > 1:  # S4
-                    for i in part:
-                        await self._apply_part(mutations, [i], verdicts)
+                if len(part) > 1:  # S4: find those that are refused
+                    middle = len(part) // 2
+                    await self._apply_part(mutations, part[:middle], verdicts)
+                    await self._apply_part(mutations, part[middle:], verdicts)
                     return
                 verdict = Failed(self.told(refusal))
                 break

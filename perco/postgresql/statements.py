@@ -30,6 +30,12 @@ SETTINGS: Final = (
     "SET default_transaction_isolation = 'read committed'; SET client_encoding = 'UTF8'"
 )
 
+# A server that is set up to wait for more than its standby's disk goes on to do so.
+DURABLE: Final = (
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') <> 'remote_apply'"
+)
+NOT_DURABLE: Final = "SET synchronous_commit = off"
+
 _TABLES: Final = """
 CREATE TABLE {p}_groups (
     space integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tbl text NOT NULL, grp text NOT NULL, UNIQUE (tbl, grp));
@@ -147,6 +153,7 @@ class Statements:
     groups: Statement = field(init=False)
     add_groups: Statement = field(init=False)
     there: Statement = field(init=False)
+    syncs: Statement = field(init=False)
     look: Statement = field(init=False)
     claim: Statement = field(init=False)
     wait_for_others: Statement = field(init=False)
@@ -171,6 +178,7 @@ class Statements:
             *(TEXTS, TEXTS),
         )
         is_("there", "SELECT to_regclass('{p}_owner') IS NOT NULL")
+        is_("syncs", "SELECT current_setting('fsync') = 'on'")
         is_("look", "SELECT format, token, renewals, command FROM {p}_owner WHERE id")
         # Waits for every transaction that holds the row, that is, for all that was sent under the present term (O1).
         is_("wait_for_others", "SELECT term FROM {p}_owner WHERE id FOR UPDATE")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import warnings
 import weakref
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from perco.errors import FormatUnknown, StoreError, StoreLocked, Unavailable, UsedAfterFork
+from perco.errors import FormatUnknown, PercoWarning, StoreError, StoreLocked, Unavailable, UsedAfterFork
 from perco.postgresql.address import Place
 from perco.postgresql.arrays import int8, number, texts
 from perco.postgresql.connection import Connection, Lost, Refusal
@@ -85,6 +86,13 @@ class PostgresqlStore:
         try:
             async with store.rows.pool.connection() as connection:
                 await store._make(connection)
+                if durable and await connection.run([(store.rows.statements.syncs, [])]) != [[(b"\x01",)]]:
+                    warnings.warn(
+                        f"{place.shown} runs with fsync=off: it loses acknowledged commits when its machine stops. If "
+                        'that is intended, pass perco.Options(durability="process")',
+                        PercoWarning,
+                        stacklevel=6,
+                    )
                 await store._claim(connection)
                 await store._add(connection, [(SYSTEM_TABLE, group) for group in PROTOCOL_GROUPS])
         except Lost as lost:

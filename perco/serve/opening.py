@@ -256,14 +256,16 @@ class open(AsyncOnly):
         # every tablet is open: LMDB shows readers the last batch of a dead writer when the next one begins.
         await owner.note_now()
         owner.start()
-        if options.shared and backend.path is not None:
+        if options.shared and (backend.path is not None or backend.remote):
             await self._share(db, backend.path)
         return db
 
-    async def _share(self, db: Database, path: Path) -> None:
-        """Serve other processes of this user, over a socket in the folder."""
+    async def _share(self, db: Database, path: Path | None) -> None:
+        """Serve other processes of this user, over a socket in the folder; without one, where the program says."""
         self.server = Server(db, self._options.wire, self.tablet_servers)
         await self._serving.enter_async_context(self.server.keeping())
+        if path is None:
+            return
         socket = Address(_absolute(path) / SOCKET)
         try:
             await self._serving.enter_async_context(self.server.listening(socket, ours=True))  # as the folder is

@@ -5,6 +5,7 @@
     tls       in a client of the owner, over TCP and TLS, with the store's token
     tablets   in a client of a store whose tablets are with two tablet servers
     bare      in the process that owns a store without any capability: single rows only, and every call is awaited
+    postgresql  in the process that owns a store on a PostgreSQL server
 
 The owner of a deployment is real, and so are its server, sockets, certificates and sessions; it shares the process and
 the loop of the test, so time may be virtual. Tablet servers run in that loop too, over tablets in memory.
@@ -32,6 +33,8 @@ import perco
 from perco.database.database import Database
 from perco.database.inside import close, inside, local_owner
 from perco.database.making import make
+from perco.postgresql.options import PostgresqlOptions
+from perco.postgresql.store import PostgresqlStore
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.rpc.channel import WireOptions
@@ -43,12 +46,13 @@ from perco.serve.server import Server
 from perco.tablets.local import LocalStore
 from perco.testing.bare import BareStore, SingleRows
 from perco.testing.faults import FaultyRowStore
+from tests.support import postgresql
 from tests.support.left_out import LEFT_OUT, LeftOut
 from tests.support.places import local_of, rows_of
 from tests.support.spread import MemoryServers
 
-OWNER, FOLDER, TLS, TABLETS, BARE = "owner", "folder", "tls", "tablets", "bare"
-DEPLOYMENTS: Final = (OWNER, FOLDER, TLS, TABLETS, BARE)
+OWNER, FOLDER, TLS, TABLETS, BARE, POSTGRESQL = "owner", "folder", "tls", "tablets", "bare", "postgresql"
+DEPLOYMENTS: Final = (OWNER, FOLDER, TLS, TABLETS, BARE, POSTGRESQL)
 CLIENTS: Final = (FOLDER, TLS, TABLETS)
 
 _TOKEN: Final = b"a token that only the tests know"
@@ -66,10 +70,13 @@ def running_over(deployment: str) -> Any:
     over = deployment
     if deployment == BARE:
         perco.open = _Bare  # type: ignore[misc]
+    elif deployment == POSTGRESQL:
+        perco.open = _Postgresql  # type: ignore[misc]
     elif deployment != OWNER:
         perco.open = Opened  # type: ignore[misc, assignment]
     try:
-        yield
+        with postgresql.real_time() if deployment == POSTGRESQL else contextlib.nullcontext():
+            yield
     finally:
         over, perco.open = before, plain  # type: ignore[misc]
 
@@ -200,13 +207,28 @@ class _Bare(opened):
         return await self._begin(bare(local), options)
 
 
+class _Postgresql(opened):
+    """As the owner of a store on PostgreSQL, in place of the folder or the memory that was asked for."""
+
+    async def _open(self) -> Database:
+        text = os.fspath(self._url)
+        if self._readonly or addresses.is_address(text):
+            return await super()._open()
+        url = postgresql.fresh() if text == "memory:" else postgresql.address_of(text)
+        backend = await PostgresqlStore.open(url, PostgresqlOptions(), durable=False)
+        backend.store.tablets = postgresql.looks(backend.rows)  # type: ignore[attr-defined]
+        return await self._begin(backend, self._options)
+
+
 def bare(local: LocalStore, below: Any = None) -> BareStore:
-    """A bare store over the rows of `local`, with a look into them. `below`: a wrapper that everything goes through."""
+    """A store with a look into its rows, which are those of `local`; it has no capability, or is on PostgreSQL.
+    `below`: a wrapper that everything goes through."""
+    rows: Any = local.store if over == POSTGRESQL else SingleRows(local.store)
     if isinstance(below, FaultyRowStore):
-        below._store = SingleRows(local.store)
+        below._store = rows
     elif below is not None:
-        below._inner = SingleRows(local.store)
-    backend = BareStore(local, below)
+        below._inner = rows
+    backend = BareStore(local, below or rows)
     backend.store.tablets = local.store.tablets  # type: ignore[attr-defined]
     return backend
 
@@ -293,8 +315,10 @@ class Place:
 
 
 def place() -> Place:
-    """An empty store in memory, over the deployment of the test."""
+    """An empty store in memory, over the deployment of the test; or on PostgreSQL."""
     servers = None
+    if over == POSTGRESQL:
+        return Place(postgresql.LocalRows(), None)  # type: ignore[arg-type]
     if over == TABLETS:
         servers = MemoryServers(ProcessOptions(servers=_SERVERS), WireOptions())
     config = perco.Options()

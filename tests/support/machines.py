@@ -26,11 +26,17 @@ class Machine(_Machine):
 
     def __init__(self, schema: Schema, *, groups: bool = True, one_step: bool = True) -> None:
         super().__init__(
-            schema, groups=groups, one_step=one_step, bare_s=0.0 if everywhere.over == everywhere.BARE else None
+            schema,
+            groups=groups,
+            one_step=one_step,
+            bare_s=0.0 if everywhere.over in (everywhere.BARE, everywhere.POSTGRESQL) else None,
         )
         self._place = everywhere.place() if everywhere.over in everywhere.CLIENTS else None
         if self._place is not None:
             self._local = self._place.local
+        if everywhere.over == everywhere.POSTGRESQL:
+            self._local = everywhere.place().local
+            self._local.store.groups = groups
 
     def _backend(self, below: RowStore | None) -> Backend:
         return everywhere.bare(self._local, below) if self._bare_s is not None else self._local

@@ -16,6 +16,7 @@ from perco.database.database import Database
 from perco.database.inside import inside, local_owner
 from perco.database.making import make
 from perco.notify.worker import ObserverCounters, Worker
+from perco.postgresql.rows import PostgresqlRows
 from perco.protocol.records import ACK, Lock, observer_of, unpack_lock
 from perco.schema.catalogue import registered
 from perco.schema.schema import Schema
@@ -139,6 +140,7 @@ class _Beside:
 
     readonly = False
     threaded = False
+    remote = False
     forked = False
 
     def __init__(self, local: LocalStore, store: Any) -> None:
@@ -201,11 +203,11 @@ async def client(
             yield db
         return
     beside_it: Any = _Beside(local, store)
-    if everywhere.over == everywhere.BARE:
+    if everywhere.over in (everywhere.BARE, everywhere.POSTGRESQL):
         beside_it = everywhere.bare(local, store)
         if beside is not None and store is None:
             its: Any = inside(beside).engine.place
-            if type(its.store._store) is SingleRows:  # clients of one owner share its counts
+            if type(its.store._store) in (SingleRows, PostgresqlRows):  # clients of one owner share its counts
                 beside_it = its
     db = make(beside_it, schema, options)
     if beside is not None:

@@ -1,0 +1,156 @@
+"""perco's rows on PostgreSQL, against the same work in SQL and in a task queue on the same server.
+
+    one call        a durable read-modify-write of one row: perco's transactions, whose reads and commits leave in
+                    batches, against asyncpg in four round trips (BEGIN, SELECT FOR UPDATE, UPDATE, COMMIT), and in one
+                    statement
+    three steps     each reads what the step before has written: observers, against procrastinate
+
+asyncpg gets as many connections as suit it: with one for each caller it is slower. pgbench, in C, with the same four
+statements is its floor. CPU time is that of the client and the server together.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import trio
+
+import perco
+from bench.against import pipeline, rows
+from bench.against.embedded import KEYS, ZERO, Perco, one_more, schema, value
+from bench.against.load import Load, closed_loop
+from bench.against.postgres import NoPostgresError, Server, server
+from bench.harness import Cell, Report, Run, interleaved, version_of
+
+SECONDS = 2.0  # of a round
+IN_FLIGHT = 128
+CONNECTIONS = 16  # of asyncpg: the best of 4 to 128
+PERCO_CHAINS, PERCO_IN_FLIGHT = 1000, 256
+PROCRASTINATE_CHAINS, PROCRASTINATE_IN_FLIGHT = 60, 10  # more in flight make it slower
+
+FOUR, ONE = "asyncpg, 4 round trips", "asyncpg, one statement"
+
+
+def main(run: Run) -> None:
+    report = Report("postgresql", "power")
+    peers = {name: version_of(name) for name in ("psycopg", "asyncpg", "procrastinate")}
+    facts = run.machine("power (PostgreSQL syncs before every answer)", peers)
+    with run.scratch() as folder:
+        try:
+            with server(folder) as started:
+                facts["versions"]["PostgreSQL"] = started.version
+                rows.prepare(started)
+                _one_call(run, report, folder, started)
+                pipeline.prepare(started)
+                _three_steps(run, report, started)
+        except NoPostgresError as error:
+            run.say(f"{error}\n")
+    run.finish(report, facts)
+
+
+def _rate(loads: Sequence[Load]) -> Cell:
+    return Cell(tuple(load.per_s for load in loads))
+
+
+def _row(name: str, loads: Sequence[Load], ratio: str) -> list[object]:
+    p50, p99, cpu = (median(of(load) for load in loads) for of in (_p50, _p99, _cpu))
+    return [name, _rate(loads), f"{p50:.1f}", f"{p99:.1f}", f"{cpu:.0f}", ratio]
+
+
+def _p50(load: Load) -> float:
+    return load.ms(0.5)
+
+
+def _p99(load: Load) -> float:
+    return load.ms(0.99)
+
+
+def _cpu(load: Load) -> float:
+    return load.cpu_us
+
+
+# ------------------------------------------------------------------ one call
+
+
+def _one_call(run: Run, report: Report, folder: Path, started: Server) -> None:
+    for in_flight in (IN_FLIGHT,) if run.quick else (1, 16, IN_FLIGHT, 1024):
+        connections = min(in_flight, CONNECTIONS)
+        sides: dict[str, Callable[[], Load]] = {
+            "perco": partial(trio.run, _load, started, in_flight),
+            FOUR: partial(rows.load, started, connections, SECONDS, trips=4, callers=in_flight),
+            ONE: partial(rows.load, started, connections, SECONDS, trips=1, callers=in_flight),
+        }
+        found = interleaved(run.rounds, sides)
+        mine = _rate(found["perco"])
+        table = []
+        for name, loads in found.items():
+            table.append(_row(name, loads, "" if name == "perco" else f"{mine.of(_rate(loads)):.2f}"))
+            key = {"perco": "perco", FOUR: "sql_4_trips", ONE: "sql_one_statement"}[name]
+            report.figures[f"{key}_{in_flight}_calls_per_s"] = _rate(loads).median
+            report.figures[f"{key}_{in_flight}_cpu_us"] = median(load.cpu_us for load in loads)
+        pgbench = rows.pgbench_rate(started, folder, connections, SECONDS)
+        table.append(["pgbench, 4 round trips", Cell((pgbench,)), "", "", "", f"{mine.median / pgbench:.2f}"])
+        run.table(
+            f"one durable read-modify-write of one of {len(KEYS)} rows, {in_flight} in flight"
+            f" (asyncpg: over {connections} connections)",
+            ("", "calls a second (least - most)", "p50 ms", "p99 ms", "CPU us a call", "perco is"),
+            table,
+        )
+        kept = report.floor(
+            f"asyncpg, {in_flight} in flight, reaches 0.5 of pgbench", _rate(found[FOUR]).median / pgbench, 0.5
+        )
+        report.ratio(
+            f"vs_sql_4_trips_{in_flight}",
+            mine.of(_rate(found[FOUR])),
+            valid=kept,
+            at_least=1.0 if in_flight == IN_FLIGHT else None,
+        )
+        report.ratio(f"vs_sql_one_statement_{in_flight}", mine.of(_rate(found[ONE])), valid=kept)
+
+
+async def _load(started: Server, in_flight: int) -> Load:
+    async with perco.open(started.url("calls"), schema) as db:
+        async with db.transaction() as txn:
+            if await txn.get(value, KEYS[0]) is None:
+                for key in KEYS:
+                    txn.set(value, key, ZERO)
+        store = Perco(db)
+        before = await store.total()
+
+        async def call(rng: random.Random) -> None:
+            await store.modify(rng.choice(KEYS), one_more)
+
+        found = await closed_loop(call, in_flight, SECONDS, started.cpu_s)
+        counted = await store.total() - before
+    if counted != found.calls:
+        raise AssertionError(f"perco: {found.calls} calls were answered, and the rows say {counted}")
+    return found
+
+
+# ------------------------------------------------------------------ three steps
+
+
+def _three_steps(run: Run, report: Report, started: Server) -> None:
+    theirs = partial(pipeline.procrastinate_drain, started, PROCRASTINATE_CHAINS, PROCRASTINATE_IN_FLIGHT)
+    found = interleaved(
+        run.rounds, {"perco, three observers": partial(_drain, started), "procrastinate, three tasks": theirs}
+    )
+    found["procrastinate, empty jobs"] = [theirs(empty=True)]
+    run.table(
+        "three steps: how fast what waits is worked off",
+        ("", "steps a second (least - most)", "CPU us a step"),
+        [[name, _rate(loads), f"{median(load.cpu_us for load in loads):.0f}"] for name, loads in found.items()],
+    )
+    mine, other, empty = (_rate(loads) for loads in found.values())
+    report.figures["steps_perco_per_s"], report.figures["steps_procrastinate_per_s"] = mine.median, other.median
+    kept = report.floor("procrastinate's steps reach 0.3 of its empty jobs", other.median / empty.median, 0.3)
+    report.ratio("steps_vs_procrastinate", mine.of(other), valid=kept, at_least=10.0)
+
+
+def _drain(started: Server) -> Load:
+    url = started.url(f"drain_{random.getrandbits(32):x}")
+    return trio.run(pipeline.drain, url, PERCO_CHAINS, PERCO_IN_FLIGHT, started.cpu_s)
