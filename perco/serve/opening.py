@@ -1,6 +1,6 @@
 """`perco.open`: opens a store, as its owner or as a client of the owner.
 
-`memory:` is a store in this process. If no other process has a folder open, this one becomes its *owner*, and listens
+`memory:` is a store in this process, `postgresql://...` one whose rows are in a database. If no other process has a folder open, this one becomes its *owner*, and listens
 on a socket in the folder; otherwise it becomes a client of the owner. `unix:PATH`, `tcp://HOST:PORT` and
 `tls://HOST:PORT` are addresses of served stores.
 """
@@ -53,8 +53,9 @@ class open(AsyncOnly):
     Args:
         url: a folder, created if there is none; if another process has it open, this one becomes its client, over a
             socket in the folder. In production run `perco serve`, an owner that does nothing else: while an observer
-            that computes, or a call that blocks, holds the owner's loop, all clients wait. Or "memory:", or the address
-            of a served store: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT".
+            that computes, or a call that blocks, holds the owner's loop, all clients wait. Or "memory:". Or a database:
+            "postgresql://USER@HOST/DATABASE?prefix=NAME", which this process then owns. Or the address of a served
+            store: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT".
         schema: tables, columns and observers. May be left out when reading only: then the store's own is used, and
             `db.schema.tables["docs"].columns["body"]` gives its columns.
         options: see `Options`.
