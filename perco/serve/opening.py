@@ -1,8 +1,8 @@
 """`perco.open`: opens a store, as its owner or as a client of the owner.
 
-`memory:` is a store in this process, `postgresql://...` one whose rows are in a database. If no other process has a folder open, this one becomes its *owner*, and listens
-on a socket in the folder; otherwise it becomes a client of the owner. `unix:PATH`, `tcp://HOST:PORT` and
-`tls://HOST:PORT` are addresses of served stores.
+`memory:` is a store in this process, `postgresql://...` one whose rows are in a database. If no other process has a
+folder open, this one becomes its *owner*, and listens on a socket in the folder; otherwise it becomes a client of the
+owner. `unix:PATH`, `tcp://HOST:PORT` and `tls://HOST:PORT` are addresses of served stores.
 """
 
 from __future__ import annotations
