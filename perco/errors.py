@@ -274,18 +274,24 @@ class StoreFull(StoreError):
 
 
 class StoreLocked(StoreError):
-    """Another process has the folder open for writing."""
+    """Another process has the store open for writing.
+
+    Attributes: `path` of the folder, or the address of a database; `pid`, None if the process may be on another host;
+    `command` of the process; `remedy`: what to do.
+    """
 
     path: str
     pid: int | None
     command: str
+    remedy: str
 
-    def __init__(self, path: str, pid: int | None, command: str) -> None:
-        self.path, self.pid, self.command = path, pid, command
-        super().__init__(
-            f"{path} is in use by process {pid or 'unknown'} ({command or 'unknown command'}). "
-            "Stop that process, or open the store for reading only: perco.open(path, schema, readonly=True)."
+    def __init__(self, path: str, pid: int | None, command: str, remedy: str = "") -> None:
+        self.path, self.pid, self.command, self.remedy = path, pid, command, remedy
+        who = f"process {pid or 'unknown'} ({command or 'unknown command'})" if pid or not remedy else command
+        remedy = (
+            remedy or "Stop that process, or open the store for reading only: perco.open(path, schema, readonly=True)."
         )
+        super().__init__(f"{path} is in use by {who}. {remedy}")
 
 
 class FormatUnknown(StoreError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import sys
 import threading
@@ -23,7 +24,10 @@ from perco.postgresql.connection import libpq
 from perco.postgresql.statements import Statements
 
 _RENEWALS: Final = 3  # in the time of a lease
+_AGAIN_S: Final = 0.1  # after an attempt that failed
 _COMMAND_MAX: Final = 200
+_PASSWORD: Final = re.compile(r"(?<=//)[^/@\s]*@|password=[^&\s]*")
+_REMEDY: Final = "Stop that process, or serve the store with `perco serve` and open the address that it listens at."
 
 
 def now() -> float:
@@ -33,7 +37,13 @@ def now() -> float:
 
 def command() -> str:
     """What this process is, for an error in another one."""
-    return f"{shlex.join(sys.orig_argv)[:_COMMAND_MAX]}, process {os.getpid()} on {os.uname().nodename}"
+    shown = _PASSWORD.sub("", shlex.join(sys.orig_argv))[:_COMMAND_MAX]
+    return f"process {os.getpid()} on {os.uname().nodename} ({shown})"
+
+
+def locked(place: Place, command: str) -> StoreLocked:
+    """The error of a process that does not own the store."""
+    return StoreLocked(place.shown, None, command or "another process", _REMEDY)
 
 
 class Lease(threading.Thread):
@@ -57,7 +67,7 @@ class Lease(threading.Thread):
         self.said = ""  # why the lease could not be renewed
 
     def run(self) -> None:
-        while not self._ending.wait(self._lease_s / _RENEWALS) and self.deposed is None:
+        while not self._ending.wait(_AGAIN_S if self.said else self._lease_s / _RENEWALS) and self.deposed is None:
             self._renew()
         if self.deposed is None:
             self._execute(self._statements.release)

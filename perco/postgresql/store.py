@@ -15,11 +15,11 @@ from typing import Final
 
 import trio
 
-from perco.errors import FormatUnknown, PercoWarning, StoreError, StoreLocked, Unavailable, UsedAfterFork
+from perco.errors import FormatUnknown, PercoWarning, StoreError, Unavailable, UsedAfterFork
 from perco.postgresql.address import Place
 from perco.postgresql.arrays import int8, number, texts
 from perco.postgresql.connection import Connection, Lost, Refusal
-from perco.postgresql.lease import Lease, command, now
+from perco.postgresql.lease import Lease, command, locked, now
 from perco.postgresql.options import PostgresqlOptions
 from perco.postgresql.rows import Fence, PostgresqlRows
 from perco.postgresql.statements import FORMAT
@@ -139,7 +139,7 @@ class PostgresqlStore:
 
         Raises: StoreLocked, if it does.
         """
-        shown, lease_s = self.rows.pool.place.shown, self._options.lease_s
+        lease_s = self._options.lease_s
         _, token, renewals, told = await self._owner(connection)
         seen = now()
         while True:
@@ -163,7 +163,7 @@ class PostgresqlStore:
             _, holder, renewed, told = await self._owner(connection)
             if (holder, renewed) != (token, renewals):
                 if holder:
-                    raise StoreLocked(shown, None, told)
+                    raise locked(self.rows.pool.place, told)
                 token, renewals, seen = holder, renewed, now()
 
     async def _renew(self) -> None:
@@ -186,7 +186,7 @@ class PostgresqlStore:
                 fence.term = number(found[0][0])
             else:
                 _, _, _, told = await self._look()
-                fence.deposed = StoreLocked(self.rows.pool.place.shown, None, told or "it was released")
+                fence.deposed = locked(self.rows.pool.place, told)
 
     async def _look(self) -> tuple[int, str, int, str]:
         async with self.rows.pool.connection() as connection:

@@ -59,7 +59,7 @@ async def _last(db: perco.Database) -> int | None:
 
 
 async def test_a_second_owner_is_refused_and_told_who_has_it(owner: Owner, url: str) -> None:  # O1
-    with pytest.raises(StoreLocked, match=rf"owner postgresql://.*process {owner.process.pid} on "):
+    with pytest.raises(StoreLocked, match=rf"in use by process {owner.process.pid} on .*postgresql.owner.*perco serve"):
         async with perco.open(url, SCHEMA):
             pass
     assert owner.commits(1) == "committed"
