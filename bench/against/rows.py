@@ -54,18 +54,16 @@ async def _load(server: Server, count: int, seconds: float, trips: int, callers:
         keys = [record[0] for record in await connections[0].fetch("SELECT key FROM rows")]
         before = await connections[0].fetchval("SELECT sum(n)::bigint FROM rows")
         make = _in_four_trips if trips == 4 else _in_one
-        idle: asyncio.Queue[Callable[[bytes], Awaitable[None]]] = asyncio.Queue()
-        for connection in connections:
-            idle.put_nowait(await make(connection, load))
+        calls = [(asyncio.Lock(), await make(connection, load)) for connection in connections]
 
         async def caller(number: int) -> None:
             rng = random.Random(number)
+            lock, call = calls[number % count]
             now = time.perf_counter()
             while now < until:
                 began = now
-                call = await idle.get()
-                await call(rng.choice(keys))
-                idle.put_nowait(call)
+                async with lock:  # which is fair
+                    await call(rng.choice(keys))
                 now = time.perf_counter()
                 load.times.append(now - began)
 

@@ -57,6 +57,8 @@ class PostgresqlStore:
 
     store: Bare
     forked: bool
+    _rows = PostgresqlRows
+
     path: Path | None = None
     readonly = False
     threaded = False
@@ -82,7 +84,7 @@ class PostgresqlStore:
         Raises: StoreLocked, if another process owns it; FormatUnknown, Unavailable, UsageError, StoreError.
         """
         place = Place(url)
-        store = cls(PostgresqlRows(place, options, durable=durable, fence=Fence()), options)
+        store = cls(cls._rows(place, options, durable=durable, fence=Fence()), options)
         try:
             async with store.rows.pool.connection() as connection:
                 await store._make(connection)

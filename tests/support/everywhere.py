@@ -34,7 +34,6 @@ from perco.database.database import Database
 from perco.database.inside import close, inside, local_owner
 from perco.database.making import make
 from perco.postgresql.options import PostgresqlOptions
-from perco.postgresql.store import PostgresqlStore
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.rpc.channel import WireOptions
@@ -215,8 +214,8 @@ class _Postgresql(opened):
         if self._readonly or addresses.is_address(text):
             return await super()._open()
         url = postgresql.fresh() if text == "memory:" else postgresql.address_of(text)
-        backend = await PostgresqlStore.open(url, PostgresqlOptions(), durable=False)
-        backend.store.tablets = postgresql.looks(backend.rows)  # type: ignore[attr-defined]
+        backend = await postgresql.DividedStore.open(url, PostgresqlOptions(), durable=False)
+        backend.store.tablets = backend.rows.tablets  # type: ignore[attr-defined]
         return await self._begin(backend, self._options)
 
 

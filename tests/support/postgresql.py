@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import tempfile
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,8 +27,9 @@ from perco.postgresql.address import Place
 from perco.postgresql.connection import Connection, libpq
 from perco.postgresql.options import PostgresqlOptions
 from perco.postgresql.rows import Fence, PostgresqlRows
+from perco.postgresql.store import PostgresqlStore
 from perco.schema.catalogue import SYSTEM_TABLE
-from perco.storage import PROTOCOL_GROUPS, LocalRowStore, MemoryTablet, Mutation
+from perco.storage import PROTOCOL_GROUPS, MemoryTablet, Mutation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,6 +81,8 @@ def execute(sql: str) -> list[tuple[bytes, ...]]:
 def real_time() -> Iterator[None]:
     """While the block lasts, virtual time does not jump while a call to PostgreSQL is in flight."""
     before = Connection.open, Connection.run, Connection.execute
+    blocked = trio.testing.wait_all_tasks_blocked
+    trio.testing.wait_all_tasks_blocked = functools.partial(_blocked, blocked)  # type: ignore
     Connection.open = classmethod(_held(Connection.open.__func__))  # type: ignore
     Connection.run = _held(Connection.run)  # type: ignore
     Connection.execute = _held(Connection.execute)  # type: ignore
@@ -86,25 +90,38 @@ def real_time() -> Iterator[None]:
         yield
     finally:
         Connection.open, Connection.run, Connection.execute = before  # type: ignore
+        trio.testing.wait_all_tasks_blocked = blocked
 
 
 _calls = 0
+_ended = trio.Event()
+
+
+async def _blocked(blocked: Callable[[float], Awaitable[None]], cushion: float = 0.0) -> None:
+    """Until all tasks are blocked, and none of them by a call to PostgreSQL."""
+    while True:
+        await blocked(cushion)
+        if not _calls:
+            return
+        await _ended.wait()
 
 
 def _held(call: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     async def held(*args: P.args, **kwargs: P.kwargs) -> T:
-        global _calls
+        global _calls, _ended
         clock = trio.lowlevel.current_clock()
-        if not isinstance(clock, trio.testing.MockClock):
-            return await call(*args, **kwargs)
-        clock.autojump_threshold = math.inf
+        jumps = isinstance(clock, trio.testing.MockClock)
+        if jumps:
+            clock.autojump_threshold = math.inf  # type: ignore
         _calls += 1
         try:
             return await call(*args, **kwargs)
         finally:
             _calls -= 1
-            if not _calls:
-                clock.autojump_threshold = 0
+            _ended.set()
+            _ended = trio.Event()
+            if jumps and not _calls:
+                clock.autojump_threshold = 0  # type: ignore
 
     return held
 
@@ -112,33 +129,55 @@ def _held(call: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
 # ------------------------------------------------------------------ looks into the tables
 
 
-class _Look:
-    """A table as a tablet: each call looks at what is stored at that moment."""
+class DividedRows(PostgresqlRows):
+    """Rows that are in tablets as the catalogue says, so that transactions have secondaries."""
 
-    def __init__(self, rows: PostgresqlRows, table: str) -> None:
-        self.table, self.start, self._rows = table, b"", rows
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.groups = True
+        self._starts: dict[str, list[bytes]] = {}
+
+    def divide(self, catalogue: Any) -> None:
+        self._starts = {name: [start for _, start, _ in entry.tablets()] for name, entry in catalogue.tables.items()}
+
+    def locate(self, table: str, row: bytes) -> int:
+        return 1000 * super().locate(table, row) + bisect_right(self._starts.get(table, [b""]), row)
+
+    def bounds(self, table: str) -> list[bytes]:
+        super().locate(table, b"")
+        return self._starts.get(table, [b""])
+
+    def tablets(self) -> list[Any]:
+        """In the place of a store's tablets."""
+        found = []
+        for table in self.tables():
+            starts = self._starts.get(table, [b""])
+            found += [_Look(self, table, *part) for part in zip(starts, [*starts[1:], None], strict=True)]
+        return found
+
+    def tablet(self, table: str, row: bytes) -> Any:
+        return [tablet for tablet in self.tablets() if tablet.table == table and tablet.start <= row][-1]
+
+
+class _Look:
+    """A tablet: each call looks at what is stored at that moment."""
+
+    def __init__(self, rows: PostgresqlRows, table: str, start: bytes, stop: bytes | None) -> None:
+        self.table, self.start, self._stop, self._rows = table, start, stop, rows
         self.queues = False
 
     def _now(self) -> MemoryTablet:
-        tablet = MemoryTablet(self.table, b"")
+        tablet = MemoryTablet(self.table, self.start)
         names = {space: group for (table, group), space in self._rows._spaces.items() if table == self.table}
-        spaces = ",".join(map(str, names))
         cells = execute(
             f"SELECT space, encode(row, 'hex'), col, ts, encode(value, 'hex') "
-            f"FROM {self._rows.statements.prefix}_cells WHERE space IN ({spaces})"
+            f"FROM {self._rows.statements.prefix}_cells WHERE space IN ({','.join(map(str, names))})"
         )
-        rows = [
-            (
-                bytes.fromhex(row.decode()),
-                (),
-                ((names[int(space)], int(column), int(ts), bytes.fromhex(value.decode())),),
-            )
-            for space, row, column, ts, value in cells
-        ]
-        store = LocalRowStore()
-        store.add_table(self.table, [tablet])
-        for row in rows:
-            tablet.submit(Mutation(self.table, (row,)), _Ignored(), 0)  # type: ignore[arg-type]
+        for space, row, column, ts, value in cells:
+            key = bytes.fromhex(row.decode())
+            if key >= self.start and (self._stop is None or key < self._stop):
+                write = (names[int(space)], int(column), int(ts), bytes.fromhex(value.decode()))
+                tablet.submit(Mutation(self.table, ((key, (), (write,)),)), _Ignored(), 0)  # type: ignore[arg-type]
         return tablet
 
     def __getattr__(self, name: str) -> Any:
@@ -150,9 +189,14 @@ class _Ignored:
         """The verdict of a write into a copy."""
 
 
-def looks(rows: PostgresqlRows) -> Callable[[], list[Any]]:
-    """In the place of a store's `tablets`."""
-    return lambda: [_Look(rows, table) for table in rows.tables()]
+class DividedStore(PostgresqlStore):
+    """As the product's, over `DividedRows`."""
+
+    _rows = DividedRows
+
+    async def adapt(self, catalogue: Any) -> None:
+        await super().adapt(catalogue)
+        self.rows.divide(catalogue)  # type: ignore[attr-defined]
 
 
 class LocalRows:
@@ -164,10 +208,9 @@ class LocalRows:
 
     def __init__(self) -> None:
         place = Place(fresh())
-        self.store: Any = PostgresqlRows(place, PostgresqlOptions(), durable=False, fence=Fence(1))
+        self.store = DividedRows(place, PostgresqlOptions(), durable=False, fence=Fence(1))
         execute(self.store.statements.tables())
         execute(f"UPDATE {place.prefix}_owner SET term = 1")
-        self.store.tablets = looks(self.store)
         self._add([(SYSTEM_TABLE, group) for group in PROTOCOL_GROUPS])
 
     def _add(self, wanted: Sequence[tuple[str, str]]) -> None:
@@ -184,6 +227,7 @@ class LocalRows:
     async def adapt(self, catalogue: Any) -> None:
         await trio.lowlevel.checkpoint()
         self._add([(t, group) for t in catalogue.tables for group in (*PROTOCOL_GROUPS, *catalogue.groups(t))])
+        self.store.divide(catalogue)
 
     def clear_dead_readers(self) -> None:
         """There are none."""

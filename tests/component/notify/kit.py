@@ -16,7 +16,6 @@ from perco.database.database import Database
 from perco.database.inside import inside, local_owner
 from perco.database.making import make
 from perco.notify.worker import ObserverCounters, Worker
-from perco.postgresql.rows import PostgresqlRows
 from perco.protocol.records import ACK, Lock, observer_of, unpack_lock
 from perco.schema.catalogue import registered
 from perco.schema.schema import Schema
@@ -26,6 +25,7 @@ from perco.tablets.local import LocalStore
 from perco.testing.bare import SingleRows
 from tests.support import everywhere
 from tests.support.places import local_of
+from tests.support.postgresql import DividedRows
 
 T = TypeVar("T")
 
@@ -207,7 +207,7 @@ async def client(
         beside_it = everywhere.bare(local, store)
         if beside is not None and store is None:
             its: Any = inside(beside).engine.place
-            if type(its.store._store) in (SingleRows, PostgresqlRows):  # clients of one owner share its counts
+            if type(its.store._store) in (SingleRows, DividedRows):  # clients of one owner share its counts
                 beside_it = its
     db = make(beside_it, schema, options)
     if beside is not None:
