@@ -7,14 +7,14 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Tests that kill processes, or break a running store, again and again: they take as long as all others.
 FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration/serve/test_tablet_servers.py \
-  tests/acceptance/web/test_killed.py tests/acceptance/web/test_served.py
+  tests/acceptance/web/test_killed.py tests/acceptance/web/test_served.py tests/integration/postgresql
 # Tests that wait for real time, or start many processes, and that are rarely the first to fail.
 SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/test_members.py tests/acceptance/web/test_commands.py \
   tests/integration/storage/test_splits.py tests/integration/storage/test_compacting.py tests/testing/test_serializable_runs.py \
   tests/acceptance/test_interrupt.py $(addprefix tests/acceptance/cli/,test_observers.py test_writing.py test_history.py test_served.py \
   test_worker.py test_backfill.py test_splitting.py test_checking.py)
 
-.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss clean help
+.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -45,6 +45,10 @@ test-mutants: .venv/.dev ## each rule of the protocol broken, one at a time: the
 test-everywhere: .venv/.dev ## scenarios and observers over clients (folder, TLS, tablet servers), and over a store of single rows only
 	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets,bare tests/scenarios tests/component/notify
 
+POSTGRESQL ?= tests/scenarios tests/component/notify
+test-postgresql: .venv/.dev ## the same over a PostgreSQL server, which it starts; POSTGRESQL=tests/scenarios/test_bank.py
+	$(BIN)/pytest -q -n auto --dist worksteal --over postgresql $(POSTGRESQL)
+
 test-spark: .venv/.dev ## the tests of perco.spark and of its example (without Java they are left out, which is said)
 	$(BIN)/pytest -q -n 2 --dist loadfile tests/test_spark.py tests/spark tests/examples/test_spark_pipeline.py
 
@@ -70,7 +74,8 @@ test-types: .venv/.dev ## the public API is typed to the last parameter
 	for package in perco perco.aio perco.sync perco.spark perco.testing; do \
 	  PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes $$package --ignoreexternal || exit 1; done
 
-test-all: test test-faults test-mutants test-everywhere test-spark test-types test-wheel ## all of them, but for other Pythons
+test-all: POSTGRESQL = tests/scenarios/test_hermitage.py tests/scenarios/test_one_step.py
+test-all: test test-faults test-mutants test-everywhere test-postgresql test-spark test-types test-wheel ## all of them, but for other Pythons
 
 check: test
 

@@ -55,6 +55,7 @@ _FIRST: Final = 16  # requests of a `read_first` that are sent together
 # Errors after which a transaction may succeed if it is sent again: conflicts with others, and timeouts.
 _AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57014", "53200", "53300"})
 _CHECKED: Final[tuple[Callable[[Any], bytes], ...]] = (int4s, int4s, bools, int4s, byteas, int8s, int8s, int8s)
+_NO_SPACE: Final = 0  # in which there is no cell: only a damaged cell names a group that was never made
 _NEXT: Final = int4(-1)  # in place of a query: the row after the page
 _FULL: Final = "53100"
 _READ_ONLY: Final = "25006"
@@ -111,6 +112,7 @@ class PostgresqlRows:
     Attributes:
         renew: set by the store. Begins a new term, if the fence has none: nothing that was sent under an earlier one
             can take effect any more (O1). Raises: Lost, PercoError.
+        refused: makes the error of every further call, once the store is closed or its process has forked.
     """
 
     groups = True
@@ -136,6 +138,7 @@ class PostgresqlRows:
         self._tables: dict[str, int] = {}
         self._salt = blake2b(place.prefix.encode(), digest_size=16).digest()
         self.renew: Callable[[], Awaitable[None]]
+        self.refused: Callable[[], PercoError] | None = None
 
     def add(self, spaces: dict[tuple[str, str], int]) -> None:
         """Take in the numbers of tables and groups."""
@@ -164,11 +167,11 @@ class PostgresqlRows:
         return [b""]
 
     def _space(self, table: str, group: str) -> int:
-        found = self._spaces.get((table, group))
-        if found is None:
-            self.locate(table, b"")
-            raise UsageError(f"table {table!r} of this store has no locality group {group!r}")
-        return found
+        return self._spaces.get((table, group), _NO_SPACE)
+
+    def _check(self) -> None:
+        if self.refused is not None:
+            raise self.refused()
 
     # ------------------------------------------------------------ reads
 
@@ -271,6 +274,7 @@ class PostgresqlRows:
 
     async def _ask(self, statement: Statement, parameters: Sequence[bytes]) -> Rows:
         """Run a statement that only reads, again if it fails for a moment. Raises: Unavailable, Corruption."""
+        self._check()
         error: Exception | None = None
         with trio.move_on_after(self._options.call_s):
             for attempt in range(_TRIES):
@@ -305,21 +309,24 @@ class PostgresqlRows:
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
         """The verdict of each mutation. Cancelled before the first is sent, or not at all (T10)."""
         await trio.lowlevel.checkpoint_if_cancelled()
+        self._check()
         for mutation in mutations:  # an error here means that nothing was sent
             self.locate(mutation.table, b"")
-            for _, checks, writes in mutation.rows:
-                for check in checks:
-                    self._space(mutation.table, check[1])
-                for write in writes:
-                    self._space(mutation.table, write[0])
-        if not mutations:
-            await trio.lowlevel.checkpoint()
-            return []
-        verdicts: list[Verdict | None] = [None] * len(mutations)
+        verdicts: list[Verdict | None] = [self._unknown_group(mutation) for mutation in mutations]
+        parts = _parts(mutations, [i for i, verdict in enumerate(verdicts) if verdict is None])
         with trio.CancelScope(shield=True):
-            for part in _parts(mutations):
+            if not parts:
+                await trio.lowlevel.checkpoint()
+            for part in parts:
                 await self._apply_part(mutations, part, verdicts)
         return verdicts  # type: ignore[return-value]
+
+    def _unknown_group(self, mutation: Mutation) -> Failed | None:
+        for _, _, writes in mutation.rows:
+            for write in writes:
+                if (mutation.table, write[0]) not in self._spaces:
+                    return Failed(Corruption(self.pool.place.shown, f"there is no locality group {write[0]!r}"))
+        return None
 
     async def _apply_part(
         self, mutations: Sequence[Mutation], part: Sequence[int], verdicts: list[Verdict | None]
@@ -454,12 +461,14 @@ def _which(mutation: Mutation, failed: int) -> Refused:
     raise AssertionError("PostgreSQL refuses a check that was not sent")
 
 
-def _parts(mutations: Sequence[Mutation]) -> list[list[int]]:
-    """The indices of the mutations that share a transaction: a later one with the same row goes into a later one."""
+def _parts(mutations: Sequence[Mutation], wanted: Sequence[int]) -> list[list[int]]:
+    """Of the mutations with these indices, those that share a transaction: a later one with the same row goes into a
+    later one."""
     parts: list[list[int]] = []
     sizes: list[tuple[int, int]] = []  # rows and bytes
     last: dict[tuple[str, bytes], int] = {}  # the part that has a row, the last one
-    for i, mutation in enumerate(mutations):
+    for i in wanted:
+        mutation = mutations[i]
         at = max((last[key] + 1 for row in mutation.rows if (key := (mutation.table, row[0])) in last), default=0)
         rows = len(mutation.rows)
         size = sum(len(write[3] or b"") for row in mutation.rows for write in row[2])

@@ -10,12 +10,13 @@ import os
 import secrets
 import warnings
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from perco.errors import FormatUnknown, PercoWarning, StoreError, Unavailable, UsedAfterFork
+from perco.errors import FormatUnknown, PercoWarning, StoreError, TransactionClosed, Unavailable, UsedAfterFork
 from perco.postgresql.address import Place
 from perco.postgresql.arrays import int8, number, texts
 from perco.postgresql.connection import Connection, Lost, Refusal
@@ -27,6 +28,7 @@ from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
 from perco.storage import PROTOCOL_GROUPS, Mutation
 from perco.storage.bare import Bare
 
+_CLOSED: Final = "the store that this belongs to has been closed"
 _LOOKS: Final = 10  # at the owner's row, while its lease may hold
 _PRIVILEGE: Final = "42501"
 
@@ -47,6 +49,7 @@ def _after_fork() -> None:
     """Mark the parent's stores: their connections are the parent's, and so is the lease."""
     for store in list(_stores):
         store.forked = True
+        store.rows.refused = partial(UsedAfterFork, store.rows.pool.place.shown)
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -249,4 +252,5 @@ class PostgresqlStore:
     async def aclose(self) -> None:
         if self._lease is not None and not self.forked:
             await trio.to_thread.run_sync(self._lease.end)
+        self.rows.refused = self.rows.refused or partial(TransactionClosed, _CLOSED)
         self.rows.pool.close()

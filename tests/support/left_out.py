@@ -9,6 +9,7 @@ from typing import Final
 
 CLIENTS: Final = ("folder", "tls", "tablets")
 BARE: Final = "bare"
+POSTGRESQL: Final = "postgresql"
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,56 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
         over=(BARE,),
     ),
 )
-LEFT_OUT: Final = (*CLIENTS_LEFT_OUT, *BARE_LEFT_OUT)
+POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
+    LeftOut(
+        "splits a tablet, or counts pages that end with one: a table on PostgreSQL is one tablet",
+        {
+            _SPLITS: (),
+            "component/notify/test_backfill.py": (
+                "test_it_goes_on_where_it_was_cut_short",
+                "test_it_tells_how_far_it_is",
+            ),
+        },
+        over=(POSTGRESQL,),
+    ),
+    LeftOut(
+        "opens the files of a folder, with or without its owner, or starts processes that do",
+        {
+            "component/notify/test_signals.py": (
+                "test_what_only_signals_leaves_a_mark_for_who_looks_from_outside",
+                "test_who_looks_from_outside_sees_what_is_pending",
+            ),
+            "scenarios/test_limits.py": ("test_a_file_is_no_store", "test_who_only_reads_waits_for_no_observers"),
+            _PINS: ("test_pins_are_seen_from_beside_and_not_made_there",),
+            "scenarios/test_processes.py": (),
+            _READ_LOCKS: ("test_a_store_of_before_has_read_locks_once_it_is_opened",),
+        },
+        over=(POSTGRESQL,),
+    ),
+    LeftOut(
+        "asks what `perco.open` itself says of an address: the test's own chooses the address",
+        {"scenarios/test_limits.py": ("test_urls_that_this_version_does_not_open",)},
+        over=(POSTGRESQL,),
+    ),
+    LeftOut(
+        "expects an order, or a meeting, of tasks that a server with processes of its own does not keep to",
+        {
+            "component/notify/test_delayed.py": ("test_what_waits_is_run_in_the_order_of_priority",),
+            "scenarios/test_bank.py": ("test_the_same_seed_gives_the_same_history",),
+            "scenarios/test_locks.py": ("test_crossing_transfers_keep_the_total",),
+        },
+        over=(POSTGRESQL,),
+    ),
+    LeftOut(
+        "counts mutations, or sends copies of them behind the owner's back: it alone writes, and counts what it sends",
+        {
+            "component/notify/test_signals.py": ("test_a_pending_entry_that_nobody_settles_is_not_waited_for",),
+            _VACUUM: ("test_the_watermark_is_durable_before_anything_else_happens",),
+        },
+        over=(POSTGRESQL,),
+    ),
+)
+LEFT_OUT: Final = (*CLIENTS_LEFT_OUT, *BARE_LEFT_OUT, *POSTGRESQL_LEFT_OUT)
 
 # ------------------------------------------------------------------ docs/testing.md
 
