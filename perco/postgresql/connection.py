@@ -68,7 +68,7 @@ def libpq() -> Any:
         raise UsageError(f"{INSTALL} ({error})") from error
 
 
-def _error() -> Any:
+def error_of_libpq() -> Any:
     """The base of psycopg's errors."""
     return importlib.import_module("psycopg").Error
 
@@ -112,7 +112,7 @@ class Connection:
 
     def is_alive(self) -> bool:
         """Whether the server has not ended it while it was idle, as far as this host knows."""
-        with contextlib.suppress(_error()):
+        with contextlib.suppress(error_of_libpq()):
             self._link.consume_input()
         if self._link.status != self._pq.ConnStatus.OK:
             self.close()
@@ -210,10 +210,10 @@ class _Talk:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             return
-        said = _plain(self._link.get_error_message()) if isinstance(error, _error()) else str(error)
+        said = _plain(self._link.get_error_message()) if isinstance(error, error_of_libpq()) else str(error)
         self._connection._ended = said or "interrupted"
         self._connection.close()
-        if isinstance(error, _error() | OSError):
+        if isinstance(error, error_of_libpq() | OSError):
             raise Lost(said or "the connection was lost", sent=self.sent) from error
 
     def must_go_on(self) -> None:
@@ -222,29 +222,18 @@ class _Talk:
             raise OSError(_plain(self._link.get_error_message()) or "the server closed the connection")
 
     async def result(self) -> PGresult | None:
-        """The next result; None: there are no more of this statement."""
+        """The next result; None: there are no more of this statement.
+
+        What has arrived is taken in only once all is sent. That cannot block both sides: nothing that is sent before
+        the last statement is answered with more than some bytes for each row.
+        """
         link = self._link
         while link.flush():
-            await self._wait(writing=True)
+            await trio.lowlevel.wait_writable(link.socket)
         while link.is_busy():
-            await self._wait(writing=False)
+            await trio.lowlevel.wait_readable(link.socket)
+            link.consume_input()
         return link.get_result()
-
-    async def _wait(self, *, writing: bool) -> None:
-        """Wait for the socket; what has arrived is taken in even while more is to be sent, or both sides could wait."""
-        if not writing:
-            await trio.lowlevel.wait_readable(self._link.socket)
-            self._link.consume_input()
-            return
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._take_in, nursery.cancel_scope)
-            await trio.lowlevel.wait_writable(self._link.socket)
-            nursery.cancel_scope.cancel()
-
-    async def _take_in(self, scope: trio.CancelScope) -> None:
-        await trio.lowlevel.wait_readable(self._link.socket)
-        self._link.consume_input()
-        scope.cancel()
 
 
 def _rows(result: PGresult) -> Rows:

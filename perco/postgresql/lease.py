@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import shlex
 import sys
 import threading
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from perco.errors import PercoError, StoreLocked
 from perco.postgresql.address import Place
-from perco.postgresql.connection import libpq
+from perco.postgresql.connection import error_of_libpq, libpq
 from perco.postgresql.statements import Statements
 
 _RENEWALS: Final = 3  # in the time of a lease
@@ -85,17 +86,24 @@ class Lease(threading.Thread):
             )
 
     def _execute(self, sql: str) -> int | None:
-        """Run a statement with the token; returns how many rows it changed, or None if there was no answer."""
+        """Run a statement with the token; returns how many rows it changed, or None if there was no answer in time."""
         pq = libpq()
         if self._link is None or self._link.status != pq.ConnStatus.OK:
-            self._link = pq.PGconn.connect(self._place.conninfo.encode())
-        if self._link.status == pq.ConnStatus.OK:
-            result = self._link.exec_params(sql.encode(), [self._token.encode()])
-            if result.status == pq.ExecStatus.COMMAND_OK:
-                return int(result.command_tuples or 0)
-        self.said = " ".join(self._link.get_error_message().split())
-        with contextlib.suppress(Exception):
-            self._link.finish()
+            self._link = pq.PGconn.connect(self._place.conninfo.encode())  # which has a limit, `connect_timeout`
+        link, result = self._link, None
+        with contextlib.suppress(error_of_libpq()):
+            if link.status == pq.ConnStatus.OK:
+                link.send_query_params(sql.encode(), [self._token.encode()])
+                until = now() + self._lease_s
+                while link.is_busy() and (left := until - now()) > 0:
+                    select.select([link.socket], [], [], left)
+                    link.consume_input()
+                result = None if link.is_busy() else link.get_result()
+        if result is not None and result.status == pq.ExecStatus.COMMAND_OK:
+            link.get_result()  # the end of the results
+            return int(result.command_tuples or 0)
+        self.said = " ".join(link.get_error_message().split()) or "no answer"
+        link.finish()
         self._link = None
         return None
 

@@ -48,12 +48,12 @@ from perco.storage import (
 _END: Final = b"\xff" * (ROW_BYTES_MAX + 1)  # no row is at or above it
 _TRIES: Final = 16
 _PAUSE_S: Final = 0.05  # before a statement that the server has refused for a moment is sent again
-_ROWS_MAX: Final = 1000  # that one transaction locks: the server has room for some 6 000 locks
+_ROWS_MAX: Final = 1000  # that one transaction locks: a server has room for some 6 000 locks, and refuses more (53200)
 _PART_BYTES: Final = 8 << 20  # of values, in one transaction or one read
 _FIRST: Final = 16  # requests of a `read_first` that are sent together
 
 # Errors after which a transaction may succeed if it is sent again: conflicts with others, and timeouts.
-_AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57014", "53200", "53300"})
+_AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57014", "53300"})
 _CHECKED: Final[tuple[Callable[[Any], bytes], ...]] = (int4s, int4s, bools, int4s, byteas, int8s, int8s, int8s)
 _NO_SPACE: Final = 0  # in which there is no cell: only a damaged cell names a group that was never made
 _NEXT: Final = int4(-1)  # in place of a query: the row after the page
@@ -65,14 +65,17 @@ _NO_TABLE: Final = "42P01"
 class Fence:
     """The term of this owner: each transaction that writes names it, and writes nothing if the store has another one.
 
-    Attributes: `term`; `deposed`, the reason why this process no longer owns the store.
+    Attributes: `term`, 0: what was sent under the last one may still take effect, and there is no new one yet;
+    `deposed`, the reason why this process no longer owns the store; `lock`, the number of the lock that guards the
+    term.
     """
 
     term: int
     deposed: PercoError | None
 
-    def __init__(self, term: int = 0) -> None:
+    def __init__(self, prefix: str, term: int = 0) -> None:
         self.term, self.deposed = term, None
+        self.lock = _lock(_salt(prefix) + b"\x00owner")
 
 
 class Pool:
@@ -112,7 +115,10 @@ class PostgresqlRows:
     Attributes:
         renew: set by the store. Begins a new term, if the fence has none: nothing that was sent under an earlier one
             can take effect any more (O1). Raises: Lost, PercoError.
-        refused: makes the error of every further call, once the store is closed or its process has forked.
+        usable: set by the store. Raises PercoError if it is closed, or was opened before a fork.
+        check: set by the store. The same, and if this process may not own it any more. A read counts only if this holds
+            after it: the next owner may remove what only this process still reads (G1). A mutation needs no check: its
+            term is compared.
     """
 
     groups = True
@@ -136,9 +142,10 @@ class PostgresqlRows:
         self._options = options
         self._spaces: dict[tuple[str, str], int] = {}
         self._tables: dict[str, int] = {}
-        self._salt = blake2b(place.prefix.encode(), digest_size=16).digest()
+        self._salt = _salt(place.prefix)
         self.renew: Callable[[], Awaitable[None]]
-        self.refused: Callable[[], PercoError] | None = None
+        self.usable: Callable[[], None] = lambda: None
+        self.check: Callable[[], None] = lambda: None
 
     def add(self, spaces: dict[tuple[str, str], int]) -> None:
         """Take in the numbers of tables and groups."""
@@ -168,10 +175,6 @@ class PostgresqlRows:
 
     def _space(self, table: str, group: str) -> int:
         return self._spaces.get((table, group), _NO_SPACE)
-
-    def _check(self) -> None:
-        if self.refused is not None:
-            raise self.refused()
 
     # ------------------------------------------------------------ reads
 
@@ -274,7 +277,7 @@ class PostgresqlRows:
 
     async def _ask(self, statement: Statement, parameters: Sequence[bytes]) -> Rows:
         """Run a statement that only reads, again if it fails for a moment. Raises: Unavailable, Corruption."""
-        self._check()
+        self.check()
         error: Exception | None = None
         with trio.move_on_after(self._options.call_s):
             for attempt in range(_TRIES):
@@ -282,7 +285,9 @@ class PostgresqlRows:
                     await trio.sleep(_PAUSE_S * attempt)
                 try:
                     async with self.pool.connection() as connection:
-                        return (await connection.run([(statement, parameters)]))[0]
+                        [found] = await connection.run([(statement, parameters)])
+                    self.check()
+                    return found
                 except Lost as lost:
                     error = lost
                 except Refusal as refusal:
@@ -309,7 +314,7 @@ class PostgresqlRows:
     async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
         """The verdict of each mutation. Cancelled before the first is sent, or not at all (T10)."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._check()
+        self.usable()
         for mutation in mutations:  # an error here means that nothing was sent
             self.locate(mutation.table, b"")
         verdicts: list[Verdict | None] = [self._unknown_group(mutation) for mutation in mutations]
@@ -347,7 +352,7 @@ class PostgresqlRows:
                 await trio.sleep(_PAUSE_S * attempt)
             attempt += 1
             term = self.fence.term
-            if not term:  # what an earlier connection had sent may still take effect
+            if not term:
                 try:
                     await self.renew()
                 except Lost as lost:
@@ -390,6 +395,19 @@ class PostgresqlRows:
         for i in part:
             verdicts[i] = verdict
 
+    async def settle(self) -> None:
+        """Make sure that nothing that was sent, and not answered, can still take effect. Raises: PercoError."""
+        deadline = trio.current_time() + self._options.call_s
+        while not self.fence.term:
+            if self.fence.deposed is not None:
+                raise self.fence.deposed
+            try:
+                await self.renew()
+            except Lost as lost:
+                if trio.current_time() > deadline:
+                    raise Unavailable(f"{self.pool.place.shown} cannot be reached: {lost.said}") from lost
+                await trio.sleep(_PAUSE_S)
+
     async def _forget(self, term: int, deadline: float) -> None:
         """Wait until what was sent under this term can no longer take effect, or the deadline has passed."""
         if self.fence.term == term:
@@ -410,7 +428,7 @@ class PostgresqlRows:
         _, _, result = await connection.run(
             [
                 (statements.lock, [locks]),
-                (statements.hold, []),
+                (statements.hold, [self.fence.lock]),
                 (statements.apply, [*parameters[:13], int8(term), parameters[13]]),
             ]
         )
@@ -423,7 +441,7 @@ class PostgresqlRows:
         for mutation in mutations:
             salt = self._salt + mutation.table.encode() + b"\x00"
             for row, _, _ in mutation.rows:
-                found.add(number(blake2b(salt + row, digest_size=8).digest()))
+                found.add(number(_lock(salt + row)))
         return found
 
     def _written(self, mutations: Sequence[Mutation]) -> list[bytes]:
@@ -450,6 +468,15 @@ class PostgresqlRows:
 
 def _newest_first(cell: ScanCell) -> tuple[int, int]:
     return cell[0], -cell[1]
+
+
+def _salt(prefix: str) -> bytes:
+    return blake2b(prefix.encode(), digest_size=16).digest()
+
+
+def _lock(of: bytes) -> bytes:
+    """The number of an advisory lock, as PostgreSQL takes it. If two are equal, one waits for the other in vain."""
+    return blake2b(of, digest_size=8).digest()
 
 
 def _which(mutation: Mutation, failed: int) -> Refused:

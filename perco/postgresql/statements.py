@@ -8,8 +8,9 @@ A mutation is checked and written by one statement, after the rows that it names
 is taken when no other transaction can change them. Read committed is enough.
 
 S1  All checks of a mutation, and all its writes, are in one statement and one transaction.
-O1  Each transaction that writes holds the owner's row against a change of the term; with another term it writes
-    nothing.
+O1  Each transaction that writes shares a lock, which a change of the term takes alone; with another term it writes
+    nothing. It takes this lock last, so that it waits for nothing while it has it: then a change of the term waits for
+    it, and for no other.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CREATE TABLE {p}_groups (
 CREATE TABLE {p}_cells (
     space integer NOT NULL, row bytea NOT NULL, col bigint NOT NULL, ts bigint NOT NULL CHECK (ts > 0),
     value bytea NOT NULL)
-    WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.1);
+    WITH (autovacuum_vacuum_scale_factor = 0.02);
 CREATE UNIQUE INDEX {p}_cells_key ON {p}_cells (space, row, col, ts DESC);
 CREATE TABLE {p}_owner (
     id boolean PRIMARY KEY CHECK (id), format integer NOT NULL, term bigint NOT NULL, token text NOT NULL,
@@ -164,7 +165,7 @@ class Statements:
             object.__setattr__(self, name, Statement(name, sql.replace("{p}", self.prefix), types))
 
         is_("lock", "SELECT pg_advisory_xact_lock(k) FROM unnest($1) AS k", INT8S)
-        is_("hold", "SELECT term FROM {p}_owner WHERE id FOR KEY SHARE")
+        is_("hold", "SELECT pg_advisory_xact_lock_shared($1)", INT8)
         is_("apply", _APPLY, *_CHECKS, *_WRITES, INT8, BYTEAS)
         is_("read", _READ_NEWEST, *_QUERIES)
         is_("read_any", _READ_ANY, *_QUERIES)
@@ -180,8 +181,8 @@ class Statements:
         is_("there", "SELECT to_regclass('{p}_owner') IS NOT NULL")
         is_("syncs", "SELECT current_setting('fsync') = 'on'")
         is_("look", "SELECT format, token, renewals, command FROM {p}_owner WHERE id")
-        # Waits for every transaction that holds the row, that is, for all that was sent under the present term (O1).
-        is_("wait_for_others", "SELECT term FROM {p}_owner WHERE id FOR UPDATE")
+        # Waits for every transaction that shares the lock (O1).
+        is_("wait_for_others", "SELECT pg_advisory_xact_lock($1)", INT8)
         is_(
             "claim",
             "UPDATE {p}_owner SET term = term + 1, token = $1, renewals = 0, command = $2 "

@@ -10,7 +10,6 @@ import os
 import secrets
 import warnings
 import weakref
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +37,14 @@ class _Counted(Bare):
 
     _store: PostgresqlRows
 
+    async def raise_floor(self, ts: int, *, wait: bool) -> None:
+        """See `OwnerStore.raise_floor`."""
+        await super().raise_floor(ts, wait=wait)
+        if wait:
+            await self._store.settle()
+
     async def _cells(self, table: str, group: str) -> int:
+        await self._store.settle()
         return await self._store.count(table, group)
 
 
@@ -49,7 +55,6 @@ def _after_fork() -> None:
     """Mark the parent's stores: their connections are the parent's, and so is the lease."""
     for store in list(_stores):
         store.forked = True
-        store.rows.refused = partial(UsedAfterFork, store.rows.pool.place.shown)
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -72,10 +77,11 @@ class PostgresqlStore:
 
     def __init__(self, rows: PostgresqlRows, options: PostgresqlOptions) -> None:
         self.rows, self._options = rows, options
-        rows.renew = self._renew
+        rows.renew, rows.usable, rows.check = self._renew, self._usable, self.check
         self.store = _Counted(rows, rows.tables, 0.0)
         self._token = secrets.token_hex(8)
         self._lease: Lease | None = None
+        self._closed = False
         self._renewing = trio.Lock()
         self.forked = False
         _stores.add(self)
@@ -87,7 +93,7 @@ class PostgresqlStore:
         Raises: StoreLocked, if another process owns it; FormatUnknown, Unavailable, UsageError, StoreError.
         """
         place = Place(url)
-        store = cls(cls._rows(place, options, durable=durable, fence=Fence()), options)
+        store = cls(cls._rows(place, options, durable=durable, fence=Fence(place.prefix)), options)
         try:
             async with store.rows.pool.connection() as connection:
                 await store._make(connection)
@@ -102,7 +108,7 @@ class PostgresqlStore:
                 await store._add(connection, [(SYSTEM_TABLE, group) for group in PROTOCOL_GROUPS])
         except Lost as lost:
             await store.aclose()
-            raise Unavailable(f"{place.shown} does not answer: {lost.said}") from lost
+            raise Unavailable(f"{place.shown} cannot be reached: {lost.said}") from lost
         except Refusal as refusal:
             await store.aclose()
             raise store.rows.told(refusal) from refusal
@@ -152,7 +158,7 @@ class PostgresqlStore:
                 before = now()
                 _, claimed = await connection.run(
                     [
-                        (self.rows.statements.wait_for_others, []),
+                        (self.rows.statements.wait_for_others, [self.rows.fence.lock]),
                         (
                             self.rows.statements.claim,
                             [self._token.encode(), command().encode(), token.encode(), int8(renewals)],
@@ -181,7 +187,7 @@ class PostgresqlStore:
                 try:
                     _, found = await connection.run(
                         [
-                            (self.rows.statements.wait_for_others, []),
+                            (self.rows.statements.wait_for_others, [self.rows.fence.lock]),
                             (self.rows.statements.next_term, [self._token.encode()]),
                         ]
                     )
@@ -208,7 +214,7 @@ class PostgresqlStore:
             async with self.rows.pool.connection() as connection:
                 await self._add(connection, wanted)
         except Lost as lost:
-            raise Unavailable(f"{self.rows.pool.place.shown} does not answer: {lost.said}") from lost
+            raise Unavailable(f"{self.rows.pool.place.shown} cannot be reached: {lost.said}") from lost
         except Refusal as refusal:
             raise self.rows.told(refusal) from refusal
 
@@ -223,22 +229,26 @@ class PostgresqlStore:
     # ------------------------------------------------------------ the owner's calls
 
     def check(self) -> None:
-        """Raises UsedAfterFork; StoreLocked, if another process owns the store; Unavailable, if this process cannot be
-        sure that it still does (O1)."""
-        if self.forked:
-            raise UsedAfterFork(self.rows.pool.place.shown)
+        """Raises UsedAfterFork, TransactionClosed; StoreLocked, if another process owns the store; Unavailable, if this
+        process cannot be sure that it still does (O1)."""
+        self._usable()
         if self.rows.fence.deposed is not None:
             raise self.rows.fence.deposed
         lease = self._lease
-        assert lease is not None
-        if now() > lease.until:
-            if lease.deposed is not None:
-                self.rows.fence.deposed = lease.deposed
-                raise lease.deposed
+        if lease is not None and lease.deposed is not None:
+            self.rows.fence.deposed = lease.deposed
+            raise lease.deposed
+        if lease is not None and now() > lease.until:
             raise Unavailable(
                 f"{self.rows.pool.place.shown} has not renewed this process's lease for {self._options.lease_s:g} s"
                 + (f": {lease.said}" if lease.said else "")
             )
+
+    def _usable(self) -> None:
+        if self.forked:
+            raise UsedAfterFork(self.rows.pool.place.shown)
+        if self._closed:
+            raise TransactionClosed(_CLOSED)
 
     def write_from_thread(self, mutation: Mutation) -> None:
         raise NotImplementedError("there is no thread that writes")
@@ -252,5 +262,5 @@ class PostgresqlStore:
     async def aclose(self) -> None:
         if self._lease is not None and not self.forked:
             await trio.to_thread.run_sync(self._lease.end)
-        self.rows.refused = self.rows.refused or partial(TransactionClosed, _CLOSED)
+        self._closed = True
         self.rows.pool.close()

@@ -208,7 +208,7 @@ class LocalRows:
 
     def __init__(self) -> None:
         place = Place(fresh())
-        self.store = DividedRows(place, PostgresqlOptions(), durable=False, fence=Fence(1))
+        self.store = DividedRows(place, PostgresqlOptions(), durable=False, fence=Fence(place.prefix, 1))
         execute(self.store.statements.tables())
         execute(f"UPDATE {place.prefix}_owner SET term = 1")
         self._add([(SYSTEM_TABLE, group) for group in PROTOCOL_GROUPS])
