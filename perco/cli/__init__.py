@@ -19,6 +19,7 @@ from perco.cli import (
     compacting,
     history,
     observed,
+    postgresql,
     reading,
     serving,
     splitting,
@@ -546,6 +547,7 @@ def _needs_web() -> None:
 
 
 observed.register(app)
+postgresql.register(app)
 _register_others()
 
 

@@ -97,6 +97,8 @@ def _perform(
             if failed:
                 raise failed[0]
         except StoreLocked as error:
+            if error.remedy:
+                _fail(str(error))
             _fail(
                 f"{error.path} is in use by process {error.pid or 'unknown'} ({error.command or 'unknown command'}). "
                 "Stop it first. Commands that only read or write work meanwhile, through that process."

@@ -2,26 +2,28 @@
 
     Place("postgresql://localhost/shop?prefix=web")    its tables are web_cells, web_groups and web_owner
 
-`prefix` is perco's own parameter; all others are passed on to libpq: several hosts, TLS, a password file.
+`prefix` is perco's own parameter; all others are libpq's: several hosts, TLS, a password file, a service.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from perco.errors import UsageError
+from perco.postgresql.libpq import error_of_libpq, libpq
 
 SCHEMES: Final = ("postgresql://", "postgres://")
 _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_OWN: Final = re.compile(r"(?<=[?&])prefix=([^&]*)(&|$)")
 _EXAMPLE: Final = "postgresql://USER@HOST/DATABASE?prefix=NAME"
-# What libpq is told unless the address says otherwise: a connection to a standby, or to a host that does not answer, is
-# of no use; and a peer that has gone without a word is noticed.
+# What libpq is told unless the address or the environment says otherwise: a connection to a standby, or to a host that
+# does not answer, is of no use; and a peer that has gone without a word is noticed.
 _DEFAULTS: Final = {
     "target_session_attrs": "read-write",
-    "connect_timeout": "5",
+    "connect_timeout": "3",
     "keepalives_idle": "5",
     "keepalives_interval": "2",
     "keepalives_count": "3",
@@ -39,35 +41,65 @@ def is_postgresql(url: str) -> bool:
 class Place:
     """A parsed address.
 
-    Attributes: `prefix` of the names of its tables; `conninfo`, what libpq connects with; `shown`, the address without
-    a password. Raises: UsageError.
+    Attributes: `prefix` of the names of its tables; `conninfo`, what libpq connects with; `shown`, the address as
+    messages show it: user, hosts, database and prefix. Raises: UsageError.
     """
 
-    url: str
+    url: str = field(repr=False)
     prefix: str = field(init=False)
-    conninfo: str = field(init=False)
+    conninfo: str = field(init=False, repr=False)
     shown: str = field(init=False)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        given = dict(parse_qsl(parts.query, keep_blank_values=True))
-        prefix = given.pop("prefix", "perco")
+        own = _OWN.search(self.url)
+        prefix = own[1] if own is not None else "perco"
         if _PREFIX.fullmatch(prefix) is None:
             raise UsageError(
                 f"prefix={prefix!r}: the names of the store's tables begin with it. Use a letter, then at most 39 "
                 f"small letters, digits and underscores: {_EXAMPLE}"
             )
-        if not parts.path.strip("/") and "dbname" not in given:
-            raise UsageError(f"{self._without_password()}: which database? Write {_EXAMPLE}")
+        rest = _OWN.sub("", self.url).rstrip("?&")
+        try:
+            options = libpq().Conninfo.parse(rest.encode())
+        except error_of_libpq():  # its message may have the password
+            raise UsageError(
+                f"PostgreSQL cannot read this address: write {_EXAMPLE}, and %-escapes for special characters in it"
+            ) from None
+        given = {option.keyword.decode(): option.val.decode() for option in options if option.val is not None}
+        named = given.keys() & {"dbname", "service"} or os.environ.keys() & {"PGDATABASE", "PGSERVICE"}
+        if not named:
+            raise UsageError(f"{_shown(given, prefix)}: which database? Write {_EXAMPLE}")
+        in_environment = {
+            option.keyword.decode() for option in options if option.envvar and option.envvar.decode() in os.environ
+        }
+        defaults = {} if "service" in given else _DEFAULTS
+        known = {name: value for name, value in defaults.items() if name not in in_environment} | given
         object.__setattr__(self, "prefix", prefix)
-        object.__setattr__(self, "shown", self._without_password())
-        # libpq takes %20 for a space in a parameter, and not "+".
-        query = urlencode({**_DEFAULTS, **given}, quote_via=quote)
-        object.__setattr__(self, "conninfo", urlunsplit(parts._replace(query=query)))
+        object.__setattr__(self, "shown", _shown(given, prefix))
+        object.__setattr__(self, "conninfo", " ".join(f"{name}={_quoted(value)}" for name, value in known.items()))
 
-    def _without_password(self) -> str:
-        parts = urlsplit(self.url)
-        user, at, hosts = parts.netloc.rpartition("@")
-        query = [(name, value) for name, value in parse_qsl(parts.query) if name != "password"]
-        shown = f"{user.partition(':')[0]}{at}{hosts}"
-        return urlunsplit(parts._replace(netloc=shown, query=urlencode(query, quote_via=quote)))
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _shown(given: dict[str, str], prefix: str) -> str:
+    user = f"{given['user']}@" if "user" in given else ""
+    host, port = given.get("host", ""), given.get("port", "")
+    is_path = host.startswith("/")
+    where = (
+        ""
+        if is_path
+        else ",".join(
+            f"{each}:{number}" if number else each
+            for each, number in zip(host.split(","), _as_many(port, host.count(",") + 1), strict=True)
+        )
+    )
+    folder = f"host={host}&" if is_path else ""
+    return f"postgresql://{user}{where}/{given.get('dbname', '')}?{folder}prefix={prefix}"
+
+
+def _as_many(port: str, hosts: int) -> list[str]:
+    ports = port.split(",")
+    return ports if len(ports) == hosts else [ports[0]] * hosts

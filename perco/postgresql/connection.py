@@ -13,21 +13,21 @@ T4  If the connection ends between the first byte sent and the last answer, the 
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import trio
 
-from perco.errors import UsageError
 from perco.postgresql.address import Place
+from perco.postgresql.libpq import error_of_libpq, libpq
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
-INSTALL: Final = "a store on PostgreSQL needs psycopg: pip install 'perco[postgresql]'"
 _BINARY: Final = 1
+# Errors of this connection, which another one may not meet: read-only, statements or types that are not known any more.
+_OF_THE_SESSION: Final = frozenset({"25006", "26000", "0A000"})
 
 
 Rows: TypeAlias = list[tuple[Any, ...]]  # of a result; the values are bytes, or None
@@ -60,19 +60,6 @@ class Lost(Exception):
         super().__init__(said)
 
 
-def libpq() -> Any:
-    """psycopg's module over libpq. Raises: UsageError, if it is not installed."""
-    try:
-        return importlib.import_module("psycopg.pq")
-    except ImportError as error:
-        raise UsageError(f"{INSTALL} ({error})") from error
-
-
-def error_of_libpq() -> Any:
-    """The base of psycopg's errors."""
-    return importlib.import_module("psycopg").Error
-
-
 class Connection:
     """For one task at a time. Loop thread only."""
 
@@ -98,6 +85,7 @@ class Connection:
             raise Lost(said, sent=False)
         link.notice_handler = connection._noticed
         link.nonblocking = 1
+        link.enter_pipeline_mode()
         try:
             for command in settings:
                 await connection.execute(command)
@@ -113,6 +101,7 @@ class Connection:
     def is_alive(self) -> bool:
         """Whether the server has not ended it while it was idle, as far as this host knows."""
         with contextlib.suppress(error_of_libpq()):
+            self._link.consume_input()  # the server's last message, and then the end
             self._link.consume_input()
         if self._link.status != self._pq.ConnStatus.OK:
             self.close()
@@ -127,8 +116,7 @@ class Connection:
         """Run commands without parameters, as one transaction. Raises: Refusal, Lost."""
         link = self._link
         async with _Talk(self) as talk:
-            if link.pipeline_status:
-                link.exit_pipeline_mode()
+            link.exit_pipeline_mode()
             link.send_query(command.encode())
             talk.sent = True
             results = []
@@ -184,15 +172,19 @@ class Connection:
             return
         field = pq.DiagnosticField
         said = (result.error_field(field.MESSAGE_PRIMARY) or result.error_message or b"").decode(errors="replace")
-        if result.error_field(field.SEVERITY_NONLOCALIZED) in (b"FATAL", b"PANIC"):
-            self.close()
+        sqlstate = (result.error_field(field.SQLSTATE) or b"").decode()
+        if not sqlstate or result.error_field(field.SEVERITY_NONLOCALIZED) in (b"FATAL", b"PANIC"):
+            self.close()  # without a state it is libpq's own error, which may come after the commit
             raise Lost(_plain(said), sent=True)
-        raise Refusal((result.error_field(field.SQLSTATE) or b"").decode(), _plain(said))
+        if sqlstate in _OF_THE_SESSION:
+            self.close()
+        detail = result.error_field(field.MESSAGE_HINT)
+        raise Refusal(sqlstate, _plain(said + (f"; {detail.decode(errors='replace')}" if detail else "")))
 
     def _noticed(self, result: PGresult) -> None:
-        """Keep a warning: a server that stops waiting for its standby commits, and says so by a warning alone."""
+        """Keep the warning of a server that stops waiting for its standby: it commits, and says so by this alone."""
         field = self._pq.DiagnosticField
-        if result.error_field(field.SEVERITY_NONLOCALIZED) == b"WARNING":
+        if result.error_field(field.SOURCE_FUNCTION) == b"SyncRepWaitForLSN":
             self._warning = _plain((result.error_field(field.MESSAGE_PRIMARY) or b"").decode(errors="replace"))
 
 
@@ -224,8 +216,8 @@ class _Talk:
     async def result(self) -> PGresult | None:
         """The next result; None: there are no more of this statement.
 
-        What has arrived is taken in only once all is sent. That cannot block both sides: nothing that is sent before
-        the last statement is answered with more than some bytes for each row.
+        What has arrived is taken in only once all is sent. That cannot block both sides: all statements but the last
+        are answered with one row.
         """
         link = self._link
         while link.flush():

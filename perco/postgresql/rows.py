@@ -14,7 +14,7 @@ T13 See `Bare`: this process alone sends mutations, and refuses those below its 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from perco.postgresql.arrays import bools, byteas, int4, int4s, int8, int8s, num
 from perco.postgresql.connection import Connection, Lost, Refusal, Rows, Statement
 from perco.postgresql.options import PostgresqlOptions
 from perco.postgresql.statements import DURABLE, NOT_DURABLE, SETTINGS, Statements
+from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import (
     APPLIED,
     PRESENT,
@@ -46,10 +47,11 @@ from perco.storage import (
 )
 
 _END: Final = b"\xff" * (ROW_BYTES_MAX + 1)  # no row is at or above it
-_TRIES: Final = 16
+_PAUSES_MAX: Final = 10  # times as long, at most
 _PAUSE_S: Final = 0.05  # before a statement that the server has refused for a moment is sent again
-_ROWS_MAX: Final = 1000  # that one transaction locks: a server has room for some 6 000 locks, and refuses more (53200)
-_PART_BYTES: Final = 8 << 20  # of values, in one transaction or one read
+_LOCKS: Final = 1 << 11
+_ROWS_MAX: Final = 1000  # of all mutations that share a transaction
+_PART_BYTES: Final = 8 << 20  # of their values
 _FIRST: Final = 16  # requests of a `read_first` that are sent together
 
 # Errors after which a transaction may succeed if it is sent again: conflicts with others, and timeouts.
@@ -63,7 +65,8 @@ _NO_TABLE: Final = "42P01"
 
 
 class Fence:
-    """The term of this owner: each transaction that writes names it, and writes nothing if the store has another one.
+    """The term and the token of this owner: each transaction that writes names them, and writes nothing if the store
+    has others. A server may forget a term, after a failover to a standby that lacks it; it invents no token.
 
     Attributes: `term`, 0: what was sent under the last one may still take effect, and there is no new one yet;
     `deposed`, the reason why this process no longer owns the store; `lock`, the number of the lock that guards the
@@ -71,11 +74,12 @@ class Fence:
     """
 
     term: int
+    token: str
     deposed: PercoError | None
 
-    def __init__(self, prefix: str, term: int = 0) -> None:
-        self.term, self.deposed = term, None
-        self.lock = _lock(_salt(prefix) + b"\x00owner")
+    def __init__(self, prefix: str, token: str, term: int = 0) -> None:
+        self.term, self.token, self.deposed = term, token, None
+        self.lock = int8(number(_lock(_salt(prefix))) | _LOCKS)
 
 
 class Pool:
@@ -135,8 +139,11 @@ class PostgresqlRows:
         durable: bool,
         fence: Fence,
     ) -> None:
-        settings = [SETTINGS, DURABLE if durable else NOT_DURABLE]
+        limit = f"SET statement_timeout = {round(1000 * options.call_s)}"
+        settings = [SETTINGS, limit, DURABLE if durable else NOT_DURABLE]
         self.pool = Pool(place, options, settings)
+        self._writers = Pool(place, options, settings)  # of their own: reads do not wait for writes (S3)
+        self._durable = durable
         self.statements = Statements(place.prefix)
         self.fence = fence
         self._options = options
@@ -146,6 +153,10 @@ class PostgresqlRows:
         self.renew: Callable[[], Awaitable[None]]
         self.usable: Callable[[], None] = lambda: None
         self.check: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        self.pool.close()
+        self._writers.close()
 
     def add(self, spaces: dict[tuple[str, str], int]) -> None:
         """Take in the numbers of tables and groups."""
@@ -277,25 +288,30 @@ class PostgresqlRows:
 
     async def _ask(self, statement: Statement, parameters: Sequence[bytes]) -> Rows:
         """Run a statement that only reads, again if it fails for a moment. Raises: Unavailable, Corruption."""
-        self.check()
+        self.usable()
         error: Exception | None = None
+        attempt = 0
         with trio.move_on_after(self._options.call_s):
-            for attempt in range(_TRIES):
+            while True:
                 if attempt:
-                    await trio.sleep(_PAUSE_S * attempt)
+                    await trio.sleep(_PAUSE_S * min(attempt, _PAUSES_MAX))
+                attempt += 1
                 try:
+                    if not self.fence.term:  # what is read might be undone: a standby may lack it (T4)
+                        await self.renew()
                     async with self.pool.connection() as connection:
                         [found] = await connection.run([(statement, parameters)])
                     self.check()
                     return found
-                except Lost as lost:
+                except (Lost, Unavailable) as lost:
                     error = lost
                 except Refusal as refusal:
                     error = refusal
                     if refusal.sqlstate not in _AGAIN:
-                        break
-        if isinstance(error, Refusal) and error.sqlstate not in _AGAIN:
-            raise self.told(error) from error
+                        raise self.told(refusal) from refusal
+        self.usable()
+        if isinstance(error, Unavailable):
+            raise error
         raise Unavailable(f"{self.pool.place.shown} does not answer: {error or 'no reply'}") from error
 
     def told(self, error: Refusal) -> PercoError:
@@ -322,8 +338,9 @@ class PostgresqlRows:
         with trio.CancelScope(shield=True):
             if not parts:
                 await trio.lowlevel.checkpoint()
+            deadline = trio.current_time() + self._options.call_s
             for part in parts:
-                await self._apply_part(mutations, part, verdicts)
+                await self._apply_part(mutations, part, verdicts, deadline)
         return verdicts  # type: ignore[return-value]
 
     def _unknown_group(self, mutation: Mutation) -> Failed | None:
@@ -334,114 +351,112 @@ class PostgresqlRows:
         return None
 
     async def _apply_part(
-        self, mutations: Sequence[Mutation], part: Sequence[int], verdicts: list[Verdict | None]
+        self, mutations: Sequence[Mutation], part: Sequence[int], verdicts: list[Verdict | None], deadline: float
     ) -> None:
         """Apply those mutations that have an index in `part`, in one transaction."""
-        deadline = trio.current_time() + self._options.call_s
         parameters = self._written([mutations[i] for i in part])
         locks = int8s(sorted(self._locks(mutations[i] for i in part)))
+        durably = not self._durable and any(mutations[i].table == SYSTEM_TABLE for i in part)  # S2
         attempt, said = 0, "no connection"
+        verdict: Verdict
         while True:
             if self.fence.deposed is not None:
-                verdict: Verdict = Failed(self.fence.deposed)
+                verdict = Failed(self.fence.deposed)
                 break
             if attempt and trio.current_time() > deadline:
                 verdict = Failed(Unavailable(f"{self.pool.place.shown} does not answer: {said}"))
                 break
             if attempt:
-                await trio.sleep(_PAUSE_S * attempt)
+                await trio.sleep(_PAUSE_S * min(attempt, _PAUSES_MAX))
             attempt += 1
-            term = self.fence.term
-            if not term:
-                try:
-                    await self.renew()
-                except Lost as lost:
-                    said = lost.said
-                except PercoError as error:
-                    verdict = Failed(error)
-                    break
-                continue
+            term, sent = self.fence.term, False
             try:
-                with trio.fail_at(deadline + self._options.call_s):
-                    async with self.pool.connection() as connection:
-                        result = await self._send(connection, term, locks, parameters)
+                with trio.fail_at(deadline):
+                    if not term:
+                        await self.renew()
+                        continue
+                    async with self._writers.connection() as connection:
+                        sent = True
+                        result = await self._send(connection, term, locks, parameters, durably=durably)
             except (Lost, trio.TooSlowError) as lost:
                 said = lost.said if isinstance(lost, Lost) else "no reply"
-                if isinstance(lost, Lost) and not lost.sent:
+                if not sent or (isinstance(lost, Lost) and not lost.sent):
                     continue
                 await self._forget(term, deadline)
                 verdict = NoReply(f"the connection to PostgreSQL was lost: {said}")
                 break
             except Refusal as refusal:
-                if refusal.sqlstate in _AGAIN and attempt < _TRIES:
+                if refusal.sqlstate in _AGAIN:
                     said = str(refusal)
                     continue
                 if len(part) > 1:  # S4: find those that are refused
                     middle = len(part) // 2
-                    await self._apply_part(mutations, part[:middle], verdicts)
-                    await self._apply_part(mutations, part[middle:], verdicts)
+                    await self._apply_part(mutations, part[:middle], verdicts, deadline)
+                    await self._apply_part(mutations, part[middle:], verdicts, deadline)
                     return
                 verdict = Failed(self.told(refusal))
+                break
+            except PercoError as error:
+                verdict = Failed(error)
                 break
             if result is None:  # the store has another term, so nothing was written
                 if self.fence.term == term:
                     self.fence.term = 0
                 continue
             for at, i in enumerate(part):
-                verdicts[i] = APPLIED
-                if at in result:
-                    verdicts[i] = _which(mutations[i], result[at])
+                verdicts[i] = _which(mutations[i], result[at]) if at in result else APPLIED
             return
         for i in part:
             verdicts[i] = verdict
 
     async def settle(self) -> None:
         """Make sure that nothing that was sent, and not answered, can still take effect. Raises: PercoError."""
-        deadline = trio.current_time() + self._options.call_s
-        while not self.fence.term:
-            if self.fence.deposed is not None:
-                raise self.fence.deposed
-            try:
-                await self.renew()
-            except Lost as lost:
-                if trio.current_time() > deadline:
-                    raise Unavailable(f"{self.pool.place.shown} cannot be reached: {lost.said}") from lost
-                await trio.sleep(_PAUSE_S)
+        said: Lost | None = None
+        with trio.move_on_after(self._options.call_s):
+            while not self.fence.term and self.fence.deposed is None:
+                try:
+                    await self.renew()
+                except Lost as lost:
+                    said = lost
+                    await trio.sleep(_PAUSE_S)
+        if self.fence.deposed is not None:
+            raise self.fence.deposed
+        if not self.fence.term:
+            raise Unavailable(f"{self.pool.place.shown} cannot be reached: {said or 'no reply'}") from said
 
     async def _forget(self, term: int, deadline: float) -> None:
         """Wait until what was sent under this term can no longer take effect, or the deadline has passed."""
         if self.fence.term == term:
             self.fence.term = 0
-        while not self.fence.term and self.fence.deposed is None and trio.current_time() <= deadline:
-            try:
-                await self.renew()
-            except Lost:
-                await trio.sleep(_PAUSE_S)
-            except PercoError:
-                return
+        with trio.move_on_at(deadline), suppress(PercoError):
+            await self.settle()
 
     async def _send(
-        self, connection: Connection, term: int, locks: bytes, parameters: list[bytes]
+        self, connection: Connection, term: int, locks: bytes, parameters: list[bytes], *, durably: bool
     ) -> dict[int, int] | None:
         """Send a transaction; returns, for each refused mutation, which check failed. None: another term."""
-        statements = self.statements
-        _, _, result = await connection.run(
+        statements, fence = self.statements, self.fence
+        before: list[tuple[Statement, list[bytes]]] = [(statements.durably, [])] if durably else []
+        *_, result = await connection.run(
             [
+                *before,
                 (statements.lock, [locks]),
-                (statements.hold, [self.fence.lock]),
-                (statements.apply, [*parameters[:13], int8(term), parameters[13]]),
+                (statements.hold, [fence.lock]),
+                (statements.apply, [*parameters[:13], int8(term), parameters[13], fence.token.encode()]),
             ]
         )
         refused = {number(m): number(n) for m, n in result}
         return None if -1 in refused else refused
 
     def _locks(self, mutations: Iterable[Mutation]) -> set[int]:
-        """The numbers under which PostgreSQL locks their rows."""
+        """The numbers under which PostgreSQL locks their rows: a few thousand, because a server has room for some 6 000
+        locks in all. Rows with the same number wait for each other."""
         found = set()
+        first = number(self.fence.lock) & ~(2 * _LOCKS - 1)  # the fence's own is in the other half
         for mutation in mutations:
             salt = self._salt + mutation.table.encode() + b"\x00"
             for row, _, _ in mutation.rows:
-                found.add(number(_lock(salt + row)))
+                found.add(first + int.from_bytes(_lock(salt + row), "big") % _LOCKS)
         return found
 
     def _written(self, mutations: Sequence[Mutation]) -> list[bytes]:
@@ -475,7 +490,7 @@ def _salt(prefix: str) -> bytes:
 
 
 def _lock(of: bytes) -> bytes:
-    """The number of an advisory lock, as PostgreSQL takes it. If two are equal, one waits for the other in vain."""
+    """The number of an advisory lock, as PostgreSQL takes it."""
     return blake2b(of, digest_size=8).digest()
 
 

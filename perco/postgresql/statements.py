@@ -28,6 +28,8 @@ FORMAT: Final = 1
 SETTINGS: Final = (
     "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_hashjoin = off; "
     "SET enable_mergejoin = off; SET enable_bitmapscan = off; SET jit = off; "
+    "SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3; "
+    "SET tcp_user_timeout = 15000; "  # or a backend whose client has gone could hold locks for hours
     "SET default_transaction_isolation = 'read committed'; SET client_encoding = 'UTF8'"
 )
 
@@ -45,6 +47,7 @@ CREATE TABLE {p}_cells (
     value bytea NOT NULL)
     WITH (autovacuum_vacuum_scale_factor = 0.02);
 CREATE UNIQUE INDEX {p}_cells_key ON {p}_cells (space, row, col, ts DESC);
+ALTER TABLE {p}_cells REPLICA IDENTITY USING INDEX {p}_cells_key;
 CREATE TABLE {p}_owner (
     id boolean PRIMARY KEY CHECK (id), format integer NOT NULL, term bigint NOT NULL, token text NOT NULL,
     renewals bigint NOT NULL, command text NOT NULL);
@@ -52,7 +55,7 @@ INSERT INTO {p}_owner VALUES (true, {format}, 0, '', 0, '')
 """
 
 _APPLY: Final = """
-WITH fence AS (SELECT term = $14 AS ok FROM {p}_owner WHERE id),
+WITH fence AS (SELECT coalesce((SELECT term = $14 AND token = $16 FROM {p}_owner WHERE id), false) AS ok),
 refused AS (
     SELECT k.m, min(k.n) AS n
     FROM unnest($1, $2, $3, $4, $5, $6, $7, $8) AS k(m, n, present, space, row, col, low, high)
@@ -99,7 +102,7 @@ WITH RECURSIVE rows(k, row) AS (
     UNION ALL
     SELECT k + 1, ({next}) FROM rows WHERE row IS NOT NULL AND k <= $4),
 cells AS (
-    SELECT r.k, q.j, c.* FROM rows r
+    SELECT r.k, r.row, q.j, c.* FROM rows r
     CROSS JOIN unnest($6, $7, $8, $9, $10, $11, $12) WITH ORDINALITY AS q(j, space, col, low, high, n, with_values, i)
     CROSS JOIN LATERAL (
         (SELECT col, ts, CASE WHEN q.with_values THEN value ELSE '' END AS value FROM {p}_cells
@@ -110,14 +113,15 @@ cells AS (
          WHERE q.col < 0 AND space = q.space AND row = r.row AND ts BETWEEN q.low AND q.high
          ORDER BY col, ts DESC LIMIT CASE WHEN q.col < 0 THEN q.n ELSE 0 END)) c
     WHERE r.row IS NOT NULL AND r.k <= $4),
-sizes AS (SELECT k, sum(octet_length(value)) AS size FROM cells GROUP BY k),
-full_at AS (
-    SELECT min(k) AS k FROM rows
-    WHERE row IS NOT NULL AND (k > $4 OR (SELECT sum(size) FROM sizes s WHERE s.k < rows.k) >= $5))
-SELECT r.k, r.row, -1, NULL::bigint, NULL::bigint, NULL::bytea FROM rows r WHERE r.k = (SELECT k FROM full_at)
+sizes AS MATERIALIZED (
+    SELECT k, sum(size) OVER (ORDER BY k ROWS UNBOUNDED PRECEDING) AS upto
+    FROM (SELECT k, sum(octet_length(value)) AS size FROM cells GROUP BY k) AS each),
+full_at AS MATERIALIZED (
+    SELECT least((SELECT min(k) FROM rows WHERE k > $4), (SELECT min(k) + 1 FROM sizes WHERE upto >= $5)) AS k)
+SELECT k, row, -1, NULL::bigint, NULL::bigint, NULL::bytea FROM rows
+WHERE k = (SELECT k FROM full_at) AND row IS NOT NULL
 UNION ALL
-(SELECT c.k, r.row, c.j, c.col, c.ts, c.value FROM cells c JOIN rows r USING (k)
- WHERE c.k < coalesce((SELECT k FROM full_at), 2147483647))
+SELECT k, row, j, col, ts, value FROM cells WHERE k < coalesce((SELECT k FROM full_at), 2147483647)
 """
 _NEAREST: Final = """
 SELECT found.row FROM unnest($3) AS s(space) CROSS JOIN LATERAL (
@@ -157,6 +161,9 @@ class Statements:
     syncs: Statement = field(init=False)
     look: Statement = field(init=False)
     claim: Statement = field(init=False)
+    briefly: Statement = field(init=False)
+    durably: Statement = field(init=False)
+    end_holders: Statement = field(init=False)
     wait_for_others: Statement = field(init=False)
     next_term: Statement = field(init=False)
 
@@ -164,9 +171,9 @@ class Statements:
         def is_(name: str, sql: str, *types: int) -> None:
             object.__setattr__(self, name, Statement(name, sql.replace("{p}", self.prefix), types))
 
-        is_("lock", "SELECT pg_advisory_xact_lock(k) FROM unnest($1) AS k", INT8S)
+        is_("lock", "SELECT count(pg_advisory_xact_lock(k)) FROM unnest($1) AS k", INT8S)
         is_("hold", "SELECT pg_advisory_xact_lock_shared($1)", INT8)
-        is_("apply", _APPLY, *_CHECKS, *_WRITES, INT8, BYTEAS)
+        is_("apply", _APPLY, *_CHECKS, *_WRITES, INT8, BYTEAS, TEXT)
         is_("read", _READ_NEWEST, *_QUERIES)
         is_("read_any", _READ_ANY, *_QUERIES)
         is_("scan", _SCAN.format(p="{p}", **_FORWARD), BYTEA, BYTEA, INT4S, INT4, INT8, *_SCANNED)
@@ -181,6 +188,19 @@ class Statements:
         is_("there", "SELECT to_regclass('{p}_owner') IS NOT NULL")
         is_("syncs", "SELECT current_setting('fsync') = 'on'")
         is_("look", "SELECT format, token, renewals, command FROM {p}_owner WHERE id")
+        is_(
+            "briefly",
+            "SELECT set_config('synchronous_commit', 'on', true), set_config('lock_timeout', $1, true)",
+            TEXT,
+        )
+        is_("durably", "SELECT set_config('synchronous_commit', 'on', true)")
+        is_(
+            "end_holders",
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory' AND granted "
+            "AND objsubid = 1 AND (classid::bigint << 32 | objid::bigint) = $1 AND pid <> pg_backend_pid() "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+            INT8,
+        )
         # Waits for every transaction that shares the lock (O1).
         is_("wait_for_others", "SELECT pg_advisory_xact_lock($1)", INT8)
         is_(

@@ -10,26 +10,28 @@ import os
 import secrets
 import warnings
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from perco.errors import FormatUnknown, PercoWarning, StoreError, TransactionClosed, Unavailable, UsedAfterFork
+from perco.errors import Corruption, PercoWarning, TransactionClosed, Unavailable, UsedAfterFork
 from perco.postgresql.address import Place
+from perco.postgresql.admin import make_tables
 from perco.postgresql.arrays import int8, number, texts
-from perco.postgresql.connection import Connection, Lost, Refusal
+from perco.postgresql.connection import Connection, Lost, Refusal, Rows, Statement
 from perco.postgresql.lease import Lease, command, locked, now
 from perco.postgresql.options import PostgresqlOptions
 from perco.postgresql.rows import Fence, PostgresqlRows
-from perco.postgresql.statements import FORMAT
 from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
 from perco.storage import PROTOCOL_GROUPS, Mutation
 from perco.storage.bare import Bare
 
 _CLOSED: Final = "the store that this belongs to has been closed"
+_BRIEFLY: Final = b"1s"
+_TIMEOUT: Final = "55P03"
 _LOOKS: Final = 10  # at the owner's row, while its lease may hold
-_PRIVILEGE: Final = "42501"
 
 
 class _Counted(Bare):
@@ -75,11 +77,11 @@ class PostgresqlStore:
     term = b""
     local = None
 
-    def __init__(self, rows: PostgresqlRows, options: PostgresqlOptions) -> None:
-        self.rows, self._options = rows, options
+    def __init__(self, rows: PostgresqlRows, options: PostgresqlOptions, *, durable: bool) -> None:
+        self.rows, self._options, self._durable = rows, options, durable
         rows.renew, rows.usable, rows.check = self._renew, self._usable, self.check
         self.store = _Counted(rows, rows.tables, 0.0)
-        self._token = secrets.token_hex(8)
+        self._token = rows.fence.token
         self._lease: Lease | None = None
         self._closed = False
         self._renewing = trio.Lock()
@@ -93,10 +95,11 @@ class PostgresqlStore:
         Raises: StoreLocked, if another process owns it; FormatUnknown, Unavailable, UsageError, StoreError.
         """
         place = Place(url)
-        store = cls(cls._rows(place, options, durable=durable, fence=Fence(place.prefix)), options)
+        fence = Fence(place.prefix, secrets.token_hex(8))
+        store = cls(cls._rows(place, options, durable=durable, fence=fence), options, durable=durable)
         try:
             async with store.rows.pool.connection() as connection:
-                await store._make(connection)
+                await make_tables(connection, place)
                 if durable and await connection.run([(store.rows.statements.syncs, [])]) != [[(b"\x01",)]]:
                     warnings.warn(
                         f"{place.shown} runs with fsync=off: it loses acknowledged commits when its machine stops. If "
@@ -106,64 +109,41 @@ class PostgresqlStore:
                     )
                 await store._claim(connection)
                 await store._add(connection, [(SYSTEM_TABLE, group) for group in PROTOCOL_GROUPS])
-        except Lost as lost:
-            await store.aclose()
-            raise Unavailable(f"{place.shown} cannot be reached: {lost.said}") from lost
-        except Refusal as refusal:
-            await store.aclose()
-            raise store.rows.told(refusal) from refusal
-        except BaseException:
+        except BaseException as error:
             with trio.CancelScope(shield=True):
                 await store.aclose()
+            if isinstance(error, Lost):
+                raise Unavailable(f"{place.shown} cannot be reached: {error.said}") from error
+            if isinstance(error, Refusal):
+                raise store.rows.told(error) from error
             raise
         return store
 
     # ------------------------------------------------------------ opening
 
-    async def _make(self, connection: Connection) -> None:
-        """Make the tables, if they are not there. Raises: FormatUnknown, StoreError."""
-        statements, shown = self.rows.statements, self.rows.pool.place.shown
-        [there] = await connection.run([(statements.there, [])])
-        if there == [(b"\x00",)]:
-            try:
-                await connection.execute(statements.tables())
-            except Refusal as refusal:
-                if refusal.sqlstate == _PRIVILEGE:
-                    raise StoreError(
-                        f"{shown}: its tables cannot be made: {refusal.said}. Have them made once by a role that may: "
-                        "open the store as that role."
-                    ) from refusal
-                [there] = await connection.run([(statements.there, [])])
-                if there == [(b"\x00",)]:  # else another process has made them meanwhile
-                    raise
-        found, _, _, _ = await self._owner(connection)
-        if found != FORMAT:
-            raise FormatUnknown(shown, f"format {found}", f"format {FORMAT}")
-
     async def _owner(self, connection: Connection) -> tuple[int, str, int, str]:
-        """The format; the owner's token, its renewals, and its command."""
-        [[(found, token, renewals, told)]] = await connection.run([(self.rows.statements.look, [])])
+        """The format; the owner's token, its renewals, and its command. Raises: Corruption."""
+        [row] = await connection.run([(self.rows.statements.look, [])])
+        if not row:
+            raise Corruption(self.rows.pool.place.shown, f"{self.rows.statements.prefix}_owner has lost its row")
+        [(found, token, renewals, told)] = row
         return number(found), token.decode(), number(renewals), told.decode()
 
     async def _claim(self, connection: Connection) -> None:
         """Become the owner, once the last one has not renewed its lease for its whole length (O1).
 
-        Raises: StoreLocked, if it does.
+        Raises: StoreLocked, if it does; Unavailable.
         """
-        lease_s = self._options.lease_s
-        _, token, renewals, told = await self._owner(connection)
+        lease_s, statements = self._options.lease_s, self.rows.statements
+        _, holder, renewals, told = await self._owner(connection)
         seen = now()
         while True:
-            if not token or now() - seen >= lease_s:
+            if not holder or now() - seen >= lease_s:
                 before = now()
-                _, claimed = await connection.run(
-                    [
-                        (self.rows.statements.wait_for_others, [self.rows.fence.lock]),
-                        (
-                            self.rows.statements.claim,
-                            [self._token.encode(), command().encode(), token.encode(), int8(renewals)],
-                        ),
-                    ]
+                claimed = await self._alone(
+                    connection,
+                    statements.claim,
+                    [self._token.encode(), command().encode(), holder.encode(), int8(renewals)],
                 )
                 if claimed:
                     self.rows.fence.term = number(claimed[0][0])
@@ -171,11 +151,27 @@ class PostgresqlStore:
                     self._lease.start()
                     return
             await trio.sleep(lease_s / _LOOKS)
-            _, holder, renewed, told = await self._owner(connection)
-            if (holder, renewed) != (token, renewals):
-                if holder:
-                    raise locked(self.rows.pool.place, told)
-                token, renewals, seen = holder, renewed, now()
+            _, now_holder, renewed, told = await self._owner(connection)
+            if now_holder and now_holder == holder and renewed != renewals:
+                raise locked(self.rows.pool.place, told)
+            if now_holder != holder:  # a claim that may be that of a process that has died since
+                holder, renewals, seen = now_holder, renewed, now()
+
+    async def _alone(self, connection: Connection, statement: Statement, parameters: list[bytes]) -> Rows:
+        """Run a statement that changes the term, once no transaction of an earlier term is under way. One that goes on
+        for long is ended: its process may have been stopped, or its host lost, in the middle of sending it."""
+        statements, lock = self.rows.statements, self.rows.fence.lock
+        for _ in range(_LOOKS):
+            try:
+                *_, found = await connection.run(
+                    [(statements.briefly, [_BRIEFLY]), (statements.wait_for_others, [lock]), (statement, parameters)]
+                )
+                return found
+            except Refusal as refusal:
+                if refusal.sqlstate != _TIMEOUT:
+                    raise
+            await connection.run([(statements.end_holders, [lock])])
+        raise Unavailable(f"{self.rows.pool.place.shown}: transactions of an earlier owner do not end")
 
     async def _renew(self) -> None:
         """Begin a new term: when this returns, nothing that was sent under an earlier one can take effect (O1)."""
@@ -183,25 +179,25 @@ class PostgresqlStore:
         async with self._renewing:
             if fence.term or fence.deposed is not None:
                 return  # another task has begun it while we waited
-            async with self.rows.pool.connection() as connection:
-                try:
-                    _, found = await connection.run(
-                        [
-                            (self.rows.statements.wait_for_others, [self.rows.fence.lock]),
-                            (self.rows.statements.next_term, [self._token.encode()]),
-                        ]
-                    )
-                except Refusal as refusal:
-                    raise self.rows.told(refusal) from refusal
-            if found:
-                fence.term = number(found[0][0])
-            else:
-                _, _, _, told = await self._look()
+            connection = await Connection.open(self.rows.pool.place)  # those of the pool may be busy
+            try:
+                found = await self._alone(connection, self.rows.statements.next_term, [self._token.encode()])
+                if found:
+                    fence.term = number(found[0][0])
+                    return
+                _, _, _, told = await self._owner(connection)
                 fence.deposed = locked(self.rows.pool.place, told)
+            except Refusal as refusal:
+                raise self.rows.told(refusal) from refusal
+            finally:
+                connection.close()
 
-    async def _look(self) -> tuple[int, str, int, str]:
-        async with self.rows.pool.connection() as connection:
-            return await self._owner(connection)
+    async def watch(self) -> None:
+        """Raise an error once another process owns the store: nothing that this one does would count."""
+        while True:
+            await trio.sleep(self._options.lease_s / 2)
+            with suppress(Unavailable):
+                self.check()
 
     # ------------------------------------------------------------ tables and groups
 
@@ -250,6 +246,10 @@ class PostgresqlStore:
         if self._closed:
             raise TransactionClosed(_CLOSED)
 
+    def where(self) -> tuple[str, str]:
+        """The address, without a password; and the mark of its durability (S2)."""
+        return self.rows.pool.place.shown, "" if self._durable else "since this boot"
+
     def write_from_thread(self, mutation: Mutation) -> None:
         raise NotImplementedError("there is no thread that writes")
 
@@ -260,7 +260,9 @@ class PostgresqlStore:
         """Do nothing: each call has a limit of its own."""
 
     async def aclose(self) -> None:
-        if self._lease is not None and not self.forked:
-            await trio.to_thread.run_sync(self._lease.end)
         self._closed = True
-        self.rows.pool.close()
+        if self.forked:
+            return  # the connections and the lease are the parent's
+        if self._lease is not None:
+            await trio.to_thread.run_sync(self._lease.end)
+        self.rows.close()

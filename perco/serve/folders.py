@@ -1,6 +1,10 @@
-"""The folder of a store, for commands that read its files."""
+"""Where a store is and what it holds, for commands that look at it from outside."""
 
 from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
 
 from perco.errors import UsageError
 from perco.schema.catalogue import Catalogue
@@ -10,7 +14,24 @@ from perco.serve.messages import (
 )
 from perco.storage import PROTOCOL_GROUPS, owner as owner_of
 from perco.storage.folder import unsynced
+from perco.tablets.backend import Backend
 from perco.tablets.local import LocalStore
+
+
+async def place_of(backend: Backend, catalogue: Catalogue) -> FolderIs:
+    """Describe a store that this process owns; if it is in no folder, each table is one file, whose cells are counted
+    now."""
+    if backend.local is not None:
+        return folder_of(backend.local, catalogue)
+    where, mark = backend.where()
+    files = []
+    for table in backend.store.tables():
+        own = catalogue.groups(table) if table in catalogue.tables else ()
+        groups = [*PROTOCOL_GROUPS, *own]
+        await backend.store.look([table], groups)
+        entries = {group: backend.store.count(table, group) for group in groups}
+        files.append(FileOf(table, b"", 0, entries, groups))
+    return FolderIs(where, os.getpid(), Path(sys.argv[0]).name, mark, files)
 
 
 def folder_of(local: LocalStore, catalogue: Catalogue) -> FolderIs:

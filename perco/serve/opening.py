@@ -164,8 +164,10 @@ class open(AsyncOnly):
                 "readonly=True"
             )
         options = self._options
-        durable = options.durability == "power"
-        return await self._begin(await PostgresqlStore.open(url, options.postgresql, durable=durable), options)
+        store = await PostgresqlStore.open(url, options.postgresql, durable=options.durability == "power")
+        db = await self._begin(store, options)
+        inside(db).background.start(store.watch, "lease")
+        return db
 
     async def _begin(self, backend: Backend, options: Options) -> Database:
         """Prepare the database; if that fails, close what is open by then."""

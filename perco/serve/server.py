@@ -36,7 +36,7 @@ from perco.rpc.link import BACK_S
 from perco.rpc.peer import Peer
 from perco.serve import tasks
 from perco.serve.door import Door
-from perco.serve.folders import folder_of
+from perco.serve.folders import place_of
 from perco.serve.messages import (
     ANNOUNCED,
     CLAIMS_MAX,
@@ -136,7 +136,7 @@ class Server(Door[Session]):
             Method.IDLE: self._later(self._idle),
             Method.UP_TO: self._later(self._up_to, must_be_timestamp),
             Method.NOW: self._later(self._now),
-            Method.FOLDER: lambda session, peer, id, _: peer.reply(id, self._folder()),
+            Method.FOLDER: self._later(self._folder),
             Method.VACUUM: self._later(self._vacuum),
             Method.BACKFILL: self._later(self._backfill),
             Method.LAST: lambda session, peer, id, _: peer.reply(id, oracle.last),
@@ -524,10 +524,11 @@ class Server(Door[Session]):
             counts[id] = counts.get(id, 0) + 1
         return counts
 
-    def _folder(self) -> FolderIs:
+    async def _folder(self, session: Session, _: Any) -> FolderIs:
         clients = [session for session in self.sessions.all.values() if session.peer is not None]
         workers = sum(bool(session.works) for session in clients) + (self._parts.workers.worker is not None)
-        return folder_of(self._owner.local, self._parts.catalogue)._replace(clients=len(clients) - 1, workers=workers)
+        found = await place_of(self._owner.backend, self._parts.catalogue)
+        return found._replace(clients=len(clients) - 1, workers=workers)
 
     def _held_up(self, held: Held) -> None:
         """The loop was held, so no client was answered. Called in the thread that watches it."""

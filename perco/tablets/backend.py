@@ -30,6 +30,10 @@ class Backend(Place, Protocol):
     @property
     def local(self) -> LocalStore | None: ...
 
+    def where(self) -> tuple[str, str]:
+        """The store's path or address; and the mark of its durability, "" or "since this boot" (S2)."""
+        ...
+
     def write_from_thread(self, mutation: Mutation) -> None:
         """Write without the loop, and do not wait for it. Only if `threaded`."""
         ...

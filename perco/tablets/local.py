@@ -49,7 +49,7 @@ from perco.storage import (
     Tablet,
 )
 from perco.storage.damaged import DamagedTablet
-from perco.storage.folder import tablet_path
+from perco.storage.folder import tablet_path, unsynced
 from perco.storage.tablet import Resubmit
 
 
@@ -435,6 +435,10 @@ class LocalStore:
     @property
     def local(self) -> LocalStore:
         return self
+
+    def where(self) -> tuple[str, str]:
+        """The folder, and the mark of its durability (S2)."""
+        return ("memory:", "") if self.path is None else (str(self.path.absolute()), unsynced(self.path))
 
     def write_from_thread(self, mutation: Mutation) -> None:
         """Write without the loop, on the thread of the tablet's writer, and do not wait for it."""

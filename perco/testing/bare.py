@@ -128,6 +128,9 @@ class BareStore:
         """Make the tables and groups that a catalogue names."""
         await self._local.adapt(catalogue)
 
+    def where(self) -> tuple[str, str]:
+        return self._local.where()
+
     def write_from_thread(self, mutation: Mutation) -> None:
         raise NotImplementedError("there is no thread")
 

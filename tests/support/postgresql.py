@@ -208,9 +208,9 @@ class LocalRows:
 
     def __init__(self) -> None:
         place = Place(fresh())
-        self.store = DividedRows(place, PostgresqlOptions(), durable=False, fence=Fence(place.prefix, 1))
+        self.store = DividedRows(place, PostgresqlOptions(), durable=False, fence=Fence(place.prefix, "test", 1))
         execute(self.store.statements.tables())
-        execute(f"UPDATE {place.prefix}_owner SET term = 1")
+        execute(f"UPDATE {place.prefix}_owner SET term = 1, token = 'test'")
         self._add([(SYSTEM_TABLE, group) for group in PROTOCOL_GROUPS])
 
     def _add(self, wanted: Sequence[tuple[str, str]]) -> None:
@@ -233,7 +233,7 @@ class LocalRows:
         """There are none."""
 
     async def aclose(self) -> None:
-        self.store.pool.close()
+        self.store.close()
 
 
 # ------------------------------------------------------------------ servers of a test's own

@@ -20,7 +20,7 @@ SCHEMA = perco.Schema(numbers)
 async def main(url: str) -> None:
     async with perco.open(url, SCHEMA) as db:
         print("open", flush=True)
-        while line := await trio.to_thread.run_sync(sys.stdin.readline):
+        while line := await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
             try:
                 async with db.transaction() as txn:
                     txn.set(last, "n", int(line))

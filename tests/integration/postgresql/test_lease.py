@@ -59,7 +59,7 @@ async def _last(db: perco.Database) -> int | None:
 
 
 async def test_a_second_owner_is_refused_and_told_who_has_it(owner: Owner, url: str) -> None:  # O1
-    with pytest.raises(StoreLocked, match=rf"in use by process {owner.process.pid} on .*postgresql.owner.*perco serve"):
+    with pytest.raises(StoreLocked, match=rf"in use by process {owner.process.pid} on .*owner.py.*perco serve"):
         async with perco.open(url, SCHEMA):
             pass
     assert owner.commits(1) == "committed"
@@ -94,11 +94,8 @@ async def test_one_that_was_stopped_writes_and_begins_nothing_any_more(owner: Ow
             txn.set(last, "n", 2)
         owner.process.send_signal(signal.SIGCONT)
         said = await trio.to_thread.run_sync(owner.commits, 3)
-        assert said.startswith(("StoreLocked", "Unavailable")), said
-        assert await _last(db) == 2
-        with trio.fail_after(10 * LEASE_S):
-            while not said.startswith("StoreLocked"):
-                said = await trio.to_thread.run_sync(owner.commits, 4)
+        assert said.startswith(("StoreLocked", "Unavailable")) or not said, said
+        assert await trio.to_thread.run_sync(owner.process.wait, 60) != 0, "it has ended: nothing that it does counts"
         assert await _last(db) == 2
 
 

@@ -1,0 +1,158 @@
+"""A store on PostgreSQL as its administrator sees it: its tables made, its rights granted, its server examined.
+
+`perco postgresql init|check` call this; nothing here claims the store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from perco.errors import FormatUnknown, StoreError, Unavailable, UsageError
+from perco.postgresql.address import Place
+from perco.postgresql.arrays import number
+from perco.postgresql.connection import Connection, Lost, Refusal, Rows, Statement
+from perco.postgresql.statements import FORMAT, Statements
+
+_PRIVILEGE: Final = "42501"
+_RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_ROLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*")
+_OLDEST: Final = 120000  # the server's version
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was found.
+
+    Attributes: `version` of the server; `owner`, the command of the process that owns the store, "" for none; `cells`
+    and `dead`, as the server's statistics estimate them; `used_bytes`, of tables and indexes; `findings`, sentences
+    about what is wrong, each with its remedy.
+    """
+
+    version: str
+    owner: str = ""
+    cells: int = 0
+    dead: int = 0
+    used_bytes: int = 0
+    findings: tuple[str, ...] = ()
+
+
+async def make_tables(connection: Connection, place: Place) -> bool:
+    """Make the store's tables, unless they are there; returns whether it made them.
+
+    Raises: FormatUnknown, if they were made by another version; StoreError, without the right to make them; Refusal.
+    """
+    statements = Statements(place.prefix)
+    made = False
+    if not await _are_there(connection, statements):
+        try:
+            await connection.execute(statements.tables())
+            made = True
+        except Refusal as refusal:
+            if refusal.sqlstate == _PRIVILEGE:
+                raise StoreError(
+                    f"{place.shown}: its tables cannot be made: {refusal.said}. Let a role that may make them run: "
+                    f"perco postgresql init URL --grant ROLE"
+                ) from refusal
+            if not await _are_there(connection, statements):  # else another process has made them meanwhile
+                raise
+    [[(found, *_)]] = await connection.run([(statements.look, [])])
+    if number(found) != FORMAT:
+        raise FormatUnknown(place.shown, f"format {number(found)}", f"format {FORMAT}")
+    return made
+
+
+async def _are_there(connection: Connection, statements: Statements) -> bool:
+    [found] = await connection.run([(statements.there, [])])
+    return found == [(b"\x01",)]
+
+
+@asynccontextmanager
+async def _connected(place: Place) -> AsyncIterator[Connection]:
+    """A connection for the block. Raises: Unavailable, StoreError."""
+    try:
+        connection = await Connection.open(place)
+        try:
+            yield connection
+        finally:
+            connection.close()
+    except Lost as lost:
+        raise Unavailable(f"{place.shown} cannot be reached: {lost.said}") from lost
+    except Refusal as refusal:
+        raise StoreError(f"{place.shown} refuses: {refusal}") from refusal
+
+
+async def init(url: str, grant: Sequence[str] = ()) -> bool:
+    """Make the tables of a store, and grant the roles that processes run as what they need; returns whether it made
+    them. Raises: UsageError, StoreError."""
+    place = Place(url)
+    for role in grant:
+        if _ROLE.fullmatch(role) is None:
+            raise UsageError(f"--grant {role!r}: that is no name of a role")
+    async with _connected(place) as connection:
+        made = await make_tables(connection, place)
+        for role in grant:
+            tables = ", ".join(f"{place.prefix}_{name}" for name in ("cells", "groups", "owner"))
+            await connection.execute(f'GRANT {", ".join(_RIGHTS)} ON {tables} TO "{role}"')
+    return made
+
+
+async def inspect(url: str) -> Facts:
+    """Look at the server and the tables. Raises: UsageError, StoreError."""
+    place = Place(url)
+    async with _connected(place) as connection:
+        statements = Statements(place.prefix)
+        [[(version, number_, recovering, fsync, pages, autovacuum)]] = await connection.run([(_SERVER, [])])
+        findings = []
+        if number(number_) < _OLDEST:
+            findings.append(f"PostgreSQL {version.decode()} is too old: perco needs 12 or newer")
+        if recovering == b"\x01":
+            findings.append("this server is a standby: name the primary in the address, or all hosts")
+        for setting, value in (("fsync", fsync), ("full_page_writes", pages), ("autovacuum", autovacuum)):
+            if value != b"on":
+                findings.append(f"{setting} is {value.decode()}: {_WHY[setting]}; set it to on")
+        if not await _are_there(connection, statements):
+            findings.append("there are no tables of a store with this prefix: perco postgresql init makes them")
+            return Facts(version.decode(), findings=tuple(findings))
+        [[(found, _, _, owner)]] = await connection.run([(statements.look, [])])
+        if number(found) != FORMAT:
+            findings.append(f"the tables have format {number(found)}; this version of perco reads {FORMAT}")
+        findings += [
+            f"this role may not {right} in {table}: perco postgresql init URL --grant ROLE"
+            for table, right in await _missing(connection, place)
+        ]
+        [[(cells, dead, used)]] = await connection.run([(_sizes(place), [])])
+        return Facts(version.decode(), owner.decode(), number(cells), number(dead), number(used), tuple(findings))
+
+
+async def _missing(connection: Connection, place: Place) -> list[tuple[str, str]]:
+    """The rights that this role lacks: (table, right)."""
+    pairs = [(f"{place.prefix}_{name}", right) for name in ("cells", "groups", "owner") for right in _RIGHTS]
+    columns = ", ".join(f"has_table_privilege('{table}', '{right}')" for table, right in pairs)
+    found: list[Rows] = await connection.run([(Statement("rights", f"SELECT {columns}"), [])])
+    return [pair for pair, has in zip(pairs, found[0][0], strict=True) if has != b"\x01"]
+
+
+def _sizes(place: Place) -> Statement:
+    tables = ", ".join(f"('{place.prefix}_{name}')" for name in ("cells", "groups", "owner"))
+    return Statement(
+        "sizes",
+        f"SELECT (SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = '{place.prefix}_cells'::regclass), "
+        f"coalesce(pg_stat_get_dead_tuples('{place.prefix}_cells'::regclass), 0), "
+        f"(SELECT sum(pg_total_relation_size(t::regclass))::bigint FROM (VALUES {tables}) AS names(t))",
+    )
+
+
+_SERVER: Final = Statement(
+    "server",
+    "SELECT current_setting('server_version'), current_setting('server_version_num')::bigint, pg_is_in_recovery(), "
+    "current_setting('fsync'), current_setting('full_page_writes'), current_setting('autovacuum')",
+)
+_WHY: Final = {
+    "fsync": "acknowledged commits are lost when the machine stops",
+    "full_page_writes": "pages may be torn when the machine stops",
+    "autovacuum": "rows that were removed are never cleaned up, and the tables grow",
+}

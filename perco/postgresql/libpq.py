@@ -1,0 +1,23 @@
+"""psycopg's module over libpq, imported when a store on PostgreSQL is opened: the rest of perco does without it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+from perco.errors import UsageError
+
+INSTALL: Final = "a store on PostgreSQL needs psycopg: pip install 'perco[postgresql]'"
+
+
+def libpq() -> Any:
+    """`psycopg.pq`. Raises: UsageError, if it is not installed."""
+    try:
+        return importlib.import_module("psycopg.pq")
+    except ImportError as error:
+        raise UsageError(f"{INSTALL} ({error})") from error
+
+
+def error_of_libpq() -> Any:
+    """The base of psycopg's errors."""
+    return importlib.import_module("psycopg").Error
