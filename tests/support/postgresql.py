@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import tempfile
+import weakref
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -199,6 +200,9 @@ class DividedStore(PostgresqlStore):
         self.rows.divide(catalogue)  # type: ignore[attr-defined]
 
 
+_made: weakref.WeakSet[LocalRows] = weakref.WeakSet()
+
+
 class LocalRows:
     """In the place of a `LocalStore`: tables on the server, which are made at once and have no lease."""
 
@@ -207,6 +211,9 @@ class LocalRows:
     local = None
 
     def __init__(self) -> None:
+        for other in _made:
+            other.store.close()  # its idle connections: a test may make hundreds of stores
+        _made.add(self)
         place = Place(fresh())
         self.store = DividedRows(place, PostgresqlOptions(), durable=False, fence=Fence(place.prefix, "test", 1))
         execute(self.store.statements.tables())
