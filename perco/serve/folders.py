@@ -18,11 +18,11 @@ from perco.tablets.backend import Backend
 from perco.tablets.local import LocalStore
 
 
-async def place_of(backend: Backend, catalogue: Catalogue) -> FolderIs:
+async def place_of(backend: Backend, catalogue: Catalogue, clients: int, workers: int) -> FolderIs:
     """Describe a store that this process owns; if it is in no folder, each table is one file, whose cells are counted
     now."""
     if backend.local is not None:
-        return folder_of(backend.local, catalogue)
+        return folder_of(backend.local, catalogue)._replace(clients=clients, workers=workers)
     where, mark = backend.where()
     files = []
     for table in backend.store.tables():
@@ -31,7 +31,7 @@ async def place_of(backend: Backend, catalogue: Catalogue) -> FolderIs:
         await backend.store.look([table], groups)
         entries = {group: backend.store.count(table, group) for group in groups}
         files.append(FileOf(table, b"", 0, entries, groups))
-    return FolderIs(where, os.getpid(), Path(sys.argv[0]).name, mark, files)
+    return FolderIs(where, os.getpid(), Path(sys.argv[0]).name, mark, files, clients, workers)
 
 
 def folder_of(local: LocalStore, catalogue: Catalogue) -> FolderIs:

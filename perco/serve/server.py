@@ -524,11 +524,10 @@ class Server(Door[Session]):
             counts[id] = counts.get(id, 0) + 1
         return counts
 
-    async def _folder(self, session: Session, _: Any) -> FolderIs:
+    async def _folder(self, caller: Session, _: Any) -> FolderIs:
         clients = [session for session in self.sessions.all.values() if session.peer is not None]
         workers = sum(bool(session.works) for session in clients) + (self._parts.workers.worker is not None)
-        found = await place_of(self._owner.backend, self._parts.catalogue)
-        return found._replace(clients=len(clients) - 1, workers=workers)
+        return await place_of(self._owner.backend, self._parts.catalogue, len(clients) - 1, workers)
 
     def _held_up(self, held: Held) -> None:
         """The loop was held, so no client was answered. Called in the thread that watches it."""
