@@ -117,13 +117,17 @@ async def inspect(url: str) -> Facts:
         if not await _are_there(connection, statements):
             findings.append("there are no tables of a store with this prefix: perco postgresql init makes them")
             return Facts(version.decode(), findings=tuple(findings))
-        [[(found, _, _, owner)]] = await connection.run([(statements.look, [])])
+        if missing := await _missing(connection, place):
+            remedy = "perco postgresql init URL --grant ROLE"
+            findings += [f"this role may not {right} in {table}: {remedy}" for table, right in missing]
+            return Facts(version.decode(), findings=tuple(findings))
+        [row] = await connection.run([(statements.look, [])])
+        if not row:
+            findings.append(f"{place.prefix}_owner has lost its row: restore the store from a backup")
+            return Facts(version.decode(), findings=tuple(findings))
+        found, _, _, owner = row[0]
         if number(found) != FORMAT:
             findings.append(f"the tables have format {number(found)}; this version of perco reads {FORMAT}")
-        findings += [
-            f"this role may not {right} in {table}: perco postgresql init URL --grant ROLE"
-            for table, right in await _missing(connection, place)
-        ]
         [[(cells, dead, used)]] = await connection.run([(_sizes(place), [])])
         return Facts(version.decode(), owner.decode(), number(cells), number(dead), number(used), tuple(findings))
 

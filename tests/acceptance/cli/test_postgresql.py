@@ -1,0 +1,69 @@
+"""`perco postgresql init|check`, and a store on PostgreSQL that is served."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import postgresql
+
+
+def perco(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "perco", *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def url() -> str:
+    return postgresql.fresh()
+
+
+def test_the_tables_are_made_once_and_rights_are_granted(url: str) -> None:
+    role = f"app_{url.rpartition('=')[2]}"
+    postgresql.execute(f"CREATE ROLE {role} LOGIN")
+    found = perco("postgresql", "check", url)
+    assert (found.returncode, "perco postgresql init makes them" in found.stdout) == (1, True), found
+    made = perco("postgresql", "init", url)
+    assert (made.returncode, "_owner: made" in made.stdout) == (0, True), made
+    app = url.replace("bench@", f"{role}@")
+    lacking = perco("postgresql", "check", app, "--json")
+    assert lacking.returncode == 1
+    assert len(json.loads(lacking.stdout)["findings"]) == 12, "four rights on three tables"
+    again = perco("postgresql", "init", url, "--grant", role)
+    assert (again.returncode, "they are there already" in again.stdout) == (0, True), again
+    fine = perco("postgresql", "check", app)
+    assert (fine.returncode, "nothing is wrong" in fine.stdout) == (0, True), fine
+
+
+def test_a_role_is_a_name(url: str) -> None:
+    refused = perco("postgresql", "init", url, "--grant", 'x"; DROP')
+    assert (refused.returncode, "no name of a role" in refused.stderr) == (2, True), refused
+
+
+def test_it_is_served_looked_at_and_checked(url: str, tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'socket'}"
+    command = [sys.executable, "-m", "perco", "serve", url, "--listen", address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+        try:
+            assert serving.stdout is not None
+            assert "serving postgresql://" in serving.stdout.readline()
+            status = perco("status", address)
+            assert (status.returncode, "postgresql://" in status.stdout) == (0, True), status
+            checked = perco("check", address)
+            assert (checked.returncode, "clean" in checked.stdout) == (0, True), checked
+            second = perco("serve", url, "--listen", f"unix:{tmp_path / 'other'}")
+            assert (second.returncode, f"process {serving.pid} on " in second.stderr) == (2, True), second
+            directly = perco("status", url)
+            assert (directly.returncode, "serve it" in directly.stderr) == (2, True), directly
+        finally:
+            serving.terminate()
+            serving.communicate()
+    assert serving.returncode == 0
+
+
+def test_without_an_address_to_listen_at_it_is_not_served(url: str) -> None:
+    refused = perco("serve", url)
+    assert (refused.returncode, "--listen" in refused.stderr) == (2, True), refused
