@@ -58,9 +58,9 @@ class Place:
                 f"prefix={prefix!r}: the names of the store's tables begin with it. Use a letter, then at most 39 "
                 f"small letters, digits and underscores: {_EXAMPLE}"
             )
-        rest = _OWN.sub("", self.url).rstrip("?&")
+        rest, pq = _OWN.sub("", self.url).rstrip("?&"), libpq()
         try:
-            options = libpq().Conninfo.parse(rest.encode())
+            options = pq.Conninfo.parse(rest.encode())
         except error_of_libpq():  # its message may have the password
             raise UsageError(
                 f"PostgreSQL cannot read this address: write {_EXAMPLE}, and %-escapes for special characters in it"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from perco.errors import UsageError
@@ -38,6 +40,13 @@ def test_it_is_read_as_libpq_reads_it_and_shown_without_secrets(url: str, shown:
 
 def test_a_service_has_its_own_settings() -> None:
     assert Place("postgresql://?service=shop&prefix=web").conninfo == "service='shop'"
+
+
+def test_without_psycopg_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("psycopg", "psycopg.pq"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError, match=r"pip install 'perco\[postgresql\]'"):
+        Place("postgresql://db/shop?prefix=web")
 
 
 @pytest.mark.parametrize(
