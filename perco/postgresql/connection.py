@@ -47,6 +47,9 @@ class Refusal(Exception):
     Attributes: `sqlstate`, five characters, or "" if libpq itself refused; `said`, the server's message.
     """
 
+    sqlstate: str
+    said: str
+
     def __init__(self, sqlstate: str, said: str) -> None:
         self.sqlstate, self.said = sqlstate, said
         super().__init__(f"{said} ({sqlstate})" if sqlstate else said)
@@ -54,6 +57,9 @@ class Refusal(Exception):
 
 class Lost(Exception):
     """The connection has ended. `sent`: statements had been sent, and may take effect (T4)."""
+
+    said: str
+    sent: bool
 
     def __init__(self, said: str, *, sent: bool) -> None:
         self.said, self.sent = said, sent

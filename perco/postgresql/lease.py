@@ -47,11 +47,12 @@ class Lease(threading.Thread):
     """Renews the lease until `end`.
 
     Attributes: `until`, by `now()`: no transaction may begin later; `deposed`, the error once another process owns the
-    store.
+    store; `said`, why the lease could not be renewed.
     """
 
     until: float
     deposed: PercoError | None
+    said: str
 
     def __init__(self, place: Place, token: str, lease_s: float, claimed_at: float) -> None:
         super().__init__(name="perco-lease", daemon=True)

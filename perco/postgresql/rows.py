@@ -76,6 +76,7 @@ class Fence:
     term: int
     token: str
     deposed: PercoError | None
+    lock: bytes
 
     def __init__(self, prefix: str, token: str, term: int = 0) -> None:
         self.term, self.token, self.deposed = term, token, None
@@ -84,6 +85,9 @@ class Fence:
 
 class Pool:
     """Connections that are opened when needed. Loop thread only."""
+
+    place: Place
+    options: PostgresqlOptions
 
     def __init__(self, place: Place, options: PostgresqlOptions, settings: Sequence[str]) -> None:
         self.place, self.options = place, options
@@ -124,6 +128,10 @@ class PostgresqlRows:
             after it: the next owner may remove what only this process still reads (G1). A mutation needs no check: its
             term is compared.
     """
+
+    pool: Pool
+    statements: Statements
+    fence: Fence
 
     groups = True
     once = True

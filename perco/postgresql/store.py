@@ -66,6 +66,7 @@ class PostgresqlStore:
     """The rows of a store that this process owns. Made by `open`; loop thread only."""
 
     store: Bare
+    rows: PostgresqlRows
     forked: bool
     _rows = PostgresqlRows
 
