@@ -225,6 +225,7 @@ def bare(local: LocalStore, below: Any = None) -> BareStore:
     rows: Any = local.store if over == POSTGRESQL else SingleRows(local.store)
     if isinstance(below, FaultyRowStore):
         below._store = rows
+        below.groups = rows.groups
     elif below is not None:
         below._inner = rows
     backend = BareStore(local, below or rows)

@@ -261,7 +261,6 @@ class StoppingStore:
     A step is one mutation; `backwards`: those of one call are made in reverse, as tablets may.
     """
 
-    groups = True
     chaining = deferring = None
 
     def tablets_here(self) -> list[Any]:
@@ -312,7 +311,6 @@ class HoldingStore:
     `replies`: they are made, and what is held back is the answer.
     """
 
-    groups = True
     chaining = deferring = None
 
     def __init__(self, inner: LocalRowStore, holds: Callable[[Mutation], bool], *, replies: bool = False) -> None:
