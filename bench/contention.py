@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,8 @@ from statistics import median
 import trio
 
 import perco
-from bench.against.load import Load, Measured, Zipf
-from bench.harness import Cell, Report, Run, interleaved
+from bench.against.load import Load, Measured, Zipf, rates
+from bench.harness import Report, Run, interleaved
 
 ROWS = 10_000
 SECONDS = 1.0  # of a round; twice that with a thousand or more in flight, because many calls take longer
@@ -224,10 +224,6 @@ def main(run: Run) -> None:
     if not run.quick:
         _draw(run, found)
     run.finish(report, facts)
-
-
-def rates(loads: Iterable[Load]) -> Cell:
-    return Cell(tuple(load.per_s for load in loads))
 
 
 def _tell_scenes(run: Run, report: Report, found: dict[Scene, list[Load]]) -> None:

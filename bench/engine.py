@@ -20,11 +20,10 @@ from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from bench.against import rows
-from bench.against.load import Load
+from bench.against.load import Load, medians, rates
 from bench.against.postgres import NoPostgresError, binaries, server as postgres
 from bench.against.served import SIDES, TASKS, TASKS_ALONE, THREADS, THREADS_BATCHING, Server, server
 from bench.harness import Cell, Report, Run, interleaved, version_of
@@ -87,10 +86,6 @@ def _postgres(
     return lambda n: rows.pgbench_rate(started, folder, n, 2 * SECONDS)
 
 
-def rates(loads: list[Load]) -> Cell:
-    return Cell(tuple(load.per_s for load in loads))
-
-
 def best(found: Found, side: str) -> tuple[int, Cell]:
     """(requests in flight, rates) where a side is at its best."""
     cells = [(n, rates(loads)) for (name, n), loads in found.items() if name == side]
@@ -100,7 +95,7 @@ def best(found: Found, side: str) -> tuple[int, Cell]:
 def _tell(run: Run, report: Report, found: Found, title: str = "durable", key: str = "") -> None:
     lines = []
     for (name, n), loads in found.items():
-        p50, p99, cpu = (median(f(load) for load in loads) for f in (_p50, _p99, lambda load: load.cpu_us))
+        p50, p99, cpu = medians(loads)
         lines.append((name, n, rates(loads), f"{p50:.1f}", f"{p99:.1f}", f"{cpu:.0f}"))
         label = f"{key}{name.replace(', ', '_').replace(' ', '_')}_{n}"
         report.figures[f"{label}_per_s"] = rates(loads).median
@@ -111,14 +106,6 @@ def _tell(run: Run, report: Report, found: Found, title: str = "durable", key: s
         ("", "in flight", "per second (least - most)", "p50 ms", "p99 ms", "CPU us each"),
         lines,
     )
-
-
-def _p50(load: Load) -> float:
-    return load.ms(0.5)
-
-
-def _p99(load: Load) -> float:
-    return load.ms(0.99)
 
 
 def _judge(run: Run, report: Report, found: Found, pgbench: float) -> None:
@@ -187,7 +174,7 @@ def _draw(run: Run, found: Found) -> None:
         )
         late.plot(
             [cell.median for cell in cells],
-            [median(map(_p50, found[side, n])) for n in counts],
+            [medians(found[side, n])[0] for n in counts],
             style,
             color=colour,
             marker="o",
@@ -200,7 +187,7 @@ def _draw(run: Run, found: Found) -> None:
             rate.annotate(
                 f"PostgreSQL, {name.split(', ')[1]}, {n} connections", (1, cell.median), fontsize=8, va="bottom"
             )
-            late.plot([cell.median], [median(map(_p50, found[name, n]))], "s", color="#9ca3af")
+            late.plot([cell.median], [medians(found[name, n])[0]], "s", color="#9ca3af")
     rate.set_xscale("log", base=2)
     rate.set_xticks(IN_FLIGHT, [str(n) for n in IN_FLIGHT])
     rate.set_xlabel("requests in flight")

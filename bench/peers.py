@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.against import embedded, pipeline, transfers
-from bench.against.load import Load
+from bench.against.load import Load, rates, row_of
 from bench.against.postgres import NoPostgresError, Server, binaries, server
 from bench.harness import Cell, Report, Run, interleaved, percentile, version_of
 
@@ -54,28 +54,6 @@ def main(run: Run) -> None:
     if not run.quick:
         _draw(run, report)
     run.finish(report, facts)
-
-
-def rates(loads: Sequence[Load]) -> Cell:
-    return Cell(tuple(load.per_s for load in loads))
-
-
-def _row(name: str, loads: Sequence[Load], *more: object) -> list[object]:
-    """Name, rate, latencies, CPU time."""
-    p50, p99, cpu = (median(f(load) for load in loads) for f in (_p50, _p99, _cpu))
-    return [name, rates(loads), f"{p50:.1f}", f"{p99:.1f}", f"{cpu:.0f}", *more]
-
-
-def _p50(load: Load) -> float:
-    return load.ms(0.5)
-
-
-def _p99(load: Load) -> float:
-    return load.ms(0.99)
-
-
-def _cpu(load: Load) -> float:
-    return load.cpu_us
 
 
 def _note(report: Report, key: str, loads: Sequence[Load], what: str = "calls") -> None:
@@ -111,7 +89,7 @@ def _tell_one_call(run: Run, report: Report, in_flight: int, found: dict[str, li
     rows = []
     for name, loads in found.items():
         ratio = f"{mine.of(rates(loads)):.2f}" if name in embedded.STORES and name != "perco" else ""
-        rows.append(_row(name, loads, ratio))
+        rows.append(row_of(name, loads, ratio))
         _note(report, f"{_key(name)}_{in_flight}", loads)
     run.table(
         f"one call, one durable read-modify-write, {in_flight} in flight",
@@ -164,7 +142,7 @@ def _tell_transfers(run: Run, report: Report, found: dict[str, list[Load]], pgbe
     rows = []
     for key, (name, loads) in zip(keys, found.items(), strict=True):
         retries = median(load.retries_per_call for load in loads)
-        rows.append(_row(name, loads, f"{retries:.2f}"))
+        rows.append(row_of(name, loads, f"{retries:.2f}"))
         _note(report, key, loads, "transfers")
         report.figures[f"{key}_retries"] = retries
     rows.append(["pgbench, 4 trips", Cell((pgbench,)), "", "", "", ""])

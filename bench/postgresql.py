@@ -12,7 +12,7 @@ statements is its floor. CPU time is that of the client and the server together.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -22,7 +22,7 @@ import trio
 import perco
 from bench.against import pipeline, rows
 from bench.against.embedded import KEYS, ZERO, Perco, one_more, schema, value
-from bench.against.load import Load, closed_loop
+from bench.against.load import Load, closed_loop, rates, row_of
 from bench.against.postgres import NoPostgresError, Server, server
 from bench.harness import Cell, Report, Run, interleaved, version_of
 
@@ -52,27 +52,6 @@ def main(run: Run) -> None:
     run.finish(report, facts)
 
 
-def _rate(loads: Sequence[Load]) -> Cell:
-    return Cell(tuple(load.per_s for load in loads))
-
-
-def _row(name: str, loads: Sequence[Load], ratio: str) -> list[object]:
-    p50, p99, cpu = (median(of(load) for load in loads) for of in (_p50, _p99, _cpu))
-    return [name, _rate(loads), f"{p50:.1f}", f"{p99:.1f}", f"{cpu:.0f}", ratio]
-
-
-def _p50(load: Load) -> float:
-    return load.ms(0.5)
-
-
-def _p99(load: Load) -> float:
-    return load.ms(0.99)
-
-
-def _cpu(load: Load) -> float:
-    return load.cpu_us
-
-
 # ------------------------------------------------------------------ one call
 
 
@@ -85,12 +64,12 @@ def _one_call(run: Run, report: Report, folder: Path, started: Server) -> None:
             ONE: partial(rows.load, started, connections, SECONDS, trips=1, callers=in_flight),
         }
         found = interleaved(run.rounds, sides)
-        mine = _rate(found["perco"])
+        mine = rates(found["perco"])
         table = []
         for name, loads in found.items():
-            table.append(_row(name, loads, "" if name == "perco" else f"{mine.of(_rate(loads)):.2f}"))
+            table.append(row_of(name, loads, "" if name == "perco" else f"{mine.of(rates(loads)):.2f}"))
             key = {"perco": "perco", FOUR: "sql_4_trips", ONE: "sql_one_statement"}[name]
-            report.figures[f"{key}_{in_flight}_calls_per_s"] = _rate(loads).median
+            report.figures[f"{key}_{in_flight}_calls_per_s"] = rates(loads).median
             report.figures[f"{key}_{in_flight}_cpu_us"] = median(load.cpu_us for load in loads)
         pgbench = rows.pgbench_rate(started, folder, connections, SECONDS)
         table.append(["pgbench, 4 round trips", Cell((pgbench,)), "", "", "", f"{mine.median / pgbench:.2f}"])
@@ -101,15 +80,15 @@ def _one_call(run: Run, report: Report, folder: Path, started: Server) -> None:
             table,
         )
         kept = report.floor(
-            f"asyncpg, {in_flight} in flight, reaches 0.5 of pgbench", _rate(found[FOUR]).median / pgbench, 0.5
+            f"asyncpg, {in_flight} in flight, reaches 0.5 of pgbench", rates(found[FOUR]).median / pgbench, 0.5
         )
         report.ratio(
             f"vs_sql_4_trips_{in_flight}",
-            mine.of(_rate(found[FOUR])),
+            mine.of(rates(found[FOUR])),
             valid=kept,
             at_least=1.0 if in_flight == IN_FLIGHT else None,
         )
-        report.ratio(f"vs_sql_one_statement_{in_flight}", mine.of(_rate(found[ONE])), valid=kept)
+        report.ratio(f"vs_sql_one_statement_{in_flight}", mine.of(rates(found[ONE])), valid=kept)
 
 
 async def _load(started: Server, in_flight: int) -> Load:
@@ -143,9 +122,9 @@ def _three_steps(run: Run, report: Report, started: Server) -> None:
     run.table(
         "three steps: how fast what waits is worked off",
         ("", "steps a second (least - most)", "CPU us a step"),
-        [[name, _rate(loads), f"{median(load.cpu_us for load in loads):.0f}"] for name, loads in found.items()],
+        [[name, rates(loads), f"{median(load.cpu_us for load in loads):.0f}"] for name, loads in found.items()],
     )
-    mine, other, empty = (_rate(loads) for loads in found.values())
+    mine, other, empty = (rates(loads) for loads in found.values())
     report.figures["steps_perco_per_s"], report.figures["steps_procrastinate_per_s"] = mine.median, other.median
     kept = report.floor("procrastinate's steps reach 0.3 of its empty jobs", other.median / empty.median, 0.3)
     report.ratio("steps_vs_procrastinate", mine.of(other), valid=kept, at_least=10.0)

@@ -22,10 +22,9 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from bench.against.load import Load
+from bench.against.load import Load, rates
 from bench.against.served import TASKS, Server, load_of, server, unserved
 from bench.delay import delayed, measured_s
-from bench.engine import rates
 from bench.harness import Report, Run, interleaved
 
 NONE, LONGEST = "0", "0.2"

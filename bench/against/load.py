@@ -6,12 +6,13 @@ import itertools
 import random
 import time
 from bisect import bisect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 import trio
 
-from bench.harness import percentile
+from bench.harness import Cell, percentile
 
 
 @dataclass(slots=True)
@@ -47,6 +48,25 @@ class Load:
 
     def ms(self, share: float) -> float:
         return 1000 * percentile([*self.times, *self.unfinished], share)
+
+
+def rates(loads: Iterable[Load]) -> Cell:
+    return Cell(tuple(load.per_s for load in loads))
+
+
+def medians(loads: Sequence[Load]) -> tuple[float, float, float]:
+    """p50 and p99 in milliseconds, and microseconds of CPU time per call: of each the median of the rounds."""
+    return (
+        median(load.ms(0.5) for load in loads),
+        median(load.ms(0.99) for load in loads),
+        median(load.cpu_us for load in loads),
+    )
+
+
+def row_of(name: str, loads: Sequence[Load], *more: object) -> list[object]:
+    """A line of a table: the name, the rate, p50, p99, CPU time."""
+    p50, p99, cpu = medians(loads)
+    return [name, rates(loads), f"{p50:.1f}", f"{p99:.1f}", f"{cpu:.0f}", *more]
 
 
 class Measured:

@@ -19,8 +19,8 @@ SCHEMES: Final = ("postgresql://", "postgres://")
 _PREFIX: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _OWN: Final = re.compile(r"(?<=[?&])prefix=([^&]*)(&|$)")
 _EXAMPLE: Final = "postgresql://USER@HOST/DATABASE?prefix=NAME"
-# What libpq is told unless the address or the environment says otherwise: a connection to a standby, or to a host that
-# does not answer, is of no use; and a peer that has gone without a word is noticed.
+# Settings of libpq, unless the address or the environment has others. They refuse standbys and hosts that do not
+# answer, and they end connections to a server that has gone without a word.
 _DEFAULTS: Final = {
     "target_session_attrs": "read-write",
     "connect_timeout": "3",

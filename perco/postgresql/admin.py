@@ -25,7 +25,7 @@ _OLDEST: Final = 120000  # the server's version
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was found.
+    """The findings of `inspect`.
 
     Attributes: `version` of the server; `owner`, the command of the process that owns the store, "" for none; `cells`
     and `dead`, as the server's statistics estimate them; `used_bytes`, of tables and indexes; `findings`, sentences

@@ -34,7 +34,7 @@ def now() -> float:
 
 
 def command() -> str:
-    """What this process is, for an error in another one; without its arguments, which may be secret."""
+    """Name this process, for an error in another one; without its arguments, which may be secret."""
     return f"process {os.getpid()} on {os.uname().nodename} ({Path(sys.argv[0]).name or 'python'})"
 
 
@@ -90,8 +90,8 @@ class Lease(threading.Thread):
         self._asked_at = 0.0
 
     def _ask(self, sql: str) -> int | None:
-        """Run a statement with the token; returns how many rows it changed, or None if there is no answer yet. Then the
-        next call goes on to wait for it: a statement that is left waits in the server, and one more each time."""
+        """Run a statement with the token; returns how many rows it changed, or None if there is no answer yet. The next
+        call then waits for the same answer: to begin again would leave one more waiting backend in the server."""
         pq = libpq()
         if self._link is None:
             self._link = pq.PGconn.connect(self._place.conninfo.encode())  # which has a limit, `connect_timeout`

@@ -3,11 +3,11 @@
 S1  A mutation, of one row or of several, is checked and written within one transaction of the server. A call's
     mutations share transactions if no two of them have a row in common; a mutation that comes later sees those before
     it.
-S4  A mutation that the server refuses, for want of space or whatever else, fails alone: then the others are sent
-    again, without it.
+S4  A mutation that the server refuses, for want of space for example, fails alone: the others are sent again, without
+    it.
 C6  A mutation is sent again only if it certainly was not made, so it takes effect at most once.
 T4  If a connection is lost, its mutations may have been made. They are answered `NoReply` once they can no longer take
-    effect (`Fence.renew`), or after `call_s`.
+    effect (`PostgresqlRows.renew`), or after `call_s`.
 T13 See `Bare`: this process alone sends mutations, and refuses those below its floor.
 """
 
@@ -52,7 +52,7 @@ _PAUSE_S: Final = 0.05  # before a statement that the server has refused for a m
 _LOCKS: Final = 1 << 11
 _ROWS_MAX: Final = 1000  # of all mutations that share a transaction
 _PART_BYTES: Final = 8 << 20  # of their values
-_FIRST: Final = 16  # requests of a `read_first` that are sent together
+_FIRST, _FIRST_MAX = 4, 256  # requests of a `read_first` that are sent together: the first ones; as many as fit
 
 # Errors after which a transaction may succeed if it is sent again: conflicts with others, and timeouts.
 _AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57014", "53300"})
@@ -235,7 +235,8 @@ class PostgresqlRows:
         out: list[RowCells] = []
         size = 0
         while len(out) < len(requests) and (size < bytes_max or not out):
-            for found in await self.read(requests[len(out) : len(out) + _FIRST]):
+            more = _FIRST if not out else max(1, (bytes_max - size) * len(out) // max(size, 1))
+            for found in await self.read(requests[len(out) : len(out) + min(more, _FIRST_MAX)]):
                 if out and size >= bytes_max:
                     break
                 out.append(found)
@@ -305,7 +306,7 @@ class PostgresqlRows:
                     await trio.sleep(_PAUSE_S * min(attempt, _PAUSES_MAX))
                 attempt += 1
                 try:
-                    if not self.fence.term:  # what is read might be undone: a standby may lack it (T4)
+                    if not self.fence.term:  # a commit that the standby lacks might be read, and then undone (T4)
                         await self.renew()
                     async with self.pool.connection() as connection:
                         [found] = await connection.run([(statement, parameters)])

@@ -8,9 +8,8 @@ A mutation is checked and written by one statement, after the rows that it names
 is taken when no other transaction can change them. Read committed is enough.
 
 S1  All checks of a mutation, and all its writes, are in one statement and one transaction.
-O1  Each transaction that writes shares a lock, which a change of the term takes alone; with another term it writes
-    nothing. It takes this lock last, so that it waits for nothing while it has it: then a change of the term waits for
-    it, and for no other.
+O1  Each transaction that writes shares a lock, which a change of the term takes alone; under another term it writes
+    nothing. It takes this lock after those of its rows, so that no two transactions can wait for each other.
 """
 
 from __future__ import annotations

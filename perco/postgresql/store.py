@@ -252,7 +252,7 @@ class PostgresqlStore:
         return self.rows.pool.place.shown, "" if self._durable else "since this boot"
 
     def write_from_thread(self, mutation: Mutation) -> None:
-        raise NotImplementedError("there is no thread that writes")
+        raise AssertionError("writers of this store are no threads")
 
     def clear_dead_readers(self) -> None:
         """Do nothing: a reader that dies holds nothing."""

@@ -13,7 +13,6 @@ from perco.serve.messages import (
     FolderIs,
 )
 from perco.storage import PROTOCOL_GROUPS, owner as owner_of
-from perco.storage.folder import unsynced
 from perco.tablets.backend import Backend
 from perco.tablets.local import LocalStore
 
@@ -45,4 +44,5 @@ def folder_of(local: LocalStore, catalogue: Catalogue) -> FolderIs:
         groups = [*PROTOCOL_GROUPS, *(catalogue.groups(tablet.table) if tablet.table in catalogue.tables else ())]
         entries = {group: tablet.entries(group) for group in groups}
         files.append(FileOf(tablet.table, tablet.start, tablet.statistics().used_bytes, entries, tablet.groups()))
-    return FolderIs(str(path.absolute()), process or 0, command, unsynced(path), files)
+    where, mark = local.where()
+    return FolderIs(where, process or 0, command, mark, files)

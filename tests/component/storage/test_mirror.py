@@ -26,22 +26,20 @@ def in_one_tablet():
     return st.sampled_from(parts).flatmap(mutations)
 
 
-operations = st.lists(
-    st.one_of(
-        st.tuples(st.just("apply"), st.lists(in_one_tablet(), max_size=4)),
-        st.tuples(st.just("apply"), st.lists(in_one_tablet(), min_size=4, max_size=8)),
-        st.tuples(
-            st.just("read"), st.lists(st.tuples(st.just(TABLE), rows, st.lists(queries(), max_size=3)), max_size=3)
-        ),
+def operations(mutations):
+    """Histories of calls; `mutations`: of one mutation."""
+    reads = st.tuples(st.just(TABLE), rows, st.lists(queries(), max_size=3))
+    calls = st.one_of(
+        st.tuples(st.just("apply"), st.lists(mutations, max_size=4)),
+        st.tuples(st.just("apply"), st.lists(mutations, min_size=4, max_size=8)),
+        st.tuples(st.just("read"), st.lists(reads, max_size=3)),
         st.tuples(st.just("scan"), scan_requests()),
-    ),
-    min_size=1,
-    max_size=12,
-)
+    )
+    return st.lists(calls, min_size=1, max_size=12)
 
 
 @settings(unhurried, max_examples=40)
-@given(operations)
+@given(operations(in_one_tablet()))
 def test_memory_and_lmdb_answer_alike(history):  # S1 T13
     with tempfile.TemporaryDirectory() as folder:
         trio.run(compare, Path(folder), history)
@@ -64,21 +62,8 @@ async def compare(folder: Path, history) -> None:
                 assert await drain(memory, argument) == await drain(lmdb, argument) == wanted
 
 
-in_any_tablet = st.lists(
-    st.one_of(
-        st.tuples(st.just("apply"), st.lists(mutations(rows), max_size=6)),
-        st.tuples(
-            st.just("read"), st.lists(st.tuples(st.just(TABLE), rows, st.lists(queries(), max_size=3)), max_size=3)
-        ),
-        st.tuples(st.just("scan"), scan_requests()),
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
 @settings(unhurried, max_examples=40)
-@given(in_any_tablet)
+@given(operations(mutations(rows)))
 def test_postgresql_answers_as_the_model_does(history):  # S1 T13
     trio.run(compare_with_model, history)
 

@@ -1,4 +1,4 @@
-"""What a store on PostgreSQL does besides what every row store does: its fence, its locks, its connections."""
+"""A store on PostgreSQL beyond the contract of a row store: its fence, its locks, its connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perco.postgresql.arrays import number
 from perco.postgresql.libpq import libpq
 from perco.postgresql.options import PostgresqlOptions
 from perco.postgresql.store import PostgresqlStore
-from perco.storage import APPLIED, Failed, Mutation
+from perco.storage import ABSENT, APPLIED, Failed, Mutation
 from tests.component.storage.stores import GROUPS, TABLE, delete, put, value_of
 from tests.support import postgresql
 
@@ -62,6 +62,53 @@ async def test_a_mutation_of_more_rows_than_the_server_has_locks(store: Postgres
     rows = [(b"%06d" % i, (), (("data", 1, 1, b""),)) for i in range(30_000)]
     assert await store.rows.apply([Mutation(TABLE, rows)]) == [APPLIED]
     assert await value_of(store.store, b"029999") == b""  # type: ignore[arg-type]
+
+
+async def test_of_calls_at_once_that_exclude_each_other_one_is_made(store: PostgresqlStore) -> None:  # S1
+    """On connections of their own: without a lock of the row, each would see it empty."""
+    for at in range(40):
+        row, verdicts = b"%d" % at, []
+
+        async def write(ts: int, row: bytes = row, verdicts: list[object] = verdicts) -> None:
+            check = (ABSENT, "data", 1, 0, 1 << 50)
+            verdicts += await store.rows.apply([Mutation(TABLE, [(row, [check], [("data", 1, ts, b"")])])])
+
+        async with trio.open_nursery() as nursery:
+            for ts in range(1, 5):
+                nursery.start_soon(write, ts)
+        assert verdicts.count(APPLIED) == 1
+
+
+async def test_a_mutation_that_is_held_up_is_not_made_under_the_next_term(store: PostgresqlStore) -> None:  # O1
+    """It has read the term, and waits to insert: the next term must not begin beside it."""
+    space, prefix = store.rows._spaces[TABLE, "data"], _prefix(store)
+    link = libpq().PGconn.connect(store.rows.pool.place.conninfo.encode())
+    link.exec_(f"BEGIN; INSERT INTO {prefix}_cells VALUES ({space}, 'a', 1, 1, 'other')".encode())
+    verdicts: list[object] = []
+
+    async def write() -> None:
+        verdicts.extend(await store.rows.apply([put(b"a", b"late")]))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write)
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'transactionid' AND query LIKE '%excluded%'"
+        with trio.fail_after(30):
+            while postgresql.execute(waiting) == [(b"0",)]:
+                await trio.lowlevel.checkpoint()
+        store.rows.fence.term = 0
+        await store.rows.renew()
+        assert link.exec_(b"ROLLBACK").status == libpq().ExecStatus.COMMAND_OK
+    assert not isinstance(verdicts[0], type(APPLIED))
+    assert postgresql.execute(f"SELECT count(*) FROM {prefix}_cells WHERE row = 'a'") == [(b"0",)]
+
+
+async def test_what_is_read_after_the_lease_is_over_does_not_count(store: PostgresqlStore) -> None:  # O1 G1
+    """The next owner may have removed what this one still reads."""
+    assert await store.rows.apply([put(b"a", b"x")]) == [APPLIED]
+    assert store._lease is not None
+    store._lease.deposed = StoreLocked("here", None, "another")
+    with pytest.raises(StoreLocked):
+        await value_of(store.store, b"a")  # type: ignore[arg-type]
 
 
 async def test_a_transaction_that_stands_still_is_ended_by_the_next_term(store: PostgresqlStore) -> None:  # O1

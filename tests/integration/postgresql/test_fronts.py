@@ -1,0 +1,104 @@
+"""A store on PostgreSQL from trio, asyncio and blocking code, by its owner and by a client of `perco serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import perco
+import perco.aio
+import perco.sync
+from tests.support import postgresql
+
+docs = perco.Table("docs", key=perco.TEXT)
+body = docs.column("body", perco.TEXT)
+words = docs.column("words", perco.INT64)
+OBSERVER = "count words"
+FOUND = ([("a", 2), ("b", 3)], {"a": "one two", "b": "one two three"}, 3)
+
+
+def declared(observer: Any) -> perco.Schema:
+    """The schema, with an observer of a front's own."""
+    schema = perco.Schema(docs)
+    schema.observe(body, id=OBSERVER)(observer)
+    return schema
+
+
+def count(txn: Any, change: Any) -> None:
+    txn.set(words, change.key, len((change.value or "").split()))
+
+
+async def counting(txn: Any, change: Any) -> None:
+    count(txn, change)
+
+
+async def on_trio(url: str) -> object:
+    async with perco.open(url, declared(counting)) as db, db.worker():
+        return await _steps(db)
+
+
+async def on_asyncio(url: str) -> object:
+    async with perco.aio.open(url, declared(perco.aio.observer(counting))) as db, db.worker():
+        return await _steps(db)
+
+
+async def _steps(db: Any) -> object:
+    async with db.transaction() as txn:
+        txn.set(body, "a", "one two")
+
+    async def longer(txn: Any) -> None:
+        txn.set(body, "b", f"{await txn.get(body, 'a')} three")
+
+    await db.run(longer)
+    await db.wait_idle()
+    async with db.snapshot() as snap:
+        rows = [(row.key, row[words]) async for row in snap.scan(docs)]
+        return rows, await snap.get_many(body, ["a", "b"]), await snap.get(words, "b")
+
+
+def blocking(url: str) -> object:
+    with perco.sync.open(url, declared(perco.sync.observer(count))) as db, db.worker():
+        with db.transaction() as txn:
+            txn.set(body, "a", "one two")
+        db.run(lambda txn: txn.set(body, "b", f"{txn.get(body, 'a')} three"))
+        db.wait_idle()
+        with db.snapshot() as snap:
+            rows = [(row.key, row[words]) for row in snap.scan(docs)]
+            return rows, snap.get_many(body, ["a", "b"]), snap.get(words, "b")
+
+
+FRONTS = {
+    "trio": lambda url: trio.run(on_trio, url),
+    "asyncio": lambda url: asyncio.run(on_asyncio(url)),
+    "blocking": blocking,
+}
+
+
+@pytest.fixture(params=["owner", "client"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Where the store is opened: by its owner, or at the address of `perco serve`."""
+    store = postgresql.fresh()
+    if request.param == "owner":
+        yield store
+        return
+    address = f"unix:{tmp_path / 'socket'}"
+    command = [sys.executable, "-m", "perco", "serve", store, "--listen", address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        assert "serving" in serving.stdout.readline()
+        yield address
+        serving.terminate()
+        serving.communicate()
+    assert serving.returncode == 0
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_the_same_everywhere(front: str, url: str) -> None:
+    assert FRONTS[front](url) == FOUND
