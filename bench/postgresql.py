@@ -5,7 +5,7 @@
                     statement
     three steps     each reads what the step before has written: observers, against procrastinate
 
-asyncpg gets as many connections as suit it: with one for each caller it is slower. pgbench, in C, with the same four
+asyncpg gets as many connections as suit it in four round trips: with one for each caller it is slower. pgbench, in C, with the same four
 statements is its floor. CPU time is that of the client and the server together.
 """
 
