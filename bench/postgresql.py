@@ -5,8 +5,8 @@
                     statement
     three steps     each reads what the step before has written: observers, against procrastinate
 
-asyncpg gets as many connections as suit it in four round trips: with one for each caller it is slower. pgbench, in C, with the same four
-statements is its floor. CPU time is that of the client and the server together.
+asyncpg gets as many connections as suit it in four round trips: with one for each caller it is slower. pgbench, in C,
+with the same four statements is its floor. CPU time is that of the client and the server together.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from perco.cli.screen import FINE, complain, is_new, tell_new
 from perco.errors import StoreLocked, UsageError
 from perco.postgresql.address import Place, is_postgresql
 from perco.rpc import addresses
+from perco.rpc.addresses import Address
 from perco.serve import tablets, tokens
 from perco.serve.children import Mould, die_with
 from perco.serve.client import is_client
@@ -32,6 +33,7 @@ _READY: Final = "PERCO_READY"  # ... and the descriptor over which to tell it th
 _AGAIN_S: Final = 0.1
 _START_S: Final = 30.0
 _TOKEN_BYTES: Final = 24
+_OWN: Final = "of PERCO_TOKEN; if that is not set here, programs of this user on this host find it by themselves"
 
 
 def is_kept() -> bool:
@@ -62,6 +64,7 @@ async def serve(
     remote = is_postgresql(store)
     if remote and processes > 1:
         raise UsageError("--processes starts servers for the tablets in a folder; PostgreSQL has its own processes")
+    own = _own_token(wanted) if remote else b""
     if remote and not wanted:
         raise UsageError("a store on PostgreSQL has no folder with a socket: say where to listen, --listen unix:PATH")
     if processes > 1 and not is_kept():
@@ -86,7 +89,7 @@ async def serve(
         server = opening.server
         if is_client(db) or server is None:
             raise StoreLocked(str(path), *owner(path))
-        token = _own_token() if remote else tokens.token_of(path)
+        token = own or tokens.token_of(path)
         at = [] if remote else [f"unix:{path / SOCKET}"]
         for address in wanted:
             word = None if address.path is not None else token
@@ -105,7 +108,7 @@ async def serve(
         if made:
             tell_new(store)
         if any(address.path is None for address in wanted):
-            where = "in this process's PERCO_TOKEN" if remote else f"in {path / tokens.TOKEN_FILE}"
+            where = _OWN if remote else f"in {path / tokens.TOKEN_FILE}"
             print(f"clients on TCP must present the token {where}", flush=True)
         if is_kept() and (told := os.environ.pop(_READY, "")):
             os.write(int(told), b"1")
@@ -133,10 +136,13 @@ def _asked_to_end() -> Iterator[trio.Event]:
             signal.signal(number, signal.SIG_IGN if is_kept() else handler)
 
 
-def _own_token() -> bytes:
-    """The token of a server whose store has no folder: clients of this user on this machine find it, and others must be
-    given it."""
-    return os.environ.get("PERCO_TOKEN", "").encode() or secrets.token_hex(_TOKEN_BYTES).encode()
+def _own_token(addresses: list[Address]) -> bytes:
+    """The token of a server whose store has no folder. Without PERCO_TOKEN it is a new one, which only clients of this
+    user on this host find. Raises: UsageError, if other hosts can reach it."""
+    given = os.environ.get("PERCO_TOKEN", "")
+    if not given and not all(address.on_this_host for address in addresses):
+        raise UsageError("clients on other hosts need a token: set PERCO_TOKEN here, and give it to them")
+    return (given or secrets.token_hex(_TOKEN_BYTES)).encode()
 
 
 def _absolute(store: str) -> Path:

@@ -144,7 +144,8 @@ def _sizes(place: Place) -> Statement:
     tables = ", ".join(f"('{place.prefix}_{name}')" for name in ("cells", "groups", "owner"))
     return Statement(
         "sizes",
-        f"SELECT (SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = '{place.prefix}_cells'::regclass), "
+        f"SELECT (SELECT greatest(reltuples, pg_stat_get_live_tuples(oid))::bigint FROM pg_class "
+        f"WHERE oid = '{place.prefix}_cells'::regclass), "
         f"coalesce(pg_stat_get_dead_tuples('{place.prefix}_cells'::regclass), 0), "
         f"(SELECT sum(pg_total_relation_size(t::regclass))::bigint FROM (VALUES {tables}) AS names(t))",
     )

@@ -67,3 +67,9 @@ def test_it_is_served_looked_at_and_checked(url: str, tmp_path: Path) -> None:
 def test_without_an_address_to_listen_at_it_is_not_served(url: str) -> None:
     refused = perco("serve", url)
     assert (refused.returncode, "--listen" in refused.stderr) == (2, True), refused
+
+
+def test_for_other_hosts_it_takes_a_token_that_is_given(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PERCO_TOKEN", raising=False)
+    refused = perco("serve", url, "--listen", "tcp://0.0.0.0:0")
+    assert (refused.returncode, "PERCO_TOKEN" in refused.stderr) == (2, True), refused
