@@ -253,7 +253,7 @@ class PostgresqlRows:
             await trio.lowlevel.checkpoint()
             return ScanPage([], None)
         spaces = list(dict.fromkeys(self._space(table, query.group) for query in queries))
-        asked = [(j, query, column) for j, query in enumerate(queries) for column in query.columns or (-1,)]
+        asked = [(j, query, column) for j, query in enumerate(queries) for column in ((-1,) if query.columns is None else query.columns)]
         statement = self.statements.scan_back if reverse else self.statements.scan
         rows = max(1, min(rows_max, seeks_max // (len(asked) + 1)))
         result = await self._ask(

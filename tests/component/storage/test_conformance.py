@@ -330,6 +330,14 @@ async def test_a_scan_reads_versions_and_whole_groups(store):
     )
 
 
+async def test_a_scan_of_no_columns_finds_none(store):
+    await put_all(store, put(b"a", b"v", 3))
+    page = await store.scan(ScanRequest(TABLE, b"", None, (ScanQuery("data", ()), ScanQuery("data", (1,)))))
+    assert page.rows == [(b"a", [[], [(1, 3, b"v")]])]
+    page = await store.scan(ScanRequest(TABLE, b"", None, (ScanQuery("data", ()),)))
+    assert page == ScanPage([], None)
+
+
 async def test_a_scan_goes_on_where_it_stopped_whatever_is_written_meanwhile(store):
     await put_all(store, put(b"a"), put(b"c"))
     request = ScanRequest(TABLE, b"", None, (ScanQuery("data", (1,)),), rows_max=1)
