@@ -12,7 +12,8 @@ FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration
 SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/test_members.py tests/acceptance/web/test_commands.py \
   tests/integration/storage/test_splits.py tests/integration/storage/test_compacting.py tests/testing/test_serializable_runs.py tests/testing/test_simulating.py \
   tests/acceptance/test_interrupt.py $(addprefix tests/acceptance/cli/,test_observers.py test_writing.py test_history.py test_served.py \
-  test_worker.py test_backfill.py test_splitting.py test_checking.py test_postgresql.py)
+  test_worker.py test_backfill.py test_splitting.py test_checking.py test_postgresql.py test_reading.py test_compacting.py) \
+  tests/webindex/test_crawl.py
 
 .PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss clean help
 
@@ -31,10 +32,10 @@ demo-spark: ## the same pages by way of Spark, and by one process: are they equa
 test: .venv/.dev ## tests, ruff, mypy
 	$(BIN)/ruff check perco tests bench examples tools
 	$(BIN)/ruff format --check perco tests bench examples tools
-	$(BIN)/mypy
-	$(BIN)/mypy tools/*.py
+	{ $(BIN)/mypy && $(BIN)/mypy tools/*.py; } & types=$$!; \
 	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark --ignore tests/test_spark.py --ignore tests/examples/test_spark_pipeline.py \
-	  --ignore tests/testing/test_mutants.py $(addprefix --ignore ,$(FAULTS) $(SLOW))
+	  --ignore tests/testing/test_mutants.py $(addprefix --ignore ,$(FAULTS) $(SLOW)); tests=$$?; \
+	wait $$types && exit $$tests
 
 test-faults: .venv/.dev ## every fault at every step of the scenarios; processes killed at any moment; power failures; slow tests
 	$(BIN)/pytest -q -n auto --dist worksteal $(FAULTS) $(SLOW)
@@ -42,8 +43,9 @@ test-faults: .venv/.dev ## every fault at every step of the scenarios; processes
 test-mutants: .venv/.dev ## each rule of the protocol broken, one at a time: the simulation has to find it
 	$(BIN)/pytest -q -n auto --dist worksteal tests/testing/test_mutants.py
 
-test-everywhere: .venv/.dev ## scenarios and observers over clients (folder, TLS, tablet servers), and over a store of single rows only
-	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets,bare tests/scenarios tests/component/notify
+EACH ?= 0
+test-everywhere: .venv/.dev ## scenarios and observers over clients (folder, TLS, tablet servers), and over a store of single rows only; EACH=2: each over 2 of the 4
+	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets,bare --each $(EACH) tests/scenarios tests/component/notify
 
 POSTGRESQL ?= tests/scenarios tests/component/notify
 test-postgresql: .venv/.dev ## the same over a PostgreSQL server, which it starts; POSTGRESQL=tests/scenarios/test_bank.py
@@ -74,8 +76,10 @@ test-types: .venv/.dev ## the public API is typed to the last parameter
 	for package in perco perco.aio perco.sync perco.spark perco.testing; do \
 	  PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes $$package --ignoreexternal || exit 1; done
 
+test-all: EACH = 2
 test-all: POSTGRESQL = tests/scenarios/test_hermitage.py tests/scenarios/test_one_step.py
-test-all: test test-faults test-mutants test-everywhere test-postgresql test-spark test-types test-wheel ## all of them, but for other Pythons
+test-all: test test-faults test-mutants test-everywhere test-postgresql test-spark ## all of them, but for other Pythons
+	$(MAKE) --no-print-directory -j2 test-types test-wheel
 
 check: test
 

@@ -27,6 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--over",
         default="owner",
         metavar="NAMES",
-        help="where the suites that run everywhere run: deployments (owner, folder, tls, tablets) with commas between "
-        "them, or all. See tests/support/everywhere.py",
+        help="where the suites that run everywhere run: deployments (owner, folder, tls, tablets, bare, postgresql) "
+        "with commas between them, or all. See tests/support/everywhere.py",
+    )
+    parser.addoption(
+        "--each",
+        default="0",
+        metavar="NUMBER",
+        help="run each test over so many of the deployments that --over names, chosen by its name; 0: over all",
     )

@@ -18,12 +18,13 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
+from zlib import crc32
 
 import pytest
 import trio
@@ -355,10 +356,14 @@ def through(db: Database, store: Any) -> None:
 # ------------------------------------------------------------------ which tests run over which
 
 
+def _named(config: pytest.Config) -> list[str]:
+    chosen = config.getoption("--over")
+    return list(DEPLOYMENTS) if chosen == "all" else chosen.split(",")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """For the conftest of a suite: its tests run over those that `--over` names."""
-    chosen = metafunc.config.getoption("--over")
-    names = list(DEPLOYMENTS) if chosen == "all" else chosen.split(",")
+    names = _named(metafunc.config)
     if unknown := set(names) - set(DEPLOYMENTS):
         raise pytest.UsageError(f"--over: {', '.join(sorted(unknown))}? There are {', '.join(DEPLOYMENTS)}; all")
     metafunc.parametrize("deployment", names, indirect=True)
@@ -373,10 +378,23 @@ def deployment(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """For the same: what is left out is told as deselected."""
-    left = [item for item in items if reason_for(item) is not None]
+    names, each = _named(config), int(config.getoption("--each"))
+    left = [item for item in items if reason_for(item) is not None or not is_chosen(item, names, each)]
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
+
+
+def is_chosen(item: pytest.Item, names: Sequence[str], each: int) -> bool:
+    """Whether a test runs over its deployment, if each test runs over so many of those named. The name of the test
+    decides over which, so that it is always the same ones; 0: over all."""
+    spec = getattr(item, "callspec", None)
+    if not each or spec is None or "deployment" not in spec.params:
+        return True
+    over = spec.params["deployment"]
+    others = "-".join(part for part in spec.id.split("-") if part != over)
+    name = f"{item.path.relative_to(ROOT).as_posix()}::{item.function.__name__}[{others}]"  # type: ignore[attr-defined]
+    return (crc32(name.encode()) + names.index(over)) % len(names) < each
 
 
 def reason_for(item: pytest.Item) -> LeftOut | None:
