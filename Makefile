@@ -48,8 +48,8 @@ test-everywhere: .venv/.dev ## scenarios and observers over clients (folder, TLS
 	$(BIN)/pytest -q -n auto --dist worksteal --over folder,tls,tablets,bare --each $(EACH) tests/scenarios tests/component/notify
 
 POSTGRESQL ?= tests/scenarios tests/component/notify
-test-postgresql: .venv/.dev ## the same over a PostgreSQL server, which it starts; POSTGRESQL=tests/scenarios/test_bank.py
-	$(BIN)/pytest -q -n auto --dist worksteal --over postgresql $(POSTGRESQL)
+test-postgresql: .venv/.dev ## the same over a PostgreSQL server, which it starts, by its owner and by direct clients; POSTGRESQL=tests/scenarios/test_bank.py
+	$(BIN)/pytest -q -n auto --dist worksteal --over postgresql,direct $(POSTGRESQL)
 
 test-spark: .venv/.dev ## the tests of perco.spark and of its example (without Java they are left out, which is said)
 	$(BIN)/pytest -q -n 2 --dist loadfile tests/test_spark.py tests/spark tests/examples/test_spark_pipeline.py

@@ -275,6 +275,16 @@ def serve(
     connections: Annotated[int, typer.Option(min=1, help="The largest number of clients at a time.")] = 1024,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="A certificate, for tls://.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its key, if that is another file.")] = None,
+    direct: Annotated[
+        bool, typer.Option("--direct", help="PostgreSQL: clients read and write the rows by themselves.")
+    ] = False,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="PostgreSQL: while another process owns the store, wait to follow it.")
+    ] = False,
+    advertise: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS", help="With --direct: where clients reach this process; by default HOST:PORT."),
+    ] = "",
 ) -> None:
     """Keep a store open for other processes, until SIGTERM or Ctrl-C.
 
@@ -287,7 +297,9 @@ def serve(
     the environment. An address that other hosts can reach needs TLS.
 
     STORE may be a PostgreSQL database: the rows are there, and this process owns them. It has no folder, so --listen
-    says where it is reached, and its token on TCP is that of PERCO_TOKEN.
+    says where it is reached, and its token on TCP is that of PERCO_TOKEN. With --direct, programs that open the same
+    postgresql:// address read and write the rows by themselves; this process gives them timestamps, and sees no row.
+    With --standby, a second one waits, and takes over when the first one is gone; clients follow.
 
     With --processes N the tablets of all tables are spread over N tablet servers, which clients ask directly. If one
     dies, the others take over its tablets, and it is replaced. A single process commits a transaction within one tablet
@@ -301,10 +313,24 @@ def serve(
       perco serve web/ --processes 4
       perco serve web/ --listen tls://0.0.0.0:7420 --tls-cert cert.pem --tls-key key.pem
       perco serve 'postgresql://localhost/shop?prefix=web' --listen tcp://localhost:7420
+      perco serve 'postgresql://db/shop?prefix=web' --direct --standby --listen tls://0.0.0.0:7420 --tls-cert cert.pem
       perco scan tcp://localhost:7420 docs
     """
     mould = serving.mould() if processes > 1 and serving.is_kept() else None
-    perform_alone(serving.serve, store, listen or [], durability, connections, tls_cert, tls_key, processes, mould)
+    perform_alone(
+        serving.serve,
+        store,
+        listen or [],
+        durability,
+        connections,
+        tls_cert,
+        tls_key,
+        processes,
+        mould,
+        direct=direct,
+        standby=standby,
+        advertise=advertise,
+    )
 
 
 @app.command()
@@ -323,7 +349,8 @@ def worker(
 
     MODULE is imported from the current folder; SCHEMA is the perco.Schema in it. Several workers may run on one store;
     only one at a time works on a row. If no process has the folder open, the first worker opens it, and the others are
-    its clients; with `perco serve` the folder stays open whichever worker ends.
+    its clients; with `perco serve` the folder stays open whichever worker ends. On a PostgreSQL database workers are
+    clients of `perco serve --direct`.
 
     \b
     Examples:

@@ -25,11 +25,10 @@ from perco.check.examine import Finding
 from perco.check.repair import RepairResult, repair, repair_elsewhere
 from perco.check.system import Groups
 from perco.cli.containing import Watch, contained
-from perco.cli.screen import FINE, FOUND, complain, counted, must_be_folder, perform, show_json
+from perco.cli.screen import FINE, FOUND, complain, counted, is_elsewhere, must_be_folder, perform, show_json
 from perco.database.database import Database
 from perco.database.inside import inside, local_owner
 from perco.errors import Corruption, PercoError, SessionEnded, StoreError, TooLarge, Unavailable, UsageError
-from perco.rpc import addresses
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.serve.client import is_client, remote_owner
 from perco.serve.messages import FolderIs
@@ -46,7 +45,7 @@ _RESTORE = f"{RESTORE}; the other tablets can be read in the copy, as of its tim
 def check_contained(store: str, *, json: bool, accepting: bool, repairing: bool) -> NoReturn:
     """Run `check_store` in a child process, and again without each tablet that killed one; then exit. A served store is
     checked in this process."""
-    if addresses.is_address(store):
+    if is_elsewhere(store):
         perform(check_served, store, json=json, accepting=accepting, repairing=repairing)
 
     def act(watch: Watch) -> None:

@@ -9,6 +9,7 @@ import typer
 from perco.cli.screen import FINE, FOUND, perform, show_json
 from perco.postgresql import admin
 from perco.postgresql.address import Place
+from perco.postgresql.statements import TABLES
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="postgresql://USER@HOST/DATABASE?prefix=NAME, as perco.open takes it.")
@@ -40,7 +41,7 @@ def _init(
         list[str] | None, typer.Option("--grant", metavar="ROLE", help="A role that programs run as; repeatable.")
     ] = None,
 ) -> None:
-    """Make the three tables of a store, if they are not there, and grant roles what they need on them.
+    """Make the tables of a store, if they are not there, and grant roles what they need on them.
 
     \b
     Example:
@@ -52,7 +53,7 @@ def _init(
 async def _made(url: str, grant: list[str]) -> int:
     made = await admin.init(url, grant)
     place = Place(url)
-    tables = ", ".join(f"{place.prefix}_{name}" for name in ("cells", "groups", "owner"))
+    tables = ", ".join(f"{place.prefix}_{name}" for name in TABLES)
     print(f"{tables}: {'made' if made else 'they are there already'}")
     for role in grant:
         print(f"{role} may read and write them")
@@ -78,6 +79,7 @@ async def _checked(url: str, *, json: bool) -> int:
             {
                 "version": facts.version,
                 "owner": facts.owner or None,
+                "address": facts.address or None,
                 "cells": facts.cells,
                 "dead": facts.dead,
                 "used_bytes": facts.used_bytes,
@@ -86,7 +88,7 @@ async def _checked(url: str, *, json: bool) -> int:
         )
     else:
         print(f"PostgreSQL {facts.version}, {Place(url).shown}")
-        print(f"owner: {facts.owner or 'none'}")
+        print(f"owner: {facts.owner or 'none'}{f', at {facts.address}' if facts.address else ''}")
         size = facts.used_bytes / (1 << 20)
         print(f"some {facts.cells:,} cells, {facts.dead:,} dead; {size:,.1f} MiB with indexes")
         for finding in facts.findings:

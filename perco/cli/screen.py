@@ -26,6 +26,7 @@ from rich.table import Table
 
 from perco.cli.values import plain
 from perco.errors import PercoError, StoreLocked, UsageError
+from perco.postgresql.address import is_postgresql
 from perco.rpc import addresses
 
 P = ParamSpec("P")
@@ -150,9 +151,14 @@ def complain(message: str) -> None:
     print(f"perco: {message}", file=sys.stderr)
 
 
+def is_elsewhere(store: str) -> bool:
+    """Whether it is no folder of this host, but the address of a server, or of a database."""
+    return addresses.is_address(store) or is_postgresql(store)
+
+
 def is_new(store: str) -> bool:
     """Whether opening the store makes a new one: it is a path, and no folder is there."""
-    return not addresses.is_address(store) and store != "memory:" and not Path(store).expanduser().exists()
+    return not is_elsewhere(store) and store != "memory:" and not Path(store).expanduser().exists()
 
 
 def tell_new(store: str) -> None:

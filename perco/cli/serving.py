@@ -16,8 +16,11 @@ import trio
 import perco
 from perco.cli.keeping import keep
 from perco.cli.screen import FINE, complain, is_new, tell_new
+from perco.database.database import Database
+from perco.database.inside import inside
 from perco.errors import StoreLocked, UsageError
 from perco.postgresql.address import Place, is_postgresql
+from perco.postgresql.store import PostgresqlStore
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.serve import tablets, tokens
@@ -26,6 +29,7 @@ from perco.serve.client import is_client
 from perco.serve.door import can_listen
 from perco.serve.opening import SOCKET
 from perco.serve.placing import ProcessOptions
+from perco.serve.processes import TabletServers
 from perco.storage import owner
 
 _KEEPER: Final = "PERCO_KEEPER"  # environment variable of an owner: its supervisor, which restarts it
@@ -33,6 +37,8 @@ _READY: Final = "PERCO_READY"  # ... and the descriptor over which to tell it th
 _AGAIN_S: Final = 0.1
 _START_S: Final = 30.0
 _TOKEN_BYTES: Final = 24
+_STANDBY_S: Final = 0.5
+_ANY: Final = ("0.0.0.0", "::")
 _OWN: Final = "of PERCO_TOKEN; if that is not set here, programs of this user on this host find it by themselves"
 
 
@@ -56,17 +62,19 @@ async def serve(
     key: Path | None,
     processes: int,
     mould: Mould | None,
+    *,
+    direct: bool = False,
+    standby: bool = False,
+    advertise: str = "",
 ) -> int:
     """Serve a store until SIGTERM or SIGINT; then answer the requests in progress."""
     if addresses.is_address(store) or store == "memory:":
         raise UsageError(f"perco serve takes the folder of a store, not {store!r}; --listen says where it listens")
     wanted = [addresses.parse(text) for text in listen]
     remote = is_postgresql(store)
-    if remote and processes > 1:
-        raise UsageError("--processes starts servers for the tablets in a folder; PostgreSQL has its own processes")
-    own = _own_token(wanted) if remote else b""
-    if remote and not wanted:
-        raise UsageError("a store on PostgreSQL has no folder with a socket: say where to listen, --listen unix:PATH")
+    if (direct or standby or advertise) and not remote:
+        raise UsageError("--direct, --standby and --advertise are for a store on PostgreSQL")
+    own = _own_token(wanted, processes, advertise, direct=direct) if remote else b""
     if processes > 1 and not is_kept():
         command = [sys.executable, "-m", "perco", *sys.argv[1:]]
         environment = {**os.environ, _KEEPER: str(os.getpid())}
@@ -76,15 +84,16 @@ async def serve(
     tls = (str(certificate), str(key or "")) if certificate is not None else None
     wire = perco.options.WireOptions(connections_max=connections)
     opening = perco.open(store, perco.Schema(), options=perco.Options(durability=durability, wire=wire))
+    opening.leads, opening.direct = remote, direct
     if processes > 1:
         opening.processes = ProcessOptions(servers=processes, mould=mould)
-    if made := not remote and is_new(store):  # an address that cannot be bound must not leave an empty store behind
-        for address in wanted:
-            if address.path is None or not address.path.absolute().is_relative_to(_absolute(store)):
-                await can_listen(address, tls)
+    if made := is_new(store):
+        await _must_be_bindable(wanted, _absolute(store), tls)
     async with AsyncExitStack() as stack:
         signals = stack.enter_context(_asked_to_end())
-        db = await stack.enter_async_context(opening)
+        db = await _opened(stack, opening, signals, standby=standby)
+        if db is None:
+            return FINE
         path = _absolute(store)
         server = opening.server
         if is_client(db) or server is None:
@@ -97,25 +106,64 @@ async def serve(
             if word is not None and bound.on_this_host:
                 stack.enter_context(tokens.told(bound, token))
             at.append(str(bound))
+        if isinstance(opened := inside(db).place, PostgresqlStore) and direct:
+            await opened.serve_at(advertise or _reached_at(at))
         if opening.tablet_servers is not None:
-            with trio.move_on_after(_START_S) as waiting:
-                await opening.tablet_servers.ready.wait()
-            if waiting.cancelled_caught:
-                complain(f"not all tablet servers have started within {_START_S:g} s; this program keeps trying")
+            await _started(opening.tablet_servers)
         helped = f", {processes} tablet servers" if processes > 1 else ""
         shown = Place(store).shown if remote else store
         print(f"serving {shown} at {', '.join(at)} (process {os.getpid()}{helped})", flush=True)
         if made:
             tell_new(store)
         if any(address.path is None for address in wanted):
-            where = _OWN if remote else f"in {path / tokens.TOKEN_FILE}"
-            print(f"clients on TCP must present the token {where}", flush=True)
+            print(f"clients on TCP must present the token {_OWN if remote else _in_folder(path)}", flush=True)
         if is_kept() and (told := os.environ.pop(_READY, "")):
             os.write(int(told), b"1")
             os.close(int(told))
         await signals.wait()
         print("shutting down: requests in progress are answered first", flush=True)
     return FINE
+
+
+async def _must_be_bindable(wanted: list[Address], folder: Path, tls: tuple[str, str] | None) -> None:
+    """An address that cannot be bound must not leave an empty store behind. Raises: as `can_listen`."""
+    for address in wanted:
+        if address.path is None or not address.path.absolute().is_relative_to(folder):
+            await can_listen(address, tls)
+
+
+async def _started(servers: TabletServers) -> None:
+    with trio.move_on_after(_START_S) as waiting:
+        await servers.ready.wait()
+    if waiting.cancelled_caught:
+        complain(f"not all tablet servers have started within {_START_S:g} s; this program keeps trying")
+
+
+async def _opened(stack: AsyncExitStack, opening: perco.open, asked: trio.Event, *, standby: bool) -> Database | None:
+    """Open the store; with `standby`, wait as long as another process owns it. None: this process was asked to end."""
+    told = False
+    while True:
+        try:
+            return await stack.enter_async_context(opening)
+        except StoreLocked as error:
+            if not standby:
+                raise
+            if not told:
+                print(f"standing by: {error.path} is in use by {error.command}", flush=True)
+                told = True
+        with trio.move_on_after(_STANDBY_S):
+            await asked.wait()
+            return None
+
+
+def _reached_at(listening: list[str]) -> str:
+    """The address for clients: the first at which other hosts reach this process, if there is one."""
+    parsed = [addresses.parse(text) for text in listening]
+    for address in [*(each for each in parsed if not each.on_this_host), *parsed]:
+        if address.path is None and address.host in _ANY:
+            return str(address._replace(host=os.uname().nodename))
+        return str(address if address.path is None else address._replace(path=address.path.absolute()))
+    raise AssertionError("it listens somewhere")
 
 
 @contextmanager
@@ -136,13 +184,25 @@ def _asked_to_end() -> Iterator[trio.Event]:
             signal.signal(number, signal.SIG_IGN if is_kept() else handler)
 
 
-def _own_token(addresses: list[Address]) -> bytes:
+def _own_token(wanted: list[Address], processes: int, advertise: str, *, direct: bool) -> bytes:
     """The token of a server whose store has no folder. Without PERCO_TOKEN it is a new one, which only clients of this
-    user on this host find. Raises: UsageError, if other hosts can reach it."""
+    user on this host find. Raises: UsageError, if other hosts can reach it; or about another option."""
+    if processes > 1:
+        raise UsageError("--processes starts servers for the tablets in a folder; PostgreSQL has its own processes")
+    if not wanted:
+        raise UsageError("a store on PostgreSQL has no folder with a socket: say where to listen, --listen unix:PATH")
+    if advertise and not direct:
+        raise UsageError("--advertise names the address for clients that --direct lets in")
+    if advertise:
+        addresses.parse(advertise)
     given = os.environ.get("PERCO_TOKEN", "")
-    if not given and not all(address.on_this_host for address in addresses):
+    if not given and not all(address.on_this_host for address in wanted):
         raise UsageError("clients on other hosts need a token: set PERCO_TOKEN here, and give it to them")
     return (given or secrets.token_hex(_TOKEN_BYTES)).encode()
+
+
+def _in_folder(path: Path) -> str:
+    return f"in {path / tokens.TOKEN_FILE}"
 
 
 def _absolute(store: str) -> Path:

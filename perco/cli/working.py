@@ -20,6 +20,7 @@ from perco.cli.keeping import keep
 from perco.cli.screen import FINE, FOUND, complain, is_new, show_json, show_table, tell_new
 from perco.errors import UsageError
 from perco.naming import named
+from perco.postgresql.address import is_postgresql
 from perco.serve.client import is_client
 
 _AGAIN_S: Final = 1.0  # before a process that died is started again
@@ -34,7 +35,12 @@ async def work(
         done = (FINE, FOUND) if until_idle else (FINE,)
         return await keep([_alone(sys.argv)] * processes, "the worker", again_s=_AGAIN_S, done=done)
     made = is_new(store)
-    async with perco.open(store, schema) as db, db.worker(options=options) as handle:
+    # A worker would own a database without letting anyone else in.
+    own = perco.options.PostgresqlOptions(own=not is_postgresql(store))
+    async with (
+        perco.open(store, schema, options=perco.Options(postgresql=own)) as db,
+        db.worker(options=options) as handle,
+    ):
         names = ", ".join(schema.observers)
         print(f"running {names} on {store} (process {os.getpid()})", file=sys.stderr, flush=True)
         if made and not is_client(db):

@@ -24,7 +24,7 @@ from perco.notify.workers import Workers
 from perco.schema import catalogue as catalogues
 from perco.schema.known import Known
 from perco.schema.schema import Schema
-from perco.storage import Batching, RowStore
+from perco.storage import Batching, BatchOptions, RowStore
 from perco.tablets.backend import Backend
 from perco.tablets.local import LocalStore
 from perco.txn.background import Background
@@ -47,13 +47,16 @@ def make(backend: Backend, schema: Schema, options: Options) -> Database:
     return _around(backend, Known(schema), oracle, fates, driver, background, options)
 
 
+def gathered(batch: BatchOptions) -> BatchOptions:
+    """For a store whose calls take a round trip: without a window of their own, they gather while one is in flight."""
+    return batch if batch.window_s else replace(batch, window_s=_WINDOW_S, adaptive=True)
+
+
 def _windowed(backend: Backend, options: Options, background: Background) -> RowStore:
     """The store, as transactions see it: with a batching window, if the options have one (D3). An adaptive window has
     no use over tablets of this process: reads do not wait, and mutations gather in queues anyway. Over a network, calls
     always gather while an earlier one is in flight."""
-    batch = options.batch
-    if backend.remote and not batch.window_s:
-        batch = replace(batch, window_s=_WINDOW_S, adaptive=True)
+    batch = gathered(options.batch) if backend.remote else options.batch
     if batch.window_s and (backend.remote or not batch.adaptive):
         return Batching(backend.store, batch, background.spawn)
     return backend.store

@@ -37,6 +37,7 @@ class Idle:
         busy_elsewhere: whether another process has a run in flight.
         works_elsewhere: returns the observers that other processes run; None: workers may be about to connect. Both
             attributes are None if the store is not served.
+        claimed_elsewhere: how many rows other processes have ever claimed, if they write by themselves.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Idle:
         self._stuck_found = 0  # locks that cannot be settled, as of the last look
         self.busy_elsewhere: Callable[[], bool] | None = None
         self.works_elsewhere: Callable[[], Collection[str] | None] | None = None
+        self.claimed_elsewhere: Callable[[], int] | None = None
 
     def look_again(self) -> None:
         if self._looked is not None:
@@ -85,6 +87,7 @@ class Idle:
             again = settled and (stale or not self._trusted)
             if again:
                 self._again_at = now + _AGAIN_S
+            claimed = self.claimed_elsewhere() if self.claimed_elsewhere is not None else 0
             await self._store.look(self._store.tables(), (FAILED_LIST,), again=again)
             await self._store.look(tables, self._wanted(), again=again)
             self._trusted = settled and self._settled()
@@ -92,6 +95,8 @@ class Idle:
                 self._stuck_found = sum(bool(cells) for [cells] in await self._store.read(stuck))
             else:
                 self._stuck_found = 0
+            if self.claimed_elsewhere is not None and self.claimed_elsewhere() != claimed:
+                self._trusted = False  # a run that the look did not see may have ended since, and left notify cells
         return self.now()
 
     def _wanted(self) -> Sequence[str]:

@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from perco.errors import FormatUnknown, StoreError, Unavailable, UsageError
+from perco.errors import Corruption, FormatUnknown, StoreError, Unavailable, UsageError
 from perco.postgresql.address import Place
 from perco.postgresql.arrays import number
 from perco.postgresql.connection import Connection, Lost, Refusal, Rows, Statement
-from perco.postgresql.statements import FORMAT, Statements
+from perco.postgresql.statements import FORMAT, TABLES, Statements
 
 _PRIVILEGE: Final = "42501"
 _RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
@@ -27,13 +27,15 @@ _OLDEST: Final = 120000  # the server's version
 class Facts:
     """The findings of `inspect`.
 
-    Attributes: `version` of the server; `owner`, the command of the process that owns the store, "" for none; `cells`
-    and `dead`, as the server's statistics estimate them; `used_bytes`, of tables and indexes; `findings`, sentences
-    about what is wrong, each with its remedy.
+    Attributes: `version` of the server; `owner`, the command of the process that owns the store, "" for none;
+    `address`, where it serves clients that reach the rows themselves, "" for nowhere; `cells` and `dead`, as the
+    server's statistics estimate them; `used_bytes`, of tables and indexes; `findings`, sentences about what is wrong,
+    each with its remedy.
     """
 
     version: str
     owner: str = ""
+    address: str = ""
     cells: int = 0
     dead: int = 0
     used_bytes: int = 0
@@ -43,7 +45,8 @@ class Facts:
 async def make_tables(connection: Connection, place: Place) -> bool:
     """Make the store's tables, unless they are there; returns whether it made them.
 
-    Raises: FormatUnknown, if they were made by another version; StoreError, without the right to make them; Refusal.
+    Raises: FormatUnknown, if they were made by another version; Corruption; StoreError, without the right to make them;
+    Refusal.
     """
     statements = Statements(place.prefix)
     made = False
@@ -59,9 +62,11 @@ async def make_tables(connection: Connection, place: Place) -> bool:
                 ) from refusal
             if not await _are_there(connection, statements):  # else another process has made them meanwhile
                 raise
-    [[(found, *_)]] = await connection.run([(statements.look, [])])
-    if number(found) != FORMAT:
-        raise FormatUnknown(place.shown, f"format {number(found)}", f"format {FORMAT}")
+    [row] = await connection.run([(statements.format, [])])
+    if not row:
+        raise Corruption(place.shown, f"{place.prefix}_owner has lost its row: restore the store from a backup")
+    if number(row[0][0]) != FORMAT:
+        raise FormatUnknown(place.shown, f"format {number(row[0][0])}", f"format {FORMAT}")
     return made
 
 
@@ -95,7 +100,7 @@ async def init(url: str, grant: Sequence[str] = ()) -> bool:
     async with _connected(place) as connection:
         made = await make_tables(connection, place)
         for role in grant:
-            tables = ", ".join(f"{place.prefix}_{name}" for name in ("cells", "groups", "owner"))
+            tables = ", ".join(f"{place.prefix}_{name}" for name in TABLES)
             await connection.execute(f'GRANT {", ".join(_RIGHTS)} ON {tables} TO "{role}"')
     return made
 
@@ -117,31 +122,33 @@ async def inspect(url: str) -> Facts:
         if not await _are_there(connection, statements):
             findings.append("there are no tables of a store with this prefix: perco postgresql init makes them")
             return Facts(version.decode(), findings=tuple(findings))
+        [row] = await connection.run([(statements.format, [])])
+        if not row:
+            findings.append(f"{place.prefix}_owner has lost its row: restore the store from a backup")
+            return Facts(version.decode(), findings=tuple(findings))
+        if number(row[0][0]) != FORMAT:
+            findings.append(f"the tables have format {number(row[0][0])}; this version of perco reads {FORMAT}")
+            return Facts(version.decode(), findings=tuple(findings))
         if missing := await _missing(connection, place):
             remedy = "perco postgresql init URL --grant ROLE"
             findings += [f"this role may not {right} in {table}: {remedy}" for table, right in missing]
             return Facts(version.decode(), findings=tuple(findings))
-        [row] = await connection.run([(statements.look, [])])
-        if not row:
-            findings.append(f"{place.prefix}_owner has lost its row: restore the store from a backup")
-            return Facts(version.decode(), findings=tuple(findings))
-        found, _, _, owner = row[0]
-        if number(found) != FORMAT:
-            findings.append(f"the tables have format {number(found)}; this version of perco reads {FORMAT}")
+        [[(_, _, owner, address)]] = await connection.run([(statements.look, [])])
         [[(cells, dead, used)]] = await connection.run([(_sizes(place), [])])
-        return Facts(version.decode(), owner.decode(), number(cells), number(dead), number(used), tuple(findings))
+        sizes = number(cells), number(dead), number(used)
+        return Facts(version.decode(), owner.decode(), address.decode(), *sizes, tuple(findings))
 
 
 async def _missing(connection: Connection, place: Place) -> list[tuple[str, str]]:
     """The rights that this role lacks: (table, right)."""
-    pairs = [(f"{place.prefix}_{name}", right) for name in ("cells", "groups", "owner") for right in _RIGHTS]
+    pairs = [(f"{place.prefix}_{name}", right) for name in TABLES for right in _RIGHTS]
     columns = ", ".join(f"has_table_privilege('{table}', '{right}')" for table, right in pairs)
     found: list[Rows] = await connection.run([(Statement("rights", f"SELECT {columns}"), [])])
     return [pair for pair, has in zip(pairs, found[0][0], strict=True) if has != b"\x01"]
 
 
 def _sizes(place: Place) -> Statement:
-    tables = ", ".join(f"('{place.prefix}_{name}')" for name in ("cells", "groups", "owner"))
+    tables = ", ".join(f"('{place.prefix}_{name}')" for name in TABLES)
     return Statement(
         "sizes",
         f"SELECT (SELECT greatest(reltuples, pg_stat_get_live_tuples(oid))::bigint FROM pg_class "

@@ -222,8 +222,8 @@ class _Talk:
     async def result(self) -> PGresult | None:
         """The next result; None: there are no more of this statement.
 
-        What has arrived is taken in only once all is sent. That cannot block both sides: all statements but the last
-        are answered with one row.
+        What has arrived is taken in only once all is sent. That cannot block both sides: before a large statement come
+        only those that are answered with one row, and after it only small ones, which wait in the server's buffers.
         """
         link = self._link
         while link.flush():

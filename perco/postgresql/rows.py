@@ -8,7 +8,7 @@ S4  A mutation that the server refuses, for want of space for example, fails alo
 C6  A mutation is sent again only if it certainly was not made, so it takes effect at most once.
 T4  If a connection is lost, its mutations may have been made. They are answered `NoReply` once they can no longer take
     effect (`PostgresqlRows.renew`), or after `call_s`.
-T13 See `Bare`: this process alone sends mutations, and refuses those below its floor.
+T13 See `Bare`: the owner refuses its own mutations below the floor; PostgreSQL refuses those of clients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import trio
 
-from perco.errors import Corruption, PercoError, StoreFull, Unavailable, UsageError
+from perco.errors import Corruption, PercoError, SessionEnded, StoreFull, Unavailable, UsageError
 from perco.postgresql.address import Place
 from perco.postgresql.arrays import bools, byteas, int4, int4s, int8, int8s, number
 from perco.postgresql.connection import Connection, Lost, Refusal, Rows, Statement
@@ -31,6 +31,7 @@ from perco.storage import (
     APPLIED,
     PRESENT,
     ROW_BYTES_MAX,
+    TS_MAX,
     Failed,
     Mutation,
     NoReply,
@@ -58,6 +59,9 @@ _FIRST, _FIRST_MAX = 4, 256  # requests of a `read_first` that are sent together
 _AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57014", "53300"})
 _CHECKED: Final[tuple[Callable[[Any], bytes], ...]] = (int4s, int4s, bools, int4s, byteas, int8s, int8s, int8s)
 _NO_SPACE: Final = 0  # in which there is no cell: only a damaged cell names a group that was never made
+YES: Final = [(b"\x01",)]
+CLOSED: Final = "the store that this belongs to has been closed"
+_ENDED: Final = "the server has ended this client's session"
 _NEXT: Final = int4(-1)  # in place of a query: the row after the page
 _FULL: Final = "53100"
 _READ_ONLY: Final = "25006"
@@ -65,22 +69,34 @@ _NO_TABLE: Final = "42P01"
 
 
 class Fence:
-    """The term and the token of this owner: each transaction that writes names them, and writes nothing if the store
-    has others. A server may forget a term, after a failover to a standby that lacks it; it invents no token.
+    """The term and the token of this owner, or those of a client, whose token is its ticket: each transaction that
+    writes names them, and writes nothing if the store has others. A server may forget a term, after a failover to a
+    standby that lacks it; it invents no token.
 
     Attributes: `term`, 0: what was sent under the last one may still take effect, and there is no new one yet;
     `deposed`, the reason why this process no longer owns the store; `lock`, the number of the lock that guards the
-    term.
+    term; `session`, how many sessions of this client have ended: what one has begun, another does not send (R7).
     """
 
     term: int
     token: str
     deposed: PercoError | None
     lock: bytes
+    session: int
 
     def __init__(self, prefix: str, token: str, term: int = 0) -> None:
         self.term, self.token, self.deposed = term, token, None
         self.lock = int8(number(_lock(_salt(prefix))) | _LOCKS)
+        self.session = 0
+
+    def take(self, prefix: str, ticket: str) -> None:
+        """Become the fence of a client, under a ticket; it has no term yet."""
+        self.token, self.term, self.lock = ticket, 0, lock_of(prefix, ticket)
+
+
+def lock_of(prefix: str, ticket: str) -> bytes:
+    """The number of the lock that guards the term of a ticket."""
+    return int8(number(_lock(_salt(prefix) + b"ticket" + ticket.encode())))
 
 
 class Pool:
@@ -118,7 +134,7 @@ class Pool:
 
 
 class PostgresqlRows:
-    """All rows of a store, in the tables of one prefix. Loop thread only.
+    """All rows of a store, in the tables of one prefix, for its owner or for a client with a ticket. Loop thread only.
 
     Attributes:
         renew: set by the store. Begins a new term, if the fence has none: nothing that was sent under an earlier one
@@ -146,18 +162,20 @@ class PostgresqlRows:
         *,
         durable: bool,
         fence: Fence,
+        client: bool = False,
     ) -> None:
         limit = f"SET statement_timeout = {round(1000 * options.call_s)}"
         settings = [SETTINGS, limit, DURABLE if durable else NOT_DURABLE]
         self.pool = Pool(place, options, settings)
         self._writers = Pool(place, options, settings)  # of their own: reads do not wait for writes (S3)
         self._durable = durable
-        self.statements = Statements(place.prefix)
+        self.statements = Statements(place.prefix, client)
         self.fence = fence
         self._options = options
         self._spaces: dict[tuple[str, str], int] = {}
         self._tables: dict[str, int] = {}
         self._salt = _salt(place.prefix)
+        self._first_lock = number(_lock(self._salt)) & ~(2 * _LOCKS - 1)  # the owner's fence is in the other half
         self.renew: Callable[[], Awaitable[None]]
         self.usable: Callable[[], None] = lambda: None
         self.check: Callable[[], None] = lambda: None
@@ -253,7 +271,7 @@ class PostgresqlRows:
             await trio.lowlevel.checkpoint()
             return ScanPage([], None)
         spaces = list(dict.fromkeys(self._space(table, query.group) for query in queries))
-        asked = [(j, query, column) for j, query in enumerate(queries) for column in ((-1,) if query.columns is None else query.columns)]
+        asked = [(j, query, column) for j, query in enumerate(queries) for column in _columns(query)]
         statement = self.statements.scan_back if reverse else self.statements.scan
         rows = max(1, min(rows_max, seeks_max // (len(asked) + 1)))
         result = await self._ask(
@@ -290,16 +308,20 @@ class PostgresqlRows:
             bools([query.values for _, query, _ in asked]),
         ]
 
-    async def count(self, table: str, group: str) -> int:
-        """How many cells there are now."""
-        [(found,)] = await self._ask(self.statements.count, [int4(self._space(table, group))])
-        return number(found)
+    async def counts(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:
+        """How many cells there are in these groups of tables, at one moment."""
+        spaces = {where: self._space(*where) for where in wanted}
+        found = await self._ask(self.statements.counts, [int4s(list(dict.fromkeys(spaces.values())))])
+        cells = {number(space): number(count) for space, count in found}
+        return {where: cells[space] for where, space in spaces.items()}
 
     async def _ask(self, statement: Statement, parameters: Sequence[bytes]) -> Rows:
-        """Run a statement that only reads, again if it fails for a moment. Raises: Unavailable, Corruption."""
+        """Run a statement that only reads, again if it fails for a moment. Raises: Unavailable, Corruption;
+        SessionEnded, if this client's session ends meanwhile."""
         self.usable()
         error: Exception | None = None
-        attempt = 0
+        attempt, fence = 0, self.fence
+        session = fence.session
         with trio.move_on_after(self._options.call_s):
             while True:
                 if attempt:
@@ -308,10 +330,17 @@ class PostgresqlRows:
                 try:
                     if not self.fence.term:  # a commit that the standby lacks might be read, and then undone (T4)
                         await self.renew()
+                    if fence.session != session:
+                        raise SessionEnded(_ENDED)
                     async with self.pool.connection() as connection:
-                        [found] = await connection.run([(statement, parameters)])
+                        still = self.statements.still, [fence.token.encode()]
+                        found, ours = await connection.run([(statement, parameters), still])  # in this order (F3)
                     self.check()
-                    return found
+                    if ours == YES and fence.session == session:
+                        return found
+                    if fence.deposed is not None:
+                        raise fence.deposed
+                    fence.term = 0
                 except (Lost, Unavailable) as lost:
                     error = lost
                 except Refusal as refusal:
@@ -348,8 +377,9 @@ class PostgresqlRows:
             if not parts:
                 await trio.lowlevel.checkpoint()
             deadline = trio.current_time() + self._options.call_s
+            session = self.fence.session
             for part in parts:
-                await self._apply_part(mutations, part, verdicts, deadline)
+                await self._apply_part(mutations, part, verdicts, deadline, session)
         return verdicts  # type: ignore[return-value]
 
     def _unknown_group(self, mutation: Mutation) -> Failed | None:
@@ -360,7 +390,12 @@ class PostgresqlRows:
         return None
 
     async def _apply_part(
-        self, mutations: Sequence[Mutation], part: Sequence[int], verdicts: list[Verdict | None], deadline: float
+        self,
+        mutations: Sequence[Mutation],
+        part: Sequence[int],
+        verdicts: list[Verdict | None],
+        deadline: float,
+        session: int,
     ) -> None:
         """Apply those mutations that have an index in `part`, in one transaction."""
         parameters = self._written([mutations[i] for i in part])
@@ -371,6 +406,9 @@ class PostgresqlRows:
         while True:
             if self.fence.deposed is not None:
                 verdict = Failed(self.fence.deposed)
+                break
+            if self.fence.session != session:
+                verdict = Failed(SessionEnded(_ENDED))
                 break
             if attempt and trio.current_time() > deadline:
                 verdict = Failed(Unavailable(f"{self.pool.place.shown} does not answer: {said}"))
@@ -400,8 +438,8 @@ class PostgresqlRows:
                     continue
                 if len(part) > 1:  # S4: find those that are refused
                     middle = len(part) // 2
-                    await self._apply_part(mutations, part[:middle], verdicts, deadline)
-                    await self._apply_part(mutations, part[middle:], verdicts, deadline)
+                    await self._apply_part(mutations, part[:middle], verdicts, deadline, session)
+                    await self._apply_part(mutations, part[middle:], verdicts, deadline, session)
                     return
                 verdict = Failed(self.told(refusal))
                 break
@@ -446,22 +484,23 @@ class PostgresqlRows:
         """Send a transaction; returns, for each refused mutation, which check failed. None: another term."""
         statements, fence = self.statements, self.fence
         before: list[tuple[Statement, list[bytes]]] = [(statements.durably, [])] if durably else []
+        made, *floors = parameters[13:]
         *_, result = await connection.run(
             [
                 *before,
                 (statements.lock, [locks]),
                 (statements.hold, [fence.lock]),
-                (statements.apply, [*parameters[:13], int8(term), parameters[13], fence.token.encode()]),
+                (statements.apply, [*parameters[:13], int8(term), made, fence.token.encode(), *floors]),
             ]
         )
-        refused = {number(m): number(n) for m, n in result}
+        refused = {number(m): number(n) for m, n in sorted(result, key=_last_first)}
         return None if -1 in refused else refused
 
     def _locks(self, mutations: Iterable[Mutation]) -> set[int]:
         """The numbers under which PostgreSQL locks their rows: a few thousand, because a server has room for some 6 000
         locks in all. Rows with the same number wait for each other."""
         found = set()
-        first = number(self.fence.lock) & ~(2 * _LOCKS - 1)  # the fence's own is in the other half
+        first = self._first_lock
         for mutation in mutations:
             salt = self._salt + mutation.table.encode() + b"\x00"
             for row, _, _ in mutation.rows:
@@ -482,12 +521,26 @@ class PostgresqlRows:
                     writes[self._space(table, group), row, column, ts] = m, value
         checked: list[tuple[Any, ...]] = list(zip(*checks, strict=True)) if checks else [()] * len(_CHECKED)
         cells, made = list(writes), list(writes.values())
+        floors: list[bytes] = []
+        if self.statements.client:
+            floors = [int4s(range(len(mutations))), int8s([TS_MAX if m[2] is None else m[2] for m in mutations])]
         return [
             *(encode(values) for encode, values in zip(_CHECKED, checked, strict=True)),
             *(int4s([m for m, _ in made]), int4s([space for space, _, _, _ in cells])),
             *(byteas([row for _, row, _, _ in cells]), int8s([column for _, _, column, _ in cells])),
             *(int8s([ts for _, _, _, ts in cells]), byteas([value for _, value in made])),
+            *floors,
         ]
+
+
+def _columns(query: ScanQuery) -> tuple[int, ...]:
+    """-1: all."""
+    return (-1,) if query.columns is None else query.columns
+
+
+def _last_first(refused: tuple[bytes, bytes]) -> int:
+    """For a mutation that is refused twice: the first check, or the floor (-1), comes last."""
+    return -number(refused[1])
 
 
 def _newest_first(cell: ScanCell) -> tuple[int, int]:
@@ -504,7 +557,9 @@ def _lock(of: bytes) -> bytes:
 
 
 def _which(mutation: Mutation, failed: int) -> Refused:
-    """The row, and the check of it, that has this number among all checks of a mutation."""
+    """The row, and the check of it, that has this number among all checks of a mutation; -1: it is below the floor."""
+    if failed < 0:
+        return Refused(0, -1)
     for i, (_, checks, _) in enumerate(mutation.rows):
         if failed < len(checks):
             return Refused(i, failed)

@@ -2,7 +2,9 @@
 
     PREFIX_cells    one row per cell: (space, row, col, ts) -> value, the newest version of a column first
     PREFIX_groups   the number ("space") of each table and locality group
-    PREFIX_owner    one row: the format; the owner's token and term; how often it has renewed its lease
+    PREFIX_owner    one row: the format; the owner's token, term and floor; how often it has renewed its lease; where it
+                    serves
+    PREFIX_sessions one row per client that the owner lets read and write by itself: its ticket, and its term
 
 A mutation is checked and written by one statement, after the rows that it names were locked: the statement's snapshot
 is taken when no other transaction can change them. Read committed is enough.
@@ -10,6 +12,9 @@ is taken when no other transaction can change them. Read committed is enough.
 S1  All checks of a mutation, and all its writes, are in one statement and one transaction.
 O1  Each transaction that writes shares a lock, which a change of the term takes alone; under another term it writes
     nothing. It takes this lock after those of its rows, so that no two transactions can wait for each other.
+F3  The same holds for a client with its ticket: each has a lock of its own. Whoever reads asks afterwards, in the same
+    round trip, whether its ticket or claim is still there: what was read before it ended counts.
+T13 A client's mutation below the floor is refused by the statement; the owner refuses its own by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +25,8 @@ from typing import Final
 from perco.postgresql.arrays import BOOLS, BYTEA, BYTEAS, INT4, INT4S, INT8, INT8S, TEXT, TEXTS
 from perco.postgresql.connection import Statement
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+TABLES: Final = ("cells", "groups", "owner", "sessions")
 
 # Each statement is planned once, as a walk of the index for each of its keys; a hash or a scan of the whole table would
 # only look cheap while the table is small.
@@ -49,18 +55,19 @@ CREATE UNIQUE INDEX {p}_cells_key ON {p}_cells (space, row, col, ts DESC);
 ALTER TABLE {p}_cells REPLICA IDENTITY USING INDEX {p}_cells_key;
 CREATE TABLE {p}_owner (
     id boolean PRIMARY KEY CHECK (id), format integer NOT NULL, term bigint NOT NULL, token text NOT NULL,
-    renewals bigint NOT NULL, command text NOT NULL);
-INSERT INTO {p}_owner VALUES (true, {format}, 0, '', 0, '')
+    renewals bigint NOT NULL, command text NOT NULL, floor bigint NOT NULL, address text NOT NULL);
+INSERT INTO {p}_owner VALUES (true, {format}, 0, '', 0, '', 0, '');
+CREATE TABLE {p}_sessions (token text PRIMARY KEY, term bigint NOT NULL)
 """
 
 _APPLY: Final = """
-WITH fence AS (SELECT coalesce((SELECT term = $14 AND token = $16 FROM {p}_owner WHERE id), false) AS ok),
+WITH fence AS (SELECT coalesce((SELECT term = $14 FROM {holder}), false) AS ok),
 refused AS (
     SELECT k.m, min(k.n) AS n
     FROM unnest($1, $2, $3, $4, $5, $6, $7, $8) AS k(m, n, present, space, row, col, low, high)
     WHERE k.present <> EXISTS (SELECT FROM {p}_cells c
         WHERE c.space = k.space AND c.row = k.row AND c.col = k.col AND c.ts BETWEEN k.low AND k.high)
-    GROUP BY k.m),
+    GROUP BY k.m{below}),
 made AS (
     SELECT w.* FROM unnest($9, $10, $11, $12, $13, $15) AS w(m, space, row, col, ts, value)
     WHERE (SELECT ok FROM fence) AND NOT EXISTS (SELECT FROM refused r WHERE r.m = w.m)),
@@ -72,6 +79,9 @@ removed AS (
     WHERE w.value IS NULL AND c.space = w.space AND c.row = w.row AND c.col = w.col AND c.ts = w.ts)
 SELECT m, n FROM refused UNION ALL SELECT -1, 0 FROM fence WHERE NOT ok
 """
+
+_BELOW: Final = """
+    UNION ALL SELECT f.m, -1 FROM unnest($17, $18) AS f(m, ts) WHERE f.ts < (SELECT floor FROM {p}_owner WHERE id)"""
 
 _READ_NEWEST: Final = """
 SELECT q.i, c.ts, c.value FROM unnest($1, $2, $3, $4, $5, $6) WITH ORDINALITY AS q(space, row, col, low, high, n, i)
@@ -143,9 +153,10 @@ _SCANNED: Final = (INT4S, INT4S, INT8S, INT8S, INT8S, INT4S, BOOLS)
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """The statements of the store whose tables have a prefix."""
+    """The statements of the store whose tables have a prefix: those of its owner, or of a client with a ticket."""
 
     prefix: str
+    client: bool = False
     lock: Statement = field(init=False)
     hold: Statement = field(init=False)
     apply: Statement = field(init=False)
@@ -153,11 +164,11 @@ class Statements:
     read_any: Statement = field(init=False)
     scan: Statement = field(init=False)
     scan_back: Statement = field(init=False)
-    count: Statement = field(init=False)
     groups: Statement = field(init=False)
     add_groups: Statement = field(init=False)
     there: Statement = field(init=False)
     syncs: Statement = field(init=False)
+    format: Statement = field(init=False)
     look: Statement = field(init=False)
     claim: Statement = field(init=False)
     briefly: Statement = field(init=False)
@@ -165,19 +176,29 @@ class Statements:
     end_holders: Statement = field(init=False)
     wait_for_others: Statement = field(init=False)
     next_term: Statement = field(init=False)
+    still: Statement = field(init=False)
+    counts: Statement = field(init=False)
+    admit: Statement = field(init=False)
+    dismiss: Statement = field(init=False)
+    tickets: Statement = field(init=False)
+    raise_floor: Statement = field(init=False)
+    serve_at: Statement = field(init=False)
 
     def __post_init__(self) -> None:
         def is_(name: str, sql: str, *types: int) -> None:
-            object.__setattr__(self, name, Statement(name, sql.replace("{p}", self.prefix), types))
+            filled = sql.replace("{holder}", holder).replace("{below}", below).replace("{p}", self.prefix)
+            object.__setattr__(self, name, Statement(name, filled, types))
+
+        holder = "{p}_sessions WHERE token = $16" if self.client else "{p}_owner WHERE id AND token = $16"
+        below, floors = (_BELOW, (INT4S, INT8S)) if self.client else ("", ())
 
         is_("lock", "SELECT count(pg_advisory_xact_lock(k)) FROM unnest($1) AS k", INT8S)
         is_("hold", "SELECT pg_advisory_xact_lock_shared($1)", INT8)
-        is_("apply", _APPLY, *_CHECKS, *_WRITES, INT8, BYTEAS, TEXT)
+        is_("apply", _APPLY, *_CHECKS, *_WRITES, INT8, BYTEAS, TEXT, *floors)
         is_("read", _READ_NEWEST, *_QUERIES)
         is_("read_any", _READ_ANY, *_QUERIES)
         is_("scan", _SCAN.format(p="{p}", **_FORWARD), BYTEA, BYTEA, INT4S, INT4, INT8, *_SCANNED)
         is_("scan_back", _SCAN.format(p="{p}", **_BACKWARD), BYTEA, BYTEA, INT4S, INT4, INT8, *_SCANNED)
-        is_("count", "SELECT count(*) FROM {p}_cells WHERE space = $1", INT4)
         is_("groups", "SELECT space, tbl, grp FROM {p}_groups")
         is_(
             "add_groups",
@@ -186,7 +207,8 @@ class Statements:
         )
         is_("there", "SELECT to_regclass('{p}_owner') IS NOT NULL")
         is_("syncs", "SELECT current_setting('fsync') = 'on'")
-        is_("look", "SELECT format, token, renewals, command FROM {p}_owner WHERE id")
+        is_("format", "SELECT format FROM {p}_owner WHERE id")
+        is_("look", "SELECT token, renewals, command, address FROM {p}_owner WHERE id")
         is_(
             "briefly",
             "SELECT set_config('synchronous_commit', 'on', true), set_config('lock_timeout', $1, true)",
@@ -204,11 +226,31 @@ class Statements:
         is_("wait_for_others", "SELECT pg_advisory_xact_lock($1)", INT8)
         is_(
             "claim",
-            "UPDATE {p}_owner SET term = term + 1, token = $1, renewals = 0, command = $2 "
+            "UPDATE {p}_owner SET term = term + 1, token = $1, renewals = 0, command = $2, address = '' "
             "WHERE id AND token = $3 AND renewals = $4 RETURNING term",
             *(TEXT, TEXT, TEXT, INT8),
         )
-        is_("next_term", "UPDATE {p}_owner SET term = term + 1 WHERE id AND token = $1 RETURNING term", TEXT)
+        mine = "{p}_sessions WHERE token = $1" if self.client else "{p}_owner WHERE id AND token = $1"
+        is_("next_term", f"UPDATE {mine.replace('WHERE', 'SET term = term + 1 WHERE')} RETURNING term", TEXT)
+        is_("still", f"SELECT EXISTS (SELECT FROM {mine})", TEXT)
+        is_(
+            "counts",
+            "SELECT s.space, (SELECT count(*) FROM {p}_cells c WHERE c.space = s.space) FROM unnest($1) AS s(space)",
+            INT4S,
+        )
+        is_(
+            "admit",
+            "INSERT INTO {p}_sessions SELECT $1, 1 FROM {p}_owner WHERE id AND token = $2 ON CONFLICT DO NOTHING",
+            *(TEXT, TEXT),
+        )
+        is_("dismiss", "DELETE FROM {p}_sessions WHERE token = $1", TEXT)
+        is_("tickets", "SELECT token FROM {p}_sessions")
+        is_(
+            "raise_floor",
+            "UPDATE {p}_owner SET floor = greatest(floor, $1) WHERE id AND token = $2 RETURNING floor",
+            *(INT8, TEXT),
+        )
+        is_("serve_at", "UPDATE {p}_owner SET address = $1 WHERE id AND token = $2 RETURNING term", TEXT, TEXT)
 
     @property
     def renew(self) -> str:
@@ -216,7 +258,8 @@ class Statements:
 
     @property
     def release(self) -> str:
-        return f"UPDATE {self.prefix}_owner SET token = '', renewals = 0, command = '' WHERE id AND token = $1"
+        gone = "token = '', renewals = 0, command = '', address = ''"
+        return f"UPDATE {self.prefix}_owner SET {gone} WHERE id AND token = $1"
 
     def tables(self) -> str:
         """The commands that make the store's tables."""

@@ -10,7 +10,9 @@ import os
 import secrets
 import warnings
 import weakref
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -23,31 +25,44 @@ from perco.postgresql.arrays import int8, number, texts
 from perco.postgresql.connection import Connection, Lost, Refusal, Rows, Statement
 from perco.postgresql.lease import Lease, command, locked, now
 from perco.postgresql.options import PostgresqlOptions
-from perco.postgresql.rows import Fence, PostgresqlRows
+from perco.postgresql.rows import CLOSED, Fence, PostgresqlRows
+from perco.postgresql.tickets import Tickets, alone
 from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
 from perco.storage import PROTOCOL_GROUPS, Mutation
 from perco.storage.bare import Bare
 
-_CLOSED: Final = "the store that this belongs to has been closed"
-_BRIEFLY: Final = b"1s"
-_TIMEOUT: Final = "55P03"
 _LOOKS: Final = 10  # at the owner's row, while its lease may hold
 
 
-class _Counted(Bare):
-    """`Bare` over a store that counts cells by itself, in one statement."""
+class Counted(Bare):
+    """`Bare` over a store that counts cells by itself, in one statement. `tickets`: of clients that write, too."""
 
     _store: PostgresqlRows
+    tickets: Tickets | None = None
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
         """See `OwnerStore.raise_floor`."""
         await super().raise_floor(ts, wait=wait)
         if wait:
             await self._store.settle()
+        if self.tickets is not None:
+            await self.tickets.raise_floor(ts, wait=wait)
+
+    async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
+        """See `OwnerStore.look`. What clients write by themselves is not noticed here, so that every look counts anew;
+        all of it as of one moment (N7)."""
+        if self.tickets is None:
+            await super().look(tables, groups, again=again)
+            return
+        wanted = list(product(tables, groups))
+        before = {where: -1 if self._may_change(where) else self._sends[where] for where in wanted}
+        await self._store.settle()
+        for where, count in (await self._store.counts(wanted)).items():
+            self._found[where] = before[where], count
 
     async def _cells(self, table: str, group: str) -> int:
         await self._store.settle()
-        return await self._store.count(table, group)
+        return (await self._store.counts([(table, group)]))[table, group]
 
 
 _stores: weakref.WeakSet[PostgresqlStore] = weakref.WeakSet()
@@ -65,7 +80,7 @@ os.register_at_fork(after_in_child=_after_fork)
 class PostgresqlStore:
     """The rows of a store that this process owns. Made by `open`; loop thread only."""
 
-    store: Bare
+    store: Counted
     rows: PostgresqlRows
     forked: bool
     _rows = PostgresqlRows
@@ -81,7 +96,8 @@ class PostgresqlStore:
     def __init__(self, rows: PostgresqlRows, options: PostgresqlOptions, *, durable: bool) -> None:
         self.rows, self._options, self._durable = rows, options, durable
         rows.renew, rows.usable, rows.check = self._renew, self._usable, self.check
-        self.store = _Counted(rows, rows.tables, 0.0)
+        self.store = Counted(rows, rows.tables, 0.0)
+        self._tickets = Tickets(rows)
         self._token = rows.fence.token
         self._lease: Lease | None = None
         self._closed = False
@@ -122,13 +138,13 @@ class PostgresqlStore:
 
     # ------------------------------------------------------------ opening
 
-    async def _owner(self, connection: Connection) -> tuple[int, str, int, str]:
-        """The format; the owner's token, its renewals, and its command. Raises: Corruption."""
+    async def _owner(self, connection: Connection) -> tuple[str, int, str, str]:
+        """The owner's token, its renewals, its command, and where it serves. Raises: Corruption."""
         [row] = await connection.run([(self.rows.statements.look, [])])
         if not row:
             raise Corruption(self.rows.pool.place.shown, f"{self.rows.statements.prefix}_owner has lost its row")
-        [(found, token, renewals, told)] = row
-        return number(found), token.decode(), number(renewals), told.decode()
+        [(token, renewals, told, address)] = row
+        return token.decode(), number(renewals), told.decode(), address.decode()
 
     async def _claim(self, connection: Connection) -> None:
         """Become the owner, once the last one has not renewed its lease for its whole length (O1).
@@ -136,7 +152,7 @@ class PostgresqlStore:
         Raises: StoreLocked, if it does; Unavailable.
         """
         lease_s, statements = self._options.lease_s, self.rows.statements
-        _, holder, renewals, told = await self._owner(connection)
+        holder, renewals, told, _ = await self._owner(connection)
         seen = now()
         while True:
             if not holder or now() - seen >= lease_s:
@@ -150,29 +166,17 @@ class PostgresqlStore:
                     self.rows.fence.term = number(claimed[0][0])
                     self._lease = Lease(self.rows.pool.place, self._token, lease_s, before)
                     self._lease.start()
+                    await self._tickets.clear(connection)
                     return
             await trio.sleep(lease_s / _LOOKS)
-            _, now_holder, renewed, told = await self._owner(connection)
+            now_holder, renewed, told, _ = await self._owner(connection)
             if now_holder and now_holder == holder and renewed != renewals:
                 raise locked(self.rows.pool.place, told)
             if now_holder != holder:  # a claim that may be that of a process that has died since
                 holder, renewals, seen = now_holder, renewed, now()
 
     async def _alone(self, connection: Connection, statement: Statement, parameters: list[bytes]) -> Rows:
-        """Run a statement that changes the term, once no transaction of an earlier term is under way. One that goes on
-        for long is ended: its process may have been stopped, or its host lost, in the middle of sending it."""
-        statements, lock = self.rows.statements, self.rows.fence.lock
-        for _ in range(_LOOKS):
-            try:
-                *_, found = await connection.run(
-                    [(statements.briefly, [_BRIEFLY]), (statements.wait_for_others, [lock]), (statement, parameters)]
-                )
-                return found
-            except Refusal as refusal:
-                if refusal.sqlstate != _TIMEOUT:
-                    raise
-            await connection.run([(statements.end_holders, [lock])])
-        raise Unavailable(f"{self.rows.pool.place.shown}: transactions of an earlier owner do not end")
+        return await alone(self.rows, connection, self.rows.fence.lock, statement, parameters)
 
     async def _renew(self) -> None:
         """Begin a new term: when this returns, nothing that was sent under an earlier one can take effect (O1)."""
@@ -186,12 +190,29 @@ class PostgresqlStore:
                 if found:
                     fence.term = number(found[0][0])
                     return
-                _, _, _, told = await self._owner(connection)
+                _, _, told, _ = await self._owner(connection)
                 fence.deposed = locked(self.rows.pool.place, told)
             except Refusal as refusal:
                 raise self.rows.told(refusal) from refusal
             finally:
                 connection.close()
+
+    def let_clients_in(self) -> Tickets:
+        """Let clients read and write by themselves, with tickets. Call it before anything is committed: such clients do
+        not ask this process's memory (C4)."""
+        self.store.tickets = self._tickets
+        return self._tickets
+
+    async def serve_at(self, address: str) -> None:
+        """Tell clients where this owner serves. Raises: StoreLocked, Unavailable."""
+        try:
+            async with self.rows.pool.connection() as connection:
+                parameters = [address.encode(), self._token.encode()]
+                [found] = await connection.run([(self.rows.statements.serve_at, parameters)])
+        except Lost as lost:
+            raise Unavailable(f"{self.rows.pool.place.shown} cannot be reached: {lost.said}") from lost
+        if not found:
+            raise locked(self.rows.pool.place, "")
 
     async def watch(self) -> None:
         """Raise an error once another process owns the store: nothing that this one does would count."""
@@ -245,7 +266,7 @@ class PostgresqlStore:
         if self.forked:
             raise UsedAfterFork(self.rows.pool.place.shown)
         if self._closed:
-            raise TransactionClosed(_CLOSED)
+            raise TransactionClosed(CLOSED)
 
     def where(self) -> tuple[str, str]:
         """The address, without a password; and the mark of its durability (S2)."""

@@ -136,6 +136,7 @@ class Link:
         self.back_since = -math.inf  # when the server was last reached again
         self.remedy = ""  # for the errors that say that it is away
         self._losses = 0  # how often the server had ended the session
+        self._scope = trio.CancelScope()  # of the current connection
         self.closed = self._once_only = False
         self.end: Callable[[], None] = lambda: None  # ends `run`; set by the code that has it run
 
@@ -213,6 +214,16 @@ class Link:
         for method, items in merged.items():
             for at in range(0, len(items), _MERGED_MAX):
                 self._channel.send_first((0, method, items[at : at + _MERGED_MAX]))
+
+    def stalled_s(self) -> float:
+        """For how long the server has said nothing while calls wait for it, in seconds; 0: none waits."""
+        if self._channel is None or not any(call.sent for call in self._calls.values()):
+            return 0.0
+        return trio.current_time() - self._channel.heard
+
+    def leave(self) -> None:
+        """End the current connection: the server is elsewhere by now. Calls that may be repeated go to the next one."""
+        self._scope.cancel()
 
     def _must_be_open(self) -> None:
         if not self.closed:
@@ -331,7 +342,7 @@ class Link:
         if scope.cancelled_caught:
             raise OSError(f"no connection within {self._options.connect_s:g} s")
         try:
-            channel = Channel(stream, self._options)
+            channel, self._scope = Channel(stream, self._options), trio.CancelScope()
             with trio.move_on_after(self._options.connect_s) as scope:
                 self._told = []
                 await channel.greet(self._hello())
@@ -346,7 +357,8 @@ class Link:
             except (KeyError, ValueError, TypeError) as error:
                 raise StoreError(f"the program at {self.name} is not a perco server: {error!r}") from error
             self._begun(channel, kept)
-            await channel.run(self._received, lambda: None)
+            with self._scope:
+                await channel.run(self._received, lambda: None)
         finally:
             self._channel = self._told = None
             self._merged.clear()

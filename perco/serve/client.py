@@ -17,11 +17,11 @@ import os
 import random
 import secrets
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
 
@@ -29,6 +29,7 @@ from perco.clock.holds import Holder
 from perco.clock.loopwatch import Held, LoopStatistics, LoopWatch
 from perco.database.database import Database
 from perco.database.inside import close, inside
+from perco.database.making import gathered
 from perco.database.options import Options
 from perco.database.owner import Now
 from perco.errors import SchemaMismatch, UsedAfterFork, WriteUnknown
@@ -45,6 +46,7 @@ from perco.schema.catalogue import Catalogue
 from perco.schema.known import Known
 from perco.schema.schema import Schema
 from perco.serve import tasks
+from perco.serve.direct import DirectRowStore, TicketRows
 from perco.serve.elsewhere import Elsewhere
 from perco.serve.messages import (
     ANNOUNCED,
@@ -77,6 +79,8 @@ from perco.txn.keeping import Keeper
 from perco.txn.prefetch import Predictor
 
 log: logging.Logger = logging.getLogger("perco.serve")
+
+Reach: TypeAlias = Callable[[Callable[[], Awaitable[str]]], TicketRows]
 
 _BYE_S = 1.0
 _TELLS_S = 1.0  # how long to ask what waits, after a deadline has passed
@@ -150,6 +154,7 @@ class RemoteOwner:
         connect: Callable[[int, int], Any],
         token: bytes,
         pulsing: Callable[[Pulse], LoopWatch] | None = None,
+        reach: Reach | None = None,
     ) -> None:
         rng = random.Random(options.seed)
         self._token, self._options = token, options
@@ -159,12 +164,17 @@ class RemoteOwner:
         self._too_much = False  # this client holds more than fits in a greeting
         self._wire, self._connect, self._rng = wire, connect, rng
         self.link = Link(name, partial(connect, 0, 0), self._hello, self._welcomed, self._pushed, wire, rng)
-        self.store = RemoteRowStore(self.link, self._reach, wire.patience_s, rng)
+        self.store = (
+            RemoteRowStore(self.link, self._reach, wire.patience_s, rng)
+            if reach is None
+            else DirectRowStore(self.link, reach, wire.patience_s, rng)
+        )
         self.local = RemoteLocal(self.link, self.store)
         background = Background()
         self._together: Together | None = None
-        if options.batch.window_s:
-            self._together = Together(self.link, self.store, options.batch, wire, background.spawn)
+        batch = options.batch if reach is None else gathered(options.batch)
+        if batch.window_s:
+            self._together = Together(self.link, self.store, batch, wire, background.spawn)
         token_of_locks = self._session[:16]
         fates = RemoteFates(self.link, self.store, token_of_locks)
         self._oracle = RemoteOracle(self.store, self.link, background.spawn)
@@ -239,13 +249,13 @@ class RemoteOwner:
         holds = self._oracle.holds
         greeted = tuple(holds.open) if kept and not self._too_much else ()  # the server holds these
         kept = kept and not self._too_much and not (new and holds.numbers)
-        self.store.groups, self.store.once = info["groups"], info["once"]
-        self.store.spread, self._ticket = info["spread"], info["ticket"]
+        self.store.greeted(info)
+        self._ticket = info["ticket"]
         held = self.heartbeat.take_longest()  # since the last greeting
         if (new or not kept) and self.link.connections:
             self._say_that_it_ended(held)
         if not kept:
-            self.store.losses += 1
+            self.store.lost()
             # R5: reads through the former driver raise SessionEnded.
             self.engine.driver.reads = LostRowStore()
             if self._together is not None:
@@ -436,6 +446,8 @@ class RemoteOwner:
                 if self.link.connected.is_set():
                     await self.link.call(Method.BYE, None, again=True)
             await self._connections.aclose()
+            if isinstance(self.store, DirectRowStore):
+                self.store.rows.close()
 
 
 def make_client(
@@ -446,9 +458,10 @@ def make_client(
     connect: Callable[[int, int], Any],
     token: bytes,
     pulsing: Callable[[Pulse], LoopWatch] | None = None,
+    reach: Reach | None = None,
 ) -> Database:
     """A client's database, not connected yet. The arguments are those of `open_served`."""
-    owner = RemoteOwner(schema, options, wire, name, connect, token, pulsing)
+    owner = RemoteOwner(schema, options, wire, name, connect, token, pulsing, reach)
     return Database(owner.engine, owner.keeper, owner.workers, owner.waiting, owner, options)
 
 
@@ -463,6 +476,7 @@ async def open_served(
     readonly: bool = False,
     pulsing: Callable[[Pulse], LoopWatch] | None = None,
     remedy: str = "",
+    reach: Reach | None = None,
 ) -> Database:
     """Open a database over a server. Raises: as `RemoteOwner.begin_link`; SessionEnded, if the owner ends meanwhile.
 
@@ -470,8 +484,9 @@ async def open_served(
         connect: connects to the tablet server with the given number and port; 0 and 0: to the owner.
         pulsing: makes the object that watches the loop and sends pulses while it is held (R10); None: no pulses.
         remedy: the advice in the error when the server is away for too long; "": try again.
+        reach: makes the rows, if this client reads and writes them by itself; its argument asks for the ticket.
     """
-    db = make_client(schema or Schema(), options, wire, name, connect, token, pulsing)
+    db = make_client(schema or Schema(), options, wire, name, connect, token, pulsing, reach)
     owner = remote_owner(db)
     owner.link.remedy = remedy
     try:

@@ -34,7 +34,7 @@ from perco.storage import (
 )
 from perco.storage.fencing import NotHere
 
-WIRE_VERSION: Final = 10
+WIRE_VERSION: Final = 11
 # Limits of one call. A client keeps within them; a server ends the connection on a call that exceeds them (R1).
 DRAWS_MAX: Final = 1 << 16  # timestamps
 CLAIMS_MAX: Final = 4096  # rows
@@ -82,6 +82,8 @@ class Method(IntEnum):
     NOW = 32  # -> (whether the store is idle, changes that wait, changes on the failed list), at this moment (N7)
     FOLDER = 34  # -> the folder, its owner's process, and what is in each of its files; how many use it
     COMPACT = 33  # (a table; None: all) -> what it did, for each tablet (P6)
+    TICKET = 35  # -> the client's ticket, once the store takes its mutations (F3)
+    NEWS = 36  # NOTIFIED or QUIET: a client that writes by itself has put or removed notify cells (N7, N8) -> no answer
     BYE = 23  # the session ends
 
 
@@ -112,7 +114,7 @@ AGAIN: Final = frozenset(Method) - {Method.APPLY, Method.COMMIT, Method.COMMITS,
 NOTIFIED: Final = 1  # there may be work for observers (N8)
 ANNOUNCED: Final = 2  # a newer version of the catalogue, which writers must know (N10)
 MOVED: Final = 4  # tablets have moved
-QUIET: Final = 5  # from a tablet server: notify cells have been removed (N7)
+QUIET: Final = 5  # from a tablet server or a client: notify cells have been removed (N7)
 DROPPED: Final = 6  # from a tablet server: it has lost a tablet to another process (F1)
 RELEASED: Final = 7  # a process that does not run this client's observers has released rows that it wanted (N8)
 TASKS_ASKED: Final = 3  # what do the client's tasks wait for? The answer carries this number

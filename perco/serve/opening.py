@@ -12,7 +12,7 @@ import shlex
 import ssl
 import warnings
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,14 +26,16 @@ from perco.database.inside import close, inside, local_owner
 from perco.database.making import make, make_beside, offline as offline
 from perco.database.options import Options
 from perco.errors import Corruption, PercoWarning, SessionEnded, StoreError, StoreLocked, Unavailable, UsageError
-from perco.postgresql.address import is_postgresql
+from perco.postgresql import client
+from perco.postgresql.address import Place, is_postgresql
 from perco.postgresql.store import PostgresqlStore
+from perco.postgresql.tickets import Tickets
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.schema.schema import Schema
 from perco.serve import tokens
 from perco.serve.beating import PulseThread
-from perco.serve.client import open_served
+from perco.serve.client import open_served, remote_owner
 from perco.serve.placing import ProcessOptions
 from perco.serve.processes import TabletServers
 from perco.serve.pulse import Pulse
@@ -44,6 +46,8 @@ from perco.tablets.local import LocalStore
 
 SOCKET = "socket"
 PEM = "-----BEGIN "
+_LOOK_S = 0.5  # between two looks for the process that serves a store on PostgreSQL
+_STALLED_S = 1.0  # a server that has said nothing for so long may have lost the store to another one
 _AGAIN_S = 0.02  # between two attempts, while an owner is starting or ending
 
 
@@ -54,8 +58,9 @@ class open(AsyncOnly):
         url: a folder, created if there is none; if another process has it open, this one becomes its client, over a
             socket in the folder. In production run `perco serve`, an owner that does nothing else: while an observer
             that computes, or a call that blocks, holds the owner's loop, all clients wait. Or "memory:". Or a database:
-            "postgresql://USER@HOST/DATABASE?prefix=NAME", which this process then owns. Or the address of a served
-            store: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT".
+            "postgresql://USER@HOST/DATABASE?prefix=NAME", which this process then owns; if another process serves it
+            for clients (`perco serve --direct`), this one becomes such a client. Or the address of a served store:
+            "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT".
         schema: tables, columns and observers. May be left out when reading only: then the store's own is used, and
             `db.schema.tables["docs"].columns["body"]` gives its columns.
         options: see `Options`.
@@ -103,6 +108,11 @@ class open(AsyncOnly):
         self.processes: ProcessOptions | None = None  # set before entry: other processes have the tablets open
         self.damaged: dict[Path, Corruption] = {}  # set before entry: tablets that must not be opened, and why
         self.tablet_servers: TabletServers | None = None  # with `processes`, once opened
+        self.leads = False  # set before entry: only as the owner
+        self.direct = (
+            False  # set before entry, with `leads`: clients of a store on PostgreSQL read and write it by themselves
+        )
+        self.tickets: Tickets | None = None  # with `direct`, once opened
 
     async def __aenter__(self) -> Database:
         if not trio.lowlevel.in_trio_task():  # trio may run as a guest of another loop
@@ -158,15 +168,84 @@ class open(AsyncOnly):
         return await self._begin(local, options)
 
     async def _open_postgresql(self, url: str) -> Database:
-        if self._readonly:
-            raise UsageError(
-                "a store on PostgreSQL is opened by its owner, or through it: serve it, and open its address with "
-                "readonly=True"
-            )
-        options = self._options
-        store = await PostgresqlStore.open(url, options.postgresql, durable=options.durability == "power")
+        """As the owner; if another process owns the store and serves it, as one of its clients."""
+        options, place = self._options, Place(url)
+        deadline = trio.current_time() + (0 if self._readonly else options.wire.connect_s)
+        own, store = options.postgresql.own and not self._readonly, None
+        while store is None:
+            locked: StoreLocked | None = None
+            if own:
+                try:
+                    store = await PostgresqlStore.open(url, options.postgresql, durable=options.durability == "power")
+                    break
+                except StoreLocked as error:
+                    if self.leads:
+                        raise
+                    locked = error
+            if (db := await self._join_postgresql(place)) is not None:
+                return db
+            if locked is not None:
+                raise locked
+            if trio.current_time() > deadline:
+                raise client.no_owner(place)
+            await trio.sleep(_LOOK_S)
+        if self.direct:
+            self.tickets = store.let_clients_in()
         db = await self._begin(store, options)
         inside(db).background.start(store.watch, "lease")
+        if self.tickets is not None:
+            inside(db).background.start(self.tickets.run, "tickets")
+        return db
+
+    async def _join_postgresql(self, place: Place) -> Database | None:
+        """A client that reads and writes the rows by itself; None: no process lets it.
+
+        Raises: Unavailable, WrongToken, VersionMismatch; SchemaMismatch.
+        """
+        try:
+            at = await client.address_of(place)
+        except OSError as error:
+            raise Unavailable(str(error)) from error
+        if not at:
+            return None
+        options, wire = self._options, self._options.wire
+        address = addresses.parse(at)
+        self._token = self._token or tokens.find(address)
+        trust = _trust(wire.ca_file) if address.tls else None
+
+        async def connect(number: int, port: int) -> trio.abc.Stream:
+            nonlocal address
+            found = await client.address_of(place)  # another process may own the store by now
+            if not found:
+                raise OSError(f"no process serves {place.shown}")
+            address = addresses.parse(found)
+            return await addresses.connect(address, trust)
+
+        def pulsing(pulse: Pulse) -> PulseThread:
+            return PulseThread(
+                options.heartbeat, wire, pulse, lambda timeout_s: addresses.dial(address, trust, timeout_s)
+            )
+
+        durable = options.durability == "power"
+        db = await open_served(
+            *(place.shown, connect, self._schema, options, wire, self._token),
+            readonly=self._readonly,
+            pulsing=pulsing,
+            remedy=f"Start `perco serve {shlex.quote(place.shown)} --direct`.",
+            reach=lambda ticket: client.ClientRows(place, options.postgresql, durable=durable, ticket=ticket),
+        )
+        link = remote_owner(db).link
+
+        async def follow() -> None:
+            """Leave a server that was stopped, or whose host was lost, once another one leads."""
+            while True:
+                await trio.sleep(_LOOK_S)
+                if link.stalled_s() > _STALLED_S:
+                    with suppress(OSError):
+                        if (found := await client.address_of(place)) and addresses.parse(found) != address:
+                            link.leave()
+
+        inside(db).background.start(follow, "follow")
         return db
 
     async def _begin(self, backend: Backend, options: Options) -> Database:
@@ -204,6 +283,8 @@ class open(AsyncOnly):
                 return await self._connect(address)
             except OSError as error:
                 raise _unreached(address, error) from error
+        if is_postgresql(text):
+            return await self._visit_postgresql(Place(text))
         path = _absolute(text)
         if not path.is_dir():
             raise UsageError(f"there is no store at {text}")
@@ -214,6 +295,12 @@ class open(AsyncOnly):
                 f"no process has {text} open, or the process that has it does not share it",
                 remedy=f"Start `{_serve(text)}` first.",
             ) from error
+
+    async def _visit_postgresql(self, place: Place) -> Database:
+        db = await self._join_postgresql(place)
+        if db is None:
+            raise client.no_owner(place)
+        return db
 
     async def _connect(self, address: Address, folder: Path | None = None) -> Database:
         trust = _trust(self._options.wire.ca_file) if address.tls else None
@@ -248,6 +335,8 @@ class open(AsyncOnly):
         assert self._schema is not None
         db = self._db = make(backend, self._schema, options)
         parts, owner = inside(db), local_owner(db)
+        if self.tickets is not None:
+            parts.fates.not_alone()
         if self.tablet_servers is not None:
             parts.fates.not_alone()
             self.tablet_servers.background.on_failure.append(self._scope.cancel)
@@ -265,7 +354,7 @@ class open(AsyncOnly):
 
     async def _share(self, db: Database, path: Path | None) -> None:
         """Serve other processes of this user, over a socket in the folder; without one, where the program says."""
-        self.server = Server(db, self._options.wire, self.tablet_servers)
+        self.server = Server(db, self._options.wire, self.tablet_servers, self.tickets)
         await self._serving.enter_async_context(self.server.keeping())
         if path is None:
             return

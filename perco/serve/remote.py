@@ -278,9 +278,8 @@ class RemoteFates(Fates):
 
     @property
     def alone(self) -> bool:
-        """One-step commits are made in the owner, whose memory every reader asks (C4); not if tablet servers answer
-        reads."""
-        return not self._store.spread
+        """One-step commits are made in the owner, whose memory every reader asks (C4); not if others answer reads."""
+        return self._store.alone
 
     async def lives_elsewhere(self, start_ts: int, lock: Lock) -> bool:
         if lock.token == self._mine:

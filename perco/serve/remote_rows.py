@@ -77,7 +77,17 @@ class RemoteRowStore:
         self._stale = False  # the map of tablets is known to be out of date
         self.groups = self.once = True  # as the owner says in its greeting
         self.spread = False  # tablet servers have the rows: the owner says so in its greeting
+        self.alone = True  # nobody reads the rows without asking the owner: it says so, too (C4)
         self.losses = 0  # how often the owner has ended the session (R5)
+
+    def greeted(self, info: dict[str, Any]) -> None:
+        """The owner's greeting says what the store offers. Raises: KeyError."""
+        self.groups, self.once = info["groups"], info["once"]
+        self.spread, self.alone = info["spread"], info["alone"]
+
+    def lost(self) -> None:
+        """The owner has ended the session (R5)."""
+        self.losses += 1
 
     async def refresh(self) -> None:
         """Ask the owner which tablets there are, and where."""

@@ -27,7 +27,7 @@ import trio
 from perco.clock.loopwatch import Held
 from perco.database.database import Database
 from perco.database.inside import inside, local_owner
-from perco.errors import SessionEnded, Unavailable
+from perco.errors import SessionEnded, Unavailable, UsageError
 from perco.rpc.addresses import Address
 from perco.rpc.channel import Channel, WireOptions
 from perco.rpc.crossing import pack_error
@@ -43,7 +43,6 @@ from perco.serve.messages import (
     DRAWS_MAX,
     MOVED,
     PULSE,
-    TASKS_ASKED,
     FolderIs,
     Method,
     TabletIs,
@@ -63,6 +62,7 @@ from perco.serve.rows import Rows
 from perco.serve.sessions import Session, Sessions, Stuck
 from perco.serve.tasks import ProcessTasks
 from perco.serve.told_tasks import ToldTasks
+from perco.tablets.backend import Tickets
 
 log: logging.Logger = logging.getLogger("perco.serve")
 
@@ -71,7 +71,6 @@ _IDLE_S: Final = 1.0
 _HELD_S: Final = 1.0  # if an owner's loop was held for longer while others waited, it logs a warning
 _LOOKS_APART_S: Final = 0.02
 _EXPIRE_EVERY: Final = 4  # looks for dead sessions, per lease
-_TASKS_S: Final = 1.0  # how long clients may take to say what their tasks wait for
 
 
 class Server(Door[Session]):
@@ -80,12 +79,19 @@ class Server(Door[Session]):
     sessions: Sessions
     rows: Rows
     one_step: OneStep
+    told_tasks: ToldTasks
     served: int
 
-    def __init__(self, db: Database, options: WireOptions, servers: TabletServers | None = None) -> None:
+    def __init__(
+        self,
+        db: Database,
+        options: WireOptions,
+        servers: TabletServers | None = None,
+        tickets: Tickets | None = None,
+    ) -> None:
         parts = inside(db)
         super().__init__(parts.background, options)
-        self._parts, self._owner, self._servers = parts, local_owner(db), servers
+        self._parts, self._owner, self._servers, self._tickets = parts, local_owner(db), servers, tickets
         driver, oracle, fates = parts.driver, parts.oracle, parts.fates
         self.sessions = Sessions(oracle.holds, fates, options.lease_s, driver.leave_orphans)
         self.sessions.on_wake = self._woken
@@ -94,22 +100,31 @@ class Server(Door[Session]):
             self.sessions.on_held = servers.session_held
             servers.told = on_news(driver.notified, driver.quiet)
             servers.on_moved = self._moved
+        self._news: Callable[[int], None] = lambda what: None
+        if tickets is not None:
+            self.sessions.on_end, tickets.on_gone = tickets.end, driver.leave_orphans
+            self._news = on_news(driver.notified, driver.quiet)
         if self._owner.backend.local is not None:
             self._owner.splitting.on_split.append(self._moved)
         self._pulses_of: dict[str, Channel] = {}  # by session (R10)
         self._waits: set[trio.CancelScope] = set()
         self._watching = False
         self.served = 0  # calls, in total
-        self._told_tasks: ToldTasks | None = None  # while they are asked for
-        self._asked_tasks = 0
+        self.told_tasks = ToldTasks(self.sessions, self._serving, options.silence_s, self._waiting)
         rows = self.rows = Rows(parts, self._owner.store, self.sessions, options)
         refusal = ""
         if servers is not None:  # their readers do not ask this memory (C4)
             refusal = "the store's rows are with tablet servers now"
+        elif tickets is not None:
+            refusal = "clients reach the store's rows by themselves now"
         elif not self._owner.store.once:
             refusal = "the store may apply a mutation twice (C6)"
-        one_step = self.one_step = OneStep(parts, rows, refusal)
-        handlers: dict[Method, Callable[[Session, Peer, int, Any], None]] = {
+        self.one_step = OneStep(parts, rows, refusal)
+        self._handlers = {int(method): handler for method, handler in self._all_handlers().items()}
+
+    def _all_handlers(self) -> dict[Method, Callable[[Session, Peer, int, Any], None]]:
+        rows, one_step, oracle, fates = self.rows, self.one_step, self._parts.oracle, self._parts.fates
+        return {
             Method.READ: rows.read,
             Method.SCAN: rows.scan,
             Method.APPLY: rows.apply,
@@ -142,16 +157,17 @@ class Server(Door[Session]):
             Method.LAST: lambda session, peer, id, _: peer.reply(id, oracle.last),
             Method.ORPHANED: self._untold(lambda session, _: self.sessions.orphans(session)),
             Method.TASKS: self._later(self._tasks),
-            Method.TASKS_ARE: self._untold(self._tasks_are),
+            Method.TASKS_ARE: self._untold(self.told_tasks.told),
             Method.SERVERS: self._later(self._servers_are),
             Method.SPLIT: self._later(self._split, lambda where: read_typed(where, (str,), (bytes, type(None)))),
             Method.COMPACT: self._later(self._compact, lambda table: read_typed((table,), (str, type(None)))),
+            Method.TICKET: self._later(self._ticket),
+            Method.NEWS: self._untold(lambda session, what: self._news(what)),
             Method.BYE: self._bye,
             Method.READS: rows.reads,
             Method.COMMITS: one_step.commits,
             Method.CLAIMS: self._claims,
         }
-        self._handlers = {int(method): handler for method, handler in handlers.items()}
 
     # ------------------------------------------------------------ connections
 
@@ -194,6 +210,8 @@ class Server(Door[Session]):
         owner.heartbeat.on_held = self._held_up
         since = -math.inf if owner.made_here else trio.current_time()
         owner.idle.works_elsewhere = partial(self._works_elsewhere, since)
+        if self._tickets is not None:
+            owner.idle.claimed_elsewhere = lambda: self.sessions.claimed
         stops = [parts.background.start(self._expire, "sessions"), parts.background.start(self._flusher.run, "flusher")]
         try:
             yield
@@ -204,7 +222,7 @@ class Server(Door[Session]):
             parts.driver.on_notified.remove(self._notified)
             parts.oracle.on_announced.remove(self._announced)
             parts.waiting.watch_elsewhere = owner.heartbeat.on_held = None
-            owner.idle.busy_elsewhere = owner.idle.works_elsewhere = None
+            owner.idle.busy_elsewhere = owner.idle.works_elsewhere = owner.idle.claimed_elsewhere = None
             for session in list(self.sessions.all.values()):
                 self.sessions.end(session)
 
@@ -280,6 +298,7 @@ class Server(Door[Session]):
             "once": self._owner.store.once,
             "lease_s": self._options.lease_s,
             "spread": self._servers is not None,
+            "alone": self._parts.fates.alone,
         }
 
     async def _expire(self) -> None:
@@ -340,6 +359,7 @@ class Server(Door[Session]):
             raise TypeError("two numbers of timestamps")
         if not 0 < starts + others <= DRAWS_MAX:
             raise ValueError("a number of timestamps")
+        self._owner.backend.check()  # O1: it may have been deposed
         draw = self._parts.oracle.draw_nowait
         drawn = [draw() for _ in range(starts + others)]
         if not drawn[-1]:  # then all are 0 from some point on
@@ -544,6 +564,14 @@ class Server(Door[Session]):
             return False
         return bool(self.sessions.claims or self._parts.driver.entered.cells) or self._owner.idle.locked_observed()
 
+    # ------------------------------------------------------------ clients that reach the rows by themselves
+
+    async def _ticket(self, session: Session, _: Any) -> str:
+        if self._tickets is None:
+            raise UsageError("this server does not let clients read and write by themselves: open its address instead")
+        await self._tickets.admit(session.ticket)
+        return session.ticket
+
     # ------------------------------------------------------------ upkeep
 
     async def _vacuum(self, session: Session, _: Any) -> dict[str, Any]:
@@ -559,38 +587,8 @@ class Server(Door[Session]):
     async def _backfill(self, session: Session, _: Any) -> list[Any]:
         return [astuple(each) for each in await self._owner.backfill(None)]
 
-    # ------------------------------------------------------------ what tasks wait for
-
     async def _tasks(self, session: Session, _: Any) -> list[ProcessTasks]:
-        """Tasks of this process, and of its clients except the one that asks. Clients that do not answer soon are left
-        out. Calls that come while clients are being asked share the result."""
-        if self._told_tasks is not None:
-            return await self._told_tasks.shared()
-        self._asked_tasks += 1
-        since = trio.current_time() - self._options.silence_s
-        stuck = [other.stuck for other in self.sessions.all.values() if other.stuck and other.stuck.told >= since]
-        asked = [peer for peer, other in self._serving.items() if other is not session and other.stuck not in stuck]
-        told = self._told_tasks = ToldTasks(self._asked_tasks, len(asked))
-        try:
-            for peer in asked:
-                peer.push(TASKS_ASKED, told.number)
-            if asked:
-                with self._waiting(_TASKS_S):
-                    await told.all.wait()
-        finally:
-            self._told_tasks = None
-            held = [tasks.held(each.pid, each.seconds, each.where) for each in stuck]
-            told.found = [tasks.here("owner"), *told.answers.values(), *held]
-            told.over.set()
-        return told.found
-
-    def _tasks_are(self, session: Session, answer: Any) -> None:
-        number, packed = answer
-        told = self._told_tasks
-        if told is not None and told.number == number:
-            told.answers[session.name] = tasks.read(packed)
-            if len(told.answers) == told.asked:
-                told.all.set()
+        return await self.told_tasks.ask(session)
 
     # ------------------------------------------------------------ the end
 

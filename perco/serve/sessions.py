@@ -156,6 +156,7 @@ class Sessions:
         self.claims: dict[tuple[str, bytes], _Claim] = {}
         self._rows: dict[str, list[bytes]] = {}  # of claims, by table, in order
         self._ended: dict[tuple[str, bytes], _Claim] = {}  # in the order in which they ended
+        self.claimed = 0  # rows, in total
         self.wakes: Wakes[Session] = Wakes()
         self._watches: set[Watch] = set()
 
@@ -354,6 +355,7 @@ class Sessions:
         return told[:most]
 
     def _give(self, session: Session, where: tuple[str, bytes], newest: int, root: int) -> None:
+        self.claimed += 1
         claim = self.claims.get(where)
         if claim is None:
             insort(self._rows.setdefault(where[0], []), where[1])

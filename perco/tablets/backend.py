@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from perco.storage import Mutation, OwnerStore
 from perco.tablets.local import LocalStore
 from perco.txn.engine import Place
+
+
+class Tickets(Protocol):
+    """Lets clients read and write a store by themselves, each with a ticket."""
+
+    on_gone: Callable[[], None]
+
+    async def admit(self, ticket: str) -> None:
+        """Let a client in. Raises: SessionEnded, if `end` was called before; StoreError."""
+        ...
+
+    def end(self, ticket: str) -> None:
+        """The ticket's session has ended. Before the floor is raised again, nothing that was sent with the ticket can
+        take effect any more (F3); then `on_gone` is called."""
+        ...
 
 
 class Backend(Place, Protocol):

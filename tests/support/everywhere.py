@@ -6,6 +6,7 @@
     tablets   in a client of a store whose tablets are with two tablet servers
     bare      in the process that owns a store without any capability: single rows only, and every call is awaited
     postgresql  in the process that owns a store on a PostgreSQL server
+    direct    in a client of such a process, which reads and writes the rows by itself
 
 The owner of a deployment is real, and so are its server, sockets, certificates and sessions; it shares the process and
 the loop of the test, so time may be virtual. Tablet servers run in that loop too, over tablets in memory.
@@ -43,6 +44,7 @@ from perco.serve.opening import SOCKET, _trust, open as opened
 from perco.serve.placing import ProcessOptions
 from perco.serve.processes import TabletServers
 from perco.serve.server import Server
+from perco.tablets.backend import Tickets
 from perco.tablets.local import LocalStore
 from perco.testing.bare import BareStore, SingleRows
 from perco.testing.faults import FaultyRowStore
@@ -51,9 +53,10 @@ from tests.support.left_out import LEFT_OUT, LeftOut
 from tests.support.places import local_of, rows_of
 from tests.support.spread import MemoryServers
 
-OWNER, FOLDER, TLS, TABLETS, BARE, POSTGRESQL = "owner", "folder", "tls", "tablets", "bare", "postgresql"
-DEPLOYMENTS: Final = (OWNER, FOLDER, TLS, TABLETS, BARE, POSTGRESQL)
-CLIENTS: Final = (FOLDER, TLS, TABLETS)
+OWNER, FOLDER, TLS, TABLETS, BARE = "owner", "folder", "tls", "tablets", "bare"
+POSTGRESQL, DIRECT = "postgresql", "direct"
+DEPLOYMENTS: Final = (OWNER, FOLDER, TLS, TABLETS, BARE, POSTGRESQL, DIRECT)
+CLIENTS: Final = (FOLDER, TLS, TABLETS, DIRECT)
 
 _TOKEN: Final = b"a token that only the tests know"
 _SERVERS: Final = 2
@@ -75,7 +78,7 @@ def running_over(deployment: str) -> Any:
     elif deployment != OWNER:
         perco.open = Opened  # type: ignore[misc, assignment]
     try:
-        with postgresql.real_time() if deployment == POSTGRESQL else contextlib.nullcontext():
+        with postgresql.real_time() if deployment in (POSTGRESQL, DIRECT) else contextlib.nullcontext():
             yield
     finally:
         over, perco.open = before, plain  # type: ignore[misc]
@@ -99,6 +102,7 @@ class _Client(opened):
     """
 
     store: Any = None
+    reach: Any = None  # makes the rows of a client that reads and writes them by itself
 
     async def _connect(self, address: Address) -> Database:
         trust = _trust(self._options.wire.ca_file) if address.tls else None
@@ -107,7 +111,9 @@ class _Client(opened):
             return addresses.connect(address.beside(number, port) if number else address, trust)
 
         assert self._schema is not None
-        db = make_client(self._schema, self._options, self._options.wire, str(address), connect, _TOKEN)
+        db = make_client(
+            *(self._schema, self._options, self._options.wire, str(address), connect, _TOKEN), reach=self.reach
+        )
         if self.store is not None:
             through(db, self.store)
         try:
@@ -139,6 +145,8 @@ class Door:
             options = replace(options, wire=replace(options.wire, ca_file=_certificates()[1]))
         client = _Client(str(self.address), schema, options=options, token=_TOKEN.decode())
         client.store = store
+        if over == DIRECT:
+            client.reach = functools.partial(postgresql.client_rows, self.owner)
         if not mortal:
             async with client as db:
                 yield self._looked_into(db)
@@ -162,9 +170,11 @@ class Door:
 
 
 @asynccontextmanager
-async def served(owner: Database, wire: WireOptions, servers: MemoryServers | None) -> AsyncIterator[Door]:
+async def served(
+    owner: Database, wire: WireOptions, servers: MemoryServers | None, tickets: Tickets | None = None
+) -> AsyncIterator[Door]:
     """The owner is served as the deployment says, while the block lasts."""
-    server = Server(owner, wire, servers)
+    server = Server(owner, wire, servers, tickets)
     with contextlib.ExitStack() as files:
         if over == TLS:
             address = Address(
@@ -217,7 +227,12 @@ class _Postgresql(opened):
         url = postgresql.fresh() if text == "memory:" else postgresql.address_of(text)
         backend = await postgresql.DividedStore.open(url, PostgresqlOptions(), durable=False)
         backend.store.tablets = backend.rows.tablets  # type: ignore[attr-defined]
-        return await self._begin(backend, self._options)
+        if over == DIRECT:
+            self.tickets = backend.let_clients_in()
+        db = await self._begin(backend, self._options)
+        if self.tickets is not None:
+            inside(db).background.start(self.tickets.run, "tickets")
+        return db
 
 
 def bare(local: LocalStore, below: Any = None) -> BareStore:
@@ -250,14 +265,15 @@ class Opened:
         options = self._more.get("options") or perco.Options()
         # The owner knows the schema's tables from the client alone.
         own = replace(options, shared=False, on_event=None)
-        opening = _Owner(self._url, perco.Schema(), **{**self._more, "options": own})
+        owned = _Postgresql if over == DIRECT else _Owner
+        opening = owned(self._url, perco.Schema(), **{**self._more, "options": own})
         if over == TABLETS:
             opening.processes = ProcessOptions(servers=_SERVERS)
         async with AsyncExitStack() as stack:
             owner = await stack.enter_async_context(opening)
             servers = opening.tablet_servers
             assert servers is None or isinstance(servers, MemoryServers)
-            door = await stack.enter_async_context(served(owner, options.wire, servers))
+            door = await stack.enter_async_context(served(owner, options.wire, servers, opening.tickets))
             db = await stack.enter_async_context(door.client(self._schema, options))
             self._stack = stack.pop_all()
         return db
@@ -293,7 +309,14 @@ class Place:
 
     @asynccontextmanager
     async def _owned(self, options: perco.Options) -> AsyncIterator[Door]:
-        owner = make(self.local, perco.Schema(), replace(options, shared=False, on_event=None))
+        backend, tickets = self.local, None
+        if over == DIRECT:
+            backend = postgresql.DirectBackend(self.local)  # type: ignore
+            tickets = await backend.let_clients_in()  # type: ignore
+        owner = make(backend, perco.Schema(), replace(options, shared=False, on_event=None))
+        if tickets is not None:
+            inside(owner).fates.not_alone()
+            inside(owner).background.start(tickets.run, "tickets")
         if self._servers is not None:
             inside(owner).fates.not_alone()
             if not self._began:
@@ -302,7 +325,7 @@ class Place:
         try:
             await inside(owner).oracle.start()
             await local_owner(owner).declare()
-            async with served(owner, options.wire, self._servers) as door:
+            async with served(owner, options.wire, self._servers, tickets) as door:
                 yield door
         finally:
             await inside(owner).background.aclose()
@@ -318,8 +341,10 @@ class Place:
 def place() -> Place:
     """An empty store in memory, over the deployment of the test; or on PostgreSQL."""
     servers = None
-    if over == POSTGRESQL:
-        return Place(postgresql.LocalRows(), None)  # type: ignore[arg-type]
+    if over in (POSTGRESQL, DIRECT):
+        rows: Any = postgresql.LocalRows()
+        rows.place = Place(rows, None)
+        return rows.place  # type: ignore[no-any-return]
     if over == TABLETS:
         servers = MemoryServers(ProcessOptions(servers=_SERVERS), WireOptions())
     config = perco.Options()

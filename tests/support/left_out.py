@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-CLIENTS: Final = ("folder", "tls", "tablets")
+CLIENTS: Final = ("folder", "tls", "tablets", "direct")
 BARE: Final = "bare"
-POSTGRESQL: Final = "postgresql"
+POSTGRESQL, DIRECT = "postgresql", "direct"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ CLIENTS_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             ),
             _READ_LOCKS: ("test_two_that_commit_in_one_step_may_lock_what_both_only_read",),
         },
-        over=("tablets",),
+        over=("tablets", DIRECT),
     ),
     LeftOut(
         "delivers a lost commit request late: the server reads nothing more from a client's former connection (R4)",
@@ -281,7 +281,7 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
                 "test_it_tells_how_far_it_is",
             ),
         },
-        over=(POSTGRESQL,),
+        over=(POSTGRESQL, DIRECT),
     ),
     LeftOut(
         "opens the files of a folder, with or without its owner, or starts processes that do",
@@ -295,12 +295,12 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             "scenarios/test_processes.py": (),
             _READ_LOCKS: ("test_a_store_of_before_has_read_locks_once_it_is_opened",),
         },
-        over=(POSTGRESQL,),
+        over=(POSTGRESQL, DIRECT),
     ),
     LeftOut(
         "asks what `perco.open` itself says of an address: the test's own chooses the address",
         {"scenarios/test_limits.py": ("test_urls_that_this_version_does_not_open",)},
-        over=(POSTGRESQL,),
+        over=(POSTGRESQL, DIRECT),
     ),
     LeftOut(
         "expects an order, or a meeting, of tasks that a server with processes of its own does not keep to",
@@ -309,7 +309,7 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             "scenarios/test_bank.py": ("test_the_same_seed_gives_the_same_history",),
             "scenarios/test_locks.py": ("test_crossing_transfers_keep_the_total",),
         },
-        over=(POSTGRESQL,),
+        over=(POSTGRESQL, DIRECT),
     ),
     LeftOut(
         "counts mutations, or sends copies of them behind the owner's back: it alone writes, and counts what it sends",

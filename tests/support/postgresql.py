@@ -24,13 +24,17 @@ import trio.testing
 
 from bench.against import postgres
 from bench.against.postgres import NoPostgresError, Server, server
+from perco.database.inside import inside
 from perco.postgresql.address import Place
+from perco.postgresql.client import ClientRows
 from perco.postgresql.connection import Connection, libpq
 from perco.postgresql.options import PostgresqlOptions
 from perco.postgresql.rows import Fence, PostgresqlRows
-from perco.postgresql.store import PostgresqlStore
+from perco.postgresql.store import Counted, PostgresqlStore
+from perco.postgresql.tickets import Tickets
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import PROTOCOL_GROUPS, MemoryTablet, Mutation
+from perco.testing.bare import BareStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -241,6 +245,30 @@ class LocalRows:
 
     async def aclose(self) -> None:
         self.store.close()
+
+
+class DirectBackend(BareStore):
+    """Of an owner of `LocalRows` that lets clients read and write by themselves."""
+
+    def __init__(self, local: LocalRows) -> None:
+        super().__init__(local, local.store)  # type: ignore[arg-type]
+        self.store = Counted(local.store, local.store.tables, 0.0)
+        self.store.tablets = local.store.tablets  # type: ignore[attr-defined]
+        self.place = getattr(local, "place", None)
+
+    async def let_clients_in(self) -> Tickets:
+        """As a store that has just been claimed."""
+        rows: Any = self.rows
+        tickets = self.store.tickets = Tickets(rows)  # type: ignore[attr-defined]
+        async with rows.pool.connection() as connection:
+            await tickets.clear(connection)
+        return tickets
+
+
+def client_rows(owner: Any, ticket: Callable[[], Awaitable[str]]) -> ClientRows:
+    """The rows of a client of that owner's."""
+    place: Any = inside(owner).engine.place
+    return ClientRows(place.rows.pool.place, PostgresqlOptions(), durable=False, ticket=ticket)
 
 
 # ------------------------------------------------------------------ servers of a test's own

@@ -27,11 +27,11 @@ def test_the_tables_are_made_once_and_rights_are_granted(url: str) -> None:
     found = perco("postgresql", "check", url)
     assert (found.returncode, "perco postgresql init makes them" in found.stdout) == (1, True), found
     made = perco("postgresql", "init", url)
-    assert (made.returncode, "_owner: made" in made.stdout) == (0, True), made
+    assert (made.returncode, "_sessions: made" in made.stdout) == (0, True), made
     app = url.replace("bench@", f"{role}@")
     lacking = perco("postgresql", "check", app, "--json")
     assert lacking.returncode == 1
-    assert len(json.loads(lacking.stdout)["findings"]) == 12, "four rights on three tables"
+    assert len(json.loads(lacking.stdout)["findings"]) == 16, "four rights on four tables"
     again = perco("postgresql", "init", url, "--grant", role)
     assert (again.returncode, "they are there already" in again.stdout) == (0, True), again
     fine = perco("postgresql", "check", app)
@@ -57,7 +57,7 @@ def test_it_is_served_looked_at_and_checked(url: str, tmp_path: Path) -> None:
             second = perco("serve", url, "--listen", f"unix:{tmp_path / 'other'}")
             assert (second.returncode, f"process {serving.pid} on " in second.stderr) == (2, True), second
             directly = perco("status", url)
-            assert (directly.returncode, "serve it" in directly.stderr) == (2, True), directly
+            assert (directly.returncode, "perco serve URL --direct" in directly.stderr) == (2, True), directly
         finally:
             serving.terminate()
             serving.communicate()

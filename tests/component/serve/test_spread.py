@@ -312,12 +312,13 @@ async def test_who_sees_no_tablet_server_commits_in_two_phases_all_the_same(
 async def test_what_asks_to_commit_in_one_step_is_refused(autojump_clock: trio.testing.MockClock) -> None:  # C4
     async with spread(1) as place, place.client(SCHEMA, 1) as db:
         await db.run(_append, 1, 1)
-        remote_owner(db).store.spread = False  # as one that has not heard of it yet
+        store = remote_owner(db).store
+        store.spread, store.alone = False, True  # as one that has not heard of it yet
         txn = await db.begin()
         txn.set(items, 1, b"\7")
         with pytest.raises(perco.errors.SessionEnded):
             await txn.commit()
-        remote_owner(db).store.spread = True
+        store.spread, store.alone = True, False
         async with db.snapshot() as snap:
             assert await snap.get(items, 1) == b"\1"
 

@@ -58,7 +58,7 @@ async def test_who_does_not_answer_is_left_out() -> None:
         began = trio.current_time()
         assert [each.role for each in await remote_owner(asking).tasks()] == ["owner"]
         assert trio.current_time() - began <= 2
-        assert place.server._told_tasks is None  # type: ignore[union-attr]
+        assert place.server.told_tasks.asked is None  # type: ignore[union-attr]
 
 
 async def test_who_is_gone_is_not_waited_for() -> None:

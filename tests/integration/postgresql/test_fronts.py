@@ -1,4 +1,5 @@
-"""A store on PostgreSQL from trio, asyncio and blocking code, by its owner and by a client of `perco serve`."""
+"""A store on PostgreSQL from trio, asyncio and blocking code: by its owner, by a client of `perco serve`, and by a
+client that reads and writes by itself."""
 
 from __future__ import annotations
 
@@ -81,19 +82,21 @@ FRONTS = {
 }
 
 
-@pytest.fixture(params=["owner", "client"])
+@pytest.fixture(params=["owner", "client", "direct"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Where the store is opened: by its owner, or at the address of `perco serve`."""
+    """Where the store is opened: by its owner, at the address of `perco serve`, or beside it."""
     store = postgresql.fresh()
     if request.param == "owner":
         yield store
         return
     address = f"unix:{tmp_path / 'socket'}"
     command = [sys.executable, "-m", "perco", "serve", store, "--listen", address]
+    if request.param == "direct":
+        command.append("--direct")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
         assert serving.stdout is not None
         assert "serving" in serving.stdout.readline()
-        yield address
+        yield store if request.param == "direct" else address
         serving.terminate()
         serving.communicate()
     assert serving.returncode == 0

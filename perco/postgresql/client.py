@@ -1,0 +1,122 @@
+"""The rows of a store on PostgreSQL for a client: it reads and writes them by itself, with a ticket of the owner's.
+
+O1  A client's term is its own. After a lost connection it begins the next one, once nothing that it has sent can take
+    effect (T4); that holds up no other client.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+
+from perco.errors import TransactionClosed, Unavailable, UsedAfterFork
+from perco.postgresql.address import Place
+from perco.postgresql.arrays import number
+from perco.postgresql.connection import Connection, Lost, Refusal
+from perco.postgresql.options import PostgresqlOptions
+from perco.postgresql.rows import CLOSED, Fence, PostgresqlRows
+from perco.postgresql.statements import Statements
+from perco.postgresql.tickets import alone
+
+
+class ClientRows(PostgresqlRows):
+    """Loop thread only.
+
+    Args:
+        ticket: asks the owner for this client's ticket. Raises: PercoError.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        options: PostgresqlOptions,
+        *,
+        durable: bool,
+        ticket: Callable[[], Awaitable[str]],
+    ) -> None:
+        super().__init__(place, options, durable=durable, fence=Fence(place.prefix, ""), client=True)
+        self.renew, self.usable = self._renew, self._usable
+        self._process, self._closed = os.getpid(), False
+        self._ticket = ticket
+        self._renewing = trio.Lock()
+
+    def _usable(self) -> None:
+        if os.getpid() != self._process:
+            raise UsedAfterFork(self.pool.place.shown)
+        if self._closed:
+            raise TransactionClosed(CLOSED)
+
+    def close(self) -> None:
+        self._closed = True
+        if os.getpid() == self._process:  # else the connections are the parent's
+            super().close()
+
+    def session_ended(self) -> None:
+        """See `TicketRows.session_ended`."""
+        self.fence.session += 1
+        self.fence.term = 0
+
+    async def _renew(self) -> None:
+        """Begin a new term, with the ticket of this moment. Raises: Lost, PercoError."""
+        fence = self.fence
+        async with self._renewing:
+            if fence.term:
+                return  # another task has begun it while we waited
+            connection = await Connection.open(self.pool.place)  # those of the pool may be busy
+            try:
+                if not await self._next_term(connection):
+                    fence.take(self.pool.place.prefix, await self._ticket())
+                    await self._next_term(connection)  # else the owner has ended it meanwhile: the caller tries again
+            except Refusal as refusal:
+                raise self.told(refusal) from refusal
+            finally:
+                connection.close()
+
+    async def _next_term(self, connection: Connection) -> bool:
+        """Whether the ticket is good, and has a new term."""
+        fence = self.fence
+        if not fence.token:
+            return False
+        found = await alone(self, connection, fence.lock, self.statements.next_term, [fence.token.encode()])
+        if found:
+            fence.term = number(found[0][0])
+        return bool(found)
+
+    async def adopt(self, tables: Sequence[str]) -> None:
+        """See `TicketRows.adopt`."""
+        try:
+            async with self.pool.connection() as connection:
+                [found] = await connection.run([(self.statements.groups, [])])
+        except Lost as lost:
+            raise Unavailable(f"{self.pool.place.shown} cannot be reached: {lost.said}") from lost
+        except Refusal as refusal:
+            raise self.told(refusal) from refusal
+        wanted = set(tables)
+        spaces = {(table.decode(), group.decode()): number(space) for space, table, group in found}
+        self.add({where: space for where, space in spaces.items() if where[0] in wanted})
+
+
+def no_owner(place: Place) -> Unavailable:
+    """The error of a process that may only be a client, while no process serves the store."""
+    return Unavailable(
+        f"no process lets clients read and write {place.shown}",
+        remedy="Start `perco serve URL --direct --listen ADDRESS` with this address.",
+    )
+
+
+async def address_of(place: Place) -> str:
+    """Where the store's owner serves clients that reach the rows by themselves; "": there is none that does.
+
+    Raises: OSError, if the server cannot be reached.
+    """
+    try:
+        connection = await Connection.open(place)
+        try:
+            [row] = await connection.run([(Statements(place.prefix).look, [])])
+        finally:
+            connection.close()
+    except (Lost, Refusal) as error:
+        raise OSError(f"{place.shown}: {error.said}") from error
+    return row[0][3].decode() if row else ""

@@ -1,0 +1,109 @@
+"""The row store of a client that reads and writes the store's rows by itself. The owner gives it timestamps, and a
+ticket, without which the store takes no mutation from it.
+
+F3  Every read and mutation shows the ticket of the session that it began in. The rows refuse it once the owner has
+    ended that session, whether or not this client knows about that yet.
+R5  What a transaction of an ended session has begun to read raises SessionEnded; its mutations fail.
+N8  The owner cannot see notify cells that come and go: this client tells it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import trio
+
+from perco.rpc.link import Link
+from perco.serve.messages import NOTIFIED, QUIET, Method
+from perco.serve.remote_rows import RemoteRowStore
+from perco.storage import (
+    NOTIFY,
+    Failed,
+    Mutation,
+    ReadRequest,
+    Refused,
+    RowCells,
+    RowStore,
+    ScanPage,
+    ScanRequest,
+    Verdict,
+)
+
+
+class TicketRows(RowStore, Protocol):
+    """The rows of a store, reached with a ticket."""
+
+    async def adopt(self, tables: Sequence[str]) -> None:
+        """Find out what the store has for these tables. Raises: Unavailable."""
+        ...
+
+    def session_ended(self) -> None:
+        """What was begun before raises SessionEnded, or fails."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class DirectRowStore(RemoteRowStore):
+    """See the module.
+
+    Args:
+        reach: makes the rows; its argument asks the owner for the ticket.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        reach: Callable[[Callable[[], Awaitable[str]]], TicketRows],
+        patience_s: float,
+        rng: random.Random,
+    ) -> None:
+        super().__init__(link, _nowhere, patience_s, rng)
+        self.rows = reach(self._ticket)
+        self.spread, self.alone = True, False
+
+    async def _ticket(self) -> str:
+        return str(await self._link.call(Method.TICKET, None, again=True, held=True))
+
+    def greeted(self, info: dict[str, Any]) -> None:
+        """See `RemoteRowStore.greeted`. The rows say themselves what they offer."""
+        self.groups, self.once = self.rows.groups, self.rows.once
+
+    def lost(self) -> None:
+        super().lost()
+        self.rows.session_ended()
+
+    async def refresh(self) -> None:
+        await super().refresh()
+        await self.rows.adopt(self.tables())
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        return await self.rows.read(requests)
+
+    async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
+        """See `RowStore.read_first`."""
+        return await self.rows.read_first(requests, bytes_max)
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        return await self.rows.scan(request)
+
+    @trio.lowlevel.enable_ki_protection
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        verdicts = await self.rows.apply(mutations)
+        notify = [
+            write[3] is not None
+            for mutation, verdict in zip(mutations, verdicts, strict=True)
+            if not isinstance(verdict, Refused | Failed)
+            for _, _, writes in mutation.rows
+            for write in writes
+            if write[0] == NOTIFY
+        ]
+        if notify:
+            self._link.tell(Method.NEWS, NOTIFIED if any(notify) else QUIET)
+        return verdicts
+
+
+def _nowhere(number: int, port: int) -> Link:
+    raise AssertionError("the rows are not with tablet servers")

@@ -1,0 +1,285 @@
+"""Clients that read and write a store on PostgreSQL by themselves: their tickets, terms and floors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from perco.errors import SessionEnded
+from perco.postgresql.client import ClientRows
+from perco.postgresql.libpq import libpq
+from perco.postgresql.options import PostgresqlOptions
+from perco.postgresql.rows import PostgresqlRows
+from perco.postgresql.store import PostgresqlStore
+from perco.postgresql.tickets import Tickets
+from perco.storage import ABSENT, APPLIED, Failed, Mutation, NoReply, Refused
+from tests.component.storage.stores import TABLE, put
+from tests.component.storage.test_postgresql import QUICK, opened
+from tests.support import postgresql
+
+
+class Session:
+    """A client's session with the owner, which gives it a ticket when asked."""
+
+    def __init__(self, tickets: Tickets, ticket: str) -> None:
+        self.tickets, self.ticket, self.asked, self.ended = tickets, ticket, 0, False
+
+    async def ask(self) -> str:
+        self.asked += 1
+        if self.ended:
+            raise SessionEnded("the owner has ended it")
+        await self.tickets.admit(self.ticket)
+        return self.ticket
+
+
+@asynccontextmanager
+async def client(store: PostgresqlStore, name: str, options: PostgresqlOptions = QUICK) -> AsyncIterator[ClientRows]:
+    session = Session(store.let_clients_in(), name)
+    rows = ClientRows(store.rows.pool.place, options, durable=False, ticket=session.ask)
+    rows.session = session  # type: ignore[attr-defined]
+    await rows.adopt(store.rows.tables())
+    try:
+        yield rows
+    finally:
+        rows.close()
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[PostgresqlStore]:
+    async with opened(postgresql.fresh()) as made:
+        yield made
+
+
+def end(rows: ClientRows, *, told: bool) -> None:
+    """The owner ends a client's session; `told`: the client knows."""
+    session: Session = rows.session  # type: ignore[attr-defined]
+    session.tickets.end(session.ticket)
+    session.ended = True
+    if told:
+        rows.session_ended()
+
+
+def below(ts: int, row: bytes = b"a") -> Mutation:
+    return Mutation(TABLE, [(row, [], [("data", 1, ts, b"")])], ts)
+
+
+async def value(rows: ClientRows | object, row: bytes = b"a") -> list[tuple[int, bytes]]:
+    [[cells]] = await rows.read([(TABLE, row, [("data", 1, 0, 1 << 50, 1)])])  # type: ignore[attr-defined]
+    return cells  # type: ignore[no-any-return]
+
+
+def cells_of(store: PostgresqlStore, row: str = "a") -> int:
+    [(found,)] = postgresql.execute(f"SELECT count(*) FROM {store.rows.statements.prefix}_cells WHERE row = '{row}'")
+    return int(found)
+
+
+async def until(waiting: Callable[[], bool]) -> None:
+    with trio.fail_after(30):
+        while not waiting():
+            await trio.lowlevel.checkpoint()
+
+
+def held_up() -> bool:
+    """Whether a mutation waits to insert a cell."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'transactionid' AND query LIKE '%excluded%'"
+    return postgresql.execute(waiting) != [(b"0",)]
+
+
+async def test_clients_and_the_owner_see_each_others_writes(store: PostgresqlStore) -> None:
+    async with client(store, "one") as one, client(store, "two") as two:
+        assert await one.apply([put(b"a", b"x", 3)]) == [APPLIED]
+        assert await value(two) == await value(store.rows) == [(3, b"x")]
+        assert await store.rows.apply([put(b"a", b"y", 4)]) == [APPLIED]
+        assert await value(one) == [(4, b"y")]
+        assert one.session.asked == two.session.asked == 1, "a ticket is good until it ends"  # type: ignore
+
+
+async def test_the_ticket_of_a_session_that_ended_writes_and_reads_nothing(store: PostgresqlStore) -> None:  # F3
+    async with client(store, "one") as rows, client(store, "other") as other:
+        assert await rows.apply([put(b"a", b"x", 3)]) == [APPLIED]
+        end(rows, told=False)
+        await store.let_clients_in().settle()
+        [verdict] = await rows.apply([put(b"b")])
+        assert isinstance(verdict, Failed)
+        assert isinstance(verdict.error, SessionEnded)
+        with pytest.raises(SessionEnded):
+            await value(rows)
+        assert cells_of(store, "b") == 0
+        assert await other.apply([put(b"b")]) == [APPLIED]
+
+
+async def test_what_is_read_while_the_session_ends_does_not_count(store: PostgresqlStore) -> None:  # F3 G1
+    """The owner may have removed what it needed: the ticket is asked for after the cells were read."""
+    async with client(store, "one") as rows:
+        assert await rows.apply([put(b"a", b"x", 3)]) == [APPLIED]
+        postgresql.execute(f"DELETE FROM {store.rows.statements.prefix}_sessions")
+        rows.session.ended = True  # type: ignore[attr-defined]
+        with pytest.raises(SessionEnded):
+            await value(rows)
+
+
+async def test_what_a_session_has_begun_the_next_one_does_not_send(store: PostgresqlStore) -> None:  # R7
+    async with client(store, "one") as rows:
+        assert await rows.apply([put(b"a", b"x", 3)]) == [APPLIED]
+        rows.fence.term = 0  # the next call asks for a term first
+        ask = rows._ticket
+
+        async def ended_meanwhile() -> None:
+            rows.session_ended()
+            rows._ticket = ask
+            await renew()
+
+        renew, rows.renew = rows.renew, ended_meanwhile
+        [verdict] = await rows.apply([put(b"b")])
+        assert isinstance(verdict, Failed)
+        assert isinstance(verdict.error, SessionEnded)
+        rows.renew = ended_meanwhile
+        rows.fence.term = 0
+        with pytest.raises(SessionEnded):
+            await value(rows)
+        rows.renew = renew
+        assert await rows.apply([put(b"b")]) == [APPLIED], "a mutation of the next session is sent"
+
+
+async def test_a_mutation_that_is_held_up_is_not_made_after_its_session(store: PostgresqlStore) -> None:  # F3
+    """It was checked while the ticket was there, and waits to insert: `settle` waits for it, and then none comes."""
+    tickets = store.let_clients_in()
+    async with client(store, "one") as rows:
+        assert await rows.apply([put(b"b")]) == [APPLIED]
+        space, prefix = store.rows._spaces[TABLE, "data"], store.rows.statements.prefix
+        link = libpq().PGconn.connect(store.rows.pool.place.conninfo.encode())
+        link.exec_(f"BEGIN; INSERT INTO {prefix}_cells VALUES ({space}, 'a', 1, 1, 'other')".encode())
+        verdicts: list[object] = []
+        settled = False
+
+        async def settle() -> None:
+            nonlocal settled
+            await tickets.settle()
+            settled = True
+            assert cells_of(store) == len([verdict for verdict in verdicts if verdict is APPLIED]) or not verdicts
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: _into(verdicts, rows, put(b"a", b"late")))
+            await until(held_up)
+            end(rows, told=False)
+            nursery.start_soon(settle)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not settled
+            link.exec_(b"ROLLBACK")
+        made = cells_of(store)
+        assert (verdicts == [APPLIED]) == (made == 1)
+        if not made:
+            assert isinstance(verdicts[0], NoReply | Failed)
+
+
+async def _into(verdicts: list[object], rows: ClientRows, mutation: Mutation) -> None:
+    verdicts += await rows.apply([mutation])
+
+
+async def test_below_the_floor_a_clients_mutation_is_refused(store: PostgresqlStore) -> None:  # T13
+    async with client(store, "one") as rows:
+        assert await rows.apply([below(5)]) == [APPLIED]
+        await store.store.raise_floor(7, wait=False)
+        assert await rows.apply([below(6), below(7, b"b"), put(b"c")]) == [Refused(0, -1), APPLIED, APPLIED]
+        await store.store.raise_floor(3, wait=True)
+        assert await rows.apply([below(6)]) == [Refused(0, -1)], "the floor never sinks"
+
+
+async def test_the_floor_waits_for_what_a_client_has_sent(store: PostgresqlStore) -> None:  # T13
+    async with client(store, "one") as rows:
+        assert await rows.apply([put(b"b")]) == [APPLIED]
+        space, prefix = store.rows._spaces[TABLE, "data"], store.rows.statements.prefix
+        link = libpq().PGconn.connect(store.rows.pool.place.conninfo.encode())
+        link.exec_(f"BEGIN; INSERT INTO {prefix}_cells VALUES ({space}, 'a', 1, 5, 'other')".encode())
+        verdicts: list[object] = []
+        raised = False
+
+        async def raise_floor() -> None:
+            nonlocal raised
+            await store.store.raise_floor(7, wait=True)
+            raised = True
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: _into(verdicts, rows, below(5)))
+            await until(held_up)
+            nursery.start_soon(raise_floor)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not raised
+            link.exec_(b"ROLLBACK")
+        assert raised
+        assert (cells_of(store) == 1) == (verdicts == [APPLIED])
+
+
+async def test_the_next_owner_lets_no_client_of_the_last_one_write(store: PostgresqlStore) -> None:  # O1
+    url = postgresql.fresh()
+    async with opened(url) as first, client(first, "one") as rows:
+        assert await rows.apply([put(b"a")]) == [APPLIED]
+        assert first._lease is not None
+        await trio.to_thread.run_sync(first._lease.end)
+        async with opened(url) as second:
+            [verdict] = await rows.apply([put(b"b")])
+            assert isinstance(verdict, Failed), "the first owner can admit nobody any more"
+            assert cells_of(second, "b") == 0
+            async with client(second, "one") as again:
+                assert await again.apply([put(b"b")]) == [APPLIED]
+
+
+async def test_a_connection_that_is_lost_costs_other_clients_nothing(store: PostgresqlStore) -> None:  # T4
+    async with client(store, "one") as one, client(store, "two") as two:
+        for rows in (one, two):
+            assert await rows.apply([put(b"b")]) == [APPLIED]
+        terms = one.fence.term, two.fence.term, store.rows.fence.term
+        space, prefix = store.rows._spaces[TABLE, "data"], store.rows.statements.prefix
+        link = libpq().PGconn.connect(store.rows.pool.place.conninfo.encode())
+        link.exec_(f"BEGIN; INSERT INTO {prefix}_cells VALUES ({space}, 'a', 1, 1, 'other')".encode())
+        verdicts: list[object] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: _into(verdicts, one, put(b"a", b"late")))
+            await until(held_up)
+            postgresql.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE wait_event = 'transactionid'"
+            )
+            link.exec_(b"ROLLBACK")
+        assert isinstance(verdicts[0], NoReply)
+        assert cells_of(store) == 0
+        assert one.fence.term > terms[0], "nothing that it has sent can take effect any more"
+        assert await two.apply([put(b"c")]) == [APPLIED]
+        assert (two.fence.term, store.rows.fence.term) == terms[1:]
+
+
+async def test_a_ticket_that_the_server_has_forgotten_is_asked_for_again(store: PostgresqlStore) -> None:
+    """After a failover to a standby that lacks it."""
+    async with client(store, "one") as rows:
+        assert await rows.apply([put(b"a")]) == [APPLIED]
+        postgresql.execute(f"DELETE FROM {store.rows.statements.prefix}_sessions")
+        assert await rows.apply([put(b"b")]) == [APPLIED]
+        assert rows.session.asked == 2  # type: ignore[attr-defined]
+
+
+async def test_counts_are_of_one_moment_and_never_kept(store: PostgresqlStore) -> None:  # N7
+    async with client(store, "one") as rows:
+        for expected in (0, 1, 2):
+            await store.store.look([TABLE], ["data", "notify"])
+            assert store.store.count(TABLE, "data") == expected
+            assert await rows.apply([put(b"%d" % expected)]) == [APPLIED]
+
+
+async def test_of_clients_that_exclude_each_other_one_writes(store: PostgresqlStore) -> None:  # S1
+    """They take the same locks of rows as the owner does: without them, each would see the row empty."""
+    async with client(store, "one") as one, client(store, "two") as two:
+        for at in range(40):
+            row, verdicts = b"%d" % at, []
+
+            async def write(rows: PostgresqlRows, row: bytes = row, verdicts: list[object] = verdicts) -> None:
+                check = (ABSENT, "data", 1, 0, 1 << 50)
+                ts = 1 + len(verdicts)
+                verdicts += await rows.apply([Mutation(TABLE, [(row, [check], [("data", 1, ts, b"")])])])
+
+            async with trio.open_nursery() as nursery:
+                for rows in (one, two, store.rows):
+                    nursery.start_soon(write, rows)
+            assert verdicts.count(APPLIED) == 1

@@ -1,0 +1,186 @@
+"""Clients that read and write PostgreSQL by themselves, while the servers that give them timestamps die, stop and
+follow each other: no acknowledged commit is lost or doubled, and observers go on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+import perco
+from perco.database.inside import inside
+from perco.serve.direct import DirectRowStore
+from tests.integration.postgresql.observed import SCHEMA as OBSERVED, copied, source
+from tests.integration.postgresql.test_lost import SCHEMA, TASKS, Appending, _more, _readable
+from tests.support import postgresql
+
+_NO_OWNER = perco.Options(postgresql=perco.options.PostgresqlOptions(own=False))
+
+
+class Coordinator:
+    """`perco serve --direct --standby`."""
+
+    def __init__(self, url: str, socket: Path) -> None:
+        command = [sys.executable, "-m", "perco", "serve", url, "--direct", "--standby", "--listen", f"unix:{socket}"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def says(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> int:
+        self._process.send_signal(number)
+        self._process.send_signal(signal.SIGCONT)
+        self._process.communicate()
+        return self._process.returncode
+
+
+class Coordinators:
+    """Two at a time: one leads, the other stands by."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._url, self._folder, self._number = url, folder, 0
+        self.leader = self._start()
+        assert self.leader.says().startswith("serving postgresql://")
+        self.standby = self._stand_by()
+
+    def _stand_by(self) -> Coordinator:
+        standby = self._start()
+        assert standby.says().startswith("standing by: ")
+        return standby
+
+    def _start(self) -> Coordinator:
+        self._number += 1
+        return Coordinator(self._url, self._folder / f"s{self._number}")
+
+    def follow(self, harm: Callable[[Coordinator], object]) -> None:
+        """Harm the leader, until the other one leads; then end it, and start another standby."""
+        harm(self.leader)
+        assert self.standby.says().startswith("serving postgresql://")
+        self.leader.end()
+        self.leader, self.standby = self.standby, self._stand_by()
+
+    def end(self) -> None:
+        for each in (self.leader, self.standby):
+            each.end()
+
+
+class Workers:
+    """Two `perco worker` processes."""
+
+    def __init__(self, url: str) -> None:
+        schema = "tests.integration.postgresql.observed:SCHEMA"
+        self._command = [sys.executable, "-m", "perco", "worker", schema, "--store", url]
+        self._all = [self._start(), self._start()]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+
+    def replace(self, which: int) -> None:
+        """Kill one, and start another."""
+        self._kill(self._all[which])
+        self._all[which] = self._start()
+
+    def end(self) -> None:
+        for worker in self._all:
+            self._kill(worker)
+
+    @staticmethod
+    def _kill(worker: subprocess.Popen[bytes]) -> None:
+        worker.kill()
+        worker.wait()
+
+
+@pytest.fixture
+def url() -> str:
+    return postgresql.fresh()
+
+
+@pytest.fixture
+def coordinators(url: str, tmp_path: Path) -> Iterator[Coordinators]:
+    with ExitStack() as stack:
+        made = Coordinators(url, tmp_path)
+        stack.callback(made.end)
+        yield made
+
+
+@asynccontextmanager
+async def _client(url: str, schema: perco.Schema = SCHEMA) -> AsyncIterator[perco.Database]:
+    async with perco.open(url, schema, options=_NO_OWNER) as db:
+        assert isinstance(inside(db).owner.store, DirectRowStore)  # type: ignore[attr-defined]
+        yield db
+
+
+KILLED, ENDED, STOPPED = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
+
+
+@pytest.mark.parametrize("how", [KILLED, ENDED, STOPPED], ids=["killed", "ended", "stopped"])
+async def test_clients_follow_to_the_next_server(coordinators: Coordinators, url: str, how: signal.Signals) -> None:
+    """O1 T4 R8"""
+    async with _client(url) as one, _client(url) as two:
+        appending = [Appending(one), Appending(two)]
+        done = False
+        async with trio.open_nursery() as nursery:
+            for task in range(TASKS):
+                nursery.start_soon(appending[task % 2].run, task, lambda: done)
+            for _ in range(3):
+                for each in appending:
+                    await _more(each, 20)
+                await trio.to_thread.run_sync(coordinators.follow, lambda leader: leader.send(how))
+            for each in appending:
+                await _more(each, 20)
+            done = True
+        await _readable(one)
+        appending[0].told |= appending[1].told
+        appending[0].aborted |= appending[1].aborted
+        await appending[0].check()
+        assert not inside(one).driver.damaged
+
+
+async def test_one_that_is_deposed_ends_with_an_error(coordinators: Coordinators) -> None:  # O1
+    leader = coordinators.leader
+    leader.send(signal.SIGSTOP)
+    assert coordinators.standby.says().startswith("serving postgresql://")
+    leader.send(signal.SIGCONT)
+    assert await trio.to_thread.run_sync(leader._process.wait, 60) != 0
+
+
+async def test_workers_that_are_killed_leave_nothing_undone(coordinators: Coordinators, url: str) -> None:
+    """N3 N8 R7: two worker processes and the server that leads are killed on the way; each change is copied once."""
+    workers = Workers(url)
+    try:
+        async with _client(url, OBSERVED) as db:
+            for number in range(6):
+                async with db.transaction() as txn:
+                    for each in range(20):
+                        txn.set(source, f"{number}-{each:02}", number + 1)
+                if number in (1, 3):
+                    workers.replace(number // 2)
+                if number == 4:
+                    await trio.to_thread.run_sync(coordinators.follow, lambda leader: leader.send(KILLED))
+            with trio.fail_after(120):
+                await db.wait_idle()
+            wanted = {f"{number}-{each:02}": number + 1 for number in range(6) for each in range(20)}
+            async with db.snapshot() as snap:
+                assert await snap.get_many(copied, wanted) == wanted
+    finally:
+        workers.end()
+
+
+async def test_without_a_server_a_client_says_what_to_start(url: str) -> None:
+    options = perco.Options(
+        postgresql=perco.options.PostgresqlOptions(own=False), wire=perco.options.WireOptions(connect_s=0.1)
+    )
+    async with perco.open(url, SCHEMA):  # it makes the tables, and serves nobody
+        with pytest.raises(perco.Unavailable, match=r"no process lets clients.*perco serve URL --direct"):
+            async with perco.open(url, SCHEMA, options=options):
+                pass
