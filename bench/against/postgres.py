@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -159,8 +159,11 @@ def _user() -> pwd.struct_passwd:
     raise NoPostgresError("PostgreSQL does not run as root, and there is neither a user `postgres` nor `nobody`")
 
 
-def _start(bin: Path, user: pwd.struct_passwd, data: Path, sockets: Path) -> subprocess.Popen[bytes]:
-    settings = [f"--{name}={value}" for name, value in {**SETTINGS, "unix_socket_directories": sockets}.items()]
+def _start(
+    bin: Path, user: pwd.struct_passwd, data: Path, sockets: Path, more: Mapping[str, object] | None = None
+) -> subprocess.Popen[bytes]:
+    values = {**SETTINGS, "unix_socket_directories": sockets, **(more or {})}
+    settings = [f"--{name}={value}" for name, value in values.items()]
     uid, gid, groups = _as(user)
     with open(data / "log", "wb") as log:
         return subprocess.Popen(

@@ -13,7 +13,7 @@ import signal
 import tempfile
 import weakref
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -275,9 +275,17 @@ def client_rows(owner: Any, ticket: Callable[[], Awaitable[str]]) -> ClientRows:
 
 
 class Standing:
-    """A server that a test stops and starts again; its data stay. Skips the test if PostgreSQL is not installed."""
+    """A server that a test stops and starts again; its data stay. Skips the test if PostgreSQL is not installed.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        settings: beyond those of the benchmarks.
+        copied: its data are those of this server, which it follows as a standby.
+    """
+
+    def __init__(
+        self, folder: Path, settings: Mapping[str, object] | None = None, copied: Standing | None = None
+    ) -> None:
+        self._settings = dict(settings or {})
         try:
             self._bin, self._user = postgres.binaries(), postgres._user()
         except NoPostgresError as error:
@@ -289,15 +297,29 @@ class Standing:
                 above.chmod(above.stat().st_mode | 0o111)
         for path in (self._data, self._sockets):
             os.chown(path, self._user.pw_uid, self._user.pw_gid)
-        postgres._run([self._bin / "initdb", "-D", self._data, "-U", "bench", "--auth=trust", "--no-sync"], self._user)
+        make: list[object] = ["initdb", "-D", self._data, "-U", "bench", "--auth=trust", "--no-sync"]
+        if copied is not None:
+            source = ["-h", copied.server.socket, "-U", "bench"]
+            make = [
+                "pg_basebackup",
+                "-D",
+                self._data,
+                *source,
+                "--write-recovery-conf",
+                "--checkpoint=fast",
+                "--no-sync",
+            ]
+        postgres._run([self._bin / str(make[0]), *make[1:]], self._user)
         self.server: Server
         self.start()
 
-    def url(self, prefix: str = "perco") -> str:
-        return f"postgresql://bench@/postgres?host={self._sockets}&prefix={prefix}"
+    def url(self, prefix: str = "perco", *others: Standing) -> str:
+        """`others`: servers that are tried after this one."""
+        hosts = ",".join(str(each._sockets) for each in (self, *others))
+        return f"postgresql://bench@/postgres?host={hosts}&prefix={prefix}"
 
     def start(self) -> None:
-        self._process = postgres._start(self._bin, self._user, self._data, self._sockets)
+        self._process = postgres._start(self._bin, self._user, self._data, self._sockets, self._settings)
         self.server = postgres._connectable(self._process, self._bin, self._sockets, self._data / "log")
 
     def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
