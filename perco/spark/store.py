@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 import perco
 from perco.errors import StoreLocked, Unavailable, UsageError
+from perco.postgresql.address import is_postgresql
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.rpc.crossing import unpack_error
@@ -39,7 +40,9 @@ class Store:
     """The address of a served store, and its credentials. A plain value that travels in the closures of a job.
 
     Attributes:
-        url: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT"; or a folder that a process of this machine has open.
+        url: "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT"; or a folder that a process of this machine has open; or
+            "postgresql://USER@HOST/DATABASE?prefix=NAME", which executors read and write by themselves, as clients of
+            `perco serve --direct`.
         token: the token that a server on TCP requires. Not shown by `repr`.
         ca: PEM certificates that a tls:// server's certificate is checked against, or a file of them; "": the system's.
     """
@@ -49,7 +52,14 @@ class Store:
     ca: str = field(default="", repr=False)
 
     def options(self) -> perco.Options:
-        return perco.Options(wire=perco.options.WireOptions(ca_file=self.ca))
+        return perco.Options(
+            wire=perco.options.WireOptions(ca_file=self.ca), postgresql=perco.options.PostgresqlOptions(own=False)
+        )
+
+    @property
+    def is_served(self) -> bool:
+        """Whether executors on other machines can reach it as it is."""
+        return addresses.is_address(self.url) or is_postgresql(self.url)
 
     def joining(self) -> joining:
         """Open the store with its own schema."""
@@ -63,7 +73,7 @@ class Store:
             try:
                 db = await stack.enter_async_context(self.joining())
             except Unavailable:
-                if addresses.is_address(self.url):
+                if self.is_served:
                     raise
                 db = await stack.enter_async_context(open(self.url, readonly=True))
             yield db
@@ -96,12 +106,14 @@ def reached(store: str | os.PathLike[str] | Store) -> Store | None:
     Raises: UsageError.
     """
     if isinstance(store, Store):
-        return store if addresses.is_address(store.url) else None
+        return store if store.is_served else None
     if not isinstance(store, str | os.PathLike):
         raise UsageError(f"store= takes a folder, an address or a perco.spark.Store, not {store!r}")
     text = os.fspath(store)
     if text == "memory:":
         raise UsageError('executors cannot reach a store that is in memory: give a folder, as in "store/"')
+    if is_postgresql(text):
+        return Store(url=text, token=os.environ.get("PERCO_TOKEN", ""))
     if not addresses.is_address(text):
         return None
     address = addresses.parse(text)
