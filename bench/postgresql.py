@@ -1,8 +1,8 @@
 """perco's rows on PostgreSQL, against the same work in SQL and in a task queue on the same server.
 
     one call        a durable read-modify-write of one row: perco's transactions, whose reads and commits leave in
-                    batches, against asyncpg in four round trips (BEGIN, SELECT FOR UPDATE, UPDATE, COMMIT), and in one
-                    statement
+                    batches, by the store's owner and by a client that writes by itself, against asyncpg in four round
+                    trips (BEGIN, SELECT FOR UPDATE, UPDATE, COMMIT), and in one statement
     three steps     each reads what the step before has written: observers, against procrastinate
 
 asyncpg gets as many connections as suit it in four round trips: with one for each caller it is slower. pgbench, in C,
@@ -12,6 +12,9 @@ with the same four statements is its floor. CPU time is that of the client and t
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +25,7 @@ import trio
 import perco
 from bench.against import pipeline, rows
 from bench.against.embedded import KEYS, ZERO, Perco, one_more, schema, value
-from bench.against.load import Load, closed_loop, rates, row_of
+from bench.against.load import Load, closed_loop, cpu_of, rates, row_of
 from bench.against.postgres import NoPostgresError, Server, server
 from bench.harness import Cell, Report, Run, interleaved, version_of
 
@@ -32,6 +35,7 @@ CONNECTIONS = 16  # of asyncpg: the best of 4 to 128
 PERCO_CHAINS, PERCO_IN_FLIGHT = 1000, 256
 PROCRASTINATE_CHAINS, PROCRASTINATE_IN_FLIGHT = 60, 10  # more in flight make it slower
 
+DIRECT = "perco, a direct client"
 FOUR, ONE = "asyncpg, 4 round trips", "asyncpg, one statement"
 
 
@@ -60,6 +64,7 @@ def _one_call(run: Run, report: Report, folder: Path, started: Server) -> None:
         connections = min(in_flight, CONNECTIONS)
         sides: dict[str, Callable[[], Load]] = {
             "perco": partial(trio.run, _load, started, in_flight),
+            DIRECT: partial(_load_direct, started, in_flight),
             FOUR: partial(rows.load, started, connections, SECONDS, trips=4, callers=in_flight),
             ONE: partial(rows.load, started, connections, SECONDS, trips=1, callers=in_flight),
         }
@@ -68,7 +73,7 @@ def _one_call(run: Run, report: Report, folder: Path, started: Server) -> None:
         table = []
         for name, loads in found.items():
             table.append(row_of(name, loads, "" if name == "perco" else f"{mine.of(rates(loads)):.2f}"))
-            key = {"perco": "perco", FOUR: "sql_4_trips", ONE: "sql_one_statement"}[name]
+            key = {"perco": "perco", DIRECT: "direct", FOUR: "sql_4_trips", ONE: "sql_one_statement"}[name]
             report.figures[f"{key}_{in_flight}_calls_per_s"] = rates(loads).median
             report.figures[f"{key}_{in_flight}_cpu_us"] = median(load.cpu_us for load in loads)
         pgbench = rows.pgbench_rate(started, folder, connections, SECONDS)
@@ -91,8 +96,26 @@ def _one_call(run: Run, report: Report, folder: Path, started: Server) -> None:
         report.ratio(f"vs_sql_one_statement_{in_flight}", mine.of(rates(found[ONE])), valid=kept)
 
 
-async def _load(started: Server, in_flight: int) -> Load:
-    async with perco.open(started.url("calls"), schema) as db:
+def _load_direct(started: Server, in_flight: int) -> Load:
+    """With `perco serve --direct` in a process of its own, whose CPU time counts."""
+    url = started.url("direct")
+    with tempfile.TemporaryDirectory(prefix="perco-") as folder:
+        command = [sys.executable, "-m", "perco", "serve", url, "--direct", "--listen", f"unix:{folder}/socket"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+            try:
+                assert serving.stdout is not None
+                said = serving.stdout.readline()
+                assert said.startswith("serving"), said
+                return trio.run(_load, started, in_flight, url, lambda: started.cpu_s() + cpu_of(serving.pid))
+            finally:
+                serving.terminate()
+                serving.communicate()
+
+
+async def _load(
+    started: Server, in_flight: int, url: str = "", others_cpu_s: Callable[[], float] | None = None
+) -> Load:
+    async with perco.open(url or started.url("calls"), schema) as db:
         async with db.transaction() as txn:
             if await txn.get(value, KEYS[0]) is None:
                 for key in KEYS:
@@ -103,7 +126,7 @@ async def _load(started: Server, in_flight: int) -> Load:
         async def call(rng: random.Random) -> None:
             await store.modify(rng.choice(KEYS), one_more)
 
-        found = await closed_loop(call, in_flight, SECONDS, started.cpu_s)
+        found = await closed_loop(call, in_flight, SECONDS, others_cpu_s or started.cpu_s)
         counted = await store.total() - before
     if counted != found.calls:
         raise AssertionError(f"perco: {found.calls} calls were answered, and the rows say {counted}")

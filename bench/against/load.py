@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import time
 from bisect import bisect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 
 import trio
@@ -67,6 +69,12 @@ def row_of(name: str, loads: Sequence[Load], *more: object) -> list[object]:
     """A line of a table: the name, the rate, p50, p99, CPU time."""
     p50, p99, cpu = medians(loads)
     return [name, rates(loads), f"{p50:.1f}", f"{p99:.1f}", f"{cpu:.0f}", *more]
+
+
+def cpu_of(pid: int) -> float:
+    """Processor time of a process so far, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Measured:

@@ -39,7 +39,7 @@ import perco.sync
 from bench.against import embedded
 from bench.against.blocking import BlockingClient
 from bench.against.embedded import KEYS, one_more, schema, value
-from bench.against.load import Load, Measured, Zipf, closed_loop
+from bench.against.load import Load, Measured, Zipf, closed_loop, cpu_of
 from perco.database.inside import inside
 
 TASKS, TASKS_ALONE = "tasks", "tasks, no batching"
@@ -80,8 +80,7 @@ class Server:
 
     def cpu_s(self) -> float:
         """Its processor time so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_of(self._process.pid)
 
     def load(
         self, side: str, in_flight: int, seconds: float, window: str = "0", skew: float = 0.0, url: str = ""

@@ -63,10 +63,10 @@ class Tickets:
 
     async def admit(self, ticket: str) -> None:
         """Let the client that shows this ticket in. Raises: SessionEnded, Unavailable, StoreLocked."""
+        self._known.add(ticket)  # before the first await: `end` must know it
         async with self._one:
-            if ticket in self._ended:
+            if ticket in self._ended or ticket not in self._known:  # it ended meanwhile, and may be removed already
                 raise SessionEnded("the server has ended this client's session")
-            self._known.add(ticket)
             await self._talk(lambda connection: self._insert(connection, ticket))
 
     async def _insert(self, connection: Connection, ticket: str) -> None:

@@ -21,6 +21,7 @@ from perco.protocol.records import BARE, READ, Cellref
 from perco.protocol.retention import Removed
 from perco.rpc.crossing import pack_error, unpack_error
 from perco.rpc.framing import Message, WireError
+from perco.serve.tasks import text
 from perco.storage import (
     APPLIED,
     Failed,
@@ -196,6 +197,17 @@ def read_welcome(message: Message) -> tuple[bool, bool, dict[str, Any]]:
         )
     _, _, new, kept, info, *_ = message
     return new, kept, info
+
+
+def read_pulse(message: Message) -> tuple[int, float, str]:
+    """(process, seconds that its loop has been held, where) (R10). Raises: WireError."""
+    try:
+        _, what, (pid, seconds, where) = message
+        if what != PULSE or type(pid) is not int or type(seconds) is not float or not 0 <= seconds < math.inf:
+            raise ValueError(f"{what}")
+        return pid, seconds, text(where)
+    except (TypeError, ValueError) as error:
+        raise WireError(f"a pulse that cannot be decoded: {error}") from error
 
 
 def check_version(version: int) -> VersionMismatch | None:

@@ -34,7 +34,6 @@ from perco.rpc.crossing import pack_error
 from perco.rpc.framing import Message, WireError
 from perco.rpc.link import BACK_S
 from perco.rpc.peer import Peer
-from perco.serve import tasks
 from perco.serve.door import Door
 from perco.serve.folders import place_of
 from perco.serve.messages import (
@@ -42,7 +41,6 @@ from perco.serve.messages import (
     CLAIMS_MAX,
     DRAWS_MAX,
     MOVED,
-    PULSE,
     FolderIs,
     Method,
     TabletIs,
@@ -53,6 +51,7 @@ from perco.serve.messages import (
     pack_vacuum,
     read_all,
     read_holding,
+    read_pulse,
     read_typed,
     welcome,
 )
@@ -70,6 +69,7 @@ _OUTLIVE_S: Final = 5.0  # how long a call waits for another client's transactio
 _IDLE_S: Final = 1.0
 _HELD_S: Final = 1.0  # if an owner's loop was held for longer while others waited, it logs a warning
 _LOOKS_APART_S: Final = 0.02
+_ENDED: Final = "the server has ended this client's session"
 _EXPIRE_EVERY: Final = 4  # looks for dead sessions, per lease
 
 
@@ -261,13 +261,7 @@ class Server(Door[Session]):
 
     def _beat(self, session: Session, message: Message) -> None:
         """R10: handle a message of a client's pulse. Raises: WireError."""
-        try:
-            _, what, (pid, seconds, where) = message
-            if what != PULSE or type(pid) is not int or type(seconds) is not float or not 0 <= seconds < math.inf:
-                raise ValueError(f"{what}")
-            where = tasks.text(where)
-        except (TypeError, ValueError) as error:
-            raise WireError(f"a pulse that cannot be decoded: {error}") from error
+        pid, seconds, where = read_pulse(message)
         now, before, silence_s = trio.current_time(), session.stuck, self._options.silence_s
         self.sessions.beat(session, now, Stuck(pid, seconds, where, now) if seconds else None)
         if seconds > silence_s and (before is None or before.seconds <= silence_s):
@@ -310,10 +304,14 @@ class Server(Door[Session]):
 
     # ------------------------------------------------------------ calls
 
-    def _handle(self, peer: Peer, id: int, method: int, arguments: Any) -> None:
-        session = self._serving.get(peer)
+    @staticmethod
+    def _must_go_on(session: Session | None) -> Session:
         if session is None or session.ended:
-            raise SessionEnded("the server has ended this client's session")
+            raise SessionEnded(_ENDED)
+        return session
+
+    def _handle(self, peer: Peer, id: int, method: int, arguments: Any) -> None:
+        session = self._must_go_on(self._serving.get(peer))
         handler = self._handlers.get(method)
         if handler is None:
             raise WireError(f"there is no method {method}")
@@ -380,7 +378,7 @@ class Server(Door[Session]):
 
     def _drawn(self, session: Session, peer: Peer, id: int, starts: int, drawn: list[int]) -> None:
         if session.ended or peer.ended:  # the answer would be lost, and the timestamps held forever
-            peer.fail(id, SessionEnded("the server has ended this client's session"))
+            peer.fail(id, SessionEnded(_ENDED))
             return
         for ts in drawn[:starts]:
             self.sessions.begin(session, ts)
@@ -569,8 +567,10 @@ class Server(Door[Session]):
     async def _ticket(self, session: Session, _: Any) -> str:
         if self._tickets is None:
             raise UsageError("this server does not let clients read and write by themselves: open its address instead")
-        await self._tickets.admit(session.ticket)
-        return session.ticket
+        self._must_go_on(session)
+        ticket = session.ticket
+        await self._tickets.admit(ticket)
+        return ticket
 
     # ------------------------------------------------------------ upkeep
 

@@ -260,6 +260,32 @@ async def test_a_ticket_that_the_server_has_forgotten_is_asked_for_again(store: 
         assert rows.session.asked == 2  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("settled", [False, True])
+async def test_a_ticket_that_ends_while_it_is_asked_for_is_never_good(store: PostgresqlStore, settled: bool) -> None:
+    """F3"""
+    tickets = store.let_clients_in()
+    errors: list[BaseException] = []
+
+    async def admit() -> None:
+        try:
+            await tickets.admit("one")
+        except SessionEnded as error:
+            errors.append(error)
+
+    async with trio.open_nursery() as nursery, tickets._one:
+        if settled:  # before it is admitted
+            tickets._known.add("one")
+            tickets.end("one")
+            nursery.start_soon(tickets.settle)
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(admit)
+        await trio.testing.wait_all_tasks_blocked()
+        tickets.end("one")
+    await tickets.settle()
+    assert len(errors) == 1
+    assert postgresql.execute(f"SELECT count(*) FROM {store.rows.statements.prefix}_sessions") == [(b"0",)]
+
+
 async def test_counts_are_of_one_moment_and_never_kept(store: PostgresqlStore) -> None:  # N7
     async with client(store, "one") as rows:
         for expected in (0, 1, 2):
