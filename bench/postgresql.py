@@ -3,6 +3,7 @@
     one call        a durable read-modify-write of one row: perco's transactions, whose reads and commits leave in
                     batches, by the store's owner and by a client that writes by itself, against asyncpg in four round
                     trips (BEGIN, SELECT FOR UPDATE, UPDATE, COMMIT), and in one statement
+    the leader      is killed, or stopped, while a direct client commits: how long nobody does
     three steps     each reads what the step before has written: observers, against procrastinate
 
 asyncpg gets as many connections as suit it in four round trips: with one for each caller it is slower. pgbench, in C,
@@ -12,11 +13,14 @@ with the same four statements is its floor. CPU time is that of the client and t
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -35,6 +39,9 @@ CONNECTIONS = 16  # of asyncpg: the best of 4 to 128
 PERCO_CHAINS, PERCO_IN_FLIGHT = 1000, 256
 PROCRASTINATE_CHAINS, PROCRASTINATE_IN_FLIGHT = 60, 10  # more in flight make it slower
 
+AWAY_IN_FLIGHT, BEFORE_S, AWAY_S = 16, 1.0, 10.0
+GAP_S = 5.0
+
 DIRECT = "perco, a direct client"
 FOUR, ONE = "asyncpg, 4 round trips", "asyncpg, one statement"
 
@@ -51,6 +58,7 @@ def main(run: Run) -> None:
                 _one_call(run, report, folder, started)
                 pipeline.prepare(started)
                 _three_steps(run, report, started)
+                _fail_over(run, report, started)
         except NoPostgresError as error:
             run.say(f"{error}\n")
     run.finish(report, facts)
@@ -96,20 +104,56 @@ def _one_call(run: Run, report: Report, folder: Path, started: Server) -> None:
         report.ratio(f"vs_sql_one_statement_{in_flight}", mine.of(rates(found[ONE])), valid=kept)
 
 
+class Coordinator:
+    """`perco serve --direct --standby`, in a process of its own."""
+
+    def __init__(self, url: str, socket: Path) -> None:
+        command = [sys.executable, "-m", "perco", "serve", url, "--direct", "--standby", "--listen", f"unix:{socket}"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def leads(self) -> None:
+        """Return when it leads."""
+        self._says("serving")
+
+    def stands_by(self) -> None:
+        """Return when it waits."""
+        self._says("standing by")
+
+    def _says(self, what: str) -> None:
+        assert self._process.stdout is not None
+        said = self._process.stdout.readline()
+        if not said.startswith(what):
+            raise RuntimeError(f"perco serve says {said!r}, not {what!r}")
+
+    def cpu_s(self) -> float:
+        return cpu_of(self._process.pid)
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def end(self) -> None:
+        for number in (signal.SIGKILL, signal.SIGCONT):
+            self._process.send_signal(number)
+        self._process.communicate()
+
+
+@contextmanager
+def _coordinators(url: str, count: int) -> Iterator[list[Coordinator]]:
+    """The first one leads, the others stand by."""
+    with tempfile.TemporaryDirectory(prefix="perco-") as folder, ExitStack() as stack:
+        all = []
+        for number in range(count):
+            all.append(Coordinator(url, Path(folder) / f"s{number}"))
+            stack.callback(all[-1].end)
+            all[-1].stands_by() if number else all[-1].leads()
+        yield all
+
+
 def _load_direct(started: Server, in_flight: int) -> Load:
-    """With `perco serve --direct` in a process of its own, whose CPU time counts."""
+    """The CPU time of the server that gives timestamps counts."""
     url = started.url("direct")
-    with tempfile.TemporaryDirectory(prefix="perco-") as folder:
-        command = [sys.executable, "-m", "perco", "serve", url, "--direct", "--listen", f"unix:{folder}/socket"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
-            try:
-                assert serving.stdout is not None
-                said = serving.stdout.readline()
-                assert said.startswith("serving"), said
-                return trio.run(_load, started, in_flight, url, lambda: started.cpu_s() + cpu_of(serving.pid))
-            finally:
-                serving.terminate()
-                serving.communicate()
+    with _coordinators(url, 1) as [coordinator]:
+        return trio.run(_load, started, in_flight, url, lambda: started.cpu_s() + coordinator.cpu_s())
 
 
 async def _load(
@@ -156,3 +200,51 @@ def _three_steps(run: Run, report: Report, started: Server) -> None:
 def _drain(started: Server) -> Load:
     url = started.url(f"drain_{random.getrandbits(32):x}")
     return trio.run(pipeline.drain, url, PERCO_CHAINS, PERCO_IN_FLIGHT, started.cpu_s)
+
+
+# ------------------------------------------------------------------ the leader is gone
+
+
+def _fail_over(run: Run, report: Report, started: Server) -> None:
+    table = []
+    for name, number in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP)):
+        gaps = []
+        for _ in range(run.rounds):
+            url = started.url(f"away_{random.getrandbits(32):x}")
+            with _coordinators(url, 2) as [leader, _]:
+                gaps.append(trio.run(_gap, url, partial(leader.send, number)))
+        table.append([f"the server that leads is {name}", f"{median(gaps):.1f}", f"{max(gaps):.1f}"])
+        report.figures[f"gap_{name}_s"] = max(gaps)
+        report.bars.append((f"gap_{name}_s", max(gaps), "at most", GAP_S))
+    run.table(
+        f"the longest time without a commit, {AWAY_IN_FLIGHT} in flight; a lease lasts "
+        f"{perco.options.PostgresqlOptions().lease_s:g} s",
+        ("", "median s", "longest s"),
+        table,
+    )
+
+
+async def _gap(url: str, harm: Callable[[], None]) -> float:
+    """The longest time between two commits, around the moment when a leader is harmed."""
+    own = perco.options.PostgresqlOptions(own=False)
+    async with perco.open(url, schema, options=perco.Options(postgresql=own)) as db:
+        at = [trio.current_time()]
+
+        async def caller(number: int) -> None:
+            while True:
+                await db.run(_write, KEYS[number])
+                at.append(trio.current_time())
+
+        async with trio.open_nursery() as nursery:
+            for number in range(AWAY_IN_FLIGHT):
+                nursery.start_soon(caller, number)
+            await trio.sleep(BEFORE_S)
+            harm()
+            harmed = trio.current_time()
+            await trio.sleep(AWAY_S)
+            nursery.cancel_scope.cancel()
+        return max(after - before for before, after in pairwise([*at, harmed + AWAY_S]) if after >= harmed)
+
+
+async def _write(txn: perco.Transaction, key: bytes) -> None:
+    txn.set(value, key, ZERO)
