@@ -18,7 +18,7 @@ from perco.cli.keeping import keep
 from perco.cli.screen import FINE, complain, is_new, tell_new
 from perco.database.database import Database
 from perco.database.inside import inside
-from perco.errors import StoreLocked, UsageError
+from perco.errors import StoreLocked, Unavailable, UsageError
 from perco.postgresql.address import Place, is_postgresql
 from perco.postgresql.store import PostgresqlStore
 from perco.rpc import addresses
@@ -87,7 +87,7 @@ async def serve(
     opening.leads, opening.direct = remote, direct
     if processes > 1:
         opening.processes = ProcessOptions(servers=processes, mould=mould)
-    if made := is_new(store):
+    if (made := is_new(store)) or remote:
         await _must_be_bindable(wanted, _absolute(store), tls)
     async with AsyncExitStack() as stack:
         signals = stack.enter_context(_asked_to_end())
@@ -126,7 +126,8 @@ async def serve(
 
 
 async def _must_be_bindable(wanted: list[Address], folder: Path, tls: tuple[str, str] | None) -> None:
-    """An address that cannot be bound must not leave an empty store behind. Raises: as `can_listen`."""
+    """An address that cannot be bound must not leave an empty store behind, nor take one from a server that works.
+    Raises: as `can_listen`."""
     for address in wanted:
         if address.path is None or not address.path.absolute().is_relative_to(folder):
             await can_listen(address, tls)
@@ -140,17 +141,22 @@ async def _started(servers: TabletServers) -> None:
 
 
 async def _opened(stack: AsyncExitStack, opening: perco.open, asked: trio.Event, *, standby: bool) -> Database | None:
-    """Open the store; with `standby`, wait as long as another process owns it. None: this process was asked to end."""
-    told = False
+    """Open the store; with `standby`, wait as long as another process owns it, or it cannot be reached. None: this
+    process was asked to end."""
+    told = ""
     while True:
         try:
             return await stack.enter_async_context(opening)
-        except StoreLocked as error:
+        except (StoreLocked, Unavailable) as error:
             if not standby:
                 raise
-            if not told:
-                print(f"standing by: {error.path} is in use by {error.command}", flush=True)
-                told = True
+            if isinstance(error, StoreLocked):
+                said = f"standing by: {error.path} is in use by {error.command}"
+            else:
+                said = f"standing by: {error.what}"
+            if said != told:
+                print(said, flush=True)
+                told = said
         with trio.move_on_after(_STANDBY_S):
             await asked.wait()
             return None

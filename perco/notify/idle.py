@@ -87,17 +87,22 @@ class Idle:
             again = settled and (stale or not self._trusted)
             if again:
                 self._again_at = now + _AGAIN_S
-            claimed = self.claimed_elsewhere() if self.claimed_elsewhere is not None else 0
+            claimed = self._claimed()
             await self._store.look(self._store.tables(), (FAILED_LIST,), again=again)
             await self._store.look(tables, self._wanted(), again=again)
-            self._trusted = settled and self._settled()
             if stuck := self._stuck_locks(tables):
                 self._stuck_found = sum(bool(cells) for [cells] in await self._store.read(stuck))
             else:
                 self._stuck_found = 0
-            if self.claimed_elsewhere is not None and self.claimed_elsewhere() != claimed:
-                self._trusted = False  # a run that the look did not see may have ended since, and left notify cells
+            # A run of another process, which the look did not see, may have ended since, and left notify cells.
+            self._trusted = settled and self._settled() and claimed == self._claimed()
         return self.now()
+
+    def _claimed(self) -> tuple[int, bool]:
+        """How many rows have been claimed by processes that write by themselves, and whether they have one now."""
+        if self.claimed_elsewhere is None:
+            return 0, False
+        return self.claimed_elsewhere(), self.busy_elsewhere is not None and self.busy_elsewhere()
 
     def _wanted(self) -> Sequence[str]:
         """The groups of observed tables whose counts are required: locks only if clients write, too."""

@@ -122,13 +122,8 @@ async def inspect(url: str) -> Facts:
         if not await _are_there(connection, statements):
             findings.append("there are no tables of a store with this prefix: perco postgresql init makes them")
             return Facts(version.decode(), findings=tuple(findings))
-        [row] = await connection.run([(statements.format, [])])
-        if not row:
-            findings.append(f"{place.prefix}_owner has lost its row: restore the store from a backup")
-            return Facts(version.decode(), findings=tuple(findings))
-        if number(row[0][0]) != FORMAT:
-            findings.append(f"the tables have format {number(row[0][0])}; this version of perco reads {FORMAT}")
-            return Facts(version.decode(), findings=tuple(findings))
+        if said := await _format_wrong(connection, place):
+            return Facts(version.decode(), findings=(*findings, said))
         if missing := await _missing(connection, place):
             remedy = "perco postgresql init URL --grant ROLE"
             findings += [f"this role may not {right} in {table}: {remedy}" for table, right in missing]
@@ -137,6 +132,21 @@ async def inspect(url: str) -> Facts:
         [[(cells, dead, used)]] = await connection.run([(_sizes(place), [])])
         sizes = number(cells), number(dead), number(used)
         return Facts(version.decode(), owner.decode(), address.decode(), *sizes, tuple(findings))
+
+
+async def _format_wrong(connection: Connection, place: Place) -> str:
+    """What is wrong with the store's format; "": nothing, or this role may not look."""
+    try:
+        [row] = await connection.run([(Statements(place.prefix).format, [])])
+    except Refusal as refusal:
+        if refusal.sqlstate == _PRIVILEGE:
+            return ""
+        raise
+    if not row:
+        return f"{place.prefix}_owner has lost its row: restore the store from a backup"
+    if number(row[0][0]) != FORMAT:
+        return f"the tables have format {number(row[0][0])}; this version of perco reads {FORMAT}"
+    return ""
 
 
 async def _missing(connection: Connection, place: Place) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 import trio
 
@@ -15,10 +16,13 @@ from perco.errors import TransactionClosed, Unavailable, UsedAfterFork
 from perco.postgresql.address import Place
 from perco.postgresql.arrays import number
 from perco.postgresql.connection import Connection, Lost, Refusal
+from perco.postgresql.fence import Fence
 from perco.postgresql.options import PostgresqlOptions
-from perco.postgresql.rows import CLOSED, Fence, PostgresqlRows
+from perco.postgresql.rows import CLOSED, PostgresqlRows
 from perco.postgresql.statements import Statements
 from perco.postgresql.tickets import alone
+
+_NO_TABLES: Final = ("42P01", "42703")  # there is no store yet, or it was made by another version
 
 
 class ClientRows(PostgresqlRows):
@@ -37,7 +41,7 @@ class ClientRows(PostgresqlRows):
         ticket: Callable[[], Awaitable[str]],
     ) -> None:
         super().__init__(place, options, durable=durable, fence=Fence(place.prefix, ""), client=True)
-        self.renew, self.usable = self._renew, self._usable
+        self.renew, self.wait_out, self.usable = self._renew, self._wait_out, self._usable
         self._process, self._closed = os.getpid(), False
         self._ticket = ticket
         self._renewing = trio.Lock()
@@ -84,18 +88,38 @@ class ClientRows(PostgresqlRows):
             fence.term = number(found[0][0])
         return bool(found)
 
+    async def _wait_out(self, lock: bytes) -> None:
+        """T4: for what was sent with a former ticket."""
+        connection = await Connection.open(self.pool.place)
+        try:
+            await alone(self, connection, lock, self.statements.briefly, [b"1s"])
+        except Refusal as refusal:
+            raise self.told(refusal) from refusal
+        finally:
+            connection.close()
+
+    def greeted(self, ticket: str) -> None:
+        """See `TicketRows.greeted`."""
+        if ticket != self.fence.token:
+            self.fence.take(self.pool.place.prefix, "")
+
     async def adopt(self, tables: Sequence[str]) -> None:
         """See `TicketRows.adopt`."""
+        wanted = set(tables)
+        found = await self._ask(self.statements.groups, [])
+        spaces = {(table.decode(), group.decode()): number(space) for space, table, group in found}
+        self.add({where: space for where, space in spaces.items() if where[0] in wanted})
+
+    async def served_at(self) -> str:
+        """Where the store's owner serves now; "": nowhere. Raises: Unavailable."""
         try:
             async with self.pool.connection() as connection:
-                [found] = await connection.run([(self.statements.groups, [])])
+                [row] = await connection.run([(self.statements.look, [])])
         except Lost as lost:
             raise Unavailable(f"{self.pool.place.shown} cannot be reached: {lost.said}") from lost
         except Refusal as refusal:
             raise self.told(refusal) from refusal
-        wanted = set(tables)
-        spaces = {(table.decode(), group.decode()): number(space) for space, table, group in found}
-        self.add({where: space for where, space in spaces.items() if where[0] in wanted})
+        return row[0][3].decode() if row else ""
 
 
 def no_owner(place: Place) -> Unavailable:
@@ -107,7 +131,7 @@ def no_owner(place: Place) -> Unavailable:
 
 
 async def address_of(place: Place) -> str:
-    """Where the store's owner serves clients that reach the rows by themselves; "": there is none that does.
+    """Where the store's owner serves clients that reach the rows by themselves, or did; "": there is none that does.
 
     Raises: OSError, if the server cannot be reached.
     """
@@ -117,6 +141,10 @@ async def address_of(place: Place) -> str:
             [row] = await connection.run([(Statements(place.prefix).look, [])])
         finally:
             connection.close()
-    except (Lost, Refusal) as error:
-        raise OSError(f"{place.shown}: {error.said}") from error
+    except Refusal as refusal:
+        if refusal.sqlstate in _NO_TABLES:
+            return ""
+        raise OSError(f"{place.shown}: {refusal.said}") from refusal
+    except Lost as lost:
+        raise OSError(f"{place.shown}: {lost.said}") from lost
     return row[0][3].decode() if row else ""

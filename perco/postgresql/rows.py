@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from hashlib import blake2b
 from typing import Any, Final
 
 import trio
@@ -24,6 +23,7 @@ from perco.errors import Corruption, PercoError, SessionEnded, StoreFull, Unavai
 from perco.postgresql.address import Place
 from perco.postgresql.arrays import bools, byteas, int4, int4s, int8, int8s, number
 from perco.postgresql.connection import Connection, Lost, Refusal, Rows, Statement
+from perco.postgresql.fence import LOCKS, Fence, Shown, hashed, salt_of
 from perco.postgresql.options import PostgresqlOptions
 from perco.postgresql.statements import DURABLE, NOT_DURABLE, SETTINGS, Statements
 from perco.schema.catalogue import SYSTEM_TABLE
@@ -50,7 +50,6 @@ from perco.storage import (
 _END: Final = b"\xff" * (ROW_BYTES_MAX + 1)  # no row is at or above it
 _PAUSES_MAX: Final = 10  # times as long, at most
 _PAUSE_S: Final = 0.05  # before a statement that the server has refused for a moment is sent again
-_LOCKS: Final = 1 << 11
 _ROWS_MAX: Final = 1000  # of all mutations that share a transaction
 _PART_BYTES: Final = 8 << 20  # of their values
 _FIRST, _FIRST_MAX = 4, 256  # requests of a `read_first` that are sent together: the first ones; as many as fit
@@ -61,42 +60,11 @@ _CHECKED: Final[tuple[Callable[[Any], bytes], ...]] = (int4s, int4s, bools, int4
 _NO_SPACE: Final = 0  # in which there is no cell: only a damaged cell names a group that was never made
 YES: Final = [(b"\x01",)]
 CLOSED: Final = "the store that this belongs to has been closed"
-_ENDED: Final = "the server has ended this client's session"
+ENDED: Final = "the server has ended this client's session"
 _NEXT: Final = int4(-1)  # in place of a query: the row after the page
 _FULL: Final = "53100"
 _READ_ONLY: Final = "25006"
 _NO_TABLE: Final = "42P01"
-
-
-class Fence:
-    """The term and the token of this owner, or those of a client, whose token is its ticket: each transaction that
-    writes names them, and writes nothing if the store has others. A server may forget a term, after a failover to a
-    standby that lacks it; it invents no token.
-
-    Attributes: `term`, 0: what was sent under the last one may still take effect, and there is no new one yet;
-    `deposed`, the reason why this process no longer owns the store; `lock`, the number of the lock that guards the
-    term; `session`, how many sessions of this client have ended: what one has begun, another does not send (R7).
-    """
-
-    term: int
-    token: str
-    deposed: PercoError | None
-    lock: bytes
-    session: int
-
-    def __init__(self, prefix: str, token: str, term: int = 0) -> None:
-        self.term, self.token, self.deposed = term, token, None
-        self.lock = int8(number(_lock(_salt(prefix))) | _LOCKS)
-        self.session = 0
-
-    def take(self, prefix: str, ticket: str) -> None:
-        """Become the fence of a client, under a ticket; it has no term yet."""
-        self.token, self.term, self.lock = ticket, 0, lock_of(prefix, ticket)
-
-
-def lock_of(prefix: str, ticket: str) -> bytes:
-    """The number of the lock that guards the term of a ticket."""
-    return int8(number(_lock(_salt(prefix) + b"ticket" + ticket.encode())))
 
 
 class Pool:
@@ -139,6 +107,8 @@ class PostgresqlRows:
     Attributes:
         renew: set by the store. Begins a new term, if the fence has none: nothing that was sent under an earlier one
             can take effect any more (O1). Raises: Lost, PercoError.
+        wait_out: set by a client. Returns when nothing that was sent under that lock is under way. Raises: Lost,
+            PercoError.
         usable: set by the store. Raises PercoError if it is closed, or was opened before a fork.
         check: set by the store. The same, and if this process may not own it any more. A read counts only if this holds
             after it: the next owner may remove what only this process still reads (G1). A mutation needs no check: its
@@ -174,9 +144,10 @@ class PostgresqlRows:
         self._options = options
         self._spaces: dict[tuple[str, str], int] = {}
         self._tables: dict[str, int] = {}
-        self._salt = _salt(place.prefix)
-        self._first_lock = number(_lock(self._salt)) & ~(2 * _LOCKS - 1)  # the owner's fence is in the other half
+        self._salt = salt_of(place.prefix)
+        self._first_lock = number(hashed(self._salt)) & ~(2 * LOCKS - 1)  # the owner's fence is in the other half
         self.renew: Callable[[], Awaitable[None]]
+        self.wait_out: Callable[[bytes], Awaitable[None]]
         self.usable: Callable[[], None] = lambda: None
         self.check: Callable[[], None] = lambda: None
 
@@ -331,16 +302,18 @@ class PostgresqlRows:
                     if not self.fence.term:  # a commit that the standby lacks might be read, and then undone (T4)
                         await self.renew()
                     if fence.session != session:
-                        raise SessionEnded(_ENDED)
+                        raise SessionEnded(ENDED)
                     async with self.pool.connection() as connection:
-                        still = self.statements.still, [fence.token.encode()]
+                        shown = fence.shown()
+                        still = self.statements.still, [shown.token]
                         found, ours = await connection.run([(statement, parameters), still])  # in this order (F3)
                     self.check()
-                    if ours == YES and fence.session == session:
+                    if ours == YES and fence.session == session == shown.session:
                         return found
                     if fence.deposed is not None:
                         raise fence.deposed
-                    fence.term = 0
+                    if ours != YES:
+                        fence.lapse(shown)
                 except (Lost, Unavailable) as lost:
                     error = lost
                 except Refusal as refusal:
@@ -408,7 +381,7 @@ class PostgresqlRows:
                 verdict = Failed(self.fence.deposed)
                 break
             if self.fence.session != session:
-                verdict = Failed(SessionEnded(_ENDED))
+                verdict = Failed(SessionEnded(ENDED))
                 break
             if attempt and trio.current_time() > deadline:
                 verdict = Failed(Unavailable(f"{self.pool.place.shown} does not answer: {said}"))
@@ -416,20 +389,23 @@ class PostgresqlRows:
             if attempt:
                 await trio.sleep(_PAUSE_S * min(attempt, _PAUSES_MAX))
             attempt += 1
-            term, sent = self.fence.term, False
+            shown, sent = self.fence.shown(), False
             try:
                 with trio.fail_at(deadline):
-                    if not term:
+                    if not shown.term:
                         await self.renew()
                         continue
                     async with self._writers.connection() as connection:
+                        shown = self.fence.shown()  # it may have changed while all connections were busy
+                        if shown.session != session or not shown.term:
+                            continue
                         sent = True
-                        result = await self._send(connection, term, locks, parameters, durably=durably)
+                        result = await self._send(connection, shown, locks, parameters, durably=durably)
             except (Lost, trio.TooSlowError) as lost:
                 said = lost.said if isinstance(lost, Lost) else "no reply"
                 if not sent or (isinstance(lost, Lost) and not lost.sent):
                     continue
-                await self._forget(term, deadline)
+                await self._forget(shown, deadline)
                 verdict = NoReply(f"the connection to PostgreSQL was lost: {said}")
                 break
             except Refusal as refusal:
@@ -447,8 +423,7 @@ class PostgresqlRows:
                 verdict = Failed(error)
                 break
             if result is None:  # the store has another term, so nothing was written
-                if self.fence.term == term:
-                    self.fence.term = 0
+                self.fence.lapse(shown)
                 continue
             for at, i in enumerate(part):
                 verdicts[i] = _which(mutations[i], result[at]) if at in result else APPLIED
@@ -471,26 +446,27 @@ class PostgresqlRows:
         if not self.fence.term:
             raise Unavailable(f"{self.pool.place.shown} cannot be reached: {said or 'no reply'}") from said
 
-    async def _forget(self, term: int, deadline: float) -> None:
+    async def _forget(self, shown: Shown, deadline: float) -> None:
         """Wait until what was sent under this term can no longer take effect, or the deadline has passed."""
-        if self.fence.term == term:
-            self.fence.term = 0
+        self.fence.lapse(shown)
         with trio.move_on_at(deadline), suppress(PercoError):
             await self.settle()
+            if self.fence.token.encode() != shown.token:
+                await self.wait_out(shown.lock)
 
     async def _send(
-        self, connection: Connection, term: int, locks: bytes, parameters: list[bytes], *, durably: bool
+        self, connection: Connection, shown: Shown, locks: bytes, parameters: list[bytes], *, durably: bool
     ) -> dict[int, int] | None:
         """Send a transaction; returns, for each refused mutation, which check failed. None: another term."""
-        statements, fence = self.statements, self.fence
+        statements = self.statements
         before: list[tuple[Statement, list[bytes]]] = [(statements.durably, [])] if durably else []
         made, *floors = parameters[13:]
         *_, result = await connection.run(
             [
                 *before,
                 (statements.lock, [locks]),
-                (statements.hold, [fence.lock]),
-                (statements.apply, [*parameters[:13], int8(term), made, fence.token.encode(), *floors]),
+                (statements.hold, [shown.lock]),
+                (statements.apply, [*parameters[:13], int8(shown.term), made, shown.token, *floors]),
             ]
         )
         refused = {number(m): number(n) for m, n in sorted(result, key=_last_first)}
@@ -504,7 +480,7 @@ class PostgresqlRows:
         for mutation in mutations:
             salt = self._salt + mutation.table.encode() + b"\x00"
             for row, _, _ in mutation.rows:
-                found.add(first + int.from_bytes(_lock(salt + row), "big") % _LOCKS)
+                found.add(first + int.from_bytes(hashed(salt + row), "big") % LOCKS)
         return found
 
     def _written(self, mutations: Sequence[Mutation]) -> list[bytes]:
@@ -545,15 +521,6 @@ def _last_first(refused: tuple[bytes, bytes]) -> int:
 
 def _newest_first(cell: ScanCell) -> tuple[int, int]:
     return cell[0], -cell[1]
-
-
-def _salt(prefix: str) -> bytes:
-    return blake2b(prefix.encode(), digest_size=16).digest()
-
-
-def _lock(of: bytes) -> bytes:
-    """The number of an advisory lock, as PostgreSQL takes it."""
-    return blake2b(of, digest_size=8).digest()
 
 
 def _which(mutation: Mutation, failed: int) -> Refused:

@@ -19,10 +19,11 @@ T13 A client's mutation below the floor is refused by the statement; the owner r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from perco.postgresql.arrays import BOOLS, BYTEA, BYTEAS, INT4, INT4S, INT8, INT8S, TEXT, TEXTS
+from perco.postgresql.arrays import BOOL, BOOLS, BYTEA, BYTEAS, INT4, INT4S, INT8, INT8S, TEXT, TEXTS
 from perco.postgresql.connection import Statement
 
 FORMAT: Final = 2
@@ -180,6 +181,7 @@ class Statements:
     counts: Statement = field(init=False)
     admit: Statement = field(init=False)
     dismiss: Statement = field(init=False)
+    is_there: Statement = field(init=False)
     tickets: Statement = field(init=False)
     raise_floor: Statement = field(init=False)
     serve_at: Statement = field(init=False)
@@ -205,6 +207,13 @@ class Statements:
             "INSERT INTO {p}_groups (tbl, grp) SELECT * FROM unnest($1, $2) ON CONFLICT (tbl, grp) DO NOTHING",
             *(TEXTS, TEXTS),
         )
+        if self.client:
+            self._of_terms(is_, "{p}_sessions", " WHERE token = $1")
+        else:
+            self._of_terms(is_, "{p}_owner", " WHERE id AND token = $1")
+
+    def _of_terms(self, is_: Callable[..., None], holders: str, mine: str) -> None:
+        """The statements about owners, clients and their terms."""
         is_("there", "SELECT to_regclass('{p}_owner') IS NOT NULL")
         is_("syncs", "SELECT current_setting('fsync') = 'on'")
         is_("format", "SELECT format FROM {p}_owner WHERE id")
@@ -219,6 +228,8 @@ class Statements:
             "end_holders",
             "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory' AND granted "
             "AND objsubid = 1 AND (classid::bigint << 32 | objid::bigint) = $1 AND pid <> pg_backend_pid() "
+            # One that is ended while it waits for its standby shows others a commit that the standby lacks.
+            "AND pid NOT IN (SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep') "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
             INT8,
         )
@@ -226,24 +237,26 @@ class Statements:
         is_("wait_for_others", "SELECT pg_advisory_xact_lock($1)", INT8)
         is_(
             "claim",
-            "UPDATE {p}_owner SET term = term + 1, token = $1, renewals = 0, command = $2, address = '' "
-            "WHERE id AND token = $3 AND renewals = $4 RETURNING term",
-            *(TEXT, TEXT, TEXT, INT8),
+            "UPDATE {p}_owner SET term = term + 1, token = $1, renewals = 0, command = $2, "
+            "address = CASE WHEN $5 THEN address ELSE '' END WHERE id AND token = $3 AND renewals = $4 RETURNING term",
+            *(TEXT, TEXT, TEXT, INT8, BOOL),
         )
-        mine = "{p}_sessions WHERE token = $1" if self.client else "{p}_owner WHERE id AND token = $1"
-        is_("next_term", f"UPDATE {mine.replace('WHERE', 'SET term = term + 1 WHERE')} RETURNING term", TEXT)
-        is_("still", f"SELECT EXISTS (SELECT FROM {mine})", TEXT)
+        is_("next_term", f"UPDATE {holders} SET term = term + 1{mine} RETURNING term", TEXT)
+        is_("still", f"SELECT EXISTS (SELECT FROM {holders}{mine})", TEXT)
         is_(
             "counts",
-            "SELECT s.space, (SELECT count(*) FROM {p}_cells c WHERE c.space = s.space) FROM unnest($1) AS s(space)",
+            "SELECT s.space, (SELECT count(*) FROM "
+            "(SELECT FROM {p}_cells c WHERE c.space = s.space LIMIT 65536) AS counted) FROM unnest($1) AS s(space)",
             INT4S,
         )
         is_(
             "admit",
-            "INSERT INTO {p}_sessions SELECT $1, 1 FROM {p}_owner WHERE id AND token = $2 ON CONFLICT DO NOTHING",
-            *(TEXT, TEXT),
+            "INSERT INTO {p}_sessions SELECT $1, 1 FROM {p}_owner WHERE id AND token = $2 AND term = $3 "
+            "ON CONFLICT DO NOTHING",
+            *(TEXT, TEXT, INT8),
         )
         is_("dismiss", "DELETE FROM {p}_sessions WHERE token = $1", TEXT)
+        is_("is_there", "SELECT EXISTS (SELECT FROM {p}_sessions WHERE token = $1)", TEXT)
         is_("tickets", "SELECT token FROM {p}_sessions")
         is_(
             "raise_floor",
@@ -258,8 +271,7 @@ class Statements:
 
     @property
     def release(self) -> str:
-        gone = "token = '', renewals = 0, command = '', address = ''"
-        return f"UPDATE {self.prefix}_owner SET {gone} WHERE id AND token = $1"
+        return f"UPDATE {self.prefix}_owner SET token = '', renewals = 0, command = '' WHERE id AND token = $1"
 
     def tables(self) -> str:
         """The commands that make the store's tables."""

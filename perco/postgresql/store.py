@@ -23,14 +23,16 @@ from perco.postgresql.address import Place
 from perco.postgresql.admin import make_tables
 from perco.postgresql.arrays import int8, number, texts
 from perco.postgresql.connection import Connection, Lost, Refusal, Rows, Statement
+from perco.postgresql.fence import Fence
 from perco.postgresql.lease import Lease, command, locked, now
 from perco.postgresql.options import PostgresqlOptions
-from perco.postgresql.rows import CLOSED, Fence, PostgresqlRows
+from perco.postgresql.rows import CLOSED, PostgresqlRows
 from perco.postgresql.tickets import Tickets, alone
 from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
 from perco.storage import PROTOCOL_GROUPS, Mutation
 from perco.storage.bare import Bare
 
+_FLAG: Final = (b"\x00", b"\x01")
 _LOOKS: Final = 10  # at the owner's row, while its lease may hold
 
 
@@ -42,11 +44,11 @@ class Counted(Bare):
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
         """See `OwnerStore.raise_floor`."""
+        if self.tickets is not None:  # first: what this process gives up on, no client may still prewrite
+            await self.tickets.raise_floor(ts, wait=wait)
         await super().raise_floor(ts, wait=wait)
         if wait:
             await self._store.settle()
-        if self.tickets is not None:
-            await self.tickets.raise_floor(ts, wait=wait)
 
     async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
         """See `OwnerStore.look`. What clients write by themselves is not noticed here, so that every look counts anew;
@@ -55,10 +57,11 @@ class Counted(Bare):
             await super().look(tables, groups, again=again)
             return
         wanted = list(product(tables, groups))
-        before = {where: -1 if self._may_change(where) else self._sends[where] for where in wanted}
-        await self._store.settle()
-        for where, count in (await self._store.counts(wanted)).items():
-            self._found[where] = before[where], count
+        async with self._looking:  # a look that began earlier does not end later
+            before = {where: -1 if self._may_change(where) else self._sends[where] for where in wanted}
+            await self._store.settle()
+            for where, count in (await self._store.counts(wanted)).items():
+                self._found[where] = before[where], count
 
     async def _cells(self, table: str, group: str) -> int:
         await self._store.settle()
@@ -106,8 +109,11 @@ class PostgresqlStore:
         _stores.add(self)
 
     @classmethod
-    async def open(cls, url: str, options: PostgresqlOptions, *, durable: bool) -> PostgresqlStore:
-        """Claim the store, which is made if there is none.
+    async def open(
+        cls, url: str, options: PostgresqlOptions, *, durable: bool, direct: bool = False
+    ) -> PostgresqlStore:
+        """Claim the store, which is made if there is none. `direct`: clients go on to look for the address at which it
+        is served; else it has none.
 
         Raises: StoreLocked, if another process owns it; FormatUnknown, Unavailable, UsageError, StoreError.
         """
@@ -124,7 +130,7 @@ class PostgresqlStore:
                         PercoWarning,
                         stacklevel=6,
                     )
-                await store._claim(connection)
+                await store._claim(connection, direct=direct)
                 await store._add(connection, [(SYSTEM_TABLE, group) for group in PROTOCOL_GROUPS])
         except BaseException as error:
             with trio.CancelScope(shield=True):
@@ -146,7 +152,7 @@ class PostgresqlStore:
         [(token, renewals, told, address)] = row
         return token.decode(), number(renewals), told.decode(), address.decode()
 
-    async def _claim(self, connection: Connection) -> None:
+    async def _claim(self, connection: Connection, *, direct: bool) -> None:
         """Become the owner, once the last one has not renewed its lease for its whole length (O1).
 
         Raises: StoreLocked, if it does; Unavailable.
@@ -160,7 +166,7 @@ class PostgresqlStore:
                 claimed = await self._alone(
                     connection,
                     statements.claim,
-                    [self._token.encode(), command().encode(), holder.encode(), int8(renewals)],
+                    [self._token.encode(), command().encode(), holder.encode(), int8(renewals), _FLAG[direct]],
                 )
                 if claimed:
                     self.rows.fence.term = number(claimed[0][0])
@@ -208,9 +214,12 @@ class PostgresqlStore:
         try:
             async with self.rows.pool.connection() as connection:
                 parameters = [address.encode(), self._token.encode()]
-                [found] = await connection.run([(self.rows.statements.serve_at, parameters)])
+                statements = self.rows.statements
+                *_, found = await connection.run([(statements.durably, []), (statements.serve_at, parameters)])
         except Lost as lost:
             raise Unavailable(f"{self.rows.pool.place.shown} cannot be reached: {lost.said}") from lost
+        except Refusal as refusal:
+            raise self.rows.told(refusal) from refusal
         if not found:
             raise locked(self.rows.pool.place, "")
 

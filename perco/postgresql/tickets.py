@@ -13,21 +13,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
 from perco.errors import PercoError, SessionEnded, Unavailable
 from perco.postgresql.arrays import int8
 from perco.postgresql.connection import Connection, Lost, Refusal, Rows, Statement
-from perco.postgresql.rows import YES, PostgresqlRows, lock_of
+from perco.postgresql.fence import lock_of
+from perco.postgresql.rows import ENDED, YES, PostgresqlRows
 
 log: logging.Logger = logging.getLogger("perco.serve")
 
 _BRIEFLY: Final = b"1s"
 _TIMEOUT: Final = "55P03"
+_NOT_ALLOWED: Final = "42501"
+_PATIENTLY: Final = b"10s"
 _LOOKS: Final = 10
+_TRIES: Final = 5
+_AT_ONCE: Final = 2  # of the pool's connections: others read
 _AGAIN_S: Final = 0.2
+T = TypeVar("T")
 
 
 async def alone(
@@ -46,8 +52,25 @@ async def alone(
         except Refusal as refusal:
             if refusal.sqlstate != _TIMEOUT:
                 raise
-        await connection.run([(statements.end_holders, [lock])])
-    raise Unavailable(f"{rows.pool.place.shown}: transactions of an earlier owner do not end")
+        try:
+            await connection.run([(statements.end_holders, [lock])])
+        except Refusal as refusal:
+            if refusal.sqlstate != _NOT_ALLOWED:
+                raise
+            raise Unavailable(
+                f"{rows.pool.place.shown}: a transaction of a process that may be dead stands in the way, and this "
+                f"process may not end it: {refusal.said}",
+                remedy="Let all processes connect as one role, or grant them pg_signal_backend.",
+            ) from refusal
+    raise Unavailable(f"{rows.pool.place.shown}: transactions of a process that may be dead do not end")
+
+
+class _Ticket:
+    """Of a session that asked for it. `ended`: its row has to go."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.lock = trio.Lock()  # for whoever makes or removes its row
 
 
 class Tickets:
@@ -55,49 +78,80 @@ class Tickets:
 
     def __init__(self, rows: PostgresqlRows) -> None:
         self._rows = rows
-        self._known: set[str] = set()  # those that may have a row
-        self._ended: set[str] = set()  # those whose row has to go
-        self._one = trio.Lock()
+        self._all: dict[str, _Ticket] = {}  # those that may have a row
         self._floor = 0
-        self.on_gone: Callable[[], None] = lambda: None  # a session that wrote by itself has ended for good
+        self.on_gone: list[Callable[[], None]] = []  # a session that wrote by itself has ended for good
 
     async def admit(self, ticket: str) -> None:
         """Let the client that shows this ticket in. Raises: SessionEnded, Unavailable, StoreLocked."""
-        self._known.add(ticket)  # before the first await: `end` must know it
-        async with self._one:
-            if ticket in self._ended or ticket not in self._known:  # it ended meanwhile, and may be removed already
-                raise SessionEnded("the server has ended this client's session")
-            await self._talk(lambda connection: self._insert(connection, ticket))
+        known = self._all.setdefault(ticket, _Ticket())  # before the first await: `end` must find it
+        async with known.lock:
+            for _ in range(_TRIES):
+                if known.ended:
+                    raise SessionEnded(ENDED)
+                await self._rows.settle()
+                if await self._talk(lambda connection: self._insert(connection, ticket)):
+                    return
+        raise Unavailable(f"{self._rows.pool.place.shown} does not take a ticket")
 
-    async def _insert(self, connection: Connection, ticket: str) -> None:
-        rows = self._rows
-        fence, statements = rows.fence, rows.statements
-        token = fence.token.encode()
-        *_, ours = await connection.run(
-            [
-                (statements.durably, []),
-                (statements.hold, [fence.lock]),  # a new owner waits, and then removes it
-                (statements.admit, [ticket.encode(), token]),
-                (statements.still, [token]),
-            ]
-        )
+    async def _insert(self, connection: Connection, ticket: str) -> bool:
+        """Whether the row is there now; False: under another term. After a lost connection a new term begins, so that
+        no late insert brings back a ticket that was removed."""
+        fence, statements = self._rows.fence, self._rows.statements
+        term, token = fence.term, fence.token.encode()
+        try:
+            *_, there, ours = await connection.run(
+                [
+                    (statements.durably, []),
+                    (statements.hold, [fence.lock]),  # a new owner waits, and then removes it
+                    (statements.admit, [ticket.encode(), token, int8(term)]),
+                    (statements.is_there, [ticket.encode()]),
+                    (statements.still, [token]),
+                ]
+            )
+        except Lost:
+            if fence.term == term:
+                fence.term = 0
+            raise
         if ours != YES:
             raise self._not_ours()
+        if there != YES and fence.term == term:
+            fence.term = 0
+        return there == YES
 
     def end(self, ticket: str) -> None:
         """The session of this ticket has ended. `settle` removes it."""
-        if ticket in self._known:
-            self._ended.add(ticket)
+        if (known := self._all.get(ticket)) is not None:
+            known.ended = True
 
     async def settle(self) -> None:
-        """F3: return when nothing that an ended session has sent can take effect any more. Raises: Unavailable."""
-        while self._ended:
-            async with self._one:
-                for ticket in list(self._ended):
-                    await self._talk(lambda connection, ticket=ticket: self._remove(connection, ticket))  # type: ignore
-                    self._known.discard(ticket)
-                    self._ended.discard(ticket)
-            self.on_gone()
+        """F3: return when nothing that a session which has ended has sent can take effect any more.
+
+        Raises: Unavailable, if that is not so for one of them; the others are removed.
+        """
+        ended = [(ticket, known) for ticket, known in self._all.items() if known.ended]
+        if not ended:
+            return
+        errors: list[PercoError] = []
+        limit = trio.CapacityLimiter(_AT_ONCE)
+
+        async def remove(ticket: str, known: _Ticket) -> None:
+            async with limit, known.lock:
+                try:
+                    if ticket in self._all:
+                        await self._talk(lambda connection: self._remove(connection, ticket))
+                        del self._all[ticket]
+                except PercoError as error:
+                    errors.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for each in ended:
+                nursery.start_soon(remove, *each)
+        if len(errors) < len(ended):
+            for act in self.on_gone:
+                act()
+        if errors:
+            raise errors[0]
 
     async def _remove(self, connection: Connection, ticket: str) -> None:
         rows = self._rows
@@ -115,26 +169,21 @@ class Tickets:
 
     async def raise_floor(self, ts: int, *, wait: bool) -> None:
         """T13: for the clients; see `OwnerStore.raise_floor`. Raises: Unavailable, StoreLocked."""
-        await self.settle()
+        if wait:
+            await self.settle()
         if ts > self._floor:
             await self._talk(lambda connection: self._raise(connection, ts))
             self._floor = ts
         if wait:
-            for ticket in list(self._known):
+            for ticket in list(self._all):
                 lock = lock_of(self._rows.statements.prefix, ticket)
                 await self._talk(lambda connection, lock=lock: self._wait_for(connection, lock))  # type: ignore[misc]
 
     async def _wait_for(self, connection: Connection, lock: bytes) -> None:
-        """Wait for what a client has under way, however long it takes: if the client is dead, its session ends."""
+        """Wait for what a client has under way; what it sends meanwhile waits, too. If the client is dead, its session
+        ends, and so does the wait."""
         statements = self._rows.statements
-        for _ in range(_LOOKS):
-            try:
-                await connection.run([(statements.briefly, [_BRIEFLY]), (statements.wait_for_others, [lock])])
-                return
-            except Refusal as refusal:
-                if refusal.sqlstate != _TIMEOUT:
-                    raise
-        raise Unavailable(f"{self._rows.pool.place.shown}: a client's mutation takes long")
+        await connection.run([(statements.briefly, [_PATIENTLY]), (statements.wait_for_others, [lock])])
 
     async def _raise(self, connection: Connection, ts: int) -> None:
         token = self._rows.fence.token.encode()
@@ -153,7 +202,7 @@ class Tickets:
         for (ticket,) in found:
             await self._remove(connection, ticket.decode())
 
-    async def _talk(self, what: Callable[[Connection], Awaitable[object]]) -> None:
+    async def _talk(self, what: Callable[[Connection], Awaitable[T]]) -> T:
         """Run a short exchange on a connection of the pool; once more, if the connection breaks: each can be repeated.
 
         Raises: Unavailable; what the store's `told` makes of a refusal."""
@@ -161,10 +210,10 @@ class Tickets:
         for last in (False, True):
             try:
                 async with rows.pool.connection() as connection:
-                    await what(connection)
-                return
+                    return await what(connection)
             except Lost as lost:
                 if last:
                     raise Unavailable(f"{rows.pool.place.shown} cannot be reached: {lost.said}") from lost
             except Refusal as refusal:
                 raise rows.told(refusal) from refusal
+        raise AssertionError("the second attempt returns or raises")

@@ -109,8 +109,9 @@ class RemoteLocal:
     async def adapt(self, catalogue: Catalogue) -> None:
         """Have the server open, or make, what a catalogue names."""
         if catalogue.version > self.version:
-            self.version = await self.link.call(Method.ADOPT, None, again=True)
+            version = await self.link.call(Method.ADOPT, None, again=True)
             await self.store.refresh()
+            self.version = version
 
     def check(self) -> None:
         """Raises UsedAfterFork in a child of the process that opened this."""
@@ -152,12 +153,12 @@ class RemoteOwner:
         wire: WireOptions,
         name: str,
         connect: Callable[[int, int], Any],
-        token: bytes,
+        token: bytes | Callable[[], bytes],
         pulsing: Callable[[Pulse], LoopWatch] | None = None,
         reach: Reach | None = None,
     ) -> None:
         rng = random.Random(options.seed)
-        self._token, self._options = token, options
+        self._token, self._options = token if callable(token) else lambda: token, options
         self._connections = Background()  # ended last: tasks in flight still call the server
         self._session = secrets.token_hex(16)  # not from the seed: others may have the same seed
         self._ticket = ""  # shown to tablet servers
@@ -181,7 +182,7 @@ class RemoteOwner:
         self._pulses = pulsing is not None
         watch = LoopWatch(options.heartbeat)
         self.heartbeat = (
-            watch if pulsing is None else pulsing(Pulse(token, self._session, wire, random.Random(rng.random())))
+            watch if pulsing is None else pulsing(Pulse(self._token, self._session, wire, random.Random(rng.random())))
         )
         driver = self._driver(fates, background)
         prefetch = Predictor(options.prefetch, served=True)
@@ -215,11 +216,11 @@ class RemoteOwner:
     # ------------------------------------------------------------ the link
 
     def _hello(self) -> Message:
-        greeting = hello(self._token, self._session, sorted(self._oracle.holds.open))
+        greeting = hello(self._token(), self._session, sorted(self._oracle.holds.open))
         self._too_much = (
             len(packed(greeting)) > GREETING_BYTES_MAX or len(packed(self._holding())) > self._wire.message_bytes_max
         )
-        return hello(self._token, self._session, ()) if self._too_much else greeting
+        return hello(self._token(), self._session, ()) if self._too_much else greeting
 
     def _holding(self) -> Message:
         """Holds and claims that this client has (R7)."""
@@ -236,7 +237,7 @@ class RemoteOwner:
             return True
 
         def hello_again() -> Message:
-            return hello(self._token, self._ticket, ())
+            return hello(self._token(), self._ticket, ())
 
         name, connect = f"{self.link.name} ({number})", partial(self._connect, number, port)
         link = Link(name, connect, hello_again, welcomed, lambda what, value: None, self._wire, self._rng)
@@ -456,7 +457,7 @@ def make_client(
     wire: WireOptions,
     name: str,
     connect: Callable[[int, int], Any],
-    token: bytes,
+    token: bytes | Callable[[], bytes],
     pulsing: Callable[[Pulse], LoopWatch] | None = None,
     reach: Reach | None = None,
 ) -> Database:
@@ -471,7 +472,7 @@ async def open_served(
     schema: Schema | None,
     options: Options,
     wire: WireOptions,
-    token: bytes,
+    token: bytes | Callable[[], bytes],
     *,
     readonly: bool = False,
     pulsing: Callable[[Pulse], LoopWatch] | None = None,

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from contextlib import suppress
+from typing import Any, Final, Protocol
 
 import trio
 
+from perco.errors import PercoError
 from perco.rpc.link import Link
 from perco.serve.messages import NOTIFIED, QUIET, Method
 from perco.serve.remote_rows import RemoteRowStore
@@ -31,6 +33,10 @@ from perco.storage import (
     Verdict,
 )
 
+_STALLED_S: Final = 1.0  # calls wait, and the server has said nothing for so long
+_LOOK_S: Final = 0.5  # between two looks for the server that leads: while calls wait
+_LOOK_MAX_S: Final = 3.0  # else
+
 
 class TicketRows(RowStore, Protocol):
     """The rows of a store, reached with a ticket."""
@@ -41,6 +47,14 @@ class TicketRows(RowStore, Protocol):
 
     def session_ended(self) -> None:
         """What was begun before raises SessionEnded, or fails."""
+        ...
+
+    def greeted(self, ticket: str) -> None:
+        """The server has greeted, with this ticket: one that it did not give is asked for anew."""
+        ...
+
+    async def served_at(self) -> str:
+        """Where the store's owner serves now; "": nowhere. Raises: Unavailable."""
         ...
 
     def close(self) -> None: ...
@@ -68,8 +82,11 @@ class DirectRowStore(RemoteRowStore):
         return str(await self._link.call(Method.TICKET, None, again=True, held=True))
 
     def greeted(self, info: dict[str, Any]) -> None:
-        """See `RemoteRowStore.greeted`. The rows say themselves what they offer."""
+        """See `RemoteRowStore.greeted`. The rows say themselves what they offer. A server that does not have this store
+        cannot give a ticket of it, so no transaction commits with its timestamps."""
         self.groups, self.once = self.rows.groups, self.rows.once
+        self.rows.greeted(info["ticket"])
+        self._link.tell(Method.NEWS, NOTIFIED)  # N8: what was told since the last greeting may be lost
 
     def lost(self) -> None:
         super().lost()
@@ -78,6 +95,21 @@ class DirectRowStore(RemoteRowStore):
     async def refresh(self) -> None:
         await super().refresh()
         await self.rows.adopt(self.tables())
+
+    async def follow(self, where: Callable[[], str]) -> None:
+        """Leave a server once another one leads, if this one does not end the connection: it was stopped, its host was
+        lost, or it lost the store without knowing it. `where`: the address of the present connection."""
+        looked = trio.current_time()
+        while True:
+            await trio.sleep(_LOOK_S * self._rng.uniform(0.5, 1.5))
+            now = trio.current_time()
+            if now < looked + (_LOOK_S if self._link.stalled_s() > _STALLED_S else _LOOK_MAX_S):
+                continue
+            looked = now
+            with suppress(PercoError):
+                found, at = await self.rows.served_at(), where()
+                if found and found != at:
+                    self._link.leave()
 
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
         return await self.rows.read(requests)

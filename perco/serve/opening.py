@@ -12,7 +12,7 @@ import shlex
 import ssl
 import warnings
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from perco.schema.schema import Schema
 from perco.serve import tokens
 from perco.serve.beating import PulseThread
 from perco.serve.client import open_served, remote_owner
+from perco.serve.direct import DirectRowStore
 from perco.serve.placing import ProcessOptions
 from perco.serve.processes import TabletServers
 from perco.serve.pulse import Pulse
@@ -47,7 +48,6 @@ from perco.tablets.local import LocalStore
 SOCKET = "socket"
 PEM = "-----BEGIN "
 _LOOK_S = 0.5  # between two looks for the process that serves a store on PostgreSQL
-_STALLED_S = 1.0  # a server that has said nothing for so long may have lost the store to another one
 _AGAIN_S = 0.02  # between two attempts, while an owner is starting or ending
 
 
@@ -168,22 +168,25 @@ class open(AsyncOnly):
         return await self._begin(local, options)
 
     async def _open_postgresql(self, url: str) -> Database:
-        """As the owner; if another process owns the store and serves it, as one of its clients."""
-        options, place = self._options, Place(url)
+        """As the owner; or, if another process serves the store for clients, as one of them."""
+        options, place, own = self._options, Place(url), self._options.postgresql.own
         deadline = trio.current_time() + (0 if self._readonly else options.wire.connect_s)
-        own, store = options.postgresql.own and not self._readonly, None
+        store: PostgresqlStore | None = None
         while store is None:
             locked: StoreLocked | None = None
-            if own:
+            at = "" if self.leads else await _served_at(place)
+            if self.leads or (own is not False and not self._readonly and (own or not at)):
                 try:
-                    store = await PostgresqlStore.open(url, options.postgresql, durable=options.durability == "power")
+                    store = await PostgresqlStore.open(
+                        url, options.postgresql, durable=options.durability == "power", direct=self.direct
+                    )
                     break
                 except StoreLocked as error:
                     if self.leads:
                         raise
-                    locked = error
-            if (db := await self._join_postgresql(place)) is not None:
-                return db
+                    locked, at = error, await _served_at(place)
+            if at:
+                return await self._join_postgresql(place, at)
             if locked is not None:
                 raise locked
             if trio.current_time() > deadline:
@@ -197,21 +200,14 @@ class open(AsyncOnly):
             inside(db).background.start(self.tickets.run, "tickets")
         return db
 
-    async def _join_postgresql(self, place: Place) -> Database | None:
-        """A client that reads and writes the rows by itself; None: no process lets it.
-
-        Raises: Unavailable, WrongToken, VersionMismatch; SchemaMismatch.
-        """
-        try:
-            at = await client.address_of(place)
-        except OSError as error:
-            raise Unavailable(str(error)) from error
-        if not at:
-            return None
-        options, wire = self._options, self._options.wire
+    async def _join_postgresql(self, place: Place, at: str) -> Database:
+        """A client that reads and writes the rows by itself. Raises: Unavailable, WrongToken, VersionMismatch;
+        SchemaMismatch."""
+        options, wire, given = self._options, self._options.wire, self._token
         address = addresses.parse(at)
-        self._token = self._token or tokens.find(address)
-        trust = _trust(wire.ca_file) if address.tls else None
+
+        def trust() -> ssl.SSLContext | None:
+            return _trust(wire.ca_file) if address.tls else None
 
         async def connect(number: int, port: int) -> trio.abc.Stream:
             nonlocal address
@@ -219,33 +215,25 @@ class open(AsyncOnly):
             if not found:
                 raise OSError(f"no process serves {place.shown}")
             address = addresses.parse(found)
-            return await addresses.connect(address, trust)
+            return await addresses.connect(address, trust())
 
         def pulsing(pulse: Pulse) -> PulseThread:
-            return PulseThread(
-                options.heartbeat, wire, pulse, lambda timeout_s: addresses.dial(address, trust, timeout_s)
-            )
+            return PulseThread(options.heartbeat, wire, pulse, lambda s: addresses.dial(address, trust(), s))
 
         durable = options.durability == "power"
-        db = await open_served(
-            *(place.shown, connect, self._schema, options, wire, self._token),
-            readonly=self._readonly,
-            pulsing=pulsing,
-            remedy=f"Start `perco serve {shlex.quote(place.shown)} --direct`.",
-            reach=lambda ticket: client.ClientRows(place, options.postgresql, durable=durable, ticket=ticket),
-        )
-        link = remote_owner(db).link
-
-        async def follow() -> None:
-            """Leave a server that was stopped, or whose host was lost, once another one leads."""
-            while True:
-                await trio.sleep(_LOOK_S)
-                if link.stalled_s() > _STALLED_S:
-                    with suppress(OSError):
-                        if (found := await client.address_of(place)) and addresses.parse(found) != address:
-                            link.leave()
-
-        inside(db).background.start(follow, "follow")
+        try:
+            db = await open_served(
+                *(place.shown, connect, self._schema, options, wire, lambda: given or tokens.find(address)),
+                readonly=self._readonly,
+                pulsing=pulsing,
+                remedy=f"Start `perco serve {shlex.quote(place.shown)} --direct`.",
+                reach=lambda ticket: client.ClientRows(place, options.postgresql, durable=durable, ticket=ticket),
+            )
+        except SessionEnded as error:
+            raise Unavailable(f"the server of {place.shown} ended while the store was opened") from error
+        store = remote_owner(db).store
+        assert isinstance(store, DirectRowStore)
+        inside(db).background.start(lambda: store.follow(lambda: str(address)), "follow")
         return db
 
     async def _begin(self, backend: Backend, options: Options) -> Database:
@@ -297,10 +285,10 @@ class open(AsyncOnly):
             ) from error
 
     async def _visit_postgresql(self, place: Place) -> Database:
-        db = await self._join_postgresql(place)
-        if db is None:
+        at = await _served_at(place)
+        if not at:
             raise client.no_owner(place)
-        return db
+        return await self._join_postgresql(place, at)
 
     async def _connect(self, address: Address, folder: Path | None = None) -> Database:
         trust = _trust(self._options.wire.ca_file) if address.tls else None
@@ -408,6 +396,13 @@ class joining(open):
 
     async def _open(self) -> Database:
         return await self._visit()
+
+
+async def _served_at(place: Place) -> str:
+    try:
+        return await client.address_of(place)
+    except OSError as error:
+        raise Unavailable(str(error)) from error
 
 
 def _trust(ca_file: str) -> ssl.SSLContext:

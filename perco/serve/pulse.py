@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from typing import Final
 
 from perco.clock.loopwatch import Held
@@ -29,13 +30,13 @@ class Pulse:
         wants(held, now) -> connect -> send begin(now) -> received(data, now), send say(held, now) -> ... -> over(held)
 
     Args:
-        token: the server's.
+        token: returns the server's.
         session: the client's.
         wire: a message every `heartbeat_s`; a server that is silent for `silence_s` is gone.
     """
 
-    def __init__(self, token: bytes, session: str, wire: WireOptions, rng: random.Random) -> None:
-        self._hello: Message = hello(token, session, (), pulse=True)
+    def __init__(self, token: Callable[[], bytes], session: str, wire: WireOptions, rng: random.Random) -> None:
+        self._hello: Callable[[], Message] = lambda: hello(token(), session, (), pulse=True)
         self._wire, self._rng = wire, rng
         self._decoder = FrameDecoder(GREETING_BYTES_MAX)
         self._welcome = False  # the server has greeted back
@@ -53,7 +54,7 @@ class Pulse:
         self._decoder = FrameDecoder(GREETING_BYTES_MAX)
         self._welcome = self._told = False
         self._heard = self._say_at = now
-        return frame([packed(self._hello)])
+        return frame([packed(self._hello())])
 
     def received(self, data: bytes, now: float) -> None:
         """Take bytes from the server; b"": the end.

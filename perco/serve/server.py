@@ -17,7 +17,7 @@ import logging
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import astuple
 from functools import partial
 from typing import Any, Final
@@ -61,7 +61,7 @@ from perco.serve.rows import Rows
 from perco.serve.sessions import Session, Sessions, Stuck
 from perco.serve.tasks import ProcessTasks
 from perco.serve.told_tasks import ToldTasks
-from perco.tablets.backend import Tickets
+from perco.tablets.backend import Tickets, sure
 
 log: logging.Logger = logging.getLogger("perco.serve")
 
@@ -69,6 +69,7 @@ _OUTLIVE_S: Final = 5.0  # how long a call waits for another client's transactio
 _IDLE_S: Final = 1.0
 _HELD_S: Final = 1.0  # if an owner's loop was held for longer while others waited, it logs a warning
 _LOOKS_APART_S: Final = 0.02
+_SURE_S: Final = 30.0  # how long a call waits for this process to be sure that it owns the store
 _ENDED: Final = "the server has ended this client's session"
 _EXPIRE_EVERY: Final = 4  # looks for dead sessions, per lease
 
@@ -102,7 +103,8 @@ class Server(Door[Session]):
             servers.on_moved = self._moved
         self._news: Callable[[int], None] = lambda what: None
         if tickets is not None:
-            self.sessions.on_end, tickets.on_gone = tickets.end, driver.leave_orphans
+            self.sessions.on_end = tickets.end
+            tickets.on_gone += [driver.leave_orphans, driver.notified]  # it may not have told us of notify cells
             self._news = on_news(driver.notified, driver.quiet)
         if self._owner.backend.local is not None:
             self._owner.splitting.on_split.append(self._moved)
@@ -357,9 +359,10 @@ class Server(Door[Session]):
             raise TypeError("two numbers of timestamps")
         if not 0 < starts + others <= DRAWS_MAX:
             raise ValueError("a number of timestamps")
-        self._owner.backend.check()  # O1: it may have been deposed
-        draw = self._parts.oracle.draw_nowait
-        drawn = [draw() for _ in range(starts + others)]
+        draw, drawn = self._parts.oracle.draw_nowait, [0]
+        with suppress(Unavailable):  # O1: it may have been deposed, or not know
+            self._owner.backend.check()
+            drawn = [draw() for _ in range(starts + others)]
         if not drawn[-1]:  # then all are 0 from some point on
             self._draw_rest(session, peer, id, starts, others, [ts for ts in drawn if ts])
             return
@@ -368,6 +371,7 @@ class Server(Door[Session]):
     def _draw_rest(self, session: Session, peer: Peer, id: int, starts: int, others: int, drawn: list[int]) -> None:
         async def run() -> None:
             try:
+                await sure(self._owner.backend.check, _SURE_S)
                 while len(drawn) < starts + others:
                     drawn.append(await self._parts.oracle.draw())
                 self._drawn(session, peer, id, starts, drawn)
@@ -511,12 +515,7 @@ class Server(Door[Session]):
                 changed = idle.watch()
                 await idle.look()
         stuck = idle.unreadable()
-        return (
-            idle.now(),
-            idle.failed(),
-            self._workers(),
-            None if stuck is None else pack_error(stuck),
-        )
+        return idle.now(), idle.failed(), self._workers(), None if stuck is None else pack_error(stuck)
 
     async def _now(self, session: Session, _: Any) -> tuple[bool, int, int]:
         idle = self._owner.idle

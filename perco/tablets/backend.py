@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
+import trio
+
+from perco.errors import Unavailable
 from perco.storage import Mutation, OwnerStore
 from perco.tablets.local import LocalStore
 from perco.txn.engine import Place
+
+_AGAIN_S: Final = 0.05
+
+
+async def sure(check: Callable[[], None], seconds: float) -> None:
+    """Wait until `check`, which is that of a place, no longer raises Unavailable; after so many seconds, raise it."""
+    with trio.move_on_after(seconds):
+        while True:
+            try:
+                check()
+                return
+            except Unavailable:
+                await trio.sleep(_AGAIN_S)
+    check()
 
 
 class Tickets(Protocol):
     """Lets clients read and write a store by themselves, each with a ticket."""
 
-    on_gone: Callable[[], None]
+    on_gone: list[Callable[[], None]]
 
     async def admit(self, ticket: str) -> None:
         """Let a client in. Raises: SessionEnded, if `end` was called before; StoreError."""
@@ -21,7 +38,7 @@ class Tickets(Protocol):
 
     def end(self, ticket: str) -> None:
         """The ticket's session has ended. Before the floor is raised again, nothing that was sent with the ticket can
-        take effect any more (F3); then `on_gone` is called."""
+        take effect any more (F3); then those in `on_gone` are called."""
         ...
 
 

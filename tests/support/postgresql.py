@@ -28,8 +28,9 @@ from perco.database.inside import inside
 from perco.postgresql.address import Place
 from perco.postgresql.client import ClientRows
 from perco.postgresql.connection import Connection, libpq
+from perco.postgresql.fence import Fence
 from perco.postgresql.options import PostgresqlOptions
-from perco.postgresql.rows import Fence, PostgresqlRows
+from perco.postgresql.rows import PostgresqlRows
 from perco.postgresql.store import Counted, PostgresqlStore
 from perco.postgresql.tickets import Tickets
 from perco.schema.catalogue import SYSTEM_TABLE

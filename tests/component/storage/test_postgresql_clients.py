@@ -15,7 +15,7 @@ from perco.postgresql.libpq import libpq
 from perco.postgresql.options import PostgresqlOptions
 from perco.postgresql.rows import PostgresqlRows
 from perco.postgresql.store import PostgresqlStore
-from perco.postgresql.tickets import Tickets
+from perco.postgresql.tickets import Tickets, _Ticket
 from perco.storage import ABSENT, APPLIED, Failed, Mutation, NoReply, Refused
 from tests.component.storage.stores import TABLE, put
 from tests.component.storage.test_postgresql import QUICK, opened
@@ -264,6 +264,7 @@ async def test_a_ticket_that_the_server_has_forgotten_is_asked_for_again(store: 
 async def test_a_ticket_that_ends_while_it_is_asked_for_is_never_good(store: PostgresqlStore, settled: bool) -> None:
     """F3"""
     tickets = store.let_clients_in()
+    known = tickets._all.setdefault("one", _Ticket())
     errors: list[BaseException] = []
 
     async def admit() -> None:
@@ -272,9 +273,8 @@ async def test_a_ticket_that_ends_while_it_is_asked_for_is_never_good(store: Pos
         except SessionEnded as error:
             errors.append(error)
 
-    async with trio.open_nursery() as nursery, tickets._one:
-        if settled:  # before it is admitted
-            tickets._known.add("one")
+    async with trio.open_nursery() as nursery, known.lock:
+        if settled:  # it is removed before it is admitted
             tickets.end("one")
             nursery.start_soon(tickets.settle)
             await trio.testing.wait_all_tasks_blocked()

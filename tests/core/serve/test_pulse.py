@@ -22,7 +22,7 @@ WELCOME = frame([packed(welcome(False, True, {}))])
 
 
 def pulse() -> Pulse:
-    return Pulse(b"token", "me", WIRE, random.Random(1))
+    return Pulse(lambda: b"token", "me", WIRE, random.Random(1))
 
 
 def messages(data: bytes) -> list[Any]:

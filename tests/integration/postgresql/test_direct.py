@@ -132,7 +132,7 @@ async def test_clients_follow_to_the_next_server(coordinators: Coordinators, url
         async with trio.open_nursery() as nursery:
             for task in range(TASKS):
                 nursery.start_soon(appending[task % 2].run, task, lambda: done)
-            for _ in range(3):
+            for _ in range(2):
                 for each in appending:
                     await _more(each, 20)
                 await trio.to_thread.run_sync(coordinators.follow, lambda leader: leader.send(how))

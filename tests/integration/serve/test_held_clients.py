@@ -215,7 +215,7 @@ class Thread(PulseThread):
         self.refuses = False
         self.tried = 0
         wire = WireOptions(heartbeat_s=0.5, silence_s=2.0)
-        self.pulse = Pulse(b"token", "me", wire, random.Random(1))
+        self.pulse = Pulse(lambda: b"token", "me", wire, random.Random(1))
         super().__init__(HeartbeatOptions(), wire, self.pulse, self._connect)
 
     def _connect(self, timeout_s: float) -> socket.socket:
