@@ -9,13 +9,17 @@ import pytest
 import trio
 import trio.testing
 
-from perco.errors import SessionEnded
-from perco.postgresql.client import ClientRows
+import perco
+from perco.errors import SessionEnded, Unavailable
+from perco.postgresql.address import Place
+from perco.postgresql.client import ClientRows, address_of
 from perco.postgresql.libpq import libpq
 from perco.postgresql.options import PostgresqlOptions
 from perco.postgresql.rows import PostgresqlRows
+from perco.postgresql.statements import Statements
 from perco.postgresql.store import PostgresqlStore
 from perco.postgresql.tickets import Tickets, _Ticket
+from perco.rpc.channel import WireOptions
 from perco.storage import ABSENT, APPLIED, Failed, Mutation, NoReply, Refused
 from tests.component.storage.stores import TABLE, put
 from tests.component.storage.test_postgresql import QUICK, opened
@@ -86,6 +90,12 @@ async def until(waiting: Callable[[], bool]) -> None:
 def held_up() -> bool:
     """Whether a mutation waits to insert a cell."""
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'transactionid' AND query LIKE '%excluded%'"
+    return postgresql.execute(waiting) != [(b"0",)]
+
+
+def waited_for() -> bool:
+    """Whether someone waits for a lock alone that others share."""
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND NOT granted"
     return postgresql.execute(waiting) != [(b"0",)]
 
 
@@ -167,7 +177,7 @@ async def test_a_mutation_that_is_held_up_is_not_made_after_its_session(store: P
             await until(held_up)
             end(rows, told=False)
             nursery.start_soon(settle)
-            await trio.testing.wait_all_tasks_blocked()
+            await until(waited_for)
             assert not settled
             link.exec_(b"ROLLBACK")
         made = cells_of(store)
@@ -207,8 +217,9 @@ async def test_the_floor_waits_for_what_a_client_has_sent(store: PostgresqlStore
             nursery.start_soon(lambda: _into(verdicts, rows, below(5)))
             await until(held_up)
             nursery.start_soon(raise_floor)
-            await trio.testing.wait_all_tasks_blocked()
+            await until(waited_for)
             assert not raised
+            assert store.store.floor == 0, "the owner gives up on nothing that a client may still prewrite"
             link.exec_(b"ROLLBACK")
         assert raised
         assert (cells_of(store) == 1) == (verdicts == [APPLIED])
@@ -309,3 +320,32 @@ async def test_of_clients_that_exclude_each_other_one_writes(store: PostgresqlSt
                 for rows in (one, two, store.rows):
                     nursery.start_soon(write, rows)
             assert verdicts.count(APPLIED) == 1
+
+
+async def test_whoever_waits_for_the_standby_is_not_ended(store: PostgresqlStore) -> None:  # T4
+    """Else others would read a commit that the standby lacks."""
+    sql = Statements("x").end_holders.sql
+    assert "SyncRep" in sql.partition("pid NOT IN")[2]
+
+
+async def test_a_store_that_was_served_to_clients_stays_so(store: PostgresqlStore) -> None:
+    """Until a process owns it that says so: any program that opens the address could take it from the standby."""
+    url = postgresql.fresh()
+    first = await PostgresqlStore.open(url, QUICK, durable=False, direct=True)
+    await first.serve_at("unix:/run/x")
+    await first.aclose()
+    place = Place(url)
+    assert await address_of(place) == "unix:/run/x"
+    wire = WireOptions(patience_s=0.3, connect_s=0.1)
+    with pytest.raises(Unavailable, match=r"serve .* --direct"):
+        async with perco.open(url, perco.Schema(), options=perco.Options(wire=wire)):
+            pass
+    own = perco.Options(postgresql=PostgresqlOptions(own=True))
+    async with perco.open(url, perco.Schema(), options=own):
+        assert await address_of(place) == ""
+    async with perco.open(url, perco.Schema()):
+        pass
+
+
+async def test_there_is_no_server_of_a_store_that_does_not_exist() -> None:
+    assert await address_of(Place(postgresql.fresh())) == ""

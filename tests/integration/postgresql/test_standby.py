@@ -65,6 +65,26 @@ async def _opened(url: str, how: str, folder: Path) -> AsyncIterator[perco.Datab
         coordinator.end()
 
 
+async def test_a_server_stands_by_while_postgresql_is_away(tmp_path: Path) -> None:
+    """O1"""
+    standing = Standing(tmp_path)
+    try:
+        leader = Coordinator(standing.url(), tmp_path / "a")
+        assert leader.says().startswith("serving")
+        standby = Coordinator(standing.url(), tmp_path / "b")
+        assert standby.says().startswith("standing by: postgresql://")
+        standing.stop()
+        assert "cannot be reached" in await trio.to_thread.run_sync(standby.says)
+        leader.end()
+        standing.start()
+        while (said := await trio.to_thread.run_sync(standby.says)).startswith("standing by"):
+            assert "in use by" in said
+        assert said.startswith("serving")
+        standby.end()
+    finally:
+        standing.end()
+
+
 @pytest.mark.parametrize("how", ["owner", "direct"])
 async def test_a_standby_that_is_promoted_has_all_acknowledged_commits(pair: Pair, how: str, tmp_path: Path) -> None:
     """T4 O1"""
