@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import trio
 
-from perco.errors import BackgroundFailure, PercoError, TransactionClosed
+from perco.errors import BackgroundFailure, PercoError, StoreLocked, TransactionClosed
 
 T = TypeVar("T")
 
@@ -131,10 +131,14 @@ class Background:
         """The error that killed a background task, if any."""
         if self._failure is None:
             return None
-        failure = BackgroundFailure(
-            f"a background task of the store died of {type(self._failure).__name__}: {self._failure}. "
-            "This is a bug in perco; what was committed is safe. Close the store and open it again."
-        )
+        if isinstance(self._failure, StoreLocked):
+            said = f"this process has lost the store: {self._failure} What was committed is safe."
+        else:
+            said = (
+                f"a background task of the store died of {type(self._failure).__name__}: {self._failure}. "
+                "This is a bug in perco; what was committed is safe. Close the store and open it again."
+            )
+        failure = BackgroundFailure(said)
         failure.__cause__ = self._failure
         return failure
 

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-from perco.errors import Corruption, StoreLocked
+import perco
+from perco.database.inside import inside
+from perco.errors import BackgroundFailure, Corruption, StoreLocked
 from perco.postgresql.arrays import number
 from perco.postgresql.libpq import libpq
 from perco.postgresql.options import PostgresqlOptions
@@ -159,3 +161,16 @@ async def test_a_publication_does_not_stop_deletes(store: PostgresqlStore) -> No
     finally:
         postgresql.execute(f"DROP PUBLICATION {_prefix(store)}")
     assert await value_of(store.store, b"a") is None  # type: ignore[arg-type]
+
+
+async def test_an_owner_that_is_deposed_is_told_that_it_lost_the_store() -> None:  # O1
+    url = postgresql.fresh()
+
+    async def lose() -> None:
+        async with perco.open(url, perco.Schema(), options=perco.Options(postgresql=QUICK)) as db:
+            prefix = inside(db).place.rows.statements.prefix  # type: ignore[attr-defined]
+            postgresql.execute(f"UPDATE {prefix}_owner SET token = 'another'")
+            await trio.sleep_forever()
+
+    with pytest.raises(BackgroundFailure, match="this process has lost the store: .* What was committed is safe"):
+        await lose()
