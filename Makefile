@@ -76,7 +76,7 @@ test-types: .venv/.dev ## the public API is typed to the last parameter
 	for package in perco perco.aio perco.sync perco.spark perco.testing; do \
 	  PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes $$package --ignoreexternal || exit 1; done
 
-test-all: EACH = 2
+test-all: EACH = 1
 test-all: POSTGRESQL = tests/scenarios/test_hermitage.py tests/scenarios/test_one_step.py
 test-all: test test-faults test-mutants test-everywhere test-postgresql test-spark ## all of them, but for other Pythons
 	$(MAKE) --no-print-directory -j2 test-types test-wheel
