@@ -62,7 +62,7 @@ _TABLE: Final[dict[type[PercoError], tuple[_Parts, Callable[..., PercoError]]]] 
     errors.SnapshotTooOld: (lambda e: (e.asked, e.oldest, e.table, str(e)), _made_too_old),
     errors.OwnerChanged: (lambda e: (e.asked,), errors.OwnerChanged),
     errors.StoreFull: (lambda e: (e.path, e.detail), errors.StoreFull),
-    errors.StoreLocked: (lambda e: (e.path, e.pid, e.command), errors.StoreLocked),
+    errors.StoreLocked: (lambda e: (e.path, e.pid, e.command, e.remedy), errors.StoreLocked),
     errors.FormatUnknown: (lambda e: (e.path, e.found, e.wanted), errors.FormatUnknown),
     errors.UnsuitableFolder: (lambda e: (e.path, e.reason), errors.UnsuitableFolder),
     errors.NeedsCheck: (lambda e: (e.path,), errors.NeedsCheck),

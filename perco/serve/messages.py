@@ -199,6 +199,16 @@ def read_welcome(message: Message) -> tuple[bool, bool, dict[str, Any]]:
     return new, kept, info
 
 
+def read_claim(asked: Any) -> tuple[str, Sequence[tuple[bytes, int, int]], int, bool]:
+    """The arguments of `Method.CLAIM`. Raises: TypeError, ValueError."""
+    table, wanted, most, halts = asked
+    if (type(table), type(most), type(halts)) != (str, int, bool) or len(wanted) > CLAIMS_MAX:
+        raise TypeError("a table, rows, and how many of them")
+    if any((type(row), type(newest), type(root)) != (bytes, int, int) for row, newest, root in wanted):
+        raise TypeError("rows and timestamps")
+    return table, wanted, most, halts
+
+
 def read_pulse(message: Message) -> tuple[int, float, str]:
     """(process, seconds that its loop has been held, where) (R10). Raises: WireError."""
     try:

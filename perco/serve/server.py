@@ -17,7 +17,7 @@ import logging
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import astuple
 from functools import partial
 from typing import Any, Final
@@ -27,7 +27,7 @@ import trio
 from perco.clock.loopwatch import Held
 from perco.database.database import Database
 from perco.database.inside import inside, local_owner
-from perco.errors import SessionEnded, Unavailable, UsageError
+from perco.errors import SessionEnded, StoreLocked, Unavailable, UsageError
 from perco.rpc.addresses import Address
 from perco.rpc.channel import Channel, WireOptions
 from perco.rpc.crossing import pack_error
@@ -38,7 +38,6 @@ from perco.serve.door import Door
 from perco.serve.folders import place_of
 from perco.serve.messages import (
     ANNOUNCED,
-    CLAIMS_MAX,
     DRAWS_MAX,
     MOVED,
     FolderIs,
@@ -50,6 +49,7 @@ from perco.serve.messages import (
     must_be_wall_time,
     pack_vacuum,
     read_all,
+    read_claim,
     read_holding,
     read_pulse,
     read_typed,
@@ -360,9 +360,14 @@ class Server(Door[Session]):
         if not 0 < starts + others <= DRAWS_MAX:
             raise ValueError("a number of timestamps")
         draw, drawn = self._parts.oracle.draw_nowait, [0]
-        with suppress(Unavailable):  # O1: it may have been deposed, or not know
-            self._owner.backend.check()
+        try:
+            self._owner.backend.check()  # O1; if it does not know whether it owns the store, it waits
             drawn = [draw() for _ in range(starts + others)]
+        except (StoreLocked, Unavailable) as error:
+            if isinstance(error, StoreLocked) and self._tickets is not None:
+                return  # this process ends, and the client asks the next owner
+            if isinstance(error, StoreLocked):
+                raise
         if not drawn[-1]:  # then all are 0 from some point on
             self._draw_rest(session, peer, id, starts, others, [ts for ts in drawn if ts])
             return
@@ -486,11 +491,7 @@ class Server(Door[Session]):
         peer.reply(id, [self._claimed(session, each) for each in asked])
 
     def _claimed(self, session: Session, asked: Any) -> tuple[bytes, list[tuple[bytes, int]]]:
-        table, wanted, most, halts = asked
-        if (type(table), type(most), type(halts)) != (str, int, bool) or len(wanted) > CLAIMS_MAX:
-            raise TypeError("a table, rows, and how many of them")
-        if any((type(row), type(newest), type(root)) != (bytes, int, int) for row, newest, root in wanted):
-            raise TypeError("rows and timestamps")
+        table, wanted, most, halts = read_claim(asked)
         self.sessions.wakes.heard(session)
         return self.sessions.claim(session, table, wanted, most, halts=halts)
 

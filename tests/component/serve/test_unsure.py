@@ -1,0 +1,102 @@
+"""An owner that may have lost its store to another process hands out no timestamp (O1)."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+import perco
+from perco.database.inside import local_owner
+from perco.errors import StoreLocked, Unavailable
+from perco.serve.client import remote_owner
+from tests.component.serve.kit import Place
+
+docs = perco.Table("docs", key=perco.TEXT)
+n = docs.column("n", perco.INT64)
+SCHEMA = perco.Schema(docs)
+
+
+class Check:
+    """In the place of that of the owner's store."""
+
+    def __init__(self) -> None:
+        self.error: perco.PercoError | None = Unavailable("the lease was not renewed")
+
+    def __call__(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("sure_after_s", [5.0, None])
+async def test_a_client_waits_until_the_owner_is_sure(
+    sure_after_s: float | None, autojump_clock: trio.testing.MockClock
+) -> None:
+    place = Place(SCHEMA)
+    async with place.served() as owner, place.client() as db:
+        check, last = Check(), local_owner(owner)._engine.oracle.last
+        local_owner(owner).backend.check = check  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+
+            async def become_sure(after_s: float) -> None:
+                await trio.sleep(after_s)
+                assert local_owner(owner)._engine.oracle.last == last, "none is drawn meanwhile"
+                check.error = None
+
+            if sure_after_s is not None:
+                nursery.start_soon(become_sure, sure_after_s)
+                began = trio.current_time()
+                await db.run(_write)
+                assert trio.current_time() >= began + sure_after_s
+            else:
+                with pytest.raises(Unavailable, match="the lease was not renewed"):
+                    await db.run(_write)
+        check.error = None
+
+
+async def test_a_client_of_one_that_is_deposed_is_told_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    place = Place(SCHEMA)
+    async with place.served() as owner, place.client() as db:
+        check = Check()
+        check.error = StoreLocked("postgresql://db", None, "another process", "Stop it.")
+        local_owner(owner).backend.check = check  # type: ignore[method-assign]
+        began = trio.current_time()
+        with pytest.raises(StoreLocked, match="in use by another process"):
+            await db.run(_write)
+        assert trio.current_time() < began + 1
+        check.error = None
+
+
+class NoTickets:
+    """In the place of those of a store on PostgreSQL."""
+
+    def __init__(self) -> None:
+        self.on_gone: list[object] = []
+
+    def end(self, ticket: str) -> None:
+        """There is none."""
+
+
+async def test_a_direct_client_of_one_that_is_deposed_follows(autojump_clock: trio.testing.MockClock) -> None:
+    """It asks the next one, in place of which here the same one is sure again."""
+    place = Place(SCHEMA)
+    async with place.served() as owner, place.client() as db:
+        assert place.server is not None
+        check, place.server._tickets = Check(), NoTickets()  # type: ignore[assignment]
+        check.error = StoreLocked("postgresql://db", None, "another process", "Stop it.")
+        local_owner(owner).backend.check = check  # type: ignore[method-assign]
+        connections = remote_owner(db).link.connections
+        async with trio.open_nursery() as nursery:
+
+            async def end() -> None:
+                await trio.sleep(2)
+                check.error = None
+                await place.break_connections()
+
+            nursery.start_soon(end)
+            await db.run(_write)
+        assert remote_owner(db).link.connections > connections
+
+
+async def _write(txn: perco.Transaction) -> None:
+    txn.set(n, "a", 1)
