@@ -107,7 +107,7 @@ async def serve(
                 stack.enter_context(tokens.told(bound, token))
             at.append(str(bound))
         if isinstance(opened := inside(db).place, PostgresqlStore) and direct:
-            await opened.serve_at(advertise or _reached_at(at))
+            await opened.serve_at(str(addresses.parse(advertise or _reached_at(at))))
         if opening.tablet_servers is not None:
             await _started(opening.tablet_servers)
         helped = f", {processes} tablet servers" if processes > 1 else ""

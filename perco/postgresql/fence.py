@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from perco.errors import PercoError
 from perco.postgresql.arrays import int8, number
 
-LOCKS: Final = 1 << 11  # numbers of locks of rows
+LOCKS: Final[int] = 1 << 11  # numbers of locks of rows
 
 
 class Shown(NamedTuple):

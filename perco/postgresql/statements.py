@@ -27,7 +27,7 @@ from perco.postgresql.arrays import BOOL, BOOLS, BYTEA, BYTEAS, INT4, INT4S, INT
 from perco.postgresql.connection import Statement
 
 FORMAT: Final = 2
-TABLES: Final = ("cells", "groups", "owner", "sessions")
+TABLES: Final[tuple[str, ...]] = ("cells", "groups", "owner", "sessions")
 
 # Each statement is planned once, as a walk of the index for each of its keys; a hash or a scan of the whole table would
 # only look cheap while the table is small.

@@ -67,6 +67,8 @@ class DirectRowStore(RemoteRowStore):
         reach: makes the rows; its argument asks the owner for the ticket.
     """
 
+    rows: TicketRows
+
     def __init__(
         self,
         link: Link,
@@ -96,9 +98,9 @@ class DirectRowStore(RemoteRowStore):
         await super().refresh()
         await self.rows.adopt(self.tables())
 
-    async def follow(self, where: Callable[[], str]) -> None:
+    async def follow(self, is_here: Callable[[str], bool]) -> None:
         """Leave a server once another one leads, if this one does not end the connection: it was stopped, its host was
-        lost, or it lost the store without knowing it. `where`: the address of the present connection."""
+        lost, or it lost the store without knowing it. `is_here`: whether the present connection leads to an address."""
         looked = trio.current_time()
         while True:
             await trio.sleep(_LOOK_S * self._rng.uniform(0.5, 1.5))
@@ -107,8 +109,8 @@ class DirectRowStore(RemoteRowStore):
                 continue
             looked = now
             with suppress(PercoError):
-                found, at = await self.rows.served_at(), where()
-                if found and found != at:
+                found = await self.rows.served_at()
+                if found and not is_here(found):
                     self._link.leave()
 
     async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:

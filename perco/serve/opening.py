@@ -233,7 +233,7 @@ class open(AsyncOnly):
             raise Unavailable(f"the server of {place.shown} ended while the store was opened") from error
         store = remote_owner(db).store
         assert isinstance(store, DirectRowStore)
-        inside(db).background.start(lambda: store.follow(lambda: str(address)), "follow")
+        inside(db).background.start(lambda: store.follow(lambda found: addresses.parse(found) == address), "follow")
         return db
 
     async def _begin(self, backend: Backend, options: Options) -> Database:

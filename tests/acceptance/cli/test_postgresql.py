@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from perco.cli.serving import _reached_at
 from tests.support import postgresql
 
 
@@ -73,3 +75,35 @@ def test_for_other_hosts_it_takes_a_token_that_is_given(url: str, monkeypatch: p
     monkeypatch.delenv("PERCO_TOKEN", raising=False)
     refused = perco("serve", url, "--listen", "tcp://0.0.0.0:0")
     assert (refused.returncode, "PERCO_TOKEN" in refused.stderr) == (2, True), refused
+
+
+@pytest.mark.parametrize(
+    ("listening", "reached"),
+    [
+        (["unix:/run/a"], "unix:/run/a"),
+        (["tcp://127.0.0.1:1", "tls://10.0.0.1:2"], "tls://10.0.0.1:2"),
+        (["unix:/run/a", "tls://0.0.0.0:2"], f"tls://{os.uname().nodename}:2"),
+        (["tls://[::]:2"], f"tls://{os.uname().nodename}:2"),
+    ],
+)
+def test_clients_are_sent_to_where_other_hosts_reach_it(listening: list[str], reached: str) -> None:
+    assert _reached_at(listening) == reached
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--advertise", "tcp://db:1"], "--advertise names the address for clients that --direct lets in"),
+        (["--direct", "--advertise", "db:1"], "write unix:PATH, tcp://HOST:PORT"),
+        (["--processes", "2"], "PostgreSQL has its own processes"),
+    ],
+)
+def test_options_that_make_no_sense_are_told(url: str, tmp_path: Path, options: list[str], said: str) -> None:
+    refused = perco("serve", url, "--listen", f"unix:{tmp_path / 's'}", *options)
+    assert (refused.returncode, said in refused.stderr) == (2, True), refused
+
+
+def test_a_folder_has_no_direct_clients(tmp_path: Path) -> None:
+    refused = perco("serve", str(tmp_path / "store"), "--direct")
+    assert (refused.returncode, "are for a store on PostgreSQL" in refused.stderr) == (2, True), refused
+    assert not (tmp_path / "store").exists()

@@ -124,7 +124,7 @@ def test_an_ended_session_ends_for_the_rows_too(store: DirectRowStore, rows: Fak
 
 async def follow(store: DirectRowStore, seconds: float) -> None:
     with trio.move_on_after(seconds):
-        await store.follow(lambda: "unix:/a")
+        await store.follow(lambda found: found == "unix:/a")
 
 
 async def test_it_leaves_a_server_that_is_no_longer_the_one(
