@@ -32,6 +32,10 @@ class ClientRows(PostgresqlRows):
         ticket: asks the owner for this client's ticket. Raises: PercoError.
     """
 
+    renew: Callable[[], Awaitable[None]]
+    wait_out: Callable[[bytes], Awaitable[None]]
+    usable: Callable[[], None]
+
     def __init__(
         self,
         place: Place,

@@ -68,6 +68,10 @@ class DirectRowStore(RemoteRowStore):
     """
 
     rows: TicketRows
+    groups: bool
+    once: bool
+    spread: bool
+    alone: bool
 
     def __init__(
         self,

@@ -54,6 +54,9 @@ class RemoteRowStore:
 
     groups: bool
     once: bool
+    spread: bool
+    alone: bool
+    losses: int
 
     chaining = None
     deferring = None

@@ -145,6 +145,8 @@ class _Claim:
 class Sessions:
     """All sessions of a server."""
 
+    claimed: int
+
     def __init__(self, holds: Holds, fates: Fates, lease_s: float, orphaned: Callable[[], None]) -> None:
         self._holds, self._fates, self._lease_s, self._orphaned = holds, fates, lease_s, orphaned
         self.all: dict[str, Session] = {}

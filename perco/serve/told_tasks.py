@@ -20,6 +20,11 @@ _ANSWERED_S: Final = 1.0  # how long clients may take
 class _Asked:
     """A question to all clients."""
 
+    number: int
+    clients: int
+    all: trio.Event
+    over: trio.Event
+
     def __init__(self, number: int, clients: int) -> None:
         self.number, self.clients = number, clients
         self.answers: dict[str, ProcessTasks] = {}  # by session
