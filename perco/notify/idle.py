@@ -26,7 +26,7 @@ from perco.protocol.records import observed_column, signal_of
 from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, SHARED, OwnerStore, ReadRequest
 from perco.txn.engine import Engine
 
-_LOOKS_APART_S: Final = 0.02
+_LOOKS_APART_S, _SEARCHES_APART_S = 0.02, 0.05  # the latter of a store that has to be searched
 _AGAIN_S: Final = 0.5  # between two checks that the workers of other processes are still there
 
 
@@ -58,6 +58,11 @@ class Idle:
         self.busy_elsewhere: Callable[[], bool] | None = None
         self.works_elsewhere: Callable[[], Collection[str] | None] | None = None
         self.claimed_elsewhere: Callable[[], int] | None = None
+
+    @property
+    def looks_apart_s(self) -> float:
+        """How long to wait between two looks, in seconds."""
+        return _LOOKS_APART_S if self._store.prompt is not None else _SEARCHES_APART_S
 
     def look_again(self) -> None:
         if self._looked is not None:
@@ -214,7 +219,7 @@ class Idle:
             self.sweep_pending()
             with trio.move_on_after(again_s):
                 await looked.wait()
-            await trio.sleep(_LOOKS_APART_S)  # waiting must not cost more than working
+            await trio.sleep(self.looks_apart_s)  # waiting must not cost more than working
         return self.failed()
 
     async def wait_for(self, ts: int) -> None:
@@ -226,7 +231,7 @@ class Idle:
                 return
             await self._check_served()
             self.sweep_pending()
-            await trio.sleep(_LOOKS_APART_S)
+            await trio.sleep(self.looks_apart_s)
 
     async def none_up_to(self, ts: int) -> bool:
         """One look for `wait_for`."""

@@ -68,7 +68,6 @@ log: logging.Logger = logging.getLogger("perco.serve")
 _OUTLIVE_S: Final = 5.0  # how long a call waits for another client's transaction, before its client repeats it
 _IDLE_S: Final = 1.0
 _HELD_S: Final = 1.0  # if an owner's loop was held for longer while others waited, it logs a warning
-_LOOKS_APART_S: Final = 0.02
 _SURE_S: Final = 30.0  # how long a call waits for this process to be sure that it owns the store
 _ENDED: Final = "the server has ended this client's session"
 _EXPIRE_EVERY: Final = 4  # looks for dead sessions, per lease
@@ -528,7 +527,7 @@ class Server(Door[Session]):
             if not (done := await idle.none_up_to(ts)):
                 idle.sweep_pending()  # not in the loop: the end of a sweep is a change
             while not done:
-                with trio.move_on_after(_LOOKS_APART_S):
+                with trio.move_on_after(idle.looks_apart_s):
                     await idle.changed()
                 done = await idle.none_up_to(ts)
         return done, 0, self._workers()
