@@ -419,6 +419,9 @@ class PostgresqlRows:
                     return
                 verdict = Failed(self.told(refusal))
                 break
+            except Unavailable as error:  # there is no term yet
+                said = error.what
+                continue
             except PercoError as error:
                 verdict = Failed(error)
                 break

@@ -305,6 +305,11 @@ class Server(Door[Session]):
 
     # ------------------------------------------------------------ calls
 
+    def _fail(self, peer: Peer, id: int, error: Exception) -> None:
+        """Answer with an error; but clients that write by themselves ask the next owner, once this one has ended."""
+        if self._tickets is None or not isinstance(error, StoreLocked):
+            peer.fail(id, error)
+
     @staticmethod
     def _must_go_on(session: Session | None) -> Session:
         if session is None or session.ended:
@@ -334,7 +339,7 @@ class Server(Door[Session]):
                 try:
                     peer.reply(id, await answer(session, arguments))
                 except Exception as error:
-                    peer.fail(id, error)
+                    self._fail(peer, id, error)
 
             self._parts.background.spawn(run)
 
@@ -362,11 +367,11 @@ class Server(Door[Session]):
         try:
             self._owner.backend.check()  # O1; if it does not know whether it owns the store, it waits
             drawn = [draw() for _ in range(starts + others)]
-        except (StoreLocked, Unavailable) as error:
-            if isinstance(error, StoreLocked) and self._tickets is not None:
-                return  # this process ends, and the client asks the next owner
-            if isinstance(error, StoreLocked):
-                raise
+        except Unavailable:
+            pass
+        except StoreLocked as error:
+            self._fail(peer, id, error)
+            return
         if not drawn[-1]:  # then all are 0 from some point on
             self._draw_rest(session, peer, id, starts, others, [ts for ts in drawn if ts])
             return

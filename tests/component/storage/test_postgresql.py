@@ -60,10 +60,11 @@ async def test_a_term_that_the_server_has_forgotten_is_not_anothers(store: Postg
     assert isinstance(verdict.error, StoreLocked)
 
 
-async def test_a_mutation_of_more_rows_than_the_server_has_locks(store: PostgresqlStore) -> None:
+async def test_a_mutation_of_more_rows_than_the_server_has_locks() -> None:
     rows = [(b"%06d" % i, (), (("data", 1, 1, b""),)) for i in range(30_000)]
-    assert await store.rows.apply([Mutation(TABLE, rows)]) == [APPLIED]
-    assert await value_of(store.store, b"029999") == b""  # type: ignore[arg-type]
+    async with opened(postgresql.fresh(), PostgresqlOptions()) as store:
+        assert await store.rows.apply([Mutation(TABLE, rows)]) == [APPLIED]
+        assert await value_of(store.store, b"029999") == b""  # type: ignore[arg-type]
 
 
 async def test_of_calls_at_once_that_exclude_each_other_one_is_made(store: PostgresqlStore) -> None:  # S1
