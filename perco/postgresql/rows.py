@@ -377,11 +377,8 @@ class PostgresqlRows:
         attempt, said = 0, "no connection"
         verdict: Verdict
         while True:
-            if self.fence.deposed is not None:
-                verdict = Failed(self.fence.deposed)
-                break
-            if self.fence.session != session:
-                verdict = Failed(SessionEnded(ENDED))
+            if self.fence.deposed is not None or self.fence.session != session:
+                verdict = Failed(self.fence.deposed or SessionEnded(ENDED))
                 break
             if attempt and trio.current_time() > deadline:
                 verdict = Failed(Unavailable(f"{self.pool.place.shown} does not answer: {said}"))

@@ -58,7 +58,7 @@ from perco.serve.messages import (
 from perco.serve.one_step import OneStep
 from perco.serve.processes import TabletServers, on_news
 from perco.serve.rows import Rows
-from perco.serve.sessions import Session, Sessions, Stuck
+from perco.serve.sessions import ENDED, Session, Sessions, Stuck, must_go_on
 from perco.serve.tasks import ProcessTasks
 from perco.serve.told_tasks import ToldTasks
 from perco.tablets.backend import Tickets, sure
@@ -69,7 +69,6 @@ _OUTLIVE_S: Final = 5.0  # how long a call waits for another client's transactio
 _IDLE_S: Final = 1.0
 _HELD_S: Final = 1.0  # if an owner's loop was held for longer while others waited, it logs a warning
 _SURE_S: Final = 30.0  # how long a call waits for this process to be sure that it owns the store
-_ENDED: Final = "the server has ended this client's session"
 _EXPIRE_EVERY: Final = 4  # looks for dead sessions, per lease
 
 
@@ -310,14 +309,8 @@ class Server(Door[Session]):
         if self._tickets is None or not isinstance(error, StoreLocked):
             peer.fail(id, error)
 
-    @staticmethod
-    def _must_go_on(session: Session | None) -> Session:
-        if session is None or session.ended:
-            raise SessionEnded(_ENDED)
-        return session
-
     def _handle(self, peer: Peer, id: int, method: int, arguments: Any) -> None:
-        session = self._must_go_on(self._serving.get(peer))
+        session = must_go_on(self._serving.get(peer))
         handler = self._handlers.get(method)
         if handler is None:
             raise WireError(f"there is no method {method}")
@@ -391,7 +384,7 @@ class Server(Door[Session]):
 
     def _drawn(self, session: Session, peer: Peer, id: int, starts: int, drawn: list[int]) -> None:
         if session.ended or peer.ended:  # the answer would be lost, and the timestamps held forever
-            peer.fail(id, SessionEnded(_ENDED))
+            peer.fail(id, SessionEnded(ENDED))
             return
         for ts in drawn[:starts]:
             self.sessions.begin(session, ts)
@@ -571,7 +564,7 @@ class Server(Door[Session]):
     async def _ticket(self, session: Session, _: Any) -> str:
         if self._tickets is None:
             raise UsageError("this server does not let clients read and write by themselves: open its address instead")
-        self._must_go_on(session)
+        must_go_on(session)
         ticket = session.ticket
         await self._tickets.admit(ticket)
         return ticket

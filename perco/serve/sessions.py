@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import trio
 
 from perco.clock.holds import Holds
+from perco.errors import SessionEnded
 from perco.notify.rowlocks import CLAIMED, DONE, FREE, HELD
 from perco.notify.worker import Watch
 from perco.serve.messages import NOTIFIED, RELEASED
@@ -34,6 +35,7 @@ from perco.txn.fates import Fates
 if TYPE_CHECKING:
     from perco.rpc.peer import Peer
 
+ENDED: Final = "the server has ended this client's session"
 _ENDED_S: Final = 1.0  # how long a claim that has ended is remembered
 _ENDED_MAX: Final = 4096  # of these
 _TOLD_MAX: Final = 256  # rows of others, in an answer to a session that was refused one of them
@@ -111,6 +113,13 @@ class Session:
         self.orphans = False  # its client left locks behind
         self.applying = 0
         self.stuck: Stuck | None = None
+
+
+def must_go_on(session: Session | None) -> Session:
+    """Raises: SessionEnded."""
+    if session is None or session.ended:
+        raise SessionEnded(ENDED)
+    return session
 
 
 class _Claim:
