@@ -37,11 +37,10 @@ class Coordinator:
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    def end(self, number: signal.Signals = signal.SIGKILL) -> int:
-        self._process.send_signal(number)
-        self._process.send_signal(signal.SIGCONT)
+    def end(self) -> None:
+        for number in (signal.SIGKILL, signal.SIGCONT):
+            self._process.send_signal(number)
         self._process.communicate()
-        return self._process.returncode
 
 
 class Coordinators:
