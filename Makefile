@@ -41,7 +41,7 @@ test-faults: .venv/.dev ## every fault at every step of the scenarios; processes
 	$(BIN)/pytest -q -n auto --dist worksteal $(FAULTS) $(SLOW)
 
 test-mutants: .venv/.dev ## each rule of the protocol broken, one at a time: the simulation has to find it
-	$(BIN)/pytest -q -n auto --dist worksteal tests/testing/test_mutants.py $(MUTANTS)
+	$(BIN)/pytest -q -n auto --dist worksteal tests/testing/test_mutants.py
 
 EACH ?= 0
 test-everywhere: .venv/.dev ## scenarios and observers over clients (folder, TLS, tablet servers), and over a store of single rows only; EACH=2: each over 2 of the 4
@@ -77,8 +77,6 @@ test-types: .venv/.dev ## the public API is typed to the last parameter
 	  PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes $$package --ignoreexternal || exit 1; done
 
 test-all: EACH = 1
-# Some mutants take a hundred runs and more to be found: CI leaves these to `make test-mutants`.
-test-all: MUTANTS = -k "not P3 and not D2 and not N6"
 test-all: POSTGRESQL = tests/scenarios/test_hermitage.py tests/scenarios/test_one_step.py
 test-all: test test-faults test-mutants test-everywhere test-postgresql test-spark ## all of them, but for other Pythons
 	$(MAKE) --no-print-directory -j2 test-types test-wheel

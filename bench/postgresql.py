@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,8 +26,9 @@ import trio
 
 import perco
 from bench.against import pipeline, rows
+from bench.against.coordinator import Coordinator
 from bench.against.embedded import KEYS, ZERO, Perco, one_more, schema, value
-from bench.against.load import Load, closed_loop, cpu_of, rates, row_of
+from bench.against.load import Load, closed_loop, rates, row_of
 from bench.against.postgres import NoPostgresError, Server, server
 from bench.harness import Cell, Report, Run, interleaved, version_of
 
@@ -104,39 +103,6 @@ def _one_call(run: Run, report: Report, folder: Path, started: Server) -> None:
         report.ratio(f"vs_sql_one_statement_{in_flight}", mine.of(rates(found[ONE])), valid=kept)
 
 
-class Coordinator:
-    """`perco serve --direct --standby`, in a process of its own."""
-
-    def __init__(self, url: str, socket: Path) -> None:
-        command = [sys.executable, "-m", "perco", "serve", url, "--direct", "--standby", "--listen", f"unix:{socket}"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-    def leads(self) -> None:
-        """Return when it leads."""
-        self._says("serving")
-
-    def stands_by(self) -> None:
-        """Return when it waits."""
-        self._says("standing by")
-
-    def _says(self, what: str) -> None:
-        assert self._process.stdout is not None
-        said = self._process.stdout.readline()
-        if not said.startswith(what):
-            raise RuntimeError(f"perco serve says {said!r}, not {what!r}")
-
-    def cpu_s(self) -> float:
-        return cpu_of(self._process.pid)
-
-    def send(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def end(self) -> None:
-        for number in (signal.SIGKILL, signal.SIGCONT):
-            self._process.send_signal(number)
-        self._process.communicate()
-
-
 @contextmanager
 def _coordinators(url: str, count: int) -> Iterator[list[Coordinator]]:
     """The first one leads, the others stand by."""
@@ -145,7 +111,7 @@ def _coordinators(url: str, count: int) -> Iterator[list[Coordinator]]:
         for number in range(count):
             all.append(Coordinator(url, Path(folder) / f"s{number}"))
             stack.callback(all[-1].end)
-            all[-1].stands_by() if number else all[-1].leads()
+            all[-1].says("standing by" if number else "serving")
         yield all
 
 

@@ -166,6 +166,9 @@ class CatalogueChanged(TransientError):
 class SessionEnded(TransientError):
     """The server has ended this client's session, because it has not heard from the client, or was restarted."""
 
+    def __init__(self, said: str = "the server has ended this client's session") -> None:
+        super().__init__(said)
+
 
 # ------------------------------------------------------------------ ask
 

@@ -26,7 +26,8 @@ from perco.protocol.records import observed_column, signal_of
 from perco.storage import FAILED_LIST, LOCK, NOTIFY, PENDING, SHARED, OwnerStore, ReadRequest
 from perco.txn.engine import Engine
 
-_LOOKS_APART_S, _SEARCHES_APART_S = 0.02, 0.05  # the latter of a store that has to be searched
+_LOOKS_APART_S: Final = 0.02
+_SEARCHES_APART_S: Final = 0.05  # of a store that has to be searched
 _AGAIN_S: Final = 0.5  # between two checks that the workers of other processes are still there
 
 

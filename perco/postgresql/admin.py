@@ -128,14 +128,14 @@ async def inspect(url: str) -> Facts:
             remedy = "perco postgresql init URL --grant ROLE"
             findings += [f"this role may not {right} in {table}: {remedy}" for table, right in missing]
             return Facts(version.decode(), findings=tuple(findings))
-        [[(_, _, owner, address)]] = await connection.run([(statements.look, [])])
+        [[(_, _, owner)], [(address,)]] = await connection.run([(statements.look, []), (statements.address, [])])
         [[(cells, dead, used)]] = await connection.run([(_sizes(place), [])])
         sizes = number(cells), number(dead), number(used)
         return Facts(version.decode(), owner.decode(), address.decode(), *sizes, tuple(findings))
 
 
 async def _format_wrong(connection: Connection, place: Place) -> str:
-    """What is wrong with the store's format; "": nothing, or this role may not look."""
+    """The finding about the store's format; "": the format is right, or this role may not look."""
     try:
         [row] = await connection.run([(Statements(place.prefix).format, [])])
     except Refusal as refusal:

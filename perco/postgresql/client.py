@@ -115,15 +115,14 @@ class ClientRows(PostgresqlRows):
         self.add({where: space for where, space in spaces.items() if where[0] in wanted})
 
     async def served_at(self) -> str:
-        """Where the store's owner serves now; "": nowhere. Raises: Unavailable."""
+        """See `TicketRows.served_at`."""
         try:
             async with self.pool.connection() as connection:
-                [row] = await connection.run([(self.statements.look, [])])
+                return await _address(connection, self.statements)
         except Lost as lost:
-            raise Unavailable(f"{self.pool.place.shown} cannot be reached: {lost.said}") from lost
+            raise _unreached(self.pool.place, lost) from lost
         except Refusal as refusal:
             raise self.told(refusal) from refusal
-        return row[0][3].decode() if row else ""
 
 
 def no_owner(place: Place) -> Unavailable:
@@ -135,20 +134,28 @@ def no_owner(place: Place) -> Unavailable:
 
 
 async def address_of(place: Place) -> str:
-    """Where the store's owner serves clients that reach the rows by themselves, or did; "": there is none that does.
+    """Where the store's owner serves clients that reach the rows by themselves, or served them last; "": nowhere.
 
-    Raises: OSError, if the server cannot be reached.
+    Raises: Unavailable.
     """
     try:
         connection = await Connection.open(place)
         try:
-            [row] = await connection.run([(Statements(place.prefix).look, [])])
+            return await _address(connection, Statements(place.prefix))
         finally:
             connection.close()
     except Refusal as refusal:
         if refusal.sqlstate in _NO_TABLES:
             return ""
-        raise OSError(f"{place.shown}: {refusal.said}") from refusal
+        raise Unavailable(f"{place.shown} refuses: {refusal}", remedy="The message is PostgreSQL's.") from refusal
     except Lost as lost:
-        raise OSError(f"{place.shown}: {lost.said}") from lost
-    return row[0][3].decode() if row else ""
+        raise _unreached(place, lost) from lost
+
+
+async def _address(connection: Connection, statements: Statements) -> str:
+    [row] = await connection.run([(statements.address, [])])
+    return row[0][0].decode() if row else ""
+
+
+def _unreached(place: Place, lost: Lost) -> Unavailable:
+    return Unavailable(f"{place.shown} cannot be reached: {lost.said}")

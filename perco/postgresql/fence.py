@@ -1,4 +1,4 @@
-"""What a transaction shows to a store on PostgreSQL, so that nothing of a former owner or session takes effect."""
+"""The fence of a store on PostgreSQL: every transaction shows it, so that a former owner or session changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOCKS: Final[int] = 1 << 11  # numbers of locks of rows
 
 
 class Shown(NamedTuple):
-    """What a transaction shows: see `Fence`."""
+    """A copy of a `Fence`, which one transaction shows."""
 
     session: int
     token: bytes

@@ -60,7 +60,6 @@ _CHECKED: Final[tuple[Callable[[Any], bytes], ...]] = (int4s, int4s, bools, int4
 _NO_SPACE: Final = 0  # in which there is no cell: only a damaged cell names a group that was never made
 YES: Final[Rows] = [(b"\x01",)]
 CLOSED: Final = "the store that this belongs to has been closed"
-ENDED: Final = "the server has ended this client's session"
 _NEXT: Final = int4(-1)  # in place of a query: the row after the page
 _FULL: Final = "53100"
 _READ_ONLY: Final = "25006"
@@ -302,7 +301,7 @@ class PostgresqlRows:
                     if not self.fence.term:  # a commit that the standby lacks might be read, and then undone (T4)
                         await self.renew()
                     if fence.session != session:
-                        raise SessionEnded(ENDED)
+                        raise SessionEnded()
                     async with self.pool.connection() as connection:
                         shown = fence.shown()
                         still = self.statements.still, [shown.token]
@@ -378,7 +377,7 @@ class PostgresqlRows:
         verdict: Verdict
         while True:
             if self.fence.deposed is not None or self.fence.session != session:
-                verdict = Failed(self.fence.deposed or SessionEnded(ENDED))
+                verdict = Failed(self.fence.deposed or SessionEnded())
                 break
             if attempt and trio.current_time() > deadline:
                 verdict = Failed(Unavailable(f"{self.pool.place.shown} does not answer: {said}"))

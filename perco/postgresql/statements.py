@@ -13,7 +13,7 @@ S1  All checks of a mutation, and all its writes, are in one statement and one t
 O1  Each transaction that writes shares a lock, which a change of the term takes alone; under another term it writes
     nothing. It takes this lock after those of its rows, so that no two transactions can wait for each other.
 F3  The same holds for a client with its ticket: each has a lock of its own. Whoever reads asks afterwards, in the same
-    round trip, whether its ticket or claim is still there: what was read before it ended counts.
+    round trip, whether its ticket or claim is still there. If it is, the cells were read before it ended.
 T13 A client's mutation below the floor is refused by the statement; the owner refuses its own by itself.
 """
 
@@ -171,6 +171,7 @@ class Statements:
     syncs: Statement = field(init=False)
     format: Statement = field(init=False)
     look: Statement = field(init=False)
+    address: Statement = field(init=False)
     claim: Statement = field(init=False)
     briefly: Statement = field(init=False)
     durably: Statement = field(init=False)
@@ -217,7 +218,8 @@ class Statements:
         is_("there", "SELECT to_regclass('{p}_owner') IS NOT NULL")
         is_("syncs", "SELECT current_setting('fsync') = 'on'")
         is_("format", "SELECT format FROM {p}_owner WHERE id")
-        is_("look", "SELECT token, renewals, command, address FROM {p}_owner WHERE id")
+        is_("look", "SELECT token, renewals, command FROM {p}_owner WHERE id")
+        is_("address", "SELECT address FROM {p}_owner WHERE id")
         is_(
             "briefly",
             "SELECT set_config('synchronous_commit', 'on', true), set_config('lock_timeout', $1, true)",

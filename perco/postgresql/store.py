@@ -51,8 +51,8 @@ class Counted(Bare):
             await self._store.settle()
 
     async def look(self, tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
-        """See `OwnerStore.look`. What clients write by themselves is not noticed here, so that every look counts anew;
-        all of it as of one moment (N7)."""
+        """See `OwnerStore.look`. This process does not notice the writes of clients that write by themselves, so every
+        look counts anew, and everything as of one moment (N7)."""
         if self.tickets is None:
             await super().look(tables, groups, again=again)
             return
@@ -144,13 +144,13 @@ class PostgresqlStore:
 
     # ------------------------------------------------------------ opening
 
-    async def _owner(self, connection: Connection) -> tuple[str, int, str, str]:
-        """The owner's token, its renewals, its command, and where it serves. Raises: Corruption."""
+    async def _owner(self, connection: Connection) -> tuple[str, int, str]:
+        """The owner's token, its renewals, and its command. Raises: Corruption."""
         [row] = await connection.run([(self.rows.statements.look, [])])
         if not row:
             raise Corruption(self.rows.pool.place.shown, f"{self.rows.statements.prefix}_owner has lost its row")
-        [(token, renewals, told, address)] = row
-        return token.decode(), number(renewals), told.decode(), address.decode()
+        [(token, renewals, told)] = row
+        return token.decode(), number(renewals), told.decode()
 
     async def _claim(self, connection: Connection, *, direct: bool) -> None:
         """Become the owner, once the last one has not renewed its lease for its whole length (O1).
@@ -158,7 +158,7 @@ class PostgresqlStore:
         Raises: StoreLocked, if it does; Unavailable.
         """
         lease_s, statements = self._options.lease_s, self.rows.statements
-        holder, renewals, told, _ = await self._owner(connection)
+        holder, renewals, told = await self._owner(connection)
         seen = now()
         while True:
             if not holder or now() - seen >= lease_s:
@@ -175,7 +175,7 @@ class PostgresqlStore:
                     await self._tickets.clear(connection)
                     return
             await trio.sleep(lease_s / _LOOKS)
-            now_holder, renewed, told, _ = await self._owner(connection)
+            now_holder, renewed, told = await self._owner(connection)
             if now_holder and now_holder == holder and renewed != renewals:
                 raise locked(self.rows.pool.place, told)
             if now_holder != holder:  # a claim that may be that of a process that has died since
@@ -196,7 +196,7 @@ class PostgresqlStore:
                 if found:
                     fence.term = number(found[0][0])
                     return
-                _, _, told, _ = await self._owner(connection)
+                _, _, told = await self._owner(connection)
                 fence.deposed = locked(self.rows.pool.place, told)
             except Refusal as refusal:
                 raise self.rows.told(refusal) from refusal

@@ -21,7 +21,7 @@ from perco.errors import PercoError, SessionEnded, Unavailable
 from perco.postgresql.arrays import int8
 from perco.postgresql.connection import Connection, Lost, Refusal, Rows, Statement
 from perco.postgresql.fence import lock_of
-from perco.postgresql.rows import ENDED, YES, PostgresqlRows
+from perco.postgresql.rows import YES, PostgresqlRows
 
 log: logging.Logger = logging.getLogger("perco.serve")
 
@@ -88,35 +88,32 @@ class Tickets:
         async with known.lock:
             for _ in range(_TRIES):
                 if known.ended:
-                    raise SessionEnded(ENDED)
+                    raise SessionEnded()
                 await self._rows.settle()
                 if await self._talk(lambda connection: self._insert(connection, ticket)):
                     return
         raise Unavailable(f"{self._rows.pool.place.shown} does not take a ticket")
 
     async def _insert(self, connection: Connection, ticket: str) -> bool:
-        """Whether the row is there now; False: under another term. After a lost connection a new term begins, so that
-        no late insert brings back a ticket that was removed."""
+        """Whether the row is there now; False: the store has another term. After that, and after a lost connection, a
+        new term begins: it tells whether this process still owns the store, and no late insert brings back a ticket
+        that was removed."""
         fence, statements = self._rows.fence, self._rows.statements
-        term, token = fence.term, fence.token.encode()
+        shown = fence.shown()
         try:
-            *_, there, ours = await connection.run(
+            *_, there = await connection.run(
                 [
                     (statements.durably, []),
-                    (statements.hold, [fence.lock]),  # a new owner waits, and then removes it
-                    (statements.admit, [ticket.encode(), token, int8(term)]),
+                    (statements.hold, [shown.lock]),  # a new owner waits, and then removes it
+                    (statements.admit, [ticket.encode(), shown.token, int8(shown.term)]),
                     (statements.is_there, [ticket.encode()]),
-                    (statements.still, [token]),
                 ]
             )
         except Lost:
-            if fence.term == term:
-                fence.term = 0
+            fence.lapse(shown)
             raise
-        if ours != YES:
-            raise self._not_ours()
-        if there != YES and fence.term == term:
-            fence.term = 0
+        if there != YES:
+            fence.lapse(shown)
         return there == YES
 
     def end(self, ticket: str) -> None:
@@ -191,10 +188,7 @@ class Tickets:
             [(self._rows.statements.durably, []), (self._rows.statements.raise_floor, [int8(ts), token])]
         )
         if not found:
-            raise self._not_ours()
-
-    def _not_ours(self) -> Unavailable:
-        return Unavailable(f"{self._rows.pool.place.shown} is no longer the server's: another process owns it")
+            raise Unavailable(f"{self._rows.pool.place.shown} is no longer this process's: another one owns it")
 
     async def clear(self, connection: Connection) -> None:
         """O1: remove the tickets of a former owner, each once nothing is under way with it. Raises: Refusal, Lost."""

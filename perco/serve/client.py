@@ -447,8 +447,7 @@ class RemoteOwner:
                 if self.link.connected.is_set():
                     await self.link.call(Method.BYE, None, again=True)
             await self._connections.aclose()
-            if isinstance(self.store, DirectRowStore):
-                self.store.rows.close()
+            self.store.close()
 
 
 def make_client(

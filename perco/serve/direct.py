@@ -3,7 +3,7 @@ ticket, without which the store takes no mutation from it.
 
 F3  Every read and mutation shows the ticket of the session that it began in. The rows refuse it once the owner has
     ended that session, whether or not this client knows about that yet.
-R5  What a transaction of an ended session has begun to read raises SessionEnded; its mutations fail.
+R5  A read that a transaction of an ended session has begun raises SessionEnded; its mutations fail.
 N8  The owner cannot see notify cells that come and go: this client tells it.
 """
 
@@ -46,11 +46,11 @@ class TicketRows(RowStore, Protocol):
         ...
 
     def session_ended(self) -> None:
-        """What was begun before raises SessionEnded, or fails."""
+        """Let reads that have begun raise SessionEnded, and mutations that have not been sent fail."""
         ...
 
     def greeted(self, ticket: str) -> None:
-        """The server has greeted, with this ticket: one that it did not give is asked for anew."""
+        """The server has greeted with this ticket. Drop any other one: the next call asks for a new one."""
         ...
 
     async def served_at(self) -> str:
@@ -97,6 +97,9 @@ class DirectRowStore(RemoteRowStore):
     def lost(self) -> None:
         super().lost()
         self.rows.session_ended()
+
+    def close(self) -> None:
+        self.rows.close()
 
     async def refresh(self) -> None:
         await super().refresh()

@@ -95,7 +95,7 @@ class OneStep:
         if self._refusal:
             return SessionEnded(self._refusal)
         if session.ended:  # R7: while it waited
-            return SessionEnded("the server has ended this client's session")
+            return SessionEnded()
         started = {commit.header.start_ts for commit in commits} - session.open
         if any(map(self._parts.fates.alive, started)):  # L1: of another client, or of this client's former session
             return SessionEnded("a transaction of another session is under way")

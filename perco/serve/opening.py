@@ -109,9 +109,7 @@ class open(AsyncOnly):
         self.damaged: dict[Path, Corruption] = {}  # set before entry: tablets that must not be opened, and why
         self.tablet_servers: TabletServers | None = None  # with `processes`, once opened
         self.leads = False  # set before entry: only as the owner
-        self.direct = (
-            False  # set before entry, with `leads`: clients of a store on PostgreSQL read and write it by themselves
-        )
+        self.direct = False  # set before entry, with `leads`: clients read and write the rows by themselves
         self.tickets: Tickets | None = None  # with `direct`, once opened
 
     async def __aenter__(self) -> Database:
@@ -174,7 +172,7 @@ class open(AsyncOnly):
         store: PostgresqlStore | None = None
         while store is None:
             locked: StoreLocked | None = None
-            at = "" if self.leads else await _served_at(place)
+            at = "" if self.leads else await client.address_of(place)
             if self.leads or (own is not False and not self._readonly and (own or not at)):
                 try:
                     store = await PostgresqlStore.open(
@@ -184,7 +182,7 @@ class open(AsyncOnly):
                 except StoreLocked as error:
                     if self.leads:
                         raise
-                    locked, at = error, await _served_at(place)
+                    locked, at = error, await client.address_of(place)
             if at:
                 return await self._join_postgresql(place, at)
             if locked is not None:
@@ -285,7 +283,7 @@ class open(AsyncOnly):
             ) from error
 
     async def _visit_postgresql(self, place: Place) -> Database:
-        at = await _served_at(place)
+        at = await client.address_of(place)
         if not at:
             raise client.no_owner(place)
         return await self._join_postgresql(place, at)
@@ -396,13 +394,6 @@ class joining(open):
 
     async def _open(self) -> Database:
         return await self._visit()
-
-
-async def _served_at(place: Place) -> str:
-    try:
-        return await client.address_of(place)
-    except OSError as error:
-        raise Unavailable(str(error)) from error
 
 
 def _trust(ca_file: str) -> ssl.SSLContext:

@@ -92,6 +92,9 @@ class RemoteRowStore:
         """The owner has ended the session (R5)."""
         self.losses += 1
 
+    def close(self) -> None:
+        """Do nothing: the links are their tasks' to close."""
+
     async def refresh(self) -> None:
         """Ask the owner which tablets there are, and where."""
         self._stale = False

@@ -58,7 +58,7 @@ from perco.serve.messages import (
 from perco.serve.one_step import OneStep
 from perco.serve.processes import TabletServers, on_news
 from perco.serve.rows import Rows
-from perco.serve.sessions import ENDED, Session, Sessions, Stuck, must_go_on
+from perco.serve.sessions import Session, Sessions, Stuck, must_go_on
 from perco.serve.tasks import ProcessTasks
 from perco.serve.told_tasks import ToldTasks
 from perco.tablets.backend import Tickets, sure
@@ -384,7 +384,7 @@ class Server(Door[Session]):
 
     def _drawn(self, session: Session, peer: Peer, id: int, starts: int, drawn: list[int]) -> None:
         if session.ended or peer.ended:  # the answer would be lost, and the timestamps held forever
-            peer.fail(id, SessionEnded(ENDED))
+            peer.fail(id, SessionEnded())
             return
         for ts in drawn[:starts]:
             self.sessions.begin(session, ts)

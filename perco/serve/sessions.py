@@ -35,7 +35,6 @@ from perco.txn.fates import Fates
 if TYPE_CHECKING:
     from perco.rpc.peer import Peer
 
-ENDED: Final = "the server has ended this client's session"
 _ENDED_S: Final = 1.0  # how long a claim that has ended is remembered
 _ENDED_MAX: Final = 4096  # of these
 _TOLD_MAX: Final = 256  # rows of others, in an answer to a session that was refused one of them
@@ -118,7 +117,7 @@ class Session:
 def must_go_on(session: Session | None) -> Session:
     """Raises: SessionEnded."""
     if session is None or session.ended:
-        raise SessionEnded(ENDED)
+        raise SessionEnded()
     return session
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from pyspark.sql import SparkSession
 
 import perco
 import perco.spark
+from bench.against.coordinator import Coordinator
 from perco.check.check import check
 from perco.database.inside import inside
 from tests.spark import app
@@ -23,14 +22,10 @@ from tests.support import postgresql
 def url(tmp_path: Path) -> Iterator[str]:
     """A store that `perco serve --direct` serves."""
     store = postgresql.fresh()
-    command = [sys.executable, "-m", "perco", "serve", store, "--direct", "--listen", f"unix:{tmp_path / 'socket'}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
-        assert serving.stdout is not None
-        assert serving.stdout.readline().startswith("serving postgresql://")
-        yield store
-        serving.terminate()
-        serving.communicate()
-    assert serving.returncode == 0
+    coordinator = Coordinator(store, tmp_path / "socket")
+    coordinator.says("serving postgresql://")
+    yield store
+    coordinator.end()
 
 
 def test_it_is_loaded_drained_and_read_by_executors(spark: SparkSession, url: str) -> None:

@@ -110,7 +110,7 @@ async def test_the_server_is_told_of_notify_cells(
 def test_after_a_greeting_it_tells_again_and_takes_the_new_ticket(
     store: DirectRowStore, rows: FakeRows, link: FakeLink
 ) -> None:  # N8 F3
-    """What it told over a broken connection may be lost; and a ticket of another server is good for nothing here."""
+    """A broken connection may have lost its messages; and it cannot use another server's ticket."""
     store.greeted({"ticket": "new", "groups": False, "once": False, "spread": False, "alone": True})
     assert link.told == [(Method.NEWS, NOTIFIED)]
     assert rows.ticket == "new"

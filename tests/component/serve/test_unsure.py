@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import trio
 import trio.testing
 
 import perco
-from perco.database.inside import local_owner
+from perco.database.inside import inside, local_owner
 from perco.errors import StoreLocked, Unavailable
 from perco.serve.client import remote_owner
+from perco.serve.server import Server
+from perco.testing.machine import Machine
 from tests.component.serve.kit import Place
 
 docs = perco.Table("docs", key=perco.TEXT)
@@ -100,3 +104,30 @@ async def test_a_direct_client_of_one_that_is_deposed_follows(autojump_clock: tr
 
 async def _write(txn: perco.Transaction) -> None:
     txn.set(n, "a", 1)
+
+
+async def test_a_direct_client_that_is_gone_may_have_left_work(autojump_clock: trio.testing.MockClock) -> None:
+    """T5 N8: locks; and notify cells that it has not told the server of."""
+    place, tickets = Place(SCHEMA), NoTickets()
+    async with place.served(sweeper=False) as owner:
+        driver = inside(owner).driver
+        Server(owner, place.wire, None, tickets)  # type: ignore[arg-type]
+        notified: list[bool] = []
+        driver.on_notified.append(lambda: notified.append(True))
+        driver.orphaned = trio.Event()
+        for act in tickets.on_gone:
+            act()  # type: ignore[operator]
+        assert notified
+        assert driver.orphaned.is_set()
+
+
+@pytest.mark.parametrize("claims", [0, 1])
+async def test_a_look_during_which_rows_were_claimed_proves_nothing(
+    claims: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    """N7: a run that it did not see may have ended since, and left notify cells."""
+    async with Machine(SCHEMA, bare_s=0.0).opened(sweeper=True) as owner:
+        idle, claimed = local_owner(owner).idle, itertools.count(0, claims)
+        await owner.wait_idle()
+        idle.claimed_elsewhere, idle.busy_elsewhere = lambda: next(claimed), lambda: False
+        assert await idle.look() == (not claims)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 import perco
-from perco.errors import SessionEnded, Unavailable
+from perco.errors import SessionEnded, StoreLocked, Unavailable
 from perco.postgresql.address import Place
 from perco.postgresql.client import ClientRows, address_of
+from perco.postgresql.connection import Connection
 from perco.postgresql.libpq import libpq
 from perco.postgresql.options import PostgresqlOptions
 from perco.postgresql.rows import PostgresqlRows
@@ -20,7 +24,7 @@ from perco.postgresql.statements import Statements
 from perco.postgresql.store import PostgresqlStore
 from perco.postgresql.tickets import Tickets, _Ticket
 from perco.rpc.channel import WireOptions
-from perco.storage import ABSENT, APPLIED, Failed, Mutation, NoReply, Refused
+from perco.storage import ABSENT, APPLIED, Failed, Mutation, NoReply, Refused, Verdict
 from tests.component.storage.stores import TABLE, put
 from tests.component.storage.test_postgresql import QUICK, opened
 from tests.support import postgresql
@@ -93,6 +97,12 @@ def held_up() -> bool:
     return postgresql.execute(waiting) != [(b"0",)]
 
 
+def waits(event: str) -> bool:
+    """Whether someone waits in the server for a lock of that kind."""
+    waiting = f"SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event = '{event}'"
+    return postgresql.execute(waiting) != [(b"0",)]
+
+
 def waited_for() -> bool:
     """Whether someone waits for a lock alone that others share."""
     waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND NOT granted"
@@ -155,39 +165,45 @@ async def test_what_a_session_has_begun_the_next_one_does_not_send(store: Postgr
         assert await rows.apply([put(b"b")]) == [APPLIED], "a mutation of the next session is sent"
 
 
+@asynccontextmanager
+async def holding(store: PostgresqlStore, rows: ClientRows, mutation: Mutation) -> AsyncIterator[list[Verdict]]:
+    """While the block lasts, the mutation of row a has been checked, and waits to insert: another transaction has
+    inserted the same cell. Then that one is rolled back. Yields the verdicts, which come later."""
+    [(_, _, [(group, column, ts, _)])] = mutation.rows
+    space, prefix = store.rows._spaces[TABLE, group], store.rows.statements.prefix
+    link = libpq().PGconn.connect(store.rows.pool.place.conninfo.encode())
+    link.exec_(f"BEGIN; INSERT INTO {prefix}_cells VALUES ({space}, 'a', {column}, {ts}, 'other')".encode())
+    verdicts: list[Verdict] = []
+
+    async def apply() -> None:
+        verdicts.extend(await rows.apply([mutation]))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(apply)
+        await until(held_up)
+        yield verdicts
+        link.exec_(b"ROLLBACK")
+        link.finish()
+
+
 async def test_a_mutation_that_is_held_up_is_not_made_after_its_session(store: PostgresqlStore) -> None:  # F3
-    """It was checked while the ticket was there, and waits to insert: `settle` waits for it, and then none comes."""
+    """PostgreSQL has checked it while the ticket was there: `settle` waits for it, and later ones are not made."""
     tickets = store.let_clients_in()
-    async with client(store, "one") as rows:
-        assert await rows.apply([put(b"b")]) == [APPLIED]
-        space, prefix = store.rows._spaces[TABLE, "data"], store.rows.statements.prefix
-        link = libpq().PGconn.connect(store.rows.pool.place.conninfo.encode())
-        link.exec_(f"BEGIN; INSERT INTO {prefix}_cells VALUES ({space}, 'a', 1, 1, 'other')".encode())
-        verdicts: list[object] = []
-        settled = False
+    async with client(store, "one") as rows, trio.open_nursery() as nursery:
+        made_then: list[int] = []
 
         async def settle() -> None:
-            nonlocal settled
             await tickets.settle()
-            settled = True
-            assert cells_of(store) == len([verdict for verdict in verdicts if verdict is APPLIED]) or not verdicts
+            made_then.append(cells_of(store))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: _into(verdicts, rows, put(b"a", b"late")))
-            await until(held_up)
+        async with holding(store, rows, put(b"a", b"late")) as verdicts:
             end(rows, told=False)
             nursery.start_soon(settle)
             await until(waited_for)
-            assert not settled
-            link.exec_(b"ROLLBACK")
-        made = cells_of(store)
-        assert (verdicts == [APPLIED]) == (made == 1)
-        if not made:
-            assert isinstance(verdicts[0], NoReply | Failed)
-
-
-async def _into(verdicts: list[object], rows: ClientRows, mutation: Mutation) -> None:
-    verdicts += await rows.apply([mutation])
+            assert not made_then
+    assert made_then == [cells_of(store)], "nothing takes effect after that"
+    assert (verdicts == [APPLIED]) == (made_then == [1])
+    assert verdicts == [APPLIED] or isinstance(verdicts[0], NoReply | Failed)
 
 
 async def test_below_the_floor_a_clients_mutation_is_refused(store: PostgresqlStore) -> None:  # T13
@@ -200,29 +216,20 @@ async def test_below_the_floor_a_clients_mutation_is_refused(store: PostgresqlSt
 
 
 async def test_the_floor_waits_for_what_a_client_has_sent(store: PostgresqlStore) -> None:  # T13
-    async with client(store, "one") as rows:
-        assert await rows.apply([put(b"b")]) == [APPLIED]
-        space, prefix = store.rows._spaces[TABLE, "data"], store.rows.statements.prefix
-        link = libpq().PGconn.connect(store.rows.pool.place.conninfo.encode())
-        link.exec_(f"BEGIN; INSERT INTO {prefix}_cells VALUES ({space}, 'a', 1, 5, 'other')".encode())
-        verdicts: list[object] = []
-        raised = False
+    async with client(store, "one") as rows, trio.open_nursery() as nursery:
+        made_then: list[int] = []
 
         async def raise_floor() -> None:
-            nonlocal raised
             await store.store.raise_floor(7, wait=True)
-            raised = True
+            made_then.append(cells_of(store))
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: _into(verdicts, rows, below(5)))
-            await until(held_up)
+        async with holding(store, rows, below(5)) as verdicts:
             nursery.start_soon(raise_floor)
             await until(waited_for)
-            assert not raised
+            assert not made_then
             assert store.store.floor == 0, "the owner gives up on nothing that a client may still prewrite"
-            link.exec_(b"ROLLBACK")
-        assert raised
-        assert (cells_of(store) == 1) == (verdicts == [APPLIED])
+    assert made_then == [cells_of(store)]
+    assert (verdicts == [APPLIED]) == (made_then == [1])
 
 
 async def test_the_next_owner_lets_no_client_of_the_last_one_write(store: PostgresqlStore) -> None:  # O1
@@ -244,17 +251,10 @@ async def test_a_connection_that_is_lost_costs_other_clients_nothing(store: Post
         for rows in (one, two):
             assert await rows.apply([put(b"b")]) == [APPLIED]
         terms = one.fence.term, two.fence.term, store.rows.fence.term
-        space, prefix = store.rows._spaces[TABLE, "data"], store.rows.statements.prefix
-        link = libpq().PGconn.connect(store.rows.pool.place.conninfo.encode())
-        link.exec_(f"BEGIN; INSERT INTO {prefix}_cells VALUES ({space}, 'a', 1, 1, 'other')".encode())
-        verdicts: list[object] = []
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: _into(verdicts, one, put(b"a", b"late")))
-            await until(held_up)
+        async with holding(store, one, put(b"a", b"late")) as verdicts:
             postgresql.execute(
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE wait_event = 'transactionid'"
             )
-            link.exec_(b"ROLLBACK")
         assert isinstance(verdicts[0], NoReply)
         assert cells_of(store) == 0
         assert one.fence.term > terms[0], "nothing that it has sent can take effect any more"
@@ -349,3 +349,110 @@ async def test_a_store_that_was_served_to_clients_stays_so(store: PostgresqlStor
 
 async def test_there_is_no_server_of_a_store_that_does_not_exist() -> None:
     assert await address_of(Place(postgresql.fresh())) == ""
+
+
+async def test_cells_that_were_read_before_the_ticket_was_asked_for_count_alone(store: PostgresqlStore) -> None:
+    """F3: a read that waits in the server, while the owner removes the ticket and then old versions, is refused."""
+    async with client(store, "one") as rows:
+        assert await rows.apply([put(b"a", b"x", 3)]) == [APPLIED]
+        assert await value(rows) == [(3, b"x")]  # now its statements are prepared
+        prefix = store.rows.statements.prefix
+        link = libpq().PGconn.connect(store.rows.pool.place.conninfo.encode())
+        link.exec_(f"BEGIN; LOCK TABLE {prefix}_cells IN ACCESS EXCLUSIVE MODE".encode())
+        rows.session.ended = True  # type: ignore[attr-defined]
+
+        async def read() -> None:
+            with pytest.raises(SessionEnded):
+                await value(rows)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await until(lambda: waits("relation"))
+            postgresql.execute(f"DELETE FROM {prefix}_sessions")
+            link.exec_(b"ROLLBACK")
+            link.finish()
+
+
+async def test_a_mutation_that_waited_for_a_connection_keeps_to_its_session(store: PostgresqlStore) -> None:  # R7
+    """The next session has a term by then."""
+    only = PostgresqlOptions(connections=1, call_s=20.0, lease_s=1.0)
+    async with client(store, "one", only) as rows, trio.open_nursery() as nursery:
+        assert await rows.apply([put(b"c")]) == [APPLIED]
+        verdicts: list[Verdict] = []
+
+        async def apply() -> None:
+            verdicts.extend(await rows.apply([put(b"b")]))
+
+        async with holding(store, rows, put(b"a")):
+            nursery.start_soon(apply)
+            await trio.testing.wait_all_tasks_blocked()
+            rows.session_ended()
+            rows.session.ticket = "two"  # type: ignore[attr-defined]
+            rows.greeted("two")
+            assert await value(rows, b"c") == [(1, b"")]
+            assert rows.fence.term
+    assert isinstance(verdicts[0], Failed)
+    assert isinstance(verdicts[0].error, SessionEnded)
+    assert cells_of(store, "b") == 0
+
+
+async def test_the_next_owner_waits_for_a_ticket_that_is_being_recorded(store: PostgresqlStore) -> None:  # O1
+    """It removes all tickets of the last owner, so none may come later."""
+    prefix = store.rows.statements.prefix
+    link = libpq().PGconn.connect(store.rows.pool.place.conninfo.encode())
+    link.exec_(f"BEGIN; INSERT INTO {prefix}_sessions VALUES ('one', 1)".encode())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.let_clients_in().admit, "one")
+        await until(lambda: waits("transactionid"))
+        store.rows.fence.term = 0
+        nursery.start_soon(store.rows.renew)
+        await until(waited_for)
+        link.exec_(b"ROLLBACK")
+        link.finish()
+    assert postgresql.execute(f"SELECT token FROM {prefix}_sessions") == [(b"one",)]
+
+
+async def test_one_that_does_not_own_the_store_admits_nobody(store: PostgresqlStore) -> None:  # O1
+    prefix = store.rows.statements.prefix
+    postgresql.execute(f"UPDATE {prefix}_owner SET token = 'another'")
+    with pytest.raises(StoreLocked):
+        await store.let_clients_in().admit("one")
+    assert postgresql.execute(f"SELECT count(*) FROM {prefix}_sessions") == [(b"0",)]
+
+
+async def test_the_ticket_of_another_server_is_asked_for(store: PostgresqlStore) -> None:  # F3
+    async with client(store, "one") as rows:
+        assert await rows.apply([put(b"a")]) == [APPLIED]
+        rows.greeted("one")
+        assert await rows.apply([put(b"b")]) == [APPLIED]
+        assert rows.session.asked == 1  # type: ignore[attr-defined]
+        rows.greeted("two")
+        assert await rows.apply([put(b"c")]) == [APPLIED]
+        assert rows.session.asked == 2  # type: ignore[attr-defined]
+
+
+async def test_no_reply_is_told_once_a_former_ticket_can_do_nothing(
+    store: PostgresqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:  # T4
+    """The connection breaks, but PostgreSQL goes on with the mutation; and the client has a new ticket by then."""
+    run, used = Connection.run, []
+
+    async def noting(self: Connection, statements: Any) -> Any:
+        used.append(self)
+        return await run(self, statements)
+
+    options = PostgresqlOptions(connections=1, call_s=30.0, lease_s=1.0)
+    async with client(store, "one", options) as rows:
+        assert await rows.apply([put(b"b")]) == [APPLIED]
+        monkeypatch.setattr(Connection, "run", noting)
+        async with holding(store, rows, put(b"a", b"late")) as verdicts:
+            [broken] = used
+            rows.session.ticket = "two"  # type: ignore[attr-defined]
+            rows.greeted("two")
+            assert await value(rows, b"b") == [(1, b"")]
+            with socket.socket(fileno=os.dup(broken._link.socket)) as end:
+                end.shutdown(socket.SHUT_RDWR)
+            await until(lambda: bool(verdicts))
+            assert isinstance(verdicts[0], NoReply)
+        await until(lambda: not waits("transactionid"))
+        assert cells_of(store) == 0

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 import perco
+from bench.against.coordinator import Coordinator
 from perco.database.inside import inside
 from perco.serve.direct import DirectRowStore
 from tests.integration.postgresql.observed import SCHEMA as OBSERVED, copied, source
@@ -23,38 +24,18 @@ from tests.support import postgresql
 _NO_OWNER = perco.Options(postgresql=perco.options.PostgresqlOptions(own=False))
 
 
-class Coordinator:
-    """`perco serve --direct --standby`."""
-
-    def __init__(self, url: str, socket: Path) -> None:
-        command = [sys.executable, "-m", "perco", "serve", url, "--direct", "--standby", "--listen", f"unix:{socket}"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-    def says(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
-
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def end(self) -> None:
-        for number in (signal.SIGKILL, signal.SIGCONT):
-            self._process.send_signal(number)
-        self._process.communicate()
-
-
 class Coordinators:
     """Two at a time: one leads, the other stands by."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self._url, self._folder, self._number = url, folder, 0
         self.leader = self._start()
-        assert self.leader.says().startswith("serving postgresql://")
+        self.leader.says("serving postgresql://")
         self.standby = self._stand_by()
 
     def _stand_by(self) -> Coordinator:
         standby = self._start()
-        assert standby.says().startswith("standing by: ")
+        standby.says("standing by: ")
         return standby
 
     def _start(self) -> Coordinator:
@@ -64,7 +45,7 @@ class Coordinators:
     def follow(self, harm: Callable[[Coordinator], object]) -> None:
         """Harm the leader, until the other one leads; then end it, and start another standby."""
         harm(self.leader)
-        assert self.standby.says().startswith("serving postgresql://")
+        self.standby.says("serving postgresql://")
         self.leader.end()
         self.leader, self.standby = self.standby, self._stand_by()
 
@@ -148,9 +129,9 @@ async def test_clients_follow_to_the_next_server(coordinators: Coordinators, url
 async def test_one_that_is_deposed_ends_with_an_error(coordinators: Coordinators) -> None:  # O1
     leader = coordinators.leader
     leader.send(signal.SIGSTOP)
-    assert coordinators.standby.says().startswith("serving postgresql://")
+    await trio.to_thread.run_sync(coordinators.standby.says, "serving postgresql://")
     leader.send(signal.SIGCONT)
-    assert await trio.to_thread.run_sync(leader._process.wait, 60) != 0
+    assert await trio.to_thread.run_sync(leader.wait, 60) != 0
 
 
 async def test_workers_that_are_killed_leave_nothing_undone(coordinators: Coordinators, url: str) -> None:

@@ -11,8 +11,8 @@ import pytest
 import trio
 
 import perco
+from bench.against.coordinator import Coordinator
 from perco.database.inside import inside
-from tests.integration.postgresql.test_direct import Coordinator
 from tests.integration.postgresql.test_lost import SCHEMA, TASKS, Appending, _more, _readable
 from tests.support.postgresql import Standing
 
@@ -57,7 +57,7 @@ async def _opened(url: str, how: str, folder: Path) -> AsyncIterator[perco.Datab
         return
     coordinator = Coordinator(url, folder / "socket")
     try:
-        assert coordinator.says().startswith("serving postgresql://")
+        coordinator.says("serving postgresql://")
         async with perco.open(
             url, SCHEMA, options=perco.Options(postgresql=perco.options.PostgresqlOptions(own=False))
         ) as db:
@@ -73,16 +73,16 @@ async def test_a_server_stands_by_while_postgresql_is_away(tmp_path: Path) -> No
         stack.callback(standing.end)
         leader = Coordinator(standing.url(), tmp_path / "a")
         stack.callback(leader.end)
-        assert leader.says().startswith("serving")
+        leader.says("serving")
         standby = Coordinator(standing.url(), tmp_path / "b")
         stack.callback(standby.end)
-        assert standby.says().startswith("standing by: postgresql://")
+        standby.says("standing by: postgresql://")
         standing.stop()
-        while "cannot be reached" not in (said := await trio.to_thread.run_sync(standby.says)):
+        while "cannot be reached" not in (said := await trio.to_thread.run_sync(standby.line)):
             assert said.startswith("standing by")
         leader.send(signal.SIGKILL)
         standing.start()
-        while not (said := await trio.to_thread.run_sync(standby.says)).startswith("serving"):
+        while not (said := await trio.to_thread.run_sync(standby.line)).startswith("serving"):
             assert said.startswith("standing by")
 
 
