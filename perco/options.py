@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perco.bigtable.options import BigtableOptions as BigtableOptions
 from perco.clock.loopwatch import HeartbeatOptions as HeartbeatOptions
 from perco.clock.oracle import OracleOptions as OracleOptions
 from perco.database.options import Options as Options

@@ -25,6 +25,7 @@ LAYERS = [
     "protocol",
     "schema",
     "postgresql",
+    "bigtable",
     "clock",
     "txn",
     "tablets",

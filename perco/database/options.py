@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from perco.bigtable.options import BigtableOptions
 from perco.clock.loopwatch import HeartbeatOptions, LoopStatistics
 from perco.clock.oracle import OracleOptions
 from perco.errors import UsageError
@@ -48,6 +49,7 @@ class Options:
     batch: BatchOptions = field(default_factory=BatchOptions)
     lmdb: LmdbOptions = field(default_factory=LmdbOptions)
     postgresql: PostgresqlOptions = field(default_factory=PostgresqlOptions)
+    bigtable: BigtableOptions = field(default_factory=BigtableOptions)
     oracle: OracleOptions = field(default_factory=OracleOptions)
     commit: CommitOptions = field(default_factory=CommitOptions)
     retry: RetryOptions = field(default_factory=RetryOptions)

@@ -1,93 +1,36 @@
-"""The lease under which a process owns a store on PostgreSQL, renewed by a thread.
-
-O1  A process owns the store from its claim on, until another process claims it. The next process waits until the owner
-    has not renewed its lease for `lease_s`, by the waiting process's own clock; the owner begins no transaction later
-    than `lease_s` after it sent its last renewal, by its own clock. No wall time is compared. A pause of either process
-    counts: the clock goes on while a process is stopped, or the machine asleep.
-    What a former owner still sends writes nothing: it names an older term.
+"""The lease under which a process owns a store on PostgreSQL (O1). What a former owner still sends writes nothing: it
+names an older term.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import select
-import sys
-import threading
-import time
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from perco.errors import PercoError, StoreLocked
 from perco.postgresql.address import Place
 from perco.postgresql.libpq import error_of_libpq, libpq
 from perco.postgresql.statements import Statements
-
-_RENEWALS: Final = 3  # in the time of a lease
-_AGAIN_S: Final = 0.1  # after an attempt that failed
-_REMEDY: Final = "Stop that process, or serve the store with `perco serve` and open the address that it listens at."
+from perco.storage.lease import Lease, now
 
 
-def now() -> float:
-    """Seconds on a clock that never stops."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def command() -> str:
-    """Name this process, for an error in another one; without its arguments, which may be secret."""
-    return f"process {os.getpid()} on {os.uname().nodename} ({Path(sys.argv[0]).name or 'python'})"
-
-
-def locked(place: Place, command: str) -> StoreLocked:
-    """The error of a process that does not own the store."""
-    return StoreLocked(place.shown, None, command or "another process", _REMEDY)
-
-
-class Lease(threading.Thread):
-    """Renews the lease until `end`.
-
-    Attributes: `until`, by `now()`: no transaction may begin later; `deposed`, the error once another process owns the
-    store; `said`, why the lease could not be renewed.
-    """
-
-    until: float
-    deposed: PercoError | None
-    said: str
+class PostgresqlLease(Lease):
+    """Renews the lease over a connection of its own."""
 
     def __init__(self, place: Place, token: str, lease_s: float, claimed_at: float) -> None:
-        super().__init__(name="perco-lease", daemon=True)
-        self._place, self._token, self._lease_s = place, token, lease_s
+        super().__init__(place.shown, lease_s, claimed_at)
+        self._place, self._token = place, token
         self._statements = Statements(place.prefix)
-        self._ending = threading.Event()
         self._link: Any = None
         self._busy = False  # a statement has been sent, and not answered
-        self._asked_at = 0.0  # when, by `now()`
-        self.until = claimed_at + lease_s
-        self.deposed = None
-        self.said = ""  # why the lease could not be renewed
 
-    def run(self) -> None:
-        while not self._ending.wait(_AGAIN_S if self.said else self._lease_s / _RENEWALS) and self.deposed is None:
-            try:
-                self._renew()
-            except Exception as error:  # not to be lost with the thread: `check` tells it
-                self.said = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(Exception):  # else the next owner waits for the lease to end
-            if self.deposed is None:
-                self._ask(self._statements.release)
-        self._close()
-
-    def _renew(self) -> None:
-        if not self._asked_at:
-            self._asked_at = now()
+    def renew(self) -> bool | None:
+        """See `Lease.renew`."""
         renewed = self._ask(self._statements.renew)
-        if renewed is None:
-            return
-        if renewed:
-            self.until, self.said = self._asked_at + self._lease_s, ""
-        else:
-            self.deposed = locked(self._place, "another process: this one did not renew its lease in time")
-        self._asked_at = 0.0
+        return None if renewed is None else bool(renewed)
+
+    def release(self) -> None:
+        """See `Lease.release`."""
+        self._ask(self._statements.release)
 
     def _ask(self, sql: str) -> int | None:
         """Run a statement with the token; returns how many rows it changed, or None if there is no answer yet. The next
@@ -113,7 +56,7 @@ class Lease(threading.Thread):
             return None
         self.said = " ".join(link.get_error_message().split()) or "no answer"
         self._asked_at = 0.0
-        self._close()
+        self.close()
         return None
 
     def _answer(self, link: Any) -> Any:
@@ -131,12 +74,8 @@ class Lease(threading.Thread):
         self._busy = False
         return result
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """See `Lease.close`."""
         if self._link is not None:
             self._link.finish()
         self._link, self._busy = None, False
-
-    def end(self) -> None:
-        """Release the store. Waits for the server; call it from a thread."""
-        self._ending.set()
-        self.join()

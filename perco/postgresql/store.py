@@ -24,13 +24,14 @@ from perco.postgresql.admin import make_tables
 from perco.postgresql.arrays import int8, number, texts
 from perco.postgresql.connection import Connection, Lost, Refusal, Rows, Statement
 from perco.postgresql.fence import Fence
-from perco.postgresql.lease import Lease, command, locked, now
+from perco.postgresql.lease import PostgresqlLease
 from perco.postgresql.options import PostgresqlOptions
 from perco.postgresql.rows import CLOSED, PostgresqlRows
 from perco.postgresql.tickets import Tickets, alone
 from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
 from perco.storage import PROTOCOL_GROUPS, Mutation
 from perco.storage.bare import Bare
+from perco.storage.lease import Lease, command, locked, now
 
 _FLAG: Final = (b"\x00", b"\x01")
 _LOOKS: Final = 10  # at the owner's row, while its lease may hold
@@ -170,14 +171,14 @@ class PostgresqlStore:
                 )
                 if claimed:
                     self.rows.fence.term = number(claimed[0][0])
-                    self._lease = Lease(self.rows.pool.place, self._token, lease_s, before)
+                    self._lease = PostgresqlLease(self.rows.pool.place, self._token, lease_s, before)
                     self._lease.start()
                     await self._tickets.clear(connection)
                     return
             await trio.sleep(lease_s / _LOOKS)
             now_holder, renewed, told = await self._owner(connection)
             if now_holder and now_holder == holder and renewed != renewals:
-                raise locked(self.rows.pool.place, told)
+                raise locked(self.rows.pool.place.shown, told)
             if now_holder != holder:  # a claim that may be that of a process that has died since
                 holder, renewals, seen = now_holder, renewed, now()
 
@@ -197,7 +198,7 @@ class PostgresqlStore:
                     fence.term = number(found[0][0])
                     return
                 _, _, told = await self._owner(connection)
-                fence.deposed = locked(self.rows.pool.place, told)
+                fence.deposed = locked(self.rows.pool.place.shown, told)
             except Refusal as refusal:
                 raise self.rows.told(refusal) from refusal
             finally:
@@ -221,7 +222,7 @@ class PostgresqlStore:
         except Refusal as refusal:
             raise self.rows.told(refusal) from refusal
         if not found:
-            raise locked(self.rows.pool.place, "")
+            raise locked(self.rows.pool.place.shown, "")
 
     async def watch(self) -> None:
         """Raise an error once another process owns the store: nothing that this one does would count."""

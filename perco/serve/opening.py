@@ -20,6 +20,8 @@ from types import TracebackType
 
 import trio
 
+from perco.bigtable.address import is_bigtable
+from perco.bigtable.store import BigtableStore
 from perco.blocks import AsyncOnly
 from perco.database.database import Database
 from perco.database.inside import close, inside, local_owner
@@ -60,7 +62,8 @@ class open(AsyncOnly):
             that computes, or a call that blocks, holds the owner's loop, all clients wait. Or "memory:". Or a database:
             "postgresql://USER@HOST/DATABASE?prefix=NAME", which this process then owns; if another process serves it
             for clients (`perco serve --direct`), this one becomes such a client. Or the address of a served store:
-            "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT".
+            "unix:PATH", "tcp://HOST:PORT", "tls://HOST:PORT". Or an instance of Cloud Bigtable, with a table that
+            `perco bigtable init` has made: "bigtable://PROJECT/INSTANCE?prefix=NAME", which this process then owns.
         schema: tables, columns and observers. May be left out when reading only: then the store's own is used, and
             `db.schema.tables["docs"].columns["body"]` gives its columns.
         options: see `Options`.
@@ -131,6 +134,8 @@ class open(AsyncOnly):
                 raise _unreached(address, error) from error
         if is_postgresql(text):
             return await self._open_postgresql(text)
+        if is_bigtable(text):
+            return await self._open_bigtable(text)
         options = self._options
         if self.processes is not None:
             self.tablet_servers = self._servers()
@@ -196,6 +201,15 @@ class open(AsyncOnly):
         inside(db).background.start(store.watch, "lease")
         if self.tickets is not None:
             inside(db).background.start(self.tickets.run, "tickets")
+        return db
+
+    async def _open_bigtable(self, url: str) -> Database:
+        """As the owner: others open the address at which this process serves the store."""
+        if self._readonly:
+            raise UsageError("a store on Bigtable is read through its owner: open the address at which it is served")
+        store = await BigtableStore.open(url, self._options.bigtable)
+        db = await self._begin(store, self._options)
+        inside(db).background.start(store.watch, "lease")
         return db
 
     async def _join_postgresql(self, place: Place, at: str) -> Database:
@@ -271,6 +285,8 @@ class open(AsyncOnly):
                 raise _unreached(address, error) from error
         if is_postgresql(text):
             return await self._visit_postgresql(Place(text))
+        if is_bigtable(text):
+            raise Unavailable(f"{text} is not served there", remedy="Open the address at which its owner serves it.")
         path = _absolute(text)
         if not path.is_dir():
             raise UsageError(f"there is no store at {text}")
@@ -394,6 +410,11 @@ class joining(open):
 
     async def _open(self) -> Database:
         return await self._visit()
+
+
+def is_database(url: str) -> bool:
+    """Whether it is the address of a store whose rows are in a database."""
+    return is_postgresql(url) or is_bigtable(url)
 
 
 def _trust(ca_file: str) -> ssl.SSLContext:

@@ -13,7 +13,7 @@ import trio
 import perco
 from perco.database.inside import inside
 from perco.errors import StoreLocked
-from perco.postgresql.lease import now
+from perco.storage.lease import now
 from tests.integration.postgresql.owner import SCHEMA, last
 from tests.support import postgresql
 

@@ -1,0 +1,172 @@
+"""What a mutation checks, and what a read asks for, as filters of Bigtable. Pure.
+
+S1  CheckAndMutateRow has one predicate: does a filter let any cell of the row through? It writes in one atomic step.
+    Checks that cells are *absent* become the filter for a conflict, and the mutation writes if it finds nothing. Checks
+    that k cells are *present* become a filter that lets a cell through only if it has found k of them. A mixture counts
+    the same way, within one family: the filter passes cells in the order of their qualifiers. The first k cells that
+    any check finds are the k that must be present only if no other cell was found before them.
+
+Filters of the kinds `condition` and `sink` are never used, and neither are patterns: the first are not atomic, and
+patterns would need escapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from perco.errors import UsageError
+from perco.bigtable.keys import all_columns, micros, place_of, qualifier
+from perco.bigtable.wire import types
+from perco.storage import ABSENT, PRESENT, TS_MAX, Check, Query, ScanQuery
+
+FILTER_BYTES_MAX: Final = 20_000  # Bigtable takes 20 480
+_CELLS_MAX: Final = (1 << 31) - 1
+
+
+class Predicate(NamedTuple):
+    """A filter, and whether the mutation writes if it lets a cell through (else: if it does not)."""
+
+    filter: Any
+    writes_if_found: bool
+
+
+def predicate(checks: Sequence[Check]) -> Predicate | None:
+    """The predicate of a row's checks; None: there are none.
+
+    Raises: UsageError, if Bigtable has no predicate for such checks.
+    """
+    absent = dict.fromkeys(check[1:] for check in checks if check[0] == ABSENT)
+    present = dict.fromkeys(check[1:] for check in checks if check[0] == PRESENT)
+    if not present:
+        return Predicate(_checked(_interleaved([_cells(*each) for each in absent])), False) if absent else None
+    wanted = [_cells(*each) for each in present]
+    k = len(wanted)
+    if not absent:
+        if k == 1:
+            return Predicate(wanted[0], True)
+        found = [_interleaved(wanted), types().RowFilter(cells_per_row_offset_filter=k - 1)]
+        return Predicate(_checked(_chained(found)), True)
+    families = {place_of(group)[0] for group, *_ in (*absent, *present)}
+    last = max(_position(group, column, low) for group, column, low, _ in absent)
+    first = min(_position(group, column, ts) for group, column, ts, _ in present)
+    if len(families) > 1 or last > first:
+        raise UsageError("Bigtable cannot check in one step that some of these cells are absent and others present")
+    both = _interleaved([*(_cells(*each) for each in absent), *wanted])
+    parts = [both, types().RowFilter(cells_per_row_limit_filter=k), _interleaved(wanted)]
+    if k > 1:
+        parts.append(types().RowFilter(cells_per_row_offset_filter=k - 1))
+    return Predicate(_checked(_chained(parts)), True)
+
+
+def _position(group: str, column: int, ts: int) -> tuple[bytes, int]:
+    """Where a cell stands in its row: by qualifier, then the newest first."""
+    return qualifier(group, column), -ts
+
+
+def _checked(made: Any) -> Any:
+    if made.ByteSize() > FILTER_BYTES_MAX:
+        raise UsageError(
+            f"a transaction checks too many cells of one row for one call of Bigtable: {made.ByteSize()} bytes, at most "
+            f"{FILTER_BYTES_MAX}. Write fewer columns of a row in one transaction"
+        )
+    return made
+
+
+def _cells(group: str, column: int, low: int, high: int) -> Any:
+    """A filter for the cells of a column within [low, high]."""
+    name = qualifier(group, column)
+    return _chained(_within(group, (name, name), low, high))
+
+
+def _within(group: str, names: tuple[bytes, bytes], low: int, high: int) -> list[Any]:
+    row_filter = types().RowFilter
+    parts = [
+        row_filter(
+            column_range_filter={
+                "family_name": place_of(group)[0],
+                "start_qualifier_closed": names[0],
+                "end_qualifier_closed": names[1],
+            }
+        )
+    ]
+    if low > 0 or high < TS_MAX:
+        stamps = {"start_timestamp_micros": micros(low)}
+        if high < TS_MAX:
+            stamps["end_timestamp_micros"] = micros(high + 1)  # exclusive; 0 would be no end
+        parts.append(row_filter(timestamp_range_filter=stamps))
+    return parts
+
+
+def _chained(parts: list[Any]) -> Any:
+    """Bigtable refuses a chain of fewer than two."""
+    row_filter = types().RowFilter
+    return parts[0] if len(parts) == 1 else row_filter(chain=row_filter.Chain(filters=parts))
+
+
+def _interleaved(parts: list[Any]) -> Any:
+    """Bigtable refuses an interleave of fewer than two."""
+    row_filter = types().RowFilter
+    return parts[0] if len(parts) == 1 else row_filter(interleave=row_filter.Interleave(filters=parts))
+
+
+def reading(queries: Sequence[Query]) -> Any:
+    """A filter that lets all cells of these queries through, perhaps more."""
+    row_filter = types().RowFilter
+    parts = []
+    for group, column, low, high, n in dict.fromkeys(queries):
+        name = qualifier(group, column)
+        part = _within(group, (name, name), low, high)
+        if n > 0:  # of the oldest there is no filter: all are read
+            part.append(row_filter(cells_per_column_limit_filter=min(n, _CELLS_MAX)))
+        parts.append(_chained(part))
+    made = _interleaved(parts)
+    if made.ByteSize() <= FILTER_BYTES_MAX:
+        return made
+    return _wider([(group, column, low, high) for group, column, low, high, _ in queries])
+
+
+def _wider(parts: Sequence[tuple[str, int, int, int]]) -> Any:
+    """One range of columns and timestamps for each group: for more queries than a filter has room for."""
+    ranges: dict[str, tuple[int, int, int, int]] = {}
+    for group, column, low, high in parts:
+        first, last, oldest, newest = ranges.get(group, (column, column, low, high))
+        ranges[group] = min(first, column), max(last, column), min(oldest, low), max(newest, high)
+    return _checked(
+        _interleaved(
+            [
+                _chained(_within(group, (qualifier(group, first), qualifier(group, last)), oldest, newest))
+                for group, (first, last, oldest, newest) in ranges.items()
+            ]
+        )
+    )
+
+
+def scanning(queries: Iterable[ScanQuery]) -> Any:
+    """A filter that lets all cells of the queries of a scan through, perhaps more."""
+    row_filter = types().RowFilter
+    parts: list[Any] = []
+    flat: list[tuple[str, int, int, int]] = []
+    stripped: list[Any] = []
+    for query in queries:
+        n = row_filter(cells_per_column_limit_filter=min(query.n, _CELLS_MAX))
+        if query.columns is None:
+            part = _within(query.group, all_columns(query.group), query.from_ts, query.to_ts)
+            part.append(row_filter(cells_per_row_limit_filter=min(query.n, _CELLS_MAX)))
+            if not query.values:
+                part.append(row_filter(strip_value_transformer=True))
+            stripped.append(_chained(part))
+            continue
+        for column in query.columns:
+            name = qualifier(query.group, column)
+            part = [*_within(query.group, (name, name), query.from_ts, query.to_ts), n]
+            if not query.values:
+                part.append(row_filter(strip_value_transformer=True))
+            parts.append(_chained(part))
+            flat.append((query.group, column, query.from_ts, query.to_ts))
+    if not parts and not stripped:
+        return row_filter(block_all_filter=True)
+    made = _interleaved([*stripped, *parts])
+    if made.ByteSize() <= FILTER_BYTES_MAX:
+        return made
+    return _checked(_interleaved([*stripped, _wider(flat)]))

@@ -1,0 +1,100 @@
+"""Where a cell lies in Bigtable.
+
+All rows of a store are in one table of Bigtable. A row's key is the name of its perco table, a NUL, and the row. Its
+cells are in two families: `p` has the protocol's groups, `d` has those with long values. A qualifier is a tag for the
+group, then the column, four bytes. A cell's timestamp is ours times 1 000: Bigtable takes whole milliseconds.
+
+The tags are in the order in which `filters.predicate` needs them: of the groups of one mutation, those of which it
+checks that a cell is absent come before those of which it checks that a cell is present.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import Final
+
+from perco.errors import Corruption
+from perco.storage import (
+    DATA,
+    FAILED_LIST,
+    LOCK,
+    NOTIFY,
+    PENDING,
+    ROLLBACK,
+    SHARED,
+    TRACE,
+    TS_MAX,
+    WRITE,
+)
+
+PROTOCOL_FAMILY: Final = "p"
+DATA_FAMILY: Final = "d"
+FAMILIES: Final = (PROTOCOL_FAMILY, DATA_FAMILY)
+MICROS: Final = 1000  # of Bigtable's timestamps, in one of ours
+OWNER_KEY: Final = b"\x00owner"  # no perco table has an empty name
+
+_TAGS: Final = {
+    WRITE: b"a",
+    ROLLBACK: b"b",
+    LOCK: b"c",
+    SHARED: b"d",
+    TRACE: b"e",
+    PENDING: b"f",
+    FAILED_LIST: b"g",
+    NOTIFY: b"h",
+}
+_COLUMN: Final = struct.Struct(">I")
+_LAST: Final = b"\xff\xff\xff\xff"
+_FIRST: Final = b"\x00\x00\x00\x00"
+
+
+def row_key(table: str, row: bytes) -> bytes:
+    """The key of a row of a perco table."""
+    return table.encode() + b"\x00" + row
+
+
+def row_of(table: str, key: bytes) -> bytes:
+    """The row with a key, of a table. Raises: Corruption."""
+    head = table.encode() + b"\x00"
+    if not key.startswith(head):
+        raise Corruption(f"row key {key[:80]!r}", f"Bigtable has sent a row that is not in table {table}")
+    return key[len(head) :]
+
+
+def table_end(table: str) -> bytes:
+    """The first key after all rows of a table."""
+    return table.encode() + b"\x01"
+
+
+@cache
+def place_of(group: str) -> tuple[str, bytes]:
+    """The family of a group, and the tag that its qualifiers begin with."""
+    tag = _TAGS.get(group)
+    if tag is not None:
+        return PROTOCOL_FAMILY, tag
+    return DATA_FAMILY, group.removeprefix(DATA).encode() + b"\x00"
+
+
+def qualifier(group: str, column: int) -> bytes:
+    """The qualifier of a column in a group."""
+    return place_of(group)[1] + _COLUMN.pack(column)
+
+
+def column_of(tag: bytes, name: bytes) -> int:
+    """The column with a qualifier. Raises: Corruption."""
+    if len(name) != len(tag) + _COLUMN.size:
+        raise Corruption(f"qualifier {name[:80]!r}", "it names no column")
+    return int(_COLUMN.unpack_from(name, len(tag))[0])
+
+
+def all_columns(group: str) -> tuple[bytes, bytes]:
+    """The first and the last qualifier of a group."""
+    tag = place_of(group)[1]
+    return tag + _FIRST, tag + _LAST
+
+
+def micros(ts: int) -> int:
+    """Bigtable's timestamp for one of ours."""
+    assert 0 <= ts <= TS_MAX, "O3"
+    return ts * MICROS

@@ -1,0 +1,136 @@
+"""The lease under which a process owns a store on Bigtable (O1): one row, changed by CheckAndMutateRow.
+
+The row has a cell for each change of hands and each renewal, at a timestamp that is higher by 1 each time; its value
+is the owner's token and command, or nothing once the owner has given the store back. A change is made only if there is
+no cell above the last one that its sender has seen. So of two processes that claim the store at once one is refused.
+
+A row of its own cannot fence the others' rows, as a transaction of PostgreSQL can. What a former owner still sends is
+refused, or rolled back, like the messages of any client that has died: it draws no timestamp any more, so nothing of
+it can be committed that was not committed before (O1, T8).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from perco.bigtable import filters
+from perco.bigtable.address import Place
+from perco.bigtable.calls import channel, metadata_of
+from perco.bigtable.keys import MICROS, OWNER_KEY, PROTOCOL_FAMILY, micros, qualifier
+from perco.bigtable.wire import grpc, types
+from perco.errors import Corruption
+from perco.storage import ABSENT, TS_MAX, WRITE
+from perco.storage.lease import Lease
+
+_CALL_S = 5.0  # at most, for one call of the thread
+
+
+class Holder(NamedTuple):
+    """The newest cell of the owner's row: its number, 0 if there is none; the owner's token, "" for nobody; the
+    command of its process."""
+
+    number: int
+    token: str
+    told: str
+
+
+def question(place: Place) -> Any:
+    """The request for the owner's row."""
+    name = qualifier(WRITE, 0)
+    request = types().ReadRows(
+        table_name=place.table, app_profile_id=place.app_profile, filter=filters.reading([(WRITE, 0, 0, TS_MAX, 1)])
+    )
+    request.rows.row_keys.append(OWNER_KEY)
+    assert name
+    return request
+
+
+def holder_of(cells: list[tuple[int, bytes]]) -> Holder:
+    """The holder, of the cells that were read of the row: (timestamp in microseconds, value). Raises: Corruption."""
+    if not cells:
+        return Holder(0, "", "")
+    stamp, value = cells[0]
+    try:
+        token, _, told = value.decode().partition(" ")
+    except UnicodeDecodeError as error:
+        raise Corruption("the owner's row", f"it cannot be decoded: {error}") from error
+    return Holder(stamp // MICROS, token, told)
+
+
+def change(place: Place, seen: int, token: str, told: str) -> Any:
+    """The request that makes `token` the owner, if nothing has changed since the cell `seen`."""
+    predicate = filters.predicate([(ABSENT, WRITE, 0, seen + 1, TS_MAX)])
+    assert predicate is not None
+    mutation = types().Mutation
+    name = {"family_name": PROTOCOL_FAMILY, "column_qualifier": qualifier(WRITE, 0)}
+    made = [
+        mutation(set_cell={**name, "timestamp_micros": micros(seen + 1), "value": f"{token} {told}".encode()}),
+        mutation(delete_from_column={**name, "time_range": {"end_timestamp_micros": micros(seen + 1)}}),
+    ]
+    return types().CheckAndMutateRow(
+        table_name=place.table,
+        app_profile_id=place.app_profile,
+        row_key=OWNER_KEY,
+        predicate_filter=predicate.filter,
+        false_mutations=made,
+    )
+
+
+class BigtableLease(Lease):
+    """Renews the lease over a channel of its own, whatever the loop does."""
+
+    def __init__(self, place: Place, holder: Holder, lease_s: float, claimed_at: float) -> None:
+        super().__init__(place.shown, lease_s, claimed_at)
+        self._place, self._holder = place, holder
+        self._channel: Any = None
+
+    def renew(self) -> bool | None:
+        """See `Lease.renew`."""
+        return self._change(self._holder.token, self._holder.told)
+
+    def release(self) -> None:
+        """See `Lease.release`."""
+        self._change("", "")
+
+    def _change(self, token: str, told: str) -> bool | None:
+        holder, t = self._holder, types()
+        if self._channel is None:
+            self._channel = channel(self._place)
+            service = "/google.bigtable.v2.Bigtable/"
+            self._write = self._channel.unary_unary(
+                service + "CheckAndMutateRow",
+                request_serializer=t.CheckAndMutateRow.SerializeToString,
+                response_deserializer=t.CheckAndMutateRowResponse.FromString,
+            )
+            self._read = self._channel.unary_stream(
+                service + "ReadRows",
+                request_serializer=t.ReadRows.SerializeToString,
+                response_deserializer=t.ReadRowsResponse.FromString,
+            )
+        limits = {"timeout": min(_CALL_S, self._lease_s), "metadata": metadata_of(self._place)}
+        try:
+            refused = self._write(change(self._place, holder.number, token, told), **limits).predicate_matched
+            if refused:  # by another process; or by this change itself, whose answer was lost
+                cells = [
+                    (chunk.timestamp_micros, chunk.value)
+                    for response in self._read(question(self._place), **limits)
+                    for chunk in response.chunks
+                ]
+                now_holder = holder_of(cells)
+                if now_holder.token != holder.token:
+                    return False
+                self._holder = now_holder
+                if not token:
+                    return self._change(token, told)
+                return True
+        except grpc().RpcError as error:
+            self.said = f"{error.code().name}: {' '.join((error.details() or '').split())[:300]}"
+            self._asked_at = 0.0
+            return None
+        self._holder = holder._replace(number=holder.number + 1)
+        return True
+
+    def close(self) -> None:
+        """See `Lease.close`."""
+        if self._channel is not None:
+            self._channel.close()

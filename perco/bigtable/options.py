@@ -1,0 +1,28 @@
+"""The options of a store on Bigtable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perco.settings import check_options
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BigtableOptions:
+    """Attributes:
+    channels: connections; each takes some 100 calls at a time.
+    in_flight: calls at a time, at most; further ones wait.
+    call_s: how long one call may take, in seconds, with all its attempts.
+    late_s: how long after that, at most, Bigtable may still carry out a mutation whose answer did not come, in seconds.
+    lease_s: how long a process owns the store without renewing its lease, in seconds: after its death the next owner
+        waits for as long.
+    """
+
+    channels: int = 4
+    in_flight: int = 400
+    call_s: float = 20.0
+    late_s: float = 5.0
+    lease_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        check_options(self)

@@ -1,0 +1,496 @@
+"""The rows of a store on Bigtable: reads, scans, and mutations of single rows.
+
+S1  A mutation of a row is one call of CheckAndMutateRow, which is atomic. There are no groups. Two mutations of one row
+    in one call of `apply` follow each other.
+S4  A mutation that Bigtable refuses for itself (too large, for example) fails alone.
+T4  If no answer comes, a mutation may have been made: `NoReply`. It is not sent again here. It may still be made, for
+    as long as `BigtableOptions.late_s` after the call has ended.
+T13 See `Bare`: the owner sends no mutation below the floor.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import trio
+
+from perco.bigtable import filters
+from perco.bigtable.address import Place
+from perco.bigtable.calls import Calls, CallFailed, Scan, Scanned
+from perco.bigtable.chunks import ReadCell, ReadRow
+from perco.bigtable.keys import MICROS, column_of, micros, place_of, qualifier, row_key, row_of, table_end
+from perco.bigtable.options import BigtableOptions
+from perco.bigtable.wire import types
+from perco.errors import Corruption, PercoError, Unavailable, UsageError
+from perco.storage import (
+    ABSENT,
+    APPLIED,
+    DATA,
+    PROTOCOL_GROUPS,
+    Cell,
+    Check,
+    Failed,
+    Mutation,
+    NoReply,
+    Query,
+    ReadRequest,
+    Refused,
+    RowCells,
+    ScanCell,
+    ScanPage,
+    ScanQuery,
+    ScanRequest,
+    ScanRow,
+    Tablet,
+    Verdict,
+    Write,
+)
+
+_KEYS_MAX: Final = 100  # in one call; more are read side by side
+_PAUSE_S: Final = 0.02  # before a call is made again, at first
+_PAUSE_MAX_S: Final = 1.0
+_SPARE: Final = 3  # further versions that are read if requests for different timestamps share a call
+_FIRST, _FIRST_MAX = 4, 256  # requests of a `read_first` that are sent together: the first ones; as many as fit
+_REVERSED_MAX: Final = 1 << 16  # rows that are read forward, of a server that cannot read backward
+
+# Errors after which a call may succeed if it is made again.
+_AGAIN: Final = frozenset(
+    {"UNAVAILABLE", "ABORTED", "INTERNAL", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNKNOWN", "CANCELLED"}
+)
+# Errors that say that a call was not carried out.
+_NOT_DONE: Final = frozenset(
+    {
+        *("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED", "FAILED_PRECONDITION"),
+        *("OUT_OF_RANGE", "UNIMPLEMENTED", "RESOURCE_EXHAUSTED"),
+    }
+)
+_REMEDIES: Final = {
+    "NOT_FOUND": "Run `perco bigtable init` with this address.",
+    "PERMISSION_DENIED": "The program's account needs the role roles/bigtable.user on the instance.",
+    "UNAUTHENTICATED": "Set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`.",
+    "FAILED_PRECONDITION": "`perco bigtable check` examines the table and the app profile.",
+}
+
+_Shape = tuple[tuple[str, int, int], ...]  # of each query the group, the column and n
+
+
+class BigtableRows:
+    """All rows of a store. Loop thread only.
+
+    Attributes:
+        usable: set by the store. Raises PercoError if it is closed, or was opened before a fork.
+        check: set by the store. The same, and if this process may not own the store any more (O1).
+    """
+
+    calls: Calls
+    place: Place
+
+    groups = False
+    once = False
+    chaining = None
+    deferring = None
+    prompt = None
+
+    def __init__(self, place: Place, options: BigtableOptions) -> None:
+        self.place, self._options = place, options
+        self.calls = Calls(place, options)
+        self._tables: dict[str, int] = {}
+        self._groups: set[tuple[str, str]] = set()
+        self.backwards = True  # whether the server reads rows in reverse
+        self.usable: Callable[[], None] = lambda: None
+        self.check: Callable[[], None] = lambda: None
+
+    def add(self, table: str, groups: Sequence[str]) -> None:
+        """Take in a table and its groups."""
+        self._tables.setdefault(table, len(self._tables))
+        self._groups.update((table, group) for group in (*PROTOCOL_GROUPS, *groups))
+
+    def tables(self) -> list[str]:
+        return list(self._tables)
+
+    def tablets_here(self) -> Sequence[Tablet]:
+        return ()
+
+    def locate(self, table: str, row: bytes) -> int:
+        """A table is one tablet: Bigtable's own are not told."""
+        found = self._tables.get(table)
+        if found is None:
+            raise UsageError(f"there is no table {table!r} in this store; declare it in the schema")
+        return found
+
+    def bounds(self, table: str) -> list[bytes]:
+        self.locate(table, b"")
+        return [b""]
+
+    # ------------------------------------------------------------ reads
+
+    async def read(self, requests: Sequence[ReadRequest]) -> list[RowCells]:
+        """Cells of rows; each row as of one moment. Raises: Unavailable."""
+        if not requests:
+            await trio.lowlevel.checkpoint()
+            return []
+        for table, _, _ in requests:
+            self.locate(table, b"")
+        shapes: dict[_Shape, list[int]] = {}
+        for index, (_, _, queries) in enumerate(requests):
+            shapes.setdefault(tuple((query[0], query[1], query[4]) for query in queries), []).append(index)
+        out: list[RowCells | None] = [None] * len(requests)
+        plans: list[tuple[list[int], list[Query]]] = []
+        for shape, indices in shapes.items():
+            if not shape:
+                for index in indices:
+                    out[index] = []
+                continue
+            for at in range(0, len(indices), _KEYS_MAX):
+                some = indices[at : at + _KEYS_MAX]
+                plans.append((some, _shared([requests[index][2] for index in some])))
+        await self._read_plans(requests, plans, out)
+        left = [([index], list(requests[index][2])) for index, found in enumerate(out) if found is None]
+        await self._read_plans(requests, left, out)  # whose versions were too old for a shared call
+        assert all(found is not None for found in out), "a call for one request has all that it asks for"
+        return out  # type: ignore[return-value]
+
+    async def _read_plans(
+        self, requests: Sequence[ReadRequest], plans: list[tuple[list[int], list[Query]]], out: list[RowCells | None]
+    ) -> None:
+        """Make one call for each plan: requests with the same queries, but for the timestamps."""
+        calls = []
+        for indices, queries in plans:
+            request = self._reading(filters.reading(queries))
+            request.rows.row_keys.extend({row_key(*requests[index][:2]) for index in indices})
+            calls.append(Scan(request))
+        for (indices, queries), answer in zip(plans, await self._ask(calls), strict=True):
+            rows = {row.key: _by_place(row) for row in answer.rows}
+            for index in indices:
+                table, row, wanted = requests[index]
+                out[index] = _chosen(rows.get(row_key(table, row), {}), wanted, queries)
+
+    def _reading(self, row_filter: Any) -> Any:
+        return types().ReadRows(
+            table_name=self.place.table, app_profile_id=self.place.app_profile, filter=row_filter
+        )
+
+    async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
+        """See `RowStore.read_first`."""
+        out: list[RowCells] = []
+        size = 0
+        while len(out) < len(requests) and (size < bytes_max or not out):
+            more = _FIRST if not out else max(1, (bytes_max - size) * len(out) // max(size, 1))
+            for found in await self.read(requests[len(out) : len(out) + min(more, _FIRST_MAX)]):
+                if out and size >= bytes_max:
+                    break
+                out.append(found)
+                size += sum(len(value) for cells in found for _, value in cells)
+        if not requests:
+            await trio.lowlevel.checkpoint()
+        return out
+
+    async def scan(self, request: ScanRequest) -> ScanPage:
+        """A page of rows, each as of one moment. Raises: Unavailable."""
+        table, start, stop, queries, reverse, rows_max, bytes_max, _ = request
+        self.locate(table, b"")
+        if stop is not None and stop <= start:
+            await trio.lowlevel.checkpoint()
+            return ScanPage([], None)
+        made = self._reading(filters.scanning(queries))
+        made.rows_limit = rows_max
+        made.reversed = reverse and self.backwards
+        if reverse and not self.backwards:
+            made.rows_limit, bytes_max = _REVERSED_MAX, 0
+        within = made.rows.row_ranges.add()
+        within.start_key_closed = row_key(table, start)
+        within.end_key_open = table_end(table) if stop is None else row_key(table, stop)
+        [answer] = await self._ask([Scan(made, bytes_max)])
+        assert isinstance(answer, Scanned)
+        found, full = answer.rows, not answer.ended or len(answer.rows) >= rows_max
+        if reverse and not self.backwards:
+            if len(found) >= _REVERSED_MAX:
+                raise Unavailable(f"{self.place.shown}: this server cannot scan so many rows in reverse")
+            found, full = found[: -rows_max - 1 : -1], len(found) > rows_max
+        rows: list[ScanRow] = []
+        for row in found:
+            at = _by_place(row)
+            rows.append((row_of(table, row.key), [_scanned(at, query) for query in queries]))
+        if not full or not rows:
+            return ScanPage(rows, None)
+        return ScanPage(rows, rows[-1][0] if reverse else rows[-1][0] + b"\x00")
+
+    async def _ask(self, calls: Sequence[Scan]) -> list[Scanned]:
+        """Make calls that only read, again if they fail for a moment. Raises: Unavailable, Corruption."""
+        self.usable()
+        if not calls:
+            await trio.lowlevel.checkpoint()
+            return []
+        deadline = trio.current_time() + self._options.call_s
+        answers: list[Scanned | None] = [None] * len(calls)
+        left = list(range(len(calls)))
+        attempt = 0
+        while True:
+            failure: CallFailed | None = None
+            for index, answer in zip(left, await self.calls.ask([calls[i] for i in left], deadline), strict=True):
+                if isinstance(answer, Scanned):
+                    answers[index] = answer
+                elif not isinstance(answer, CallFailed):
+                    raise answer
+                elif failure is None or answer.code not in _AGAIN:
+                    failure = answer
+            self.check()  # G1: the next owner may remove what only this process still reads
+            if failure is None:
+                return answers  # type: ignore[return-value]
+            left = [index for index in left if answers[index] is None]
+            pause = _pause(attempt)
+            attempt += 1
+            if failure.code not in _AGAIN or trio.current_time() + pause > deadline:
+                raise self.told(failure) from failure
+            await trio.sleep(pause)
+
+    def told(self, error: CallFailed) -> PercoError:
+        """The error of perco's for one of Bigtable's."""
+        shown = self.place.shown
+        if error.code in _NOT_DONE and error.code != "RESOURCE_EXHAUSTED":
+            return Unavailable(f"{shown} refuses: {error}", remedy=_REMEDIES.get(error.code, "This is Bigtable's word."))
+        return Unavailable(f"{shown} does not answer: {error}")
+
+    # ------------------------------------------------------------ mutations
+
+    async def apply(self, mutations: Sequence[Mutation]) -> list[Verdict]:
+        """The verdict of each mutation. Cancelled before the first is sent, or not at all (T10)."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self.usable()
+        for mutation in mutations:  # an error here means that nothing was sent
+            self.locate(mutation.table, b"")
+            assert len(mutation.rows) == 1, "S1: this store has no groups"
+        verdicts: list[Verdict | None] = [None] * len(mutations)
+        with trio.CancelScope(shield=True):
+            deadline = trio.current_time() + self._options.call_s
+            turns = _turns(mutations)
+            if not turns:
+                await trio.lowlevel.checkpoint()
+            for turn in turns:
+                await self._apply_turn(mutations, turn, verdicts, deadline)
+        return verdicts  # type: ignore[return-value]
+
+    async def _apply_turn(
+        self, mutations: Sequence[Mutation], turn: Sequence[int], verdicts: list[Verdict | None], deadline: float
+    ) -> None:
+        """Apply mutations of different rows, side by side."""
+        left, calls = [], []
+        for index in turn:
+            mutation = mutations[index]
+            try:
+                self.check()
+                call = self._call(mutation)
+            except PercoError as error:
+                verdicts[index] = Failed(error)
+                continue
+            if call is None:
+                verdicts[index] = await self._only_checked(mutation)
+                continue
+            left.append(index)
+            calls.append(call)
+        refused = []
+        if calls:
+            for index, call, answer in zip(left, calls, await self.calls.ask(calls, deadline), strict=True):
+                if isinstance(answer, CallFailed):
+                    verdicts[index] = self._unanswered(answer)
+                elif isinstance(answer, BaseException):
+                    raise answer
+                elif isinstance(answer, types().MutateRowResponse):
+                    verdicts[index] = APPLIED
+                elif answer.predicate_matched == bool(call.true_mutations):
+                    verdicts[index] = APPLIED
+                else:
+                    refused.append(index)
+        if refused:
+            await self._explain(mutations, refused, verdicts, deadline)
+
+    def _unanswered(self, failure: CallFailed) -> Verdict:
+        if not failure.sent or failure.code in _NOT_DONE:
+            return Failed(self.told(failure))
+        return NoReply(f"Bigtable did not answer: {failure}")
+
+    def _call(self, mutation: Mutation) -> Any:
+        """The call that makes a mutation; None: it writes nothing. Raises: UsageError, Corruption."""
+        row, checks, writes = mutation.rows[0]
+        if not writes:
+            return None
+        made = [self._written(mutation.table, write) for write in _last_of_each(writes)]
+        where = {
+            "table_name": self.place.table,
+            "app_profile_id": self.place.app_profile,
+            "row_key": row_key(mutation.table, row),
+        }
+        predicate = filters.predicate(checks)
+        if predicate is None:
+            return types().MutateRow(**where, mutations=made)
+        side = "true_mutations" if predicate.writes_if_found else "false_mutations"
+        return types().CheckAndMutateRow(**where, predicate_filter=predicate.filter, **{side: made})
+
+    def _written(self, table: str, write: Write) -> Any:
+        group, column, ts, value = write
+        if (table, group) not in self._groups:
+            raise Corruption(self.place.shown, f"there is no locality group {group!r}")
+        where = {"family_name": place_of(group)[0], "column_qualifier": qualifier(group, column)}
+        if value is None:
+            stamps = {"start_timestamp_micros": micros(ts), "end_timestamp_micros": micros(ts + 1)}
+            return types().Mutation(delete_from_column={**where, "time_range": stamps})
+        return types().Mutation(set_cell={**where, "timestamp_micros": micros(ts), "value": value})
+
+    async def _explain(
+        self,
+        mutations: Sequence[Mutation],
+        refused: Sequence[int],
+        verdicts: list[Verdict | None],
+        deadline: float,
+    ) -> None:
+        """Find out which check of each refused mutation does not hold: Bigtable tells only that one does not. If all
+        hold by now, the mutation is sent again."""
+        for attempt in range(1 << 30):
+            try:
+                found = await self._failing([mutations[index] for index in refused])
+            except PercoError as error:
+                for index in refused:
+                    verdicts[index] = Failed(error)  # it has written nothing
+                return
+            again = []
+            for index, failing in zip(refused, found, strict=True):
+                if failing >= 0:
+                    verdicts[index] = Refused(0, failing)
+                elif trio.current_time() > deadline:
+                    verdicts[index] = Failed(Unavailable(f"{self.place.shown}: others change this row all the time"))
+                else:
+                    again.append(index)
+            if not again:
+                return
+            await trio.sleep(_pause(attempt))
+            calls = [self._call(mutations[index]) for index in again]
+            refused = []
+            for index, call, answer in zip(again, calls, await self.calls.ask(calls, deadline), strict=True):
+                if isinstance(answer, CallFailed):
+                    verdicts[index] = self._unanswered(answer)
+                elif isinstance(answer, BaseException):
+                    raise answer
+                elif answer.predicate_matched == bool(call.true_mutations):
+                    verdicts[index] = APPLIED
+                else:
+                    refused.append(index)
+            if not refused:
+                return
+
+    async def _failing(self, mutations: Sequence[Mutation]) -> list[int]:
+        """For each mutation the first check that does not hold now; -1: all do."""
+        requests: list[ReadRequest] = []
+        for mutation in mutations:
+            row, checks, _ = mutation.rows[0]
+            requests.append((mutation.table, row, [(group, col, low, high, 1) for _, group, col, low, high in checks]))
+        out = []
+        for mutation, cells in zip(mutations, await self.read(requests), strict=True):
+            checks = mutation.rows[0][1]
+            out.append(next((i for i, check in enumerate(checks) if not _holds(check, cells[i])), -1))
+        return out
+
+    async def _only_checked(self, mutation: Mutation) -> Verdict:
+        """The verdict of a mutation that writes nothing: Bigtable refuses such a call."""
+        try:
+            [failing] = await self._failing([mutation])
+        except PercoError as error:
+            return Failed(error)
+        return APPLIED if failing < 0 else Refused(0, failing)
+
+
+def _holds(check: Check, found: Sequence[Cell]) -> bool:
+    return bool(found) != (check[0] == ABSENT)
+
+
+def _pause(attempt: int) -> float:
+    return random.uniform(0.5, 1.0) * min(_PAUSE_S * 2 ** min(attempt, 10), _PAUSE_MAX_S)
+
+
+def _turns(mutations: Sequence[Mutation]) -> list[list[int]]:
+    """The mutations by index: those of a turn have different rows, and are sent side by side."""
+    turns: list[list[int]] = []
+    seen: dict[tuple[str, bytes], int] = {}
+    for index, mutation in enumerate(mutations):
+        where = mutation.table, mutation.rows[0][0]
+        turn = seen[where] = seen.get(where, -1) + 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(index)
+    return turns
+
+
+def _last_of_each(writes: Sequence[Write]) -> list[Write]:
+    """A cell that is written twice in a mutation has the last value."""
+    if len(writes) == 1:
+        return list(writes)
+    return list({(group, column, ts): (group, column, ts, value) for group, column, ts, value in writes}.values())
+
+
+# ------------------------------------------------------------------ what was read
+
+_Places = dict[tuple[str, bytes], dict[int, bytes]]  # (family, qualifier) -> timestamp -> value
+
+
+def _by_place(row: ReadRow) -> _Places:
+    """The cells of a row. Several filters may have let the same cell through, one of them without its value."""
+    out: _Places = {}
+    cell: ReadCell
+    for cell in row.cells:
+        there = out.setdefault((cell.family, cell.name), {})
+        ts = cell.micros // MICROS
+        if cell.value or ts not in there:
+            there[ts] = cell.value
+    return out
+
+
+def _shared(requests: Sequence[Sequence[Query]]) -> list[Query]:
+    """Queries that serve requests of the same shape. If their timestamps differ, a few older versions more."""
+    first = requests[0]
+    out: list[Query] = []
+    for k, (group, column, _, _, n) in enumerate(first):
+        lows = {queries[k][2] for queries in requests}
+        highs = {queries[k][3] for queries in requests}
+        out.append((group, column, min(lows), max(highs), n if n < 0 or len(highs) == 1 else n + _SPARE))
+    return out
+
+
+def _chosen(places: _Places, wanted: Sequence[Query], asked: Sequence[Query]) -> RowCells | None:
+    """What a request asks for, of all that its call has found; None: the call may have left some of it out."""
+    out: RowCells = []
+    for (group, column, low, high, n), (_, _, _, asked_high, limit) in zip(wanted, asked, strict=True):
+        found = places.get((place_of(group)[0], qualifier(group, column)), {})
+        cells = sorted(((ts, value) for ts, value in found.items() if low <= ts <= high), reverse=n > 0)
+        if 0 < limit <= len(found) and len(cells) < n and high != asked_high:
+            return None
+        out.append(cells[: abs(n)])
+    return out
+
+
+def _scanned(places: _Places, query: ScanQuery) -> list[ScanCell]:
+    family, tag = place_of(query.group)
+    if query.columns is not None:
+        columns = [(column, qualifier(query.group, column)) for column in query.columns]
+    else:
+        columns = sorted(
+            (column_of(tag, name), name)
+            for there, name in places
+            if there == family and name.startswith(tag) and (family != _DATA_FAMILY or _is_of(tag, name))
+        )
+    out: list[ScanCell] = []
+    for column, name in columns:
+        found = places.get((family, name), {})
+        cells = sorted((ts for ts in found if query.from_ts <= ts <= query.to_ts), reverse=True)
+        if query.columns is not None:
+            cells = cells[: query.n]
+        out += [(column, ts, found[ts] if query.values else b"") for ts in cells]
+    return out if query.columns is not None else out[: query.n]
+
+
+_DATA_FAMILY: Final = place_of(DATA)[0]
+
+
+def _is_of(tag: bytes, name: bytes) -> bool:
+    """Whether a qualifier of the data family is of the group with that tag: it ends in a column of four bytes."""
+    return len(name) == len(tag) + 4

@@ -1,0 +1,99 @@
+"""The lease under which a process owns a store that other machines can reach, too; renewed by a thread.
+
+O1  A process owns the store from its claim on, until another process claims it. The next process waits until the owner
+    has not renewed its lease for `lease_s`, by the waiting process's own clock; the owner begins no transaction later
+    than `lease_s` after it sent its last renewal, by its own clock. No wall time is compared. A pause of either process
+    counts: the clock goes on while a process is stopped, or the machine asleep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from perco.errors import PercoError, StoreLocked
+
+_RENEWALS: Final = 3  # in the time of a lease
+_AGAIN_S: Final = 0.1  # after an attempt that failed
+_REMEDY: Final = "Stop that process, or serve the store with `perco serve` and open the address that it listens at."
+
+
+def now() -> float:
+    """Seconds on a clock that never stops."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def command() -> str:
+    """Name this process, for an error in another one; without its arguments, which may be secret."""
+    return f"process {os.getpid()} on {os.uname().nodename} ({Path(sys.argv[0]).name or 'python'})"
+
+
+def locked(shown: str, command: str) -> StoreLocked:
+    """The error of a process that does not own the store."""
+    return StoreLocked(shown, None, command or "another process", _REMEDY)
+
+
+class Lease(threading.Thread):
+    """Renews the lease until `end`. A store says in a subclass how that is done.
+
+    Attributes: `until`, by `now()`: no transaction may begin later; `deposed`, the error once another process owns the
+    store; `said`, why the lease could not be renewed.
+    """
+
+    until: float
+    deposed: PercoError | None
+    said: str
+
+    def __init__(self, shown: str, lease_s: float, claimed_at: float) -> None:
+        super().__init__(name="perco-lease", daemon=True)
+        self._shown, self._lease_s = shown, lease_s
+        self._ending = threading.Event()
+        self._asked_at = 0.0  # when the renewal was sent, by `now()`; a subclass sets it to 0 if that has failed
+        self.until = claimed_at + lease_s
+        self.deposed = None
+        self.said = ""
+
+    def run(self) -> None:
+        while not self._ending.wait(_AGAIN_S if self.said else self._lease_s / _RENEWALS) and self.deposed is None:
+            try:
+                self._renew()
+            except Exception as error:  # not to be lost with the thread: the store's `check` tells it
+                self.said = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(Exception):  # else the next owner waits for the lease to end
+            if self.deposed is None:
+                self.release()
+        self.close()
+
+    def _renew(self) -> None:
+        if not self._asked_at:
+            self._asked_at = now()
+        renewed = self.renew()
+        if renewed is None:
+            return
+        if renewed:
+            self.until, self.said = self._asked_at + self._lease_s, ""
+        else:
+            self.deposed = locked(self._shown, "another process: this one did not renew its lease in time")
+        self._asked_at = 0.0
+
+    def renew(self) -> bool | None:
+        """Whether the store has renewed the lease; None: there is no answer yet, and `said` tells why."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Let the next process claim the store at once."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give up the connection."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Release the store. Waits for the server; call it from a thread."""
+        self._ending.set()
+        self.join()
