@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--over",
         default="owner",
         metavar="NAMES",
-        help="where the suites that run everywhere run: deployments (owner, folder, tls, tablets, bare, postgresql) "
+        help="where the suites that run everywhere run: deployments (owner, folder, tls, tablets, bare, ...) "
         "with commas between them, or all. See tests/support/everywhere.py",
     )
     parser.addoption(

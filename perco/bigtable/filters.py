@@ -47,6 +47,8 @@ def predicate(checks: Sequence[Check]) -> Predicate | None:
             return Predicate(wanted[0], True)
         found = [_interleaved(wanted), types().RowFilter(cells_per_row_offset_filter=k - 1)]
         return Predicate(_checked(_chained(found)), True)
+    if any(_excludes(each, other) for each in absent for other in present):
+        return Predicate(types().RowFilter(block_all_filter=True), True)  # they never hold
     families = {place_of(group)[0] for group, *_ in (*absent, *present)}
     last = max(_position(group, column, low) for group, column, low, _ in absent)
     first = min(_position(group, column, ts) for group, column, ts, _ in present)
@@ -57,6 +59,11 @@ def predicate(checks: Sequence[Check]) -> Predicate | None:
     if k > 1:
         parts.append(types().RowFilter(cells_per_row_offset_filter=k - 1))
     return Predicate(_checked(_chained(parts)), True)
+
+
+def _excludes(absent: tuple[str, int, int, int], present: tuple[str, int, int, int]) -> bool:
+    """Whether a cell that must be present is one that must be absent."""
+    return absent[:2] == present[:2] and absent[2] <= present[2] <= absent[3]
 
 
 def _position(group: str, column: int, ts: int) -> tuple[bytes, int]:

@@ -29,6 +29,7 @@ from perco.storage import (
     APPLIED,
     DATA,
     PROTOCOL_GROUPS,
+    TS_MAX,
     Cell,
     Check,
     Failed,
@@ -73,7 +74,7 @@ _REMEDIES: Final = {
     "FAILED_PRECONDITION": "`perco bigtable check` examines the table and the app profile.",
 }
 
-_Shape = tuple[tuple[str, int, int], ...]  # of each query the group, the column and n
+_Shape = tuple[tuple[str, int, int, int, int], ...]  # of each query the group, the column and n; see `_shape`
 
 
 class BigtableRows:
@@ -135,7 +136,7 @@ class BigtableRows:
             self.locate(table, b"")
         shapes: dict[_Shape, list[int]] = {}
         for index, (_, _, queries) in enumerate(requests):
-            shapes.setdefault(tuple((query[0], query[1], query[4]) for query in queries), []).append(index)
+            shapes.setdefault(_shape(queries), []).append(index)
         out: list[RowCells | None] = [None] * len(requests)
         plans: list[tuple[list[int], list[Query]]] = []
         for shape, indices in shapes.items():
@@ -189,31 +190,37 @@ class BigtableRows:
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         """A page of rows, each as of one moment. Raises: Unavailable."""
-        table, start, stop, queries, reverse, rows_max, bytes_max, _ = request
+        table, start, stop, queries, reverse, rows_max, bytes_max, seeks_max = request
         self.locate(table, b"")
         if stop is not None and stop <= start:
             await trio.lowlevel.checkpoint()
             return ScanPage([], None)
         made = self._reading(filters.scanning(queries))
-        made.rows_limit = rows_max
-        made.reversed = reverse and self.backwards
-        if reverse and not self.backwards:
-            made.rows_limit, bytes_max = _REVERSED_MAX, 0
+        asked = sum(1 if query.columns is None else len(query.columns) for query in queries)
+        rows_max = max(1, min(rows_max, seeks_max // (asked + 1)))
+        forward = reverse and not self.backwards
+        made.rows_limit = _REVERSED_MAX if forward else rows_max + 1  # the next page begins with the last of these
+        made.reversed = reverse and not forward
         within = made.rows.row_ranges.add()
         within.start_key_closed = row_key(table, start)
         within.end_key_open = table_end(table) if stop is None else row_key(table, stop)
-        [answer] = await self._ask([Scan(made, bytes_max)])
-        assert isinstance(answer, Scanned)
-        found, full = answer.rows, not answer.ended or len(answer.rows) >= rows_max
-        if reverse and not self.backwards:
+        [answer] = await self._ask([Scan(made, 0 if forward else bytes_max)])
+        found = answer.rows
+        if forward:
             if len(found) >= _REVERSED_MAX:
                 raise Unavailable(f"{self.place.shown}: this server cannot scan so many rows in reverse")
-            found, full = found[: -rows_max - 1 : -1], len(found) > rows_max
+            found = found[::-1]
         rows: list[ScanRow] = []
+        size = 0
         for row in found:
+            name = row_of(table, row.key)
+            if len(rows) == rows_max or size >= bytes_max:
+                return ScanPage(rows, name + b"\x00" if reverse else name)
             at = _by_place(row)
-            rows.append((row_of(table, row.key), [_scanned(at, query) for query in queries]))
-        if not full or not rows:
+            cells = [_scanned(at, query) for query in queries]
+            size += sum(len(value) for each in cells for _, _, value in each)
+            rows.append((name, cells))
+        if answer.ended:
             return ScanPage(rows, None)
         return ScanPage(rows, rows[-1][0] if reverse else rows[-1][0] + b"\x00")
 
@@ -332,6 +339,8 @@ class BigtableRows:
         group, column, ts, value = write
         if (table, group) not in self._groups:
             raise Corruption(self.place.shown, f"there is no locality group {group!r}")
+        if not 0 <= ts <= TS_MAX:
+            raise UsageError(f"{ts} is no timestamp of a cell")
         where = {"family_name": place_of(group)[0], "column_qualifier": qualifier(group, column)}
         if value is None:
             stamps = {"start_timestamp_micros": micros(ts), "end_timestamp_micros": micros(ts + 1)}
@@ -443,6 +452,15 @@ def _by_place(row: ReadRow) -> _Places:
         if cell.value or ts not in there:
             there[ts] = cell.value
     return out
+
+
+def _shape(queries: Sequence[Query]) -> _Shape:
+    """Requests of the same shape share a call. If a request asks twice for one column, those with other timestamps do
+    not: of the versions found it could not be told which were left out."""
+    where = {query[:2] for query in queries}
+    if len(where) == len(queries):
+        return tuple((group, column, n, 0, 0) for group, column, _, _, n in queries)
+    return tuple((group, column, n, low, high) for group, column, low, high, n in queries)
 
 
 def _shared(requests: Sequence[Sequence[Query]]) -> list[Query]:

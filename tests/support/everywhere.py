@@ -6,6 +6,7 @@
     tablets   in a client of a store whose tablets are with two tablet servers
     bare      in the process that owns a store without any capability: single rows only, and every call is awaited
     postgresql  in the process that owns a store on a PostgreSQL server
+    bigtable  in the process that owns a store on a Bigtable emulator
     direct    in a client of such a process, which reads and writes the rows by itself
 
 The owner of a deployment is real, and so are its server, sockets, certificates and sessions; it shares the process and
@@ -48,14 +49,14 @@ from perco.tablets.backend import Tickets
 from perco.tablets.local import LocalStore
 from perco.testing.bare import BareStore, SingleRows
 from perco.testing.faults import FaultyRowStore
-from tests.support import postgresql
+from tests.support import bigtable, postgresql
 from tests.support.left_out import LEFT_OUT, LeftOut
 from tests.support.places import local_of, rows_of
 from tests.support.spread import MemoryServers
 
 OWNER, FOLDER, TLS, TABLETS, BARE = "owner", "folder", "tls", "tablets", "bare"
-POSTGRESQL, DIRECT = "postgresql", "direct"
-DEPLOYMENTS: Final = (OWNER, FOLDER, TLS, TABLETS, BARE, POSTGRESQL, DIRECT)
+POSTGRESQL, DIRECT, BIGTABLE = "postgresql", "direct", "bigtable"
+DEPLOYMENTS: Final = (OWNER, FOLDER, TLS, TABLETS, BARE, POSTGRESQL, DIRECT, BIGTABLE)
 CLIENTS: Final = (FOLDER, TLS, TABLETS, DIRECT)
 
 _TOKEN: Final = b"a token that only the tests know"
@@ -75,10 +76,16 @@ def running_over(deployment: str) -> Any:
         perco.open = _Bare  # type: ignore[misc]
     elif deployment == POSTGRESQL:
         perco.open = _Postgresql  # type: ignore[misc]
+    elif deployment == BIGTABLE:
+        perco.open = _Bigtable  # type: ignore[misc]
     elif deployment != OWNER:
         perco.open = Opened  # type: ignore[misc, assignment]
     try:
-        with postgresql.real_time() if deployment in (POSTGRESQL, DIRECT) else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if deployment in (POSTGRESQL, DIRECT):
+                stack.enter_context(postgresql.real_time())
+            elif deployment == BIGTABLE:
+                stack.enter_context(bigtable.real_time())
             yield
     finally:
         over, perco.open = before, plain  # type: ignore[misc]
@@ -235,10 +242,23 @@ class _Postgresql(opened):
         return db
 
 
+class _Bigtable(opened):
+    """As the owner of a store on Bigtable, in place of the folder or the memory that was asked for."""
+
+    async def _open(self) -> Database:
+        text = os.fspath(self._url)
+        if self._readonly or addresses.is_address(text):
+            return await super()._open()
+        url = bigtable.fresh() if text == "memory:" else bigtable.address_of(text)
+        backend = await bigtable.DividedStore.open(url, bigtable.QUICK)
+        backend.store.tablets = backend.rows.tablets  # type: ignore[attr-defined]
+        return await self._begin(backend, self._options)
+
+
 def bare(local: LocalStore, below: Any = None) -> BareStore:
-    """A store with a look into its rows, which are those of `local`; it has no capability, or is on PostgreSQL.
+    """A store with a look into its rows, which are those of `local`; it has no capability, or is in a database.
     `below`: a wrapper that everything goes through."""
-    rows: Any = local.store if over == POSTGRESQL else SingleRows(local.store)
+    rows: Any = local.store if over in (POSTGRESQL, BIGTABLE) else SingleRows(local.store)
     if isinstance(below, FaultyRowStore):
         below._store = rows
         below.groups = rows.groups
@@ -339,10 +359,10 @@ class Place:
 
 
 def place() -> Place:
-    """An empty store in memory, over the deployment of the test; or on PostgreSQL."""
+    """An empty store in memory, over the deployment of the test; or in a database."""
     servers = None
-    if over in (POSTGRESQL, DIRECT):
-        rows: Any = postgresql.LocalRows()
+    if over in (POSTGRESQL, DIRECT, BIGTABLE):
+        rows: Any = bigtable.LocalRows() if over == BIGTABLE else postgresql.LocalRows()
         rows.place = Place(rows, None)
         return rows.place  # type: ignore[no-any-return]
     if over == TABLETS:

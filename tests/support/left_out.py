@@ -9,7 +9,7 @@ from typing import Final
 
 CLIENTS: Final = ("folder", "tls", "tablets", "direct")
 BARE: Final = "bare"
-POSTGRESQL, DIRECT = "postgresql", "direct"
+POSTGRESQL, DIRECT, BIGTABLE = "postgresql", "direct", "bigtable"
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             _VACUUM: ("test_a_commit_whose_answer_did_not_come_holds_it_until_it_is_known",),
             _READ_LOCKS: ("test_two_that_commit_in_one_step_may_lock_what_both_only_read",),
         },
-        over=(BARE,),
+        over=(BARE, BIGTABLE),
     ),
     LeftOut(
         "looks at a store in a folder from outside, or sends it copies of mutations behind its owner's back",
@@ -237,7 +237,7 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
                 "test_who_looks_from_outside_sees_what_is_pending",
             ),
         },
-        over=(BARE,),
+        over=(BARE, BIGTABLE),
     ),
     LeftOut(
         "expects steps, or an order of runs, that a store without mutations of several rows does not have",
@@ -247,9 +247,9 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             "component/notify/test_registering.py": ("test_a_back_fill_that_dies_half_way_is_resumed[604]",),
             "component/notify/test_twins.py": ("test_a_change_that_only_one_of_the_twins_saw_is_run_again",),
         },
-        over=(BARE,),
+        over=(BARE, BIGTABLE),
     ),
-    LeftOut("splits a tablet, or looks at the floors of tablets", {_SPLITS: ()}, over=(BARE,)),
+    LeftOut("splits a tablet, or looks at the floors of tablets", {_SPLITS: ()}, over=(BARE, BIGTABLE)),
     LeftOut(
         "counts the mutations of a store whose mutations may be about several rows",
         {
@@ -268,7 +268,7 @@ BARE_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
                 "test_an_old_writer_that_settles_a_committed_read_lock_meets_its_trace[True-?-]",
             ),
         },
-        over=(BARE,),
+        over=(BARE, BIGTABLE),
     ),
 )
 POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
@@ -281,7 +281,7 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
                 "test_it_tells_how_far_it_is",
             ),
         },
-        over=(POSTGRESQL, DIRECT),
+        over=(POSTGRESQL, DIRECT, BIGTABLE),
     ),
     LeftOut(
         "opens the files of a folder, with or without its owner, or starts processes that do",
@@ -295,12 +295,12 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             "scenarios/test_processes.py": (),
             _READ_LOCKS: ("test_a_store_of_before_has_read_locks_once_it_is_opened",),
         },
-        over=(POSTGRESQL, DIRECT),
+        over=(POSTGRESQL, DIRECT, BIGTABLE),
     ),
     LeftOut(
         "asks what `perco.open` itself says of an address: the test's own chooses the address",
         {"scenarios/test_limits.py": ("test_urls_that_this_version_does_not_open",)},
-        over=(POSTGRESQL, DIRECT),
+        over=(POSTGRESQL, DIRECT, BIGTABLE),
     ),
     LeftOut(
         "expects an order, or a meeting, of tasks that a server with processes of its own does not keep to",
@@ -309,7 +309,7 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             "scenarios/test_bank.py": ("test_the_same_seed_gives_the_same_history",),
             "scenarios/test_locks.py": ("test_crossing_transfers_keep_the_total",),
         },
-        over=(POSTGRESQL, DIRECT),
+        over=(POSTGRESQL, DIRECT, BIGTABLE),
     ),
     LeftOut(
         "counts mutations, or sends copies of them behind the owner's back: it alone writes, and counts what it sends",
@@ -317,7 +317,7 @@ POSTGRESQL_LEFT_OUT: Final[tuple[LeftOut, ...]] = (
             "component/notify/test_signals.py": ("test_a_pending_entry_that_nobody_settles_is_not_waited_for",),
             _VACUUM: ("test_the_watermark_is_durable_before_anything_else_happens",),
         },
-        over=(POSTGRESQL,),
+        over=(POSTGRESQL, BIGTABLE),
     ),
 )
 LEFT_OUT: Final = (*CLIENTS_LEFT_OUT, *BARE_LEFT_OUT, *POSTGRESQL_LEFT_OUT)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
-import math
 import os
 import shutil
 import signal
@@ -16,11 +15,10 @@ from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import pytest
 import trio
-import trio.testing
 
 from bench.against import postgres
 from bench.against.postgres import NoPostgresError, Server, server
@@ -36,9 +34,7 @@ from perco.postgresql.tickets import Tickets
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import PROTOCOL_GROUPS, MemoryTablet, Mutation
 from perco.testing.bare import BareStore
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from tests.support.realtime import held, waited_for
 
 _numbers = itertools.count()
 _of_folders: dict[str, str] = {}
@@ -87,49 +83,14 @@ def execute(sql: str) -> list[tuple[bytes, ...]]:
 def real_time() -> Iterator[None]:
     """While the block lasts, virtual time does not jump while a call to PostgreSQL is in flight."""
     before = Connection.open, Connection.run, Connection.execute
-    blocked = trio.testing.wait_all_tasks_blocked
-    trio.testing.wait_all_tasks_blocked = functools.partial(_blocked, blocked)  # type: ignore
-    Connection.open = classmethod(_held(Connection.open.__func__))  # type: ignore
-    Connection.run = _held(Connection.run)  # type: ignore
-    Connection.execute = _held(Connection.execute)  # type: ignore
+    Connection.open = classmethod(held(Connection.open.__func__))  # type: ignore
+    Connection.run = held(Connection.run)  # type: ignore
+    Connection.execute = held(Connection.execute)  # type: ignore
     try:
-        yield
+        with waited_for():
+            yield
     finally:
         Connection.open, Connection.run, Connection.execute = before  # type: ignore
-        trio.testing.wait_all_tasks_blocked = blocked
-
-
-_calls = 0
-_ended = trio.Event()
-
-
-async def _blocked(blocked: Callable[[float], Awaitable[None]], cushion: float = 0.0) -> None:
-    """Until all tasks are blocked, and none of them by a call to PostgreSQL."""
-    while True:
-        await blocked(cushion)
-        if not _calls:
-            return
-        await _ended.wait()
-
-
-def _held(call: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    async def held(*args: P.args, **kwargs: P.kwargs) -> T:
-        global _calls, _ended
-        clock = trio.lowlevel.current_clock()
-        jumps = isinstance(clock, trio.testing.MockClock)
-        if jumps:
-            clock.autojump_threshold = math.inf  # type: ignore
-        _calls += 1
-        try:
-            return await call(*args, **kwargs)
-        finally:
-            _calls -= 1
-            _ended.set()
-            _ended = trio.Event()
-            if jumps and not _calls:
-                clock.autojump_threshold = 0  # type: ignore
-
-    return held
 
 
 # ------------------------------------------------------------------ looks into the tables

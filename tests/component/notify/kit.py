@@ -203,7 +203,7 @@ async def client(
             yield db
         return
     beside_it: Any = _Beside(local, store)
-    if everywhere.over in (everywhere.BARE, everywhere.POSTGRESQL):
+    if everywhere.over in (everywhere.BARE, everywhere.POSTGRESQL, everywhere.BIGTABLE):
         beside_it = everywhere.bare(local, store)
         if beside is not None and store is None:
             its: Any = inside(beside).engine.place

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+from perco.bigtable.store import BigtableStore
 from perco.postgresql.options import PostgresqlOptions
 from perco.postgresql.store import PostgresqlStore
 from perco.storage import (
@@ -23,7 +24,7 @@ from perco.storage import (
 )
 from perco.storage.bare import Bare
 from perco.testing.bare import SingleRows
-from tests.support import postgresql
+from tests.support import bigtable, postgresql
 
 TABLE = "t"
 GROUPS = (*PROTOCOL_GROUPS, "data:raw")
@@ -68,6 +69,14 @@ async def open_store(
             yield owned.store  # type: ignore[misc]
         finally:
             await owned.aclose()
+        return
+    if kind == "bigtable":
+        kept = await BigtableStore.open(bigtable.fresh(), bigtable.QUICK)
+        try:
+            await kept.adapt(_HAS_TABLE)  # type: ignore[arg-type]
+            yield kept.store  # type: ignore[misc]
+        finally:
+            await kept.aclose()
         return
     store = LocalRowStore()
     starts = [b"", *splits]

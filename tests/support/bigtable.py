@@ -1,0 +1,195 @@
+"""A Bigtable emulator for the tests of a process, started when the first of them needs it; each test has a table of its
+own. Time may be virtual: it stands still while a call to the emulator is in flight."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import os
+import subprocess
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+
+from perco.bigtable import admin
+from perco.bigtable.address import Place
+from perco.bigtable.calls import Calls, channel
+from perco.bigtable.chunks import Chunks
+from perco.bigtable.keys import MICROS, column_of, place_of, row_of, table_end
+from perco.bigtable.options import BigtableOptions
+from perco.bigtable.rows import BigtableRows
+from perco.bigtable.store import BigtableStore
+from perco.bigtable.wire import types
+from perco.schema.catalogue import SYSTEM_TABLE
+from perco.storage import PROTOCOL_GROUPS, MemoryTablet, Mutation
+from tests.support.realtime import held, waited_for
+
+EMULATOR: Final = Path(__file__).parents[2] / "build" / "bigtable-emulator"
+QUICK: Final = BigtableOptions(late_s=0.0, channels=1)
+
+_numbers = itertools.count()
+_of_folders: dict[str, str] = {}
+
+
+@functools.cache
+def running() -> None:
+    """Start the emulator of this process. Skips the test if it is not built."""
+    if not EMULATOR.exists():
+        pytest.skip("the Bigtable emulator is not built: make build/bigtable-emulator")
+    process = subprocess.Popen([EMULATOR], stdout=subprocess.PIPE, text=True)
+    atexit.register(process.kill)
+    assert process.stdout is not None
+    os.environ["BIGTABLE_EMULATOR_HOST"] = process.stdout.readline().strip()
+
+
+def fresh() -> str:
+    """The address of a new store, whose table is there."""
+    running()
+    url = f"bigtable://test/test?prefix=t{os.getpid()}_{next(_numbers)}"
+    assert admin.init(url)
+    return url
+
+
+def address_of(folder: str) -> str:
+    """The address of a store in place of a folder; the same for the same folder."""
+    name = os.path.abspath(folder)
+    if name not in _of_folders:
+        _of_folders[name] = fresh()
+    return _of_folders[name]
+
+
+@contextmanager
+def real_time() -> Iterator[None]:
+    """While the block lasts, virtual time does not jump while a call to the emulator is in flight."""
+    before = Calls.ask
+    Calls.ask = held(Calls.ask)  # type: ignore
+    try:
+        with waited_for():
+            yield
+    finally:
+        Calls.ask = before  # type: ignore
+
+
+# ------------------------------------------------------------------ looks into the table
+
+
+@functools.cache
+def _link() -> Any:
+    """A channel that blocks."""
+    running()
+    return channel(Place("bigtable://test/test"))
+
+
+def cells_of(rows: BigtableRows, table: str) -> Iterator[tuple[bytes, str, bytes, int, bytes]]:
+    """All cells of a perco table: (row, family, qualifier, timestamp, value)."""
+    t = types()
+    call = _link().unary_stream(
+        "/google.bigtable.v2.Bigtable/ReadRows",
+        request_serializer=t.ReadRows.SerializeToString,
+        response_deserializer=t.ReadRowsResponse.FromString,
+    )
+    request = t.ReadRows(table_name=rows.place.table)
+    request.rows.row_ranges.add(start_key_closed=table.encode() + b"\x00", end_key_open=table_end(table))
+    chunks = Chunks()
+    for response in call(request):
+        for row in chunks.take(response):
+            for family, name, stamp, value in row.cells:
+                yield row_of(table, row.key), family, name, stamp // MICROS, value
+
+
+class DividedRows(BigtableRows):
+    """Rows that are in tablets as the catalogue says."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._starts: dict[str, list[bytes]] = {}
+
+    def divide(self, catalogue: Any) -> None:
+        self._starts = {name: [start for _, start, _ in entry.tablets()] for name, entry in catalogue.tables.items()}
+
+    def locate(self, table: str, row: bytes) -> int:
+        return 1000 * super().locate(table, row) + bisect_right(self._starts.get(table, [b""]), row)
+
+    def bounds(self, table: str) -> list[bytes]:
+        super().locate(table, b"")
+        return self._starts.get(table, [b""])
+
+    def tablets(self) -> list[Any]:
+        """In the place of a store's tablets."""
+        found = []
+        for table in self.tables():
+            starts = self._starts.get(table, [b""])
+            found += [_Look(self, table, *part) for part in zip(starts, [*starts[1:], None], strict=True)]
+        return found
+
+    def tablet(self, table: str, row: bytes) -> Any:
+        return [tablet for tablet in self.tablets() if tablet.table == table and tablet.start <= row][-1]
+
+
+class _Look:
+    """A tablet: each call looks at what is stored at that moment."""
+
+    def __init__(self, rows: BigtableRows, table: str, start: bytes, stop: bytes | None) -> None:
+        self.table, self.start, self._stop, self._rows = table, start, stop, rows
+        self.queues = False
+
+    def _now(self) -> MemoryTablet:
+        tablet = MemoryTablet(self.table, self.start)
+        groups = {place_of(group): group for table, group in self._rows._groups if table == self.table}
+        for row, family, name, ts, value in cells_of(self._rows, self.table):
+            if row >= self.start and (self._stop is None or row < self._stop):
+                tag = name[:-4]
+                write = (groups[family, tag], column_of(tag, name), ts, value)
+                tablet.submit(Mutation(self.table, ((row, (), (write,)),)), _Ignored(), 0)  # type: ignore[arg-type]
+        return tablet
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._now(), name)
+
+
+class _Ignored:
+    def answer(self, index: int, verdict: object) -> None:
+        """The verdict of a write into a copy."""
+
+
+class DividedStore(BigtableStore):
+    """As the product's, over `DividedRows`."""
+
+    _rows = DividedRows
+
+    async def adapt(self, catalogue: Any) -> None:
+        await super().adapt(catalogue)
+        self.rows.divide(catalogue)  # type: ignore[attr-defined]
+
+
+class LocalRows:
+    """In the place of a `LocalStore`: a table of the emulator, without a lease."""
+
+    path = None
+    forked = False
+    local = None
+
+    def __init__(self) -> None:
+        self.store = DividedRows(Place(fresh()), QUICK)
+        self.store.add(SYSTEM_TABLE, PROTOCOL_GROUPS)
+
+    def check(self) -> None:
+        """It is usable."""
+
+    async def adapt(self, catalogue: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        for name in catalogue.tables:
+            self.store.add(name, list(catalogue.groups(name)))
+        self.store.divide(catalogue)
+
+    def clear_dead_readers(self) -> None:
+        """There are none."""
+
+    async def aclose(self) -> None:
+        self.store.calls.close()
