@@ -1,4 +1,4 @@
-"""Calls to Bigtable. One thread runs all of them, on a loop of its own; trio tasks wait for their answers.
+"""Calls to Bigtable. One thread of the process runs all of them, on a loop of its own; trio tasks wait for their answers.
 
 gRPC has no form for trio. A thread per call costs some 1.3 ms of CPU time, gRPC's own futures 0.34 ms, its asyncio form
 0.23 ms. So the asyncio form it is, in one thread, which takes and returns calls in batches.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -90,8 +91,26 @@ def channel(place: Place, host: str = _DATA_HOST) -> Any:
     return grpc().secure_channel(host, credentials(), options=_SETTINGS)
 
 
+_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: gRPC does not survive a fork
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The loop of this process's thread, which is started with the first store and never ends. gRPC's asyncio form is
+    at home in one loop only: with several, calls hang."""
+    loop = _loops.get(os.getpid())
+    if loop is None:
+        loop = _loops[os.getpid()] = asyncio.new_event_loop()
+        threading.Thread(target=_run, args=(loop,), name="perco-bigtable", daemon=True).start()
+    return loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+
+
 class Calls:
-    """The thread, and its channels, opened with the first call. Its methods are for the trio loop."""
+    """The calls of one store, over channels that are opened with the first one. Its methods are for the trio loop."""
 
     made: int
 
@@ -100,9 +119,9 @@ class Calls:
         self.made = 0  # calls so far
         self._turn = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
         self._stubs: list[dict[str, Any]] = []
         self._channels: list[Any] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._limit: asyncio.Semaphore
         self._metadata = metadata_of(place)
 
@@ -110,26 +129,12 @@ class Calls:
         if self._loop is None:
             types()  # an error of the import is the caller's
             trusted = None if self._place.emulator else credentials()
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._run, args=(trusted,), name="perco-bigtable", daemon=True)
-            self._thread.start()
+            self._loop = _loop()
+            self._loop.call_soon_threadsafe(self._open, trusted)
         return self._loop
 
-    def _run(self, trusted: Any) -> None:
-        loop = self._loop
-        assert loop is not None
-        asyncio.set_event_loop(loop)
-        self._limit = asyncio.Semaphore(self._options.in_flight)
-        loop.call_soon(self._open, trusted)
-        try:
-            loop.run_forever()
-            for made in self._channels:
-                loop.run_until_complete(made.close())
-            loop.run_until_complete(loop.shutdown_asyncgens())
-        finally:
-            loop.close()
-
     def _open(self, trusted: Any) -> None:
+        self._limit = asyncio.Semaphore(self._options.in_flight)
         aio = grpc().aio
         t = types()
         for _ in range(self._options.channels):
@@ -153,19 +158,23 @@ class Calls:
                 )
             self._stubs.append(stubs)
 
-    def close(self) -> None:
-        """End the thread. Calls in flight fail."""
-        if self._loop is not None and self._thread is not None and self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # it has closed already
-                self._loop.call_soon_threadsafe(self._stop)
-            self._thread.join()
-        self._loop = None
+    async def aclose(self) -> None:
+        """Close the channels. Calls in flight fail."""
+        if self._loop is None:
+            await trio.lowlevel.checkpoint()
+            return
+        token, closed = trio.lowlevel.current_trio_token(), trio.Event()
 
-    def _stop(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        assert self._loop is not None
-        self._loop.call_soon(self._loop.stop)
+        async def close() -> None:
+            for each in list(self._tasks):
+                each.cancel()
+            for made in self._channels:
+                await made.close()
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(closed.set)
+
+        self._loop.call_soon_threadsafe(lambda: _loop().create_task(close()))
+        await closed.wait()
 
     async def ask(self, requests: Sequence[Any], deadline: float) -> list[Answer]:
         """Make calls side by side; returns for each its answer, or its error. Ends at `deadline`, in trio's time. If it
@@ -199,7 +208,11 @@ class Calls:
                     token.run_sync_soon(wake)
 
         def begin() -> None:
-            tasks.extend(loop.create_task(one(index, request)) for index, request in enumerate(requests))
+            for index, request in enumerate(requests):
+                made = loop.create_task(one(index, request))
+                tasks.append(made)
+                self._tasks.add(made)  # a loop keeps only weak references
+                made.add_done_callback(self._tasks.discard)
 
         def abort(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
             nonlocal done

@@ -227,4 +227,4 @@ class BigtableStore:
             return  # the channels and the lease are the parent's
         if self._lease is not None:
             await trio.to_thread.run_sync(self._lease.end)
-        await trio.to_thread.run_sync(self.rows.calls.close)
+        await self.rows.calls.aclose()

@@ -115,11 +115,13 @@ class Idle:
         return (PENDING, NOTIFY) if self.busy_elsewhere is None else (PENDING, NOTIFY, LOCK)
 
     def _sure(self) -> bool:
-        """Whether all required counts are known at this moment."""
+        """Whether all required counts are known at this moment; also that of failed changes, of which a run may have
+        removed one since they were counted."""
         if self._store.prompt is not None:
             return True
-        tables = self._waiting.observed_tables()
-        return self._trusted and all(self._store.knows(table, group) for table in tables for group in self._wanted())
+        wanted = [(table, group) for table in self._waiting.observed_tables() for group in self._wanted()]
+        wanted += [(table, FAILED_LIST) for table in self._store.tables()]
+        return self._trusted and all(self._store.knows(*where) for where in wanted)
 
     def watch(self) -> trio.Event:
         """The event of the next change that may make the store idle. Call this before a look, so that no change is

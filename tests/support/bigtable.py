@@ -192,4 +192,4 @@ class LocalRows:
         """There are none."""
 
     async def aclose(self) -> None:
-        self.store.calls.close()
+        await self.store.calls.aclose()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from perco.database.inside import inside, local_owner
 from perco.database.making import make
 from perco.storage import (
     APPLIED,
+    FAILED_LIST,
     LOCK,
     NOTIFY,
     TS_MAX,
@@ -117,6 +118,45 @@ async def test_changes_on_the_failed_list_are_counted_under_traffic() -> None:  
         assert await db.wait_idle(timeout=LONG_S) == 1
         async with traffic(db, world.count):
             assert await db.wait_idle(timeout=LONG_S) == 1
+
+
+async def test_a_failed_change_whose_run_ends_after_they_were_counted_is_not_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # N6, N7
+    """Failed changes are counted first; what waits, after that."""
+    world = World()
+    fails, counted, ran = True, trio.Event(), trio.Event()
+
+    @world.schema.observe(world.body, id="observer")
+    async def observer(txn: perco.Transaction, change: perco.Change[str, str]) -> None:
+        if fails:
+            raise ValueError("no")
+        world.ran.append(change.key)
+
+    async with owned(world.schema) as (db, rows), db.worker(options=perco.WorkerOptions(attempts=1)):
+        await put(db, world.body, "a", "v")
+        assert await db.wait_idle(timeout=LONG_S) == 1
+        fails, store = False, local_owner(db).idle._store
+        plain = store.look
+
+        async def look(tables: Collection[str], groups: Sequence[str], *, again: bool = False) -> None:
+            await plain(tables, groups, again=again)
+            if groups == (FAILED_LIST,) and not counted.is_set():
+                counted.set()
+                await ran.wait()
+
+        monkeypatch.setattr(store, "look", look)
+        async with trio.open_nursery() as nursery:
+
+            async def wait() -> None:
+                assert await db.wait_idle(timeout=LONG_S) == 0
+
+            nursery.start_soon(wait)
+            await counted.wait()
+            await put(db, world.body, "a", "better")
+            while rows.count("docs", FAILED_LIST) or rows.count("docs", NOTIFY) or not world.ran:
+                await trio.sleep(0.01)
+            ran.set()
 
 
 async def test_what_waits_is_counted_under_traffic_and_nobody_to_run_it_is_an_error() -> None:  # N7
