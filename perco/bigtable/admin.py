@@ -149,20 +149,19 @@ def _wrong_families(table: Any) -> list[str]:
     for name in FAMILIES:
         if name not in table.column_families:
             findings.append(f"column family {name} is missing: perco bigtable init makes a table with it")
-        elif table.column_families[name].HasField("gc_rule"):
-            if table.column_families[name].gc_rule.ByteSize():
-                findings.append(
-                    f"column family {name} has a garbage-collection rule, which removes what transactions need: take "
-                    "the rule away; perco removes old versions itself"
-                )
+        elif table.column_families[name].gc_rule.ByteSize():
+            findings.append(
+                f"column family {name} has a garbage-collection rule, which removes what transactions need: take "
+                "the rule away; perco removes old versions itself"
+            )
     return findings
 
 
 def _wrong_profile(profile: Any) -> list[str]:
     if profile.HasField("multi_cluster_routing_use_any"):
         return [
-            "the app profile routes to any cluster: rows are not atomic there. Use one with routing to a single cluster "
-            "and single-row transactions: app_profile=NAME in the address"
+            "the app profile routes to any cluster: rows are not atomic there. Use one with routing to a single "
+            "cluster and single-row transactions: app_profile=NAME in the address"
         ]
     if profile.HasField("single_cluster_routing") and not profile.single_cluster_routing.allow_transactional_writes:
         return ["the app profile does not allow single-row transactions: allow them, or name one that does"]

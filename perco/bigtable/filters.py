@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from perco.errors import UsageError
-from perco.bigtable.keys import all_columns, micros, place_of, qualifier
+from perco.bigtable.keys import HINT_NAME, PROTOCOL_FAMILY, all_columns, all_hinted, micros, place_of, qualifier
 from perco.bigtable.wire import types
+from perco.errors import UsageError
 from perco.storage import ABSENT, PRESENT, TS_MAX, Check, Query, ScanQuery
 
 FILTER_BYTES_MAX: Final = 20_000  # Bigtable takes 20 480
@@ -74,8 +74,8 @@ def _position(group: str, column: int, ts: int) -> tuple[bytes, int]:
 def _checked(made: Any) -> Any:
     if made.ByteSize() > FILTER_BYTES_MAX:
         raise UsageError(
-            f"a transaction checks too many cells of one row for one call of Bigtable: {made.ByteSize()} bytes, at most "
-            f"{FILTER_BYTES_MAX}. Write fewer columns of a row in one transaction"
+            f"a transaction checks too many cells of one row for one call of Bigtable: {made.ByteSize()} bytes, at "
+            f"most {FILTER_BYTES_MAX}. Write fewer columns of a row in one transaction"
         )
     return made
 
@@ -147,6 +147,25 @@ def _wider(parts: Sequence[tuple[str, int, int, int]]) -> Any:
             ]
         )
     )
+
+
+def hints() -> Any:
+    """A filter for the hints about rows."""
+    names = {"family_name": PROTOCOL_FAMILY, "start_qualifier_closed": HINT_NAME, "end_qualifier_closed": HINT_NAME}
+    return types().RowFilter(column_range_filter=names)
+
+
+def scanning_hinted(queries: Sequence[ScanQuery]) -> Any:
+    """As `scanning`; and one cell, without its value, of a row that has any cell that hints lead to."""
+    row_filter = types().RowFilter
+    first, last = all_hinted()
+    names = {"family_name": PROTOCOL_FAMILY, "start_qualifier_closed": first, "end_qualifier_closed": last}
+    any_cell = [
+        row_filter(column_range_filter=names),
+        row_filter(cells_per_row_limit_filter=1),
+        row_filter(strip_value_transformer=True),
+    ]
+    return _checked(_interleaved([scanning(queries), _chained(any_cell)]))
 
 
 def scanning(queries: Iterable[ScanQuery]) -> Any:

@@ -33,6 +33,9 @@ DATA_FAMILY: Final = "d"
 FAMILIES: Final = (PROTOCOL_FAMILY, DATA_FAMILY)
 MICROS: Final = 1000  # of Bigtable's timestamps, in one of ours
 OWNER_KEY: Final = b"\x00owner"  # no perco table has an empty name
+HINT_KEY: Final = b"\x00to "  # of the hints; then the key of the row that a hint is about
+HINT_NAME: Final = b"hint"  # the qualifier of their cells
+HINTED: Final = frozenset({PENDING, FAILED_LIST, NOTIFY})  # the groups that `hints.py` leads to
 
 _TAGS: Final = {
     WRITE: b"a",
@@ -44,6 +47,7 @@ _TAGS: Final = {
     FAILED_LIST: b"g",
     NOTIFY: b"h",
 }
+_FIRST_HINTED, _LAST_HINTED = _TAGS[PENDING], _TAGS[NOTIFY]
 _COLUMN: Final = struct.Struct(">I")
 _LAST: Final = b"\xff\xff\xff\xff"
 _FIRST: Final = b"\x00\x00\x00\x00"
@@ -92,6 +96,11 @@ def all_columns(group: str) -> tuple[bytes, bytes]:
     """The first and the last qualifier of a group."""
     tag = place_of(group)[1]
     return tag + _FIRST, tag + _LAST
+
+
+def all_hinted() -> tuple[bytes, bytes]:
+    """The first and the last qualifier of the groups that hints lead to."""
+    return _FIRST_HINTED + _FIRST, _LAST_HINTED + _LAST
 
 
 def micros(ts: int) -> int:

@@ -18,9 +18,10 @@ import trio
 
 from perco.bigtable import filters
 from perco.bigtable.address import Place
-from perco.bigtable.calls import Calls, CallFailed, Scan, Scanned
+from perco.bigtable.calls import CallFailed, Calls, Scan, Scanned
 from perco.bigtable.chunks import ReadCell, ReadRow
-from perco.bigtable.keys import MICROS, column_of, micros, place_of, qualifier, row_key, row_of, table_end
+from perco.bigtable.hints import Hints, hint_key, is_hinted, stamps_of, wants_hint
+from perco.bigtable.keys import HINT_KEY, MICROS, column_of, micros, place_of, qualifier, row_key, row_of, table_end
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.wire import types
 from perco.errors import Corruption, PercoError, Unavailable, UsageError
@@ -97,6 +98,7 @@ class BigtableRows:
     def __init__(self, place: Place, options: BigtableOptions) -> None:
         self.place, self._options = place, options
         self.calls = Calls(place, options)
+        self.hints = Hints(place, options)
         self._tables: dict[str, int] = {}
         self._groups: set[tuple[str, str]] = set()
         self.backwards = True  # whether the server reads rows in reverse
@@ -169,9 +171,7 @@ class BigtableRows:
                 out[index] = _chosen(rows.get(row_key(table, row), {}), wanted, queries)
 
     def _reading(self, row_filter: Any) -> Any:
-        return types().ReadRows(
-            table_name=self.place.table, app_profile_id=self.place.app_profile, filter=row_filter
-        )
+        return types().ReadRows(table_name=self.place.table, app_profile_id=self.place.app_profile, filter=row_filter)
 
     async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
         """See `RowStore.read_first`."""
@@ -195,6 +195,8 @@ class BigtableRows:
         if stop is not None and stop <= start:
             await trio.lowlevel.checkpoint()
             return ScanPage([], None)
+        if is_hinted(request):
+            return await self._scan_hinted(request)
         made = self._reading(filters.scanning(queries))
         asked = sum(1 if query.columns is None else len(query.columns) for query in queries)
         rows_max = max(1, min(rows_max, seeks_max // (asked + 1)))
@@ -223,6 +225,42 @@ class BigtableRows:
         if answer.ended:
             return ScanPage(rows, None)
         return ScanPage(rows, rows[-1][0] if reverse else rows[-1][0] + b"\x00")
+
+    async def _scan_hinted(self, request: ScanRequest) -> ScanPage:
+        """A page of rows, found by their hints. Hints about rows without such cells are removed."""
+        table, start, stop, queries, _, rows_max, bytes_max, _ = request
+        rows_max = min(rows_max, _KEYS_MAX)
+        asked = self._reading(filters.hints())
+        asked.rows_limit = rows_max + 1
+        within = asked.rows.row_ranges.add()
+        within.start_key_closed = hint_key(table, start)
+        within.end_key_open = HINT_KEY + table_end(table) if stop is None else hint_key(table, stop)
+        [answer] = await self._ask([Scan(asked)])
+        if not answer.rows:
+            return ScanPage([], None)
+        following = row_of(table, answer.rows[-1].key[len(HINT_KEY) :]) if len(answer.rows) > rows_max else None
+        hinted = {row.key[len(HINT_KEY) :]: self.hints.settled(stamps_of(row.cells)) for row in answer.rows[:rows_max]}
+        made = self._reading(filters.scanning_hinted(queries))
+        made.rows.row_keys.extend(hinted)
+        [answer] = await self._ask([Scan(made)])  # after `settled` (N7)
+        rows: list[ScanRow] = []
+        size = 0
+        for row in answer.rows:
+            hinted.pop(row.key)  # it has such cells: its hints stay
+            name = row_of(table, row.key)
+            if size >= bytes_max:
+                following = name
+                hinted = {key: stamps for key, stamps in hinted.items() if key < row.key}
+                break
+            at = _by_place(row)
+            cells = [_scanned(at, query) for query in queries]
+            if any(cells):
+                size += sum(len(value) for each in cells for _, _, value in each)
+                rows.append((name, cells))
+        gone = [self.hints.removal(HINT_KEY + key, stamps) for key, stamps in hinted.items() if stamps]
+        if gone:  # one that is not removed now is found, and removed, again
+            await self.calls.ask(gone, trio.current_time() + self._options.call_s)
+        return ScanPage(rows, following)
 
     async def _ask(self, calls: Sequence[Scan]) -> list[Scanned]:
         """Make calls that only read, again if they fail for a moment. Raises: Unavailable, Corruption."""
@@ -257,7 +295,9 @@ class BigtableRows:
         """The error of perco's for one of Bigtable's."""
         shown = self.place.shown
         if error.code in _NOT_DONE and error.code != "RESOURCE_EXHAUSTED":
-            return Unavailable(f"{shown} refuses: {error}", remedy=_REMEDIES.get(error.code, "This is Bigtable's word."))
+            return Unavailable(
+                f"{shown} refuses: {error}", remedy=_REMEDIES.get(error.code, "This is Bigtable's word.")
+            )
         return Unavailable(f"{shown} does not answer: {error}")
 
     # ------------------------------------------------------------ mutations
@@ -297,6 +337,7 @@ class BigtableRows:
                 continue
             left.append(index)
             calls.append(call)
+        hints = await self._hint(mutations, left, calls, verdicts, deadline)
         refused = []
         if calls:
             for index, call, answer in zip(left, calls, await self.calls.ask(calls, deadline), strict=True):
@@ -304,14 +345,42 @@ class BigtableRows:
                     verdicts[index] = self._unanswered(answer)
                 elif isinstance(answer, BaseException):
                     raise answer
-                elif isinstance(answer, types().MutateRowResponse):
-                    verdicts[index] = APPLIED
-                elif answer.predicate_matched == bool(call.true_mutations):
+                elif isinstance(answer, types().MutateRowResponse) or answer.predicate_matched == bool(
+                    call.true_mutations
+                ):
                     verdicts[index] = APPLIED
                 else:
                     refused.append(index)
         if refused:
             await self._explain(mutations, refused, verdicts, deadline)
+        for index, stamp in hints.items():
+            self.hints.end(stamp, answered=not isinstance(verdicts[index], NoReply))
+
+    async def _hint(
+        self,
+        mutations: Sequence[Mutation],
+        left: list[int],
+        calls: list[Any],
+        verdicts: list[Verdict | None],
+        deadline: float,
+    ) -> dict[int, int]:
+        """Write the hints of these mutations (N7); returns the stamp of each, by index. A mutation whose hint could not
+        be written is taken out of `left` and `calls`: it must not be sent."""
+        stamps, writing = {}, []
+        for index in left:
+            if wants_hint(mutations[index]):
+                stamps[index], call = self.hints.begin(mutations[index])
+                writing.append(call)
+        if not writing:
+            return stamps
+        for index, answer in zip(list(stamps), await self.calls.ask(writing, deadline), strict=True):
+            if isinstance(answer, CallFailed):
+                verdicts[index] = Failed(self.told(answer))
+                del calls[left.index(index)]
+                left.remove(index)
+            elif isinstance(answer, BaseException):
+                raise answer
+        return stamps
 
     def _unanswered(self, failure: CallFailed) -> Verdict:
         if not failure.sent or failure.code in _NOT_DONE:
@@ -381,7 +450,7 @@ class BigtableRows:
                     verdicts[index] = self._unanswered(answer)
                 elif isinstance(answer, BaseException):
                     raise answer
-                elif answer.predicate_matched == bool(call.true_mutations):
+                elif _is_made(call, answer):
                     verdicts[index] = APPLIED
                 else:
                     refused.append(index)
@@ -409,12 +478,17 @@ class BigtableRows:
         return APPLIED if failing < 0 else Refused(0, failing)
 
 
+def _is_made(call: Any, answer: Any) -> bool:
+    return bool(answer.predicate_matched) == bool(call.true_mutations)
+
+
 def _holds(check: Check, found: Sequence[Cell]) -> bool:
     return bool(found) != (check[0] == ABSENT)
 
 
 def _pause(attempt: int) -> float:
-    return random.uniform(0.5, 1.0) * min(_PAUSE_S * 2 ** min(attempt, 10), _PAUSE_MAX_S)
+    longest = min(_PAUSE_S * 2.0 ** min(attempt, 10), _PAUSE_MAX_S)
+    return random.uniform(0.5, 1.0) * longest
 
 
 def _turns(mutations: Sequence[Mutation]) -> list[list[int]]:

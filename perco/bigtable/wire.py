@@ -24,6 +24,14 @@ def grpc() -> Any:
     return _imported("grpc")
 
 
+@cache
+def google_auth() -> tuple[Any, Any]:
+    """The modules `google.auth` and `google.auth.transport`. Raises: UsageError, if they are not installed."""
+    for name in ("google.auth.transport.grpc", "google.auth.transport.requests"):
+        _imported(name)
+    return _imported("google.auth"), _imported("google.auth.transport")
+
+
 class Types:
     """The protocol buffers of the data API, without the wrappers of Google's client."""
 

@@ -29,7 +29,7 @@ from perco.storage import (
     Verdict,
 )
 from perco.testing.bare import BareStore, SingleRows
-from tests.component.notify.kit import LONG_S, memory, settle
+from tests.component.notify.kit import LONG_S, memory, settle, until
 from tests.support import everywhere
 
 LATE_S = 5.0
@@ -154,8 +154,7 @@ async def test_a_failed_change_whose_run_ends_after_they_were_counted_is_not_tol
             nursery.start_soon(wait)
             await counted.wait()
             await put(db, world.body, "a", "better")
-            while rows.count("docs", FAILED_LIST) or rows.count("docs", NOTIFY) or not world.ran:
-                await trio.sleep(0.01)
+            await until(lambda: bool(world.ran) and not any(rows.count("docs", g) for g in (FAILED_LIST, NOTIFY)))
             ran.set()
 
 
