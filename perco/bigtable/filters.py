@@ -36,7 +36,7 @@ def predicate(checks: Sequence[Check]) -> Predicate | None:
 
     Raises: UsageError, if Bigtable has no predicate for such checks.
     """
-    absent = dict.fromkeys(check[1:] for check in checks if check[0] == ABSENT)
+    absent = dict.fromkeys(check[1:] for check in checks if check[0] == ABSENT and check[3] <= check[4])
     present = dict.fromkeys(check[1:] for check in checks if check[0] == PRESENT)
     if not present:
         return Predicate(_checked(_interleaved([_cells(*each) for each in absent])), False) if absent else None
@@ -118,10 +118,13 @@ def _interleaved(parts: list[Any]) -> Any:
 
 
 def reading(queries: Sequence[Query]) -> Any:
-    """A filter that lets all cells of these queries through, perhaps more."""
+    """A filter that lets all cells of these queries through, perhaps more; None: there are none."""
     row_filter = types().RowFilter
     parts = []
-    for group, column, low, high, n in dict.fromkeys(queries):
+    queries = [query for query in dict.fromkeys(queries) if query[4] and query[2] <= query[3]]
+    if not queries:
+        return None
+    for group, column, low, high, n in queries:
         name = qualifier(group, column)
         part = _within(group, (name, name), low, high)
         if n > 0:  # of the oldest there is no filter: all are read
@@ -165,34 +168,34 @@ def scanning_hinted(queries: Sequence[ScanQuery]) -> Any:
         row_filter(cells_per_row_limit_filter=1),
         row_filter(strip_value_transformer=True),
     ]
-    return _checked(_interleaved([scanning(queries), _chained(any_cell)]))
+    asked = scanning(queries)
+    assert asked is not None
+    return _checked(_interleaved([asked, _chained(any_cell)]))
 
 
 def scanning(queries: Iterable[ScanQuery]) -> Any:
-    """A filter that lets all cells of the queries of a scan through, perhaps more."""
+    """A filter that lets all cells of the queries of a scan through, perhaps more; None: there are none."""
     row_filter = types().RowFilter
     parts: list[Any] = []
     flat: list[tuple[str, int, int, int]] = []
-    stripped: list[Any] = []
+    whole: list[Any] = []  # of whole groups
     for query in queries:
-        n = row_filter(cells_per_column_limit_filter=min(query.n, _CELLS_MAX))
+        if not query.n or query.from_ts > query.to_ts:
+            continue
+        limit = min(query.n, _CELLS_MAX)
+        without = [] if query.values else [row_filter(strip_value_transformer=True)]
         if query.columns is None:
             part = _within(query.group, all_columns(query.group), query.from_ts, query.to_ts)
-            part.append(row_filter(cells_per_row_limit_filter=min(query.n, _CELLS_MAX)))
-            if not query.values:
-                part.append(row_filter(strip_value_transformer=True))
-            stripped.append(_chained(part))
+            whole.append(_chained([*part, row_filter(cells_per_row_limit_filter=limit), *without]))
             continue
         for column in query.columns:
             name = qualifier(query.group, column)
-            part = [*_within(query.group, (name, name), query.from_ts, query.to_ts), n]
-            if not query.values:
-                part.append(row_filter(strip_value_transformer=True))
-            parts.append(_chained(part))
+            part = _within(query.group, (name, name), query.from_ts, query.to_ts)
+            parts.append(_chained([*part, row_filter(cells_per_column_limit_filter=limit), *without]))
             flat.append((query.group, column, query.from_ts, query.to_ts))
-    if not parts and not stripped:
-        return row_filter(block_all_filter=True)
-    made = _interleaved([*stripped, *parts])
+    if not parts and not whole:
+        return None
+    made = _interleaved([*whole, *parts])
     if made.ByteSize() <= FILTER_BYTES_MAX:
         return made
-    return _checked(_interleaved([*stripped, _wider(flat)]))
+    return _checked(_interleaved([*whole, _wider(flat)]))

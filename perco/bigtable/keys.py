@@ -38,11 +38,11 @@ HINT_NAME: Final = b"hint"  # the qualifier of their cells
 HINTED: Final = frozenset({PENDING, FAILED_LIST, NOTIFY})  # the groups that `hints.py` leads to
 
 _TAGS: Final = {
-    WRITE: b"a",
+    LOCK: b"a",
     ROLLBACK: b"b",
-    LOCK: b"c",
-    SHARED: b"d",
-    TRACE: b"e",
+    SHARED: b"c",
+    TRACE: b"d",
+    WRITE: b"e",
     PENDING: b"f",
     FAILED_LIST: b"g",
     NOTIFY: b"h",

@@ -161,10 +161,16 @@ class BigtableRows:
         """Make one call for each plan: requests with the same queries, but for the timestamps."""
         calls = []
         for indices, queries in plans:
-            request = self._reading(filters.reading(queries))
+            row_filter = filters.reading(queries)
+            if row_filter is None:
+                for index in indices:
+                    out[index] = [[] for _ in queries]
+                continue
+            request = self._reading(row_filter)
             request.rows.row_keys.extend({row_key(*requests[index][:2]) for index in indices})
-            calls.append(Scan(request))
-        for (indices, queries), answer in zip(plans, await self._ask(calls), strict=True):
+            calls.append((indices, queries, Scan(request)))
+        answers = await self._ask([call for _, _, call in calls])
+        for (indices, queries, _), answer in zip(calls, answers, strict=True):
             rows = {row.key: _by_place(row) for row in answer.rows}
             for index in indices:
                 table, row, wanted = requests[index]
@@ -195,9 +201,13 @@ class BigtableRows:
         if stop is not None and stop <= start:
             await trio.lowlevel.checkpoint()
             return ScanPage([], None)
+        asked_for = filters.scanning(queries)
+        if asked_for is None:
+            await trio.lowlevel.checkpoint()
+            return ScanPage([], None)
         if is_hinted(request):
             return await self._scan_hinted(request)
-        made = self._reading(filters.scanning(queries))
+        made = self._reading(asked_for)
         asked = sum(1 if query.columns is None else len(query.columns) for query in queries)
         rows_max = max(1, min(rows_max, seeks_max // (asked + 1)))
         forward = reverse and not self.backwards

@@ -1,0 +1,348 @@
+"""A store on Bigtable beyond the contract of a row store: its lease, lost requests and answers, hints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+import perco
+from perco.bigtable.keys import HINT_KEY
+from perco.bigtable.options import BigtableOptions
+from perco.bigtable.rows import BigtableRows
+from perco.bigtable.store import BigtableStore
+from perco.database.inside import inside
+from perco.errors import BackgroundFailure, FormatUnknown, StoreLocked, Unavailable, UsedAfterFork
+from perco.schema.catalogue import SYSTEM_TABLE
+from perco.storage import (
+    ABSENT,
+    APPLIED,
+    DATA,
+    NOTIFY,
+    TS_MAX,
+    Failed,
+    Mutation,
+    NoReply,
+    Refused,
+    ScanPage,
+    ScanQuery,
+    ScanRequest,
+)
+from tests.component.storage.stores import GROUPS, TABLE, newest, put
+from tests.support import bigtable
+
+QUICK = BigtableOptions(call_s=5.0, late_s=0.0, lease_s=0.5, channels=1)
+_TABLES = SimpleNamespace(tables=(TABLE,), groups=lambda table: [GROUPS[-1]])  # stands in for a catalogue
+WAITING = ScanRequest(TABLE, b"", None, (ScanQuery(NOTIFY, None, 0, TS_MAX, 9),))
+
+
+@asynccontextmanager
+async def opened(url: str, options: BigtableOptions = QUICK) -> AsyncIterator[BigtableStore]:
+    store = await BigtableStore.open(url, options)
+    try:
+        await store.adapt(_TABLES)  # type: ignore[arg-type]
+        yield store
+    finally:
+        await store.aclose()
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[BigtableStore]:
+    async with opened(bigtable.fresh()) as made:
+        yield made
+
+
+@contextmanager
+def losing(rows: BigtableRows, what: str) -> Iterator[None]:
+    """While the block lasts, requests ("before") or answers ("after") are lost."""
+    plain = rows.calls._metadata
+    rows.calls._metadata = (*plain, ("perco-fault", what))
+    try:
+        yield
+    finally:
+        rows.calls._metadata = plain
+
+
+def of_one(ts: int = 1) -> Mutation:
+    """Puts a cell, if there is none."""
+    return Mutation(TABLE, [(b"a", [(ABSENT, DATA, 1, 0, TS_MAX)], [(DATA, 1, ts, b"v")])])
+
+
+def notifying(row: bytes, ts: int = 3, value: bytes | None = b"") -> Mutation:
+    return Mutation(TABLE, [(row, [], [(NOTIFY, 1, ts, value)])])
+
+
+async def found(store: BigtableStore, row: bytes = b"a") -> list[Any]:
+    [[cells]] = await store.rows.read([newest(row)])
+    return cells
+
+
+def hints_of(store: BigtableStore) -> list[bytes]:
+    """The rows with hints."""
+    return [
+        row.removeprefix(HINT_KEY[1:] + TABLE.encode() + b"\x00")
+        for row, *_ in bigtable.cells_of(store.rows, "")
+        if row.startswith(HINT_KEY[1:])
+    ]
+
+
+# ------------------------------------------------------------ lost on the way
+
+
+@pytest.mark.parametrize(("lost", "made"), [("before", False), ("after", True)])
+async def test_a_mutation_without_an_answer_may_have_been_made(store: BigtableStore, lost: str, made: bool) -> None:
+    """T4: the store does not send it again."""
+    with losing(store.rows, lost):
+        [verdict] = await store.rows.apply([of_one()])
+    assert isinstance(verdict, NoReply)
+    assert bool(await found(store)) == made
+    assert await store.rows.apply([of_one()]) == [Refused(0, 0) if made else APPLIED]
+
+
+async def test_a_read_that_is_lost_is_made_again(store: BigtableStore) -> None:
+    assert await store.rows.apply([of_one()]) == [APPLIED]
+    async with trio.open_nursery() as nursery:
+        lost = losing(store.rows, "before")
+        lost.__enter__()
+
+        async def later() -> None:
+            while store.rows.calls.made < before + 3:
+                await trio.lowlevel.checkpoint()
+            lost.__exit__(None, None, None)
+
+        before = store.rows.calls.made
+        nursery.start_soon(later)
+        assert await found(store) == [(1, b"v")]
+    assert store.rows.calls.made >= before + 3
+
+
+async def test_a_read_that_is_lost_for_ever_is_unavailable() -> None:
+    async with opened(bigtable.fresh(), replace(QUICK, call_s=0.2)) as store:
+        with losing(store.rows, "before"), pytest.raises(Unavailable, match="does not answer: UNAVAILABLE"):
+            await found(store)
+
+
+async def test_without_its_table_every_call_says_what_to_do() -> None:
+    bigtable.running()
+    with pytest.raises(Unavailable, match="perco bigtable init"):
+        await BigtableStore.open("bigtable://test/test?prefix=nowhere", QUICK)
+
+
+async def test_of_calls_at_once_that_exclude_each_other_one_is_made(store: BigtableStore) -> None:  # S1
+    verdicts: list[Any] = []
+
+    async def write(ts: int) -> None:
+        verdicts.extend(await store.rows.apply([of_one(ts)]))
+
+    async with trio.open_nursery() as nursery:
+        for ts in range(1, 21):
+            nursery.start_soon(write, ts)
+    assert verdicts.count(APPLIED) == 1
+    assert verdicts.count(Refused(0, 0)) == 19
+
+
+async def test_a_call_that_has_to_wait_too_long_was_not_made() -> None:  # T4
+    """For one of the calls in flight to end: the mutation was certainly not sent."""
+    async with opened(bigtable.fresh(), replace(QUICK, in_flight=1, call_s=0.2)) as store:
+        limit = store.rows.calls._limit
+        await store.rows.apply([put(b"b")])
+        limit._value = 0  # one that never ends
+        [verdict] = await store.rows.apply([of_one()])
+        limit._value = 1
+        assert isinstance(verdict, Failed)
+        assert not await found(store)
+
+
+async def test_a_scan_that_is_cancelled_cancels_its_call(store: BigtableStore) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await store.rows.scan(ScanRequest(TABLE, b"", None, (ScanQuery(DATA, (1,)),)))
+    assert scope.cancelled_caught
+    assert await store.rows.apply([of_one()]) == [APPLIED], "the thread goes on"
+
+
+# ------------------------------------------------------------ the lease
+
+
+async def test_an_owner_that_renews_its_lease_keeps_the_store(store: BigtableStore) -> None:  # O1
+    with pytest.raises(StoreLocked, match=f"process {os.getpid()} on "):
+        await BigtableStore.open(store.rows.place.url, QUICK)
+
+
+async def test_a_store_that_is_given_back_is_claimed_at_once() -> None:  # O1
+    url = bigtable.fresh()
+    async with opened(url) as first:
+        assert await first.rows.apply([of_one()]) == [APPLIED]
+    async with opened(url, replace(QUICK, lease_s=1000.0)) as next_one:
+        assert await found(next_one) == [(1, b"v")]
+
+
+async def test_an_owner_that_is_silent_loses_the_store_and_knows() -> None:  # O1
+    """As one that was stopped, and goes on when another process owns the store."""
+    url = bigtable.fresh()
+    async with opened(url) as first:
+        assert first._lease is not None
+        first._lease.renew = lambda: None  # type: ignore[method-assign]
+        async with opened(url) as second:
+            assert await second.rows.apply([of_one()]) == [APPLIED]
+            [verdict] = await first.rows.apply([put(b"z")])
+            assert isinstance(verdict, Failed)
+            assert isinstance(verdict.error, Unavailable), "its lease is over"
+            with pytest.raises(Unavailable):
+                await found(first)
+            del first._lease.renew
+            await trio.to_thread.run_sync(first._lease.join)  # it ends once it knows
+            with pytest.raises(StoreLocked):
+                first.check()
+            assert await second.rows.apply([put(b"b")]) == [APPLIED], "what the first gives up is not its lease"
+            second.check()
+
+
+async def test_of_two_claims_at_once_one_holds() -> None:  # O1
+    url = bigtable.fresh()
+    outcomes: list[str] = []
+    all_told = trio.Event()
+
+    def tell(outcome: str) -> None:
+        outcomes.append(outcome)
+        if len(outcomes) == 4:
+            all_told.set()
+
+    async def claim() -> None:
+        try:
+            async with opened(url):
+                tell("owner")
+                await all_told.wait()
+        except StoreLocked:
+            tell("locked")
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(claim)
+    assert sorted(outcomes) == ["locked", "locked", "locked", "owner"]
+
+
+async def test_a_claim_whose_answer_is_lost_holds(monkeypatch: pytest.MonkeyPatch) -> None:  # O1 T4
+    """The row tells whose it is."""
+    plain, lost = BigtableStore._asked, 0
+
+    async def asked(self: BigtableStore, request: Any) -> Any:
+        nonlocal lost
+        if lost or not hasattr(request, "predicate_filter"):
+            return await plain(self, request)
+        lost += 1
+        with losing(self.rows, "after"):
+            return await plain(self, request)
+
+    monkeypatch.setattr(BigtableStore, "_asked", asked)
+    async with opened(bigtable.fresh()) as store:
+        store.check()
+    assert lost
+
+
+async def test_an_owner_that_is_deposed_is_told_that_it_lost_the_store() -> None:  # O1
+    url = bigtable.fresh()
+    options = perco.Options(bigtable=QUICK)
+
+    async def lose() -> None:
+        async with perco.open(url, perco.Schema(), options=options) as db:
+            place: Any = inside(db).place
+            place._lease.deposed = StoreLocked("here", None, "another")
+            await trio.sleep_forever()
+
+    with pytest.raises(BackgroundFailure, match="another"):
+        await lose()
+
+
+async def test_another_format_is_refused() -> None:
+    url = bigtable.fresh()
+    async with opened(url) as store:
+        row = (b"format", [], [(DATA, 0, 1, None), (DATA, 0, 99, b"")])
+        assert await store.rows.apply([Mutation(SYSTEM_TABLE, [row])]) == [APPLIED]
+    with pytest.raises(FormatUnknown, match="format 99"):
+        await BigtableStore.open(url, QUICK)
+
+
+async def test_a_child_after_a_fork_is_refused(store: BigtableStore) -> None:
+    store.forked = True
+    try:
+        with pytest.raises(UsedAfterFork):
+            await found(store)
+    finally:
+        store.forked = False
+
+
+# ------------------------------------------------------------ hints
+
+
+async def test_what_waits_is_found_by_hints_which_go_when_it_has_gone(store: BigtableStore) -> None:  # N7
+    rows = [b"%03d" % number for number in range(250)]
+    assert set(await store.rows.apply([notifying(row) for row in rows])) == {APPLIED}
+    assert sorted(hints_of(store)) == rows
+    request, seen, pages = WAITING, [], 0
+    while True:
+        page = await store.rows.scan(request)
+        pages += 1
+        seen += [row for row, _ in page.rows]
+        if page.next is None:
+            break
+        request = request._replace(start=page.next)
+    assert seen == rows
+    assert pages == 3
+    await store.rows.apply([notifying(row, value=None) for row in rows[:40]])
+    assert len((await store.rows.scan(WAITING)).rows) == 60
+    assert sorted(hints_of(store)) == rows[40:]
+    assert store.rows.hints.removed == 40
+
+
+async def test_the_hint_of_a_mutation_that_may_still_arrive_stays() -> None:  # N7
+    async with opened(bigtable.fresh(), replace(QUICK, late_s=1000.0)) as store:
+        plain = store.rows.calls.ask
+
+        async def ask(requests: Any, deadline: float) -> Any:
+            if not hasattr(requests[0], "mutations") or requests[0].row_key.startswith(HINT_KEY):
+                return await plain(requests, deadline)
+            with losing(store.rows, "before"):
+                return await plain(requests, deadline)
+
+        store.rows.calls.ask = ask  # type: ignore[method-assign]
+        [verdict] = await store.rows.apply([notifying(b"a")])
+        assert isinstance(verdict, NoReply)
+        for _ in range(2):
+            assert await store.rows.scan(WAITING) == ScanPage([], None)
+            assert hints_of(store) == [b"a"]
+
+
+async def test_a_mutation_whose_hint_is_lost_is_not_sent(store: BigtableStore) -> None:  # N7
+    with losing(store.rows, "after"):
+        first, other = await store.rows.apply([notifying(b"a"), put(b"b")])
+    assert isinstance(first, Failed)
+    assert isinstance(other, NoReply)
+    assert [row for row, *_ in bigtable.cells_of(store.rows, TABLE)] == [b"b"]
+    assert await store.rows.scan(WAITING) == ScanPage([], None)
+
+
+async def test_a_hint_that_is_written_while_another_is_removed_stays(store: BigtableStore) -> None:  # N7
+    """The scan has read the row, and found nothing in it; only the stamps that it saw may go."""
+    assert await store.rows.apply([notifying(b"a")]) == [APPLIED]
+    assert await store.rows.apply([notifying(b"a", value=None)]) == [APPLIED]
+    plain, again = store.rows.calls.ask, 0
+
+    async def ask(requests: Any, deadline: float) -> Any:
+        nonlocal again
+        if getattr(requests[0], "row_key", b"").startswith(HINT_KEY) and not again:  # the removal
+            again += 1
+            store.rows.calls.ask = plain  # type: ignore[method-assign]
+            assert await store.rows.apply([notifying(b"a", 5)]) == [APPLIED]
+        return await plain(requests, deadline)
+
+    store.rows.calls.ask = ask  # type: ignore[method-assign]
+    assert await store.rows.scan(WAITING) == ScanPage([], None)
+    assert again
+    assert [row for row, _ in (await store.rows.scan(WAITING)).rows] == [b"a"]
