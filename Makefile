@@ -15,7 +15,7 @@ SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/tes
   test_worker.py test_backfill.py test_splitting.py test_checking.py test_postgresql.py test_reading.py test_compacting.py) \
   tests/webindex/test_crawl.py
 
-.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss clean help
+.PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -50,6 +50,19 @@ test-everywhere: .venv/.dev ## scenarios and observers over clients (folder, TLS
 POSTGRESQL ?= tests/scenarios tests/component/notify
 test-postgresql: .venv/.dev ## the same over a PostgreSQL server, which it starts, by its owner and by direct clients; POSTGRESQL=tests/scenarios/test_bank.py
 	$(BIN)/pytest -q -n auto --dist worksteal --over postgresql,direct $(POSTGRESQL)
+
+BIGTABLE ?= tests/scenarios tests/component/notify
+test-bigtable: .venv/.dev build/bigtable-emulator ## the same over a Bigtable emulator, which it builds (with Go); BIGTABLE=tests/scenarios/test_bank.py
+	$(BIN)/pytest -q -n auto --dist worksteal tests/component/storage
+	$(BIN)/pytest -q -n auto --dist worksteal --over bigtable $(BIGTABLE)
+
+# Google's server for tests, of Debian's packages.
+build/bigtable-emulator: tests/support/emulator/main.go
+	@command -v go >/dev/null && [ -d /usr/share/gocode/src/cloud.google.com/go/bigtable ] || { \
+	  echo "installing Go and Google's packages for it ..."; apt-get install -qq -y --no-install-recommends golang-go \
+	  golang-google-cloud-dev golang-google-grpc-dev >/dev/null; }
+	@mkdir -p build
+	cd tests/support/emulator && GO111MODULE=off GOPATH=/usr/share/gocode go build -o "$(CURDIR)/$@" .
 
 test-spark: .venv/.dev ## the tests of perco.spark and of its example (without Java they are left out, which is said)
 	$(BIN)/pytest -q -n 2 --dist loadfile tests/test_spark.py tests/spark tests/examples/test_spark_pipeline.py

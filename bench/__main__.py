@@ -23,6 +23,7 @@ BENCHES = {
     "window": "what a client gains by waiting a little before it asks",
     "peers": "the same work on SQLite, ZODB, PostgreSQL and procrastinate",
     "postgresql": "transactions and observers on PostgreSQL, against SQL and a task queue on the same server",
+    "bigtable": "calls, CPU time and latency of a transaction on a Bigtable emulator",
     "space": "what overwritten cells take, with a vacuum, beside a fresh store",
     "spark_load": "what loading through Spark costs, and what reading back",
     "webindex": "what a page costs in the web index, while it grows to 100 000 pages",

@@ -226,10 +226,13 @@ class Calls:
     async def _call(self, request: Any, limit_s: float) -> Answer:
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        try:
-            await asyncio.wait_for(self._limit.acquire(), limit_s)
-        except TimeoutError:
-            raise CallFailed("DEADLINE_EXCEEDED", "too many calls are in flight", sent=False) from None
+        if not self._limit.locked():
+            await self._limit.acquire()
+        else:
+            try:
+                await asyncio.wait_for(self._limit.acquire(), limit_s)
+            except TimeoutError:
+                raise CallFailed("DEADLINE_EXCEEDED", "too many calls are in flight", sent=False) from None
         try:
             self._turn += 1
             stubs = self._stubs[self._turn % len(self._stubs)]

@@ -13,6 +13,7 @@ patterns would need escapes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from perco.bigtable.keys import HINT_NAME, PROTOCOL_FAMILY, all_columns, all_hinted, micros, place_of, qualifier
@@ -86,35 +87,39 @@ def _cells(group: str, column: int, low: int, high: int) -> Any:
     return _chained(_within(group, (name, name), low, high))
 
 
+@lru_cache(maxsize=4096)
+def _columns(group: str, first: bytes, last: bytes) -> Any:
+    names = {"family_name": place_of(group)[0], "start_qualifier_closed": first, "end_qualifier_closed": last}
+    return types().RowFilter(column_range_filter=names)
+
+
 def _within(group: str, names: tuple[bytes, bytes], low: int, high: int) -> list[Any]:
-    row_filter = types().RowFilter
-    parts = [
-        row_filter(
-            column_range_filter={
-                "family_name": place_of(group)[0],
-                "start_qualifier_closed": names[0],
-                "end_qualifier_closed": names[1],
-            }
-        )
-    ]
+    parts = [_columns(group, *names)]
     if low > 0 or high < TS_MAX:
-        stamps = {"start_timestamp_micros": micros(low)}
+        stamps = types().RowFilter()
+        stamps.timestamp_range_filter.start_timestamp_micros = micros(low)
         if high < TS_MAX:
-            stamps["end_timestamp_micros"] = micros(high + 1)  # exclusive; 0 would be no end
-        parts.append(row_filter(timestamp_range_filter=stamps))
+            stamps.timestamp_range_filter.end_timestamp_micros = micros(high + 1)  # exclusive; 0 would be no end
+        parts.append(stamps)
     return parts
 
 
 def _chained(parts: list[Any]) -> Any:
     """Bigtable refuses a chain of fewer than two."""
-    row_filter = types().RowFilter
-    return parts[0] if len(parts) == 1 else row_filter(chain=row_filter.Chain(filters=parts))
+    if len(parts) == 1:
+        return parts[0]
+    made = types().RowFilter()
+    made.chain.filters.extend(parts)
+    return made
 
 
 def _interleaved(parts: list[Any]) -> Any:
     """Bigtable refuses an interleave of fewer than two."""
-    row_filter = types().RowFilter
-    return parts[0] if len(parts) == 1 else row_filter(interleave=row_filter.Interleave(filters=parts))
+    if len(parts) == 1:
+        return parts[0]
+    made = types().RowFilter()
+    made.interleave.filters.extend(parts)
+    return made
 
 
 def reading(queries: Sequence[Query]) -> Any:

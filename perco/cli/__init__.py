@@ -15,6 +15,7 @@ import typer
 import perco
 from perco.cli import (
     backfilling,
+    bigtable,
     checking,
     compacting,
     history,
@@ -77,6 +78,10 @@ app: typer.Typer = typer.Typer(
 )
 
 Store = Annotated[str, typer.Argument(metavar="STORE", help="The store's folder, or the address of a served one.")]
+Served = Annotated[
+    str,
+    typer.Argument(metavar="STORE", help="The store's folder, or a database: postgresql://..., bigtable://..."),
+]
 Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="The store's folder.")]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="A table; status lists them.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The row's key.")]
@@ -263,7 +268,7 @@ def signal(
 
 @app.command()
 def serve(
-    store: Folder,
+    store: Served,
     listen: Annotated[
         list[str] | None,
         typer.Option("--listen", metavar="ADDRESS", help="unix:PATH, tcp://HOST:PORT or tls://HOST:PORT; repeatable."),
@@ -279,7 +284,7 @@ def serve(
         bool, typer.Option("--direct", help="PostgreSQL: clients read and write the rows by themselves.")
     ] = False,
     standby: Annotated[
-        bool, typer.Option("--standby", help="PostgreSQL: while another process owns the store, wait to follow it.")
+        bool, typer.Option("--standby", help="In a database: while another process owns the store, wait to follow it.")
     ] = False,
     advertise: Annotated[
         str,
@@ -296,10 +301,11 @@ def serve(
     the same user on the same machine find it automatically; others use perco.open(..., token=...), or PERCO_TOKEN in
     the environment. An address that other hosts can reach needs TLS.
 
-    STORE may be a PostgreSQL database: the rows are there, and this process owns them. It has no folder, so --listen
-    says where it is reached, and its token on TCP is that of PERCO_TOKEN. With --direct, programs that open the same
-    postgresql:// address read and write the rows by themselves; this process gives them timestamps, and sees no row.
-    With --standby, a second one waits, and takes over when the first one is gone; clients follow.
+    STORE may be a PostgreSQL database, or a table on Cloud Bigtable: the rows are there, and this process owns them. It
+    has no folder, so --listen says where it is reached, and its token on TCP is that of PERCO_TOKEN. With --standby, a
+    second one waits, and takes over when the first one is gone. On PostgreSQL, with --direct, programs that open the
+    same postgresql:// address read and write the rows by themselves: rows do not pass through this process, which
+    gives timestamps, vacuums, and knows what waits. Such clients follow a standby that takes over.
 
     With --processes N the tablets of all tables are spread over N tablet servers, which clients ask directly. If one
     dies, the others take over its tablets, and it is replaced. A single process commits a transaction within one tablet
@@ -314,6 +320,7 @@ def serve(
       perco serve web/ --listen tls://0.0.0.0:7420 --tls-cert cert.pem --tls-key key.pem
       perco serve 'postgresql://localhost/shop?prefix=web' --listen tcp://localhost:7420
       perco serve 'postgresql://db/shop?prefix=web' --direct --standby --listen tls://0.0.0.0:7420 --tls-cert cert.pem
+      perco serve 'bigtable://acme/main?prefix=web' --standby --listen tls://0.0.0.0:7420 --tls-cert cert.pem
       perco scan tcp://localhost:7420 docs
     """
     mould = serving.mould() if processes > 1 and serving.is_kept() else None
@@ -574,6 +581,7 @@ def _needs_web() -> None:
 
 
 observed.register(app)
+bigtable.register(app)
 postgresql.register(app)
 _register_others()
 

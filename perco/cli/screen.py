@@ -26,8 +26,8 @@ from rich.table import Table
 
 from perco.cli.values import plain
 from perco.errors import PercoError, StoreLocked, UsageError
-from perco.postgresql.address import is_postgresql
 from perco.rpc import addresses
+from perco.serve.opening import is_database
 
 P = ParamSpec("P")
 
@@ -153,7 +153,7 @@ def complain(message: str) -> None:
 
 def is_elsewhere(store: str) -> bool:
     """Whether it is no folder of this host, but the address of a server, or of a database."""
-    return addresses.is_address(store) or is_postgresql(store)
+    return addresses.is_address(store) or is_database(store)
 
 
 def is_new(store: str) -> bool:

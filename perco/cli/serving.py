@@ -19,7 +19,7 @@ from perco.cli.screen import FINE, complain, is_new, tell_new
 from perco.database.database import Database
 from perco.database.inside import inside
 from perco.errors import StoreLocked, Unavailable, UsageError
-from perco.postgresql.address import Place, is_postgresql
+from perco.postgresql.address import is_postgresql
 from perco.postgresql.store import PostgresqlStore
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
@@ -27,7 +27,7 @@ from perco.serve import tablets, tokens
 from perco.serve.children import Mould, die_with
 from perco.serve.client import is_client
 from perco.serve.door import can_listen
-from perco.serve.opening import SOCKET
+from perco.serve.opening import SOCKET, is_database
 from perco.serve.placing import ProcessOptions
 from perco.serve.processes import TabletServers
 from perco.storage import owner
@@ -71,9 +71,11 @@ async def serve(
     if addresses.is_address(store) or store == "memory:":
         raise UsageError(f"perco serve takes the folder of a store, not {store!r}; --listen says where it listens")
     wanted = [addresses.parse(text) for text in listen]
-    remote = is_postgresql(store)
-    if (direct or standby or advertise) and not remote:
-        raise UsageError("--direct, --standby and --advertise are for a store on PostgreSQL")
+    remote = is_database(store)
+    if standby and not remote:
+        raise UsageError("--standby is for a store on PostgreSQL or Bigtable")
+    if (direct or advertise) and not is_postgresql(store):
+        raise UsageError("--direct and --advertise are for a store on PostgreSQL")
     own = _own_token(wanted, processes, advertise, direct=direct) if remote else b""
     if processes > 1 and not is_kept():
         command = [sys.executable, "-m", "perco", *sys.argv[1:]]
@@ -111,7 +113,7 @@ async def serve(
         if opening.tablet_servers is not None:
             await _started(opening.tablet_servers)
         helped = f", {processes} tablet servers" if processes > 1 else ""
-        shown = Place(store).shown if remote else store
+        shown = opening.shown or store
         print(f"serving {shown} at {', '.join(at)} (process {os.getpid()}{helped})", flush=True)
         if made:
             tell_new(store)
@@ -194,9 +196,9 @@ def _own_token(wanted: list[Address], processes: int, advertise: str, *, direct:
     """The token of a server whose store has no folder. Without PERCO_TOKEN it is a new one, which only clients of this
     user on this host find. Raises: UsageError, if other hosts can reach it; or about another option."""
     if processes > 1:
-        raise UsageError("--processes starts servers for the tablets in a folder; PostgreSQL has its own processes")
+        raise UsageError("--processes starts servers for the tablets in a folder; a database has its own processes")
     if not wanted:
-        raise UsageError("a store on PostgreSQL has no folder with a socket: say where to listen, --listen unix:PATH")
+        raise UsageError("a store in a database has no folder with a socket: say where to listen, --listen unix:PATH")
     if advertise and not direct:
         raise UsageError("--advertise names the address for clients that --direct lets in")
     if advertise:

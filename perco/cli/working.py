@@ -16,6 +16,7 @@ import trio
 
 import perco
 from perco import naming
+from perco.bigtable.address import is_bigtable
 from perco.cli.keeping import keep
 from perco.cli.screen import FINE, FOUND, complain, is_new, show_json, show_table, tell_new
 from perco.errors import UsageError
@@ -34,6 +35,11 @@ async def work(
     if processes > 1:
         done = (FINE, FOUND) if until_idle else (FINE,)
         return await keep([_alone(sys.argv)] * processes, "the worker", again_s=_AGAIN_S, done=done)
+    if is_bigtable(store):
+        raise UsageError(
+            f"a worker would own {store}, and let nobody else in: run `perco serve {store} --listen ADDRESS`, and give "
+            "workers that address"
+        )
     made = is_new(store)
     # A worker would own a database without letting anyone else in.
     own = perco.options.PostgresqlOptions(own=not is_postgresql(store))

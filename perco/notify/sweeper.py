@@ -10,7 +10,7 @@ N7  A lock that cannot be understood, or whose primary cannot be, stays, and is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,6 +24,7 @@ from perco.txn.driver import Driver
 ANY_COLUMN: Final = -1  # in place of a stuck lock's column: the locks there may be in any column
 _RETRY_S = 1.0
 _RETRY_MAX_S = 30.0
+_WIDTH: Final = 32
 
 
 @dataclass(slots=True)
@@ -97,13 +98,42 @@ async def sweep(store: OwnerStore, driver: Driver, spared: Callable[[Cellref, in
                     driver.note_damage(error)
                     swept.stuck[Cellref(table, start, ANY_COLUMN), 0] = error.again()
                     break
-                for row, [locks] in page.rows:
-                    for column, start_ts, value in locks:
-                        cell = Cellref(table, row, column)
-                        if not driver.fates.alive(start_ts) and not spared(cell, start_ts):
-                            await _settle(driver, cell, start_ts, value, swept)
+                found = [
+                    (Cellref(table, row, column), start_ts, value)
+                    for row, [locks] in page.rows
+                    for column, start_ts, value in locks
+                ]
+                # Where calls take a round trip, several locks are settled side by side.
+                width = 1 if store.prompt is not None else _WIDTH
+                for at in range(0, len(found), width):
+                    left = [
+                        (cell, start_ts, value)
+                        for cell, start_ts, value in found[at : at + width]
+                        if not driver.fates.alive(start_ts) and not spared(cell, start_ts)
+                    ]
+                    if len(left) == 1:
+                        await _settle(driver, *left[0], swept)
+                    elif left:
+                        await _settle_together(driver, left, swept)
                 start = page.next
     return swept
+
+
+async def _settle_together(driver: Driver, left: Sequence[tuple[Cellref, int, bytes]], swept: Swept) -> None:
+    """Settle these side by side. Raises: the first error of those that ended all."""
+    failed: list[StoreError] = []
+
+    async def settle(cell: Cellref, start_ts: int, packed: bytes) -> None:
+        try:
+            await _settle(driver, cell, start_ts, packed, swept)
+        except StoreError as error:
+            failed.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for each in left:
+            nursery.start_soon(settle, *each)
+    if failed:
+        raise failed[0]
 
 
 async def _settle(driver: Driver, cell: Cellref, start_ts: int, packed: bytes, swept: Swept) -> None:

@@ -21,30 +21,25 @@ from types import TracebackType
 import trio
 
 from perco.bigtable.address import is_bigtable
-from perco.bigtable.store import BigtableStore
 from perco.blocks import AsyncOnly
 from perco.database.database import Database
 from perco.database.inside import close, inside, local_owner
 from perco.database.making import make, make_beside, offline as offline
 from perco.database.options import Options
 from perco.errors import Corruption, PercoWarning, SessionEnded, StoreError, StoreLocked, Unavailable, UsageError
-from perco.postgresql import client
 from perco.postgresql.address import Place, is_postgresql
-from perco.postgresql.store import PostgresqlStore
-from perco.postgresql.tickets import Tickets
 from perco.rpc import addresses
 from perco.rpc.addresses import Address
 from perco.schema.schema import Schema
 from perco.serve import tokens
 from perco.serve.beating import PulseThread
 from perco.serve.client import open_served, remote_owner
-from perco.serve.direct import DirectRowStore
 from perco.serve.placing import ProcessOptions
 from perco.serve.processes import TabletServers
 from perco.serve.pulse import Pulse
 from perco.serve.server import Server
 from perco.storage.folder import shared_by_owner
-from perco.tablets.backend import Backend
+from perco.tablets.backend import Backend, Tickets
 from perco.tablets.local import LocalStore
 
 SOCKET = "socket"
@@ -114,6 +109,7 @@ class open(AsyncOnly):
         self.leads = False  # set before entry: only as the owner
         self.direct = False  # set before entry, with `leads`: clients read and write the rows by themselves
         self.tickets: Tickets | None = None  # with `direct`, once opened
+        self.shown = ""  # once opened: the address of a database, without a password
 
     async def __aenter__(self) -> Database:
         if not trio.lowlevel.in_trio_task():  # trio may run as a guest of another loop
@@ -172,6 +168,9 @@ class open(AsyncOnly):
 
     async def _open_postgresql(self, url: str) -> Database:
         """As the owner; or, if another process serves the store for clients, as one of them."""
+        from perco.postgresql import client  # only by programs that need them, as all modules of such stores
+        from perco.postgresql.store import PostgresqlStore
+
         options, place, own = self._options, Place(url), self._options.postgresql.own
         deadline = trio.current_time() + (0 if self._readonly else options.wire.connect_s)
         store: PostgresqlStore | None = None
@@ -195,19 +194,22 @@ class open(AsyncOnly):
             if trio.current_time() > deadline:
                 raise client.no_owner(place)
             await trio.sleep(_LOOK_S)
-        if self.direct:
-            self.tickets = store.let_clients_in()
+        self.shown = place.shown
+        tickets = self.tickets = store.let_clients_in() if self.direct else None
         db = await self._begin(store, options)
         inside(db).background.start(store.watch, "lease")
-        if self.tickets is not None:
-            inside(db).background.start(self.tickets.run, "tickets")
+        if tickets is not None:
+            inside(db).background.start(tickets.run, "tickets")
         return db
 
     async def _open_bigtable(self, url: str) -> Database:
         """As the owner: others open the address at which this process serves the store."""
         if self._readonly:
             raise UsageError("a store on Bigtable is read through its owner: open the address at which it is served")
+        from perco.bigtable.store import BigtableStore
+
         store = await BigtableStore.open(url, self._options.bigtable)
+        self.shown = store.rows.place.shown
         db = await self._begin(store, self._options)
         inside(db).background.start(store.watch, "lease")
         return db
@@ -215,6 +217,9 @@ class open(AsyncOnly):
     async def _join_postgresql(self, place: Place, at: str) -> Database:
         """A client that reads and writes the rows by itself. Raises: Unavailable, WrongToken, VersionMismatch;
         SchemaMismatch."""
+        from perco.postgresql import client
+        from perco.serve.direct import DirectRowStore
+
         options, wire, given = self._options, self._options.wire, self._token
         address = addresses.parse(at)
 
@@ -299,6 +304,8 @@ class open(AsyncOnly):
             ) from error
 
     async def _visit_postgresql(self, place: Place) -> Database:
+        from perco.postgresql import client
+
         at = await client.address_of(place)
         if not at:
             raise client.no_owner(place)

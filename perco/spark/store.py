@@ -20,6 +20,7 @@ import trustme
 from pyspark.sql import SparkSession
 
 import perco
+from perco.bigtable.address import is_bigtable
 from perco.errors import StoreLocked, Unavailable, UsageError
 from perco.postgresql.address import is_postgresql
 from perco.rpc import addresses
@@ -112,6 +113,8 @@ def reached(store: str | os.PathLike[str] | Store) -> Store | None:
     text = os.fspath(store)
     if text == "memory:":
         raise UsageError('executors cannot reach a store that is in memory: give a folder, as in "store/"')
+    if is_bigtable(text):
+        raise UsageError(f"executors reach {text} through its owner: give the address at which `perco serve` serves it")
     if is_postgresql(text):
         return Store(url=text, token=os.environ.get("PERCO_TOKEN", ""))
     if not addresses.is_address(text):

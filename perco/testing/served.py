@@ -70,7 +70,7 @@ _SELDOM: Final = {"APPLY marker", "APPLY give up", "APPLY replay", "APPLY catalo
 _RARELY: Final = 0.06
 _RATES: Final = {
     **{"HELLO": 0.01, "WELCOME": 0.01, "HOLDING": 0.01, "WORKS": 0.02, "VACUUM": 0.01, "ALIVE": 0.02},
-    **{"SPLIT": 0.02, "MIDDLE": 0.02, "COPY": 0.02, "CUT": 0.02, "LET_GO": 0.02, "REMOVE": 0.02},
+    **{"SPLIT": 0.02, "COPY": 0.02, "CUT": 0.02, "LET_GO": 0.02, "REMOVE": 0.02},
     **{"OPEN": 0.01, "FLOOR": 0.003, "SESSIONS": 0.01, "LISTEN": 0.02, "MOVED": 0.01},
 }
 _CLOSES_OFTEN: Final = 0.2
