@@ -120,13 +120,13 @@ async def sweep(store: OwnerStore, driver: Driver, spared: Callable[[Cellref, in
 
 
 async def _settle_together(driver: Driver, left: Sequence[tuple[Cellref, int, bytes]], swept: Swept) -> None:
-    """Settle these side by side. Raises: the first error of those that ended all."""
-    failed: list[StoreError] = []
+    """Settle these side by side. Raises: the first error, once all have ended."""
+    failed: list[Exception] = []
 
     async def settle(cell: Cellref, start_ts: int, packed: bytes) -> None:
         try:
             await _settle(driver, cell, start_ts, packed, swept)
-        except StoreError as error:
+        except Exception as error:  # raised below, alone instead of in a group
             failed.append(error)
 
     async with trio.open_nursery() as nursery:

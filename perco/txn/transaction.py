@@ -10,8 +10,9 @@ N5  A signal is never the primary. If the transaction writes no cell, its primar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 from perco.errors import CatalogueChanged, CommitUnknown, TooLarge
 from perco.protocol.commit import Commit
@@ -31,7 +32,7 @@ from perco.protocol.records import (
 from perco.schema.catalogue import Bound
 from perco.schema.codecs import encoded
 from perco.schema.schema import Column, Signal
-from perco.storage import VALUE_BYTES_MAX
+from perco.storage import VALUE_BYTES_MAX, RowStore
 from perco.txn.driver import ConflictAt, StaleAt, conflict
 from perco.txn.engine import Engine
 from perco.txn.reader import WHERE
@@ -40,6 +41,9 @@ from perco.txn.snapshot import Snapshot
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+# Of a row, in one mutation of a store without groups: such a store checks them in one call of limited size.
+_CELLS_MAX: Final = 64
 
 
 class Transaction(Snapshot):
@@ -226,10 +230,10 @@ class Transaction(Snapshot):
         """The cells by tablet (or by row, where the store has no groups), the primary's part first (T12)."""
         if len(intents) == 1:
             return [intents]
-        store = self._driver.store
+        place = _placing(self._driver.store)
         parts: dict[object, list[Intent]] = {}
         for intent in intents:
-            where = store.locate(intent.table, intent.row) if store.groups else (intent.table, intent.row)
+            where = place(intent.table, intent.row)
             part = parts.get(where)
             if part is None:
                 parts[where] = [intent]
@@ -265,15 +269,27 @@ class Transaction(Snapshot):
 
     def _with_more(self, parts: list[list[Intent]], more: Iterable[Intent]) -> list[list[Intent]]:
         """The parts with further intents after the writes: the primary must be a write (T12)."""
-        store = self._driver.store
-
-        def place(table: str, row: bytes) -> object:
-            return store.locate(table, row) if store.groups else (table, row)
-
-        by_place = {place(part[0].table, part[0].row): part for part in parts}
+        place = _placing(self._driver.store)
+        by_place: dict[object, list[Intent]] = {}
+        for part in parts:
+            for intent in part:
+                by_place.setdefault(place(intent.table, intent.row), part)
         for intent in more:
             by_place.setdefault(place(intent.table, intent.row), []).append(intent)
         return list(by_place.values())
+
+
+def _placing(store: RowStore) -> Callable[[str, bytes], object]:
+    """A function from the row of a transaction's next cell to the part that the cell belongs to."""
+    if store.groups:
+        return store.locate
+    counts: Counter[tuple[str, bytes]] = Counter()
+
+    def place(table: str, row: bytes) -> object:
+        counts[table, row] += 1
+        return table, row, (counts[table, row] - 1) // _CELLS_MAX
+
+    return place
 
 
 def _intent(where: WHERE, write: tuple[Bound, bytes | None]) -> Intent:

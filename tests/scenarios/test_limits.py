@@ -292,7 +292,7 @@ async def test_a_schema_is_needed_and_memory_is_not_for_reading() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["tcp://host", "tcp://:1", "tcp://host:99999", "bigtable://p/i", "s3://b/x", "unix:", ""]
+    "url", ["tcp://host", "tcp://:1", "tcp://host:99999", "foundationdb://p/i", "s3://b/x", "unix:", ""]
 )
 async def test_urls_that_this_version_does_not_open(url: str) -> None:
     with pytest.raises(perco.UsageError):

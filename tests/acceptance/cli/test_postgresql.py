@@ -95,7 +95,7 @@ def test_clients_are_sent_to_where_other_hosts_reach_it(listening: list[str], re
     [
         (["--advertise", "tcp://db:1"], "--advertise names the address for clients that --direct lets in"),
         (["--direct", "--advertise", "db:1"], "write unix:PATH, tcp://HOST:PORT"),
-        (["--processes", "2"], "PostgreSQL has its own processes"),
+        (["--processes", "2"], "a database has its own processes"),
     ],
 )
 def test_options_that_make_no_sense_are_told(url: str, tmp_path: Path, options: list[str], said: str) -> None:
