@@ -72,10 +72,7 @@ async def serve(
         raise UsageError(f"perco serve takes the folder of a store, not {store!r}; --listen says where it listens")
     wanted = [addresses.parse(text) for text in listen]
     remote = is_database(store)
-    if standby and not remote:
-        raise UsageError("--standby is for a store on PostgreSQL or Bigtable")
-    if (direct or advertise) and not is_postgresql(store):
-        raise UsageError("--direct and --advertise are for a store on PostgreSQL")
+    _must_make_sense(store, direct=direct, standby=standby, advertise=advertise)
     own = _own_token(wanted, processes, advertise, direct=direct) if remote else b""
     if processes > 1 and not is_kept():
         command = [sys.executable, "-m", "perco", *sys.argv[1:]]
@@ -125,6 +122,14 @@ async def serve(
         await signals.wait()
         print("shutting down: requests in progress are answered first", flush=True)
     return FINE
+
+
+def _must_make_sense(store: str, *, direct: bool, standby: bool, advertise: str) -> None:
+    """Raises: UsageError."""
+    if standby and not is_database(store):
+        raise UsageError("--standby is for a store on PostgreSQL or Bigtable")
+    if (direct or advertise) and not is_postgresql(store):
+        raise UsageError("--direct and --advertise are for a store on PostgreSQL")
 
 
 async def _must_be_bindable(wanted: list[Address], folder: Path, tls: tuple[str, str] | None) -> None:

@@ -120,14 +120,15 @@ def test_a_standby_goes_on_where_a_killed_server_was(url: str, tmp_path: Path) -
             async with db.snapshot() as snap:
                 return {row.key: row[words] async for row in snap.scan(docs)}
 
-    with serving(url, first) as leader, serving(url, second, "--standby") as standby:
+    with serving(url, first) as leader:
         says(leader, "serving")
-        says(standby, "standing by")
-        trio.run(write, first, "a", "b")
-        leader.kill()
-        says(standby, "serving")
-        trio.run(write, second, "c")
-        assert trio.run(counted, second) == {"a": 2, "b": 2, "c": 2}
+        with serving(url, second, "--standby") as standby:
+            says(standby, "standing by")
+            trio.run(write, first, "a", "b")
+            leader.kill()
+            says(standby, "serving")
+            trio.run(write, second, "c")
+            assert trio.run(counted, second) == {"a": 2, "b": 2, "c": 2}
 
 
 @pytest.mark.parametrize(

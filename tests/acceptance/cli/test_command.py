@@ -80,7 +80,8 @@ async def test_a_server_without_its_scheme_is_taken_for_a_folder_and_told_so(tmp
 async def test_what_is_no_store_is_exit_code_2(tmp_path: Path) -> None:
     for place, complaint in (
         (str(tmp_path), "no perco store: the folder is empty"),
-        ("bigtable://a/b", "opens a folder"),
+        ("foundationdb://a/b", "opens a folder"),
+        ("bigtable://a/b", "read through its owner"),
     ):
         done = await run("status", place)
         assert (done.code, done.out) == (2, "")
