@@ -119,10 +119,12 @@ class BigtableLease(Lease):
                 now_holder = holder_of(cells)
                 if now_holder.token != holder.token:
                     return False
+                if now_holder.number == holder.number:
+                    self._asked_at, self.said = 0.0, "a change of the lease is neither made nor refused"
+                    return None
+                # The change that was made is an earlier one, and others count from that: this one is still to be made.
                 self._holder = now_holder
-                if not token:
-                    return self._change(token, told)
-                return True
+                return self._change(token, told)
         except grpc().RpcError as error:
             self.said = f"{error.code().name}: {' '.join((error.details() or '').split())[:300]}"
             self._asked_at = 0.0

@@ -301,10 +301,10 @@ def serve(
     the same user on the same machine find it automatically; others use perco.open(..., token=...), or PERCO_TOKEN in
     the environment. An address that other hosts can reach needs TLS.
 
-    STORE may be a database, postgresql://... or bigtable://...: the rows are there, and this process owns them. Say with
-    --listen where it is reached; its token on TCP is that of PERCO_TOKEN. With --standby, a second one takes over when
-    the first one is gone. With --direct, programs that open the same postgresql:// address read and write the rows by
-    themselves, and follow the server that leads; they get timestamps from it.
+    STORE may be a database, postgresql://... or bigtable://...: the rows are there, and this process owns them. Say
+    with --listen where it is reached; its token on TCP is that of PERCO_TOKEN. With --standby, a second one takes over
+    when the first one is gone. With --direct, programs that open the same postgresql:// address read and write the
+    rows by themselves, and follow the server that leads; they get timestamps from it.
 
     With --processes N the tablets of all tables are spread over N tablet servers, which clients ask directly. If one
     dies, the others take over its tablets, and it is replaced. A single process commits a transaction within one tablet

@@ -17,6 +17,7 @@ from perco.bigtable.keys import HINT_KEY
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.rows import BigtableRows
 from perco.bigtable.store import BigtableStore
+from perco.bigtable.wire import grpc
 from perco.database.inside import inside
 from perco.errors import BackgroundFailure, FormatUnknown, StoreLocked, Unavailable, UsedAfterFork
 from perco.schema.catalogue import SYSTEM_TABLE
@@ -202,6 +203,46 @@ async def test_an_owner_that_is_silent_loses_the_store_and_knows() -> None:  # O
                 first.check()
             assert await second.rows.apply([put(b"b")]) == [APPLIED], "what the first gives up is not its lease"
             second.check()
+
+
+async def test_a_renewal_whose_answer_is_lost_does_not_count_from_the_next(store: BigtableStore) -> None:  # O1
+    """Another process counts from the moment when it was made, so the owner has to renew the lease once more."""
+    lease = store._lease
+    assert lease is not None
+    await trio.to_thread.run_sync(lease.end)
+    async with opened(store.rows.place.url) as other:
+        ours = other._lease
+        assert ours is not None
+        ours._ending.set()  # the test renews it
+        ours.release = lambda: None  # type: ignore[method-assign]
+        await trio.to_thread.run_sync(ours.join)
+
+        def renew() -> tuple[int, int]:
+            assert ours.renew()
+            before, plain = ours._holder.number, ours._write
+
+            def lost(*args: Any, **more: Any) -> Any:
+                ours._write = plain
+                plain(*args, **more)
+                raise LostAnswer
+
+            ours._write = lost
+            assert ours.renew() is None
+            assert ours.renew()
+            ours.close()
+            return before, ours._holder.number
+
+        before, after = await trio.to_thread.run_sync(renew)
+        assert after == before + 2
+        assert (await other._holder()).number == after
+
+
+class LostAnswer(grpc().RpcError):  # type: ignore[misc]
+    def code(self) -> Any:
+        return SimpleNamespace(name="UNAVAILABLE")
+
+    def details(self) -> str:
+        return "lost"
 
 
 async def test_of_two_claims_at_once_one_holds() -> None:  # O1
