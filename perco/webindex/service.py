@@ -207,14 +207,20 @@ async def _collect(stream: trio.abc.ReceiveStream, into: bytearray) -> None:
 async def serve(
     store: Path,
     *,
+    url: str = "",
     concurrency: int = 64,
     options: perco.Options | None = None,
     on_export: Callable[[int], None] | None = None,
 ) -> AsyncIterator[Service]:
-    """Open a web index and run its observers while the block lasts."""
+    """Open a web index and run its observers while the block lasts.
+
+    Args:
+        store: the folder with the search index, and with the store.
+        url: the store's address, if it is not in the folder.
+    """
     exporter = Exporter(on_export)
     index = WebIndex(exporter)
-    async with perco.open(store, index.schema, options=options) as db:
+    async with perco.open(url or store, index.schema, options=options) as db:
         with SearchIndex(search_path(store)) as writing, SearchIndex(search_path(store)) as reading:
             # Other processes may export as well: the watermark is below every transaction in flight anywhere (G1).
             exporter.connect(writing, db.watermark)

@@ -4,6 +4,7 @@
 
 ROLE is owner, worker, loader or searcher. A loader and a searcher are always clients: they never become the owner.
 The process writes a line to EVENTS for each event: START (the number of the process), its role, and the event.
+With PERCO_TEST_URL in the environment, the store's rows are there, and STORE has the owner's socket.
 CHANGES, for the loader, is as in `child.py`. When the observers have run for all changes, the loader says so and ends.
 """
 
@@ -20,6 +21,7 @@ import msgpack
 import trio
 
 import perco
+from perco.cli.serving import serve as serve_store
 from perco.webindex.exporter import Exporter
 from perco.webindex.index import WebIndex
 from perco.webindex.pages import unpack
@@ -36,14 +38,29 @@ def say(what: str) -> None:
     os.write(int(sys.argv[3]), f"{sys.argv[4]} {sys.argv[1]} {what}\n".encode())
 
 
+URL = os.environ.get("PERCO_TEST_URL", "")
+
+
 async def own(store: Path) -> None:
+    if URL:
+        await trio.Path(store).mkdir(exist_ok=True)
+        socket = f"unix:{store / 'socket'}"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve_store, URL, [socket], "process", 64, None, None, 1, None)
+            async with reached(store, perco.Schema()):
+                say("ready")
+            await trio.sleep_forever()
     async with perco.open(store, perco.Schema(), options=OPTIONS):
         say("ready")
         await trio.sleep_forever()
 
 
 async def work(store: Path) -> None:
-    async with serve(store, options=OPTIONS, on_export=lambda _: say("export")) as service:
+    url = f"unix:{store / 'socket'}" if URL else ""
+    if URL:
+        async with reached(store, perco.Schema()):
+            pass  # there is somebody who serves it
+    async with serve(store, url=url, options=OPTIONS, on_export=lambda _: say("export")) as service:
         service.worker.on_run(lambda id, key, seconds: say(id.replace(" ", "-")))
         say("ready")
         await trio.sleep_forever()

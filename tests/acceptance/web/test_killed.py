@@ -63,9 +63,12 @@ def live(store: Path, changes: Path, events_before: int, kill_at: Collection[str
         os.close(go_write)
 
 
-def checked(store: Path) -> None:
+def checked(store: Path | str) -> None:
+    """Check a folder beside its owner, or a store in a database as its owner."""
+
     async def run() -> None:
-        async with perco.open(store, readonly=True) as db:
+        opened = perco.open(store, perco.Schema()) if isinstance(store, str) else perco.open(store, readonly=True)
+        async with opened as db:
             result = await check(inside(db).driver.store, ts=await inside(db).oracle.draw())
         assert result.clean, result.findings
 

@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import msgpack
+import pytest
 
 from perco.webindex.batch import build, digest
 from perco.webindex.pages import Page, pack
@@ -22,6 +23,7 @@ from perco.webindex.search import SearchIndex
 from perco.webindex.service import search_path
 from tests.acceptance.web.site import Site
 from tests.acceptance.web.test_killed import checked
+from tests.support import bigtable
 
 KILLS_EACH = 4
 ROLES = ("owner", "worker", "worker", "loader", "searcher")
@@ -86,7 +88,13 @@ class Cast:
         os.close(self._write)
 
 
-def test_whoever_is_killed_it_ends_equal_to_a_batch_build(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["folder", "bigtable"])
+def test_whoever_is_killed_it_ends_equal_to_a_batch_build(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = bigtable.fresh() if kind == "bigtable" else ""
+    monkeypatch.setenv("PERCO_TEST_URL", address)
+    kills_each = KILLS_EACH if kind == "folder" else 2
     rng, site, cast = random.Random(SEED), Site(SEED), Cast(tmp_path)
     pending: list[bytes | str | tuple[str, float]] = []
 
@@ -102,7 +110,7 @@ def test_whoever_is_killed_it_ends_equal_to_a_batch_build(tmp_path: Path) -> Non
         cast.until(0, "ready")
         for part in range(1, len(ROLES)):
             cast.start(part)
-        while min(cast.killed[role] for role in ROLES) < KILLS_EACH:
+        while min(cast.killed[role] for role in ROLES) < kills_each:
             least = min(cast.killed[role] for role in ROLES)
             part = rng.choice([part for part, role in enumerate(ROLES) if cast.killed[role] == least])
             left = rng.randrange(1, 60)
@@ -130,7 +138,7 @@ def test_whoever_is_killed_it_ends_equal_to_a_batch_build(tmp_path: Path) -> Non
         assert cast.said["searcher searched"] > 10
     finally:
         cast.end()
-    checked(cast.store)
+    checked(address or cast.store)
     documents = build(site.pages.values(), site.ranks)
     assert any(document.duplicates for document in documents.values())
     with SearchIndex(search_path(cast.store)) as search:
