@@ -20,6 +20,8 @@ from perco.bigtable.address import Place
 from perco.bigtable.chunks import Chunks, ReadRow
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.wire import google_auth, grpc, types
+from perco.errors import PercoError, Unavailable
+from perco.storage.lease import now
 
 _DATA_HOST: Final = "bigtable.googleapis.com:443"
 ADMIN_HOST: Final = "bigtableadmin.googleapis.com:443"
@@ -32,6 +34,9 @@ _SETTINGS: Final = (
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),  # an outage must not outlast itself: the lease is renewed over these
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_retries", 0),  # which calls are sent again is decided here
 )
 
@@ -42,16 +47,22 @@ class CallFailed(Exception):
     Attributes: `code`, the name of gRPC's status; `sent`, whether it may have been carried out.
     """
 
+    code: str
+    said: str
+    sent: bool
+
     def __init__(self, code: str, said: str, *, sent: bool = True) -> None:
         super().__init__(f"{code}: {said}" if said else code)
         self.code, self.said, self.sent = code, said, sent
 
 
 class Scan(NamedTuple):
-    """A call of ReadRows that ends once its rows have so many bytes. `bytes_max` 0: at its end."""
+    """A call of ReadRows. It ends once its rows have `bytes_max` bytes; 0: at its end. `partly`: if it fails after some
+    rows were read, or left out, these are the answer."""
 
     request: Any
     bytes_max: int = 0
+    partly: bool = False
 
 
 class Scanned(NamedTuple):
@@ -72,9 +83,15 @@ def metadata_of(place: Place) -> tuple[tuple[str, str], ...]:
 
 
 def credentials() -> Any:
-    """Google's application default credentials, for a channel. Raises: as Google's libraries."""
+    """Google's application default credentials, for a channel. Raises: Unavailable, if there are none."""
     auth, transport = google_auth()
-    found, _ = auth.default(scopes=_SCOPES)
+    try:
+        found, _ = auth.default(scopes=_SCOPES)
+    except auth.exceptions.GoogleAuthError as error:
+        raise Unavailable(
+            f"there are no credentials for Google's services: {error}",
+            remedy="Set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`.",
+        ) from error
     plugin = transport.grpc.AuthMetadataPlugin(found, transport.requests.Request())
     return grpc().composite_channel_credentials(
         grpc().ssl_channel_credentials(), grpc().metadata_call_credentials(plugin)
@@ -88,17 +105,19 @@ def channel(place: Place, host: str = _DATA_HOST) -> Any:
     return grpc().secure_channel(host, credentials(), options=_SETTINGS)
 
 
+_starting: Final = threading.Lock()
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: gRPC does not survive a fork
 
 
 def _loop() -> asyncio.AbstractEventLoop:
     """The loop of this process's thread, which is started with the first store and never ends. gRPC's asyncio form is
     at home in one loop only: with several, calls hang."""
-    loop = _loops.get(os.getpid())
-    if loop is None:
-        loop = _loops[os.getpid()] = asyncio.new_event_loop()
-        threading.Thread(target=_run, args=(loop,), name="perco-bigtable", daemon=True).start()
-    return loop
+    with _starting:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=_run, args=(loop,), name="perco-bigtable", daemon=True).start()
+        return loop
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -115,6 +134,7 @@ class Calls:
         self._place, self._options = place, options
         self.made = 0  # calls so far
         self._turn = 0
+        self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stubs: list[dict[type, Any]] = []
         self._channels: list[Any] = []
@@ -156,33 +176,45 @@ class Calls:
             self._stubs.append(stubs)
 
     async def aclose(self) -> None:
-        """Close the channels. Calls in flight fail."""
+        """Close the channels. Calls in flight fail, and so do later ones."""
+        self._closed = True
         if self._loop is None:
             await trio.lowlevel.checkpoint()
             return
         token, closed = trio.lowlevel.current_trio_token(), trio.Event()
 
         async def close() -> None:
-            for each in list(self._tasks):
-                each.cancel()
-            for made in self._channels:
-                await made.close()
-            with contextlib.suppress(trio.RunFinishedError):
-                token.run_sync_soon(closed.set)
+            try:
+                for each in list(self._tasks):
+                    each.cancel()
+                for made in self._channels:
+                    await made.close()
+            finally:
+                with contextlib.suppress(trio.RunFinishedError):
+                    token.run_sync_soon(closed.set)
 
-        self._loop.call_soon_threadsafe(lambda: _loop().create_task(close()))
+        closing: list[asyncio.Task[None]] = []  # a loop keeps only weak references
+        loop = self._loop
+        loop.call_soon_threadsafe(lambda: closing.append(loop.create_task(close())))
         await closed.wait()
 
+    # Ctrl-C between the beginning of the calls and the wait for them would leave them to wake a task that has gone on.
+    @trio.lowlevel.enable_ki_protection
     async def ask(self, requests: Sequence[Any], deadline: float) -> list[Answer]:
         """Make calls side by side; returns for each its answer, or its error. Ends at `deadline`, in trio's time. If it
-        is cancelled, so are the calls.
+        is cancelled, so are the calls. Nothing is sent after the deadline, even if this process was stopped before.
 
         Args:
             requests: messages, or `Scan`s.
+
+        Raises: Unavailable, without credentials.
         """
-        loop = self._begin()
+        left_s = deadline - trio.current_time()
+        if self._closed or left_s <= 0:
+            await trio.lowlevel.checkpoint()
+            return [_too_late(self._closed) for _ in requests]
+        loop, until = self._begin(), now() + left_s
         self.made += len(requests)
-        left_s = max(deadline - trio.current_time(), 0.001)
         token, task = trio.lowlevel.current_trio_token(), trio.lowlevel.current_task()
         answers: list[Answer] = [None] * len(requests)
         tasks: list[asyncio.Task[None]] = []
@@ -196,7 +228,7 @@ class Calls:
         async def one(index: int, request: Any) -> None:
             nonlocal missing
             try:
-                answers[index] = await self._call(request, left_s)
+                answers[index] = await self._call(request, until)
             except BaseException as error:
                 answers[index] = _failed(error)
             missing -= 1
@@ -223,20 +255,20 @@ class Calls:
         done = True
         return answers
 
-    async def _call(self, request: Any, limit_s: float) -> Answer:
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
+    async def _call(self, request: Any, until: float) -> Answer:
         if not self._limit.locked():
             await self._limit.acquire()
         else:
             try:
-                await asyncio.wait_for(self._limit.acquire(), limit_s)
+                await asyncio.wait_for(self._limit.acquire(), max(until - now(), 0.0))
             except TimeoutError:
                 raise CallFailed("DEADLINE_EXCEEDED", "too many calls are in flight", sent=False) from None
         try:
+            left_s = until - now()
+            if self._closed or left_s <= 0:
+                raise _too_late(self._closed)
             self._turn += 1
             stubs = self._stubs[self._turn % len(self._stubs)]
-            left_s = limit_s - (loop.time() - begun)
             if isinstance(request, Scan):
                 return await self._scan(stubs[type(request.request)], request, left_s)
             return await stubs[type(request)](request, timeout=left_s, metadata=self._metadata)
@@ -246,14 +278,25 @@ class Calls:
     async def _scan(self, stub: Callable[..., Any], scan: Scan, limit_s: float) -> Scanned:
         call = stub(scan.request, timeout=limit_s, metadata=self._metadata)
         chunks, rows, size = Chunks(), list[ReadRow](), 0
-        async for response in call:
-            for row in chunks.take(response):
-                rows.append(row)
-                size += sum(len(cell.value) for cell in row.cells)
-            if scan.bytes_max and size >= scan.bytes_max:
-                call.cancel()
-                return Scanned(rows, chunks.passed, False)
+        try:
+            async for response in call:
+                for row in chunks.take(response):
+                    rows.append(row)
+                    size += sum(len(cell.value) for cell in row.cells)
+                if scan.bytes_max and size >= scan.bytes_max:
+                    call.cancel()
+                    return Scanned(rows, chunks.passed, False)
+        except grpc().RpcError:
+            if not scan.partly or not chunks.passed:
+                raise
+            return Scanned(rows, chunks.passed, False)
         return Scanned(rows, chunks.passed, True)
+
+
+def _too_late(closed: bool) -> CallFailed:
+    if closed:
+        return CallFailed("CANCELLED", "the store has been closed", sent=False)
+    return CallFailed("DEADLINE_EXCEEDED", "it was too late to send it", sent=False)
 
 
 def _failed(error: BaseException) -> CallFailed | BaseException:
@@ -263,7 +306,9 @@ def _failed(error: BaseException) -> CallFailed | BaseException:
         return CallFailed("CANCELLED", "the store was closed")
     if isinstance(error, grpc().RpcError):
         return CallFailed(error.code().name, " ".join((error.details() or "").split())[:500])
-    return error
+    if isinstance(error, PercoError) or not isinstance(error, Exception):
+        return error
+    return CallFailed("UNKNOWN", f"{type(error).__name__}: {error}")
 
 
 Ask: TypeAlias = Callable[[Sequence[Any], float], Awaitable[list[Answer]]]

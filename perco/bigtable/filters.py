@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from perco.bigtable.keys import HINT_NAME, PROTOCOL_FAMILY, all_columns, all_hinted, micros, place_of, qualifier
 from perco.bigtable.wire import types
 from perco.errors import UsageError
-from perco.storage import ABSENT, PRESENT, TS_MAX, Check, Query, ScanQuery
+from perco.storage import ABSENT, LOCK, PRESENT, TS_MAX, Check, Query, ScanQuery
 
 FILTER_BYTES_MAX: Final = 20_000  # Bigtable takes 20 480
 _CELLS_MAX: Final = (1 << 31) - 1
@@ -164,7 +164,8 @@ def hints() -> Any:
 
 
 def scanning_hinted(queries: Sequence[ScanQuery]) -> Any:
-    """As `scanning`; and one cell, without its value, of a row that has any cell that hints lead to."""
+    """As `scanning`; and one cell, without its value, of a row that has any cell that hints lead to, or a lock: it may
+    be about to become such a cell, even long after the mutation was sent (N1)."""
     row_filter = types().RowFilter
     first, last = all_hinted()
     names = {"family_name": PROTOCOL_FAMILY, "start_qualifier_closed": first, "end_qualifier_closed": last}
@@ -175,7 +176,8 @@ def scanning_hinted(queries: Sequence[ScanQuery]) -> Any:
     ]
     asked = scanning(queries)
     assert asked is not None
-    return _checked(_interleaved([asked, _chained(any_cell)]))
+    locks = [_columns(LOCK, *all_columns(LOCK)), *any_cell[1:]]
+    return _checked(_interleaved([asked, _chained(any_cell), _chained(locks)]))
 
 
 def scanning(queries: Iterable[ScanQuery]) -> Any:

@@ -8,14 +8,15 @@ reads the hints, then the rows that they name. A hint about a row that has no su
 N7  A row that has such a cell has a hint. The hint is written, and answered, before the mutation that puts the cell is
     sent. It is removed only once that mutation cannot take effect any more, and the row, read after that moment, has no
     such cell. Each hint is a cell with a stamp of its own, and only stamps that were seen are removed: hints that
-    others write meanwhile stay.
+    others write meanwhile stay. Of a row that has such a cell all hints but one may go; one whose removal may be under
+    way does not count.
 """
 
 from __future__ import annotations
 
-import random
+import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import trio
@@ -62,11 +63,13 @@ class Hints:
         self._flying: set[int] = set()  # stamps of mutations that may still take effect
         self._late: deque[tuple[float, int]] = deque()  # the same, if they were not answered: until when
         self._others_until: float | None = None
+        self._removing = False
+        self._doomed: set[int] = set()  # stamps whose removal was sent, and not answered
         self.removed = 0
 
     def _stamp(self) -> int:
         if self._count >= 1 << _COUNT_BITS:
-            self._nonce, self._count = random.getrandbits(_NONCE_BITS) + 1, 0
+            self._nonce, self._count = secrets.randbits(_NONCE_BITS) + 1, 0  # no program seeds these
             self._nonces.add(self._nonce)
         self._count += 1
         return (self._nonce << _COUNT_BITS) + self._count - 1
@@ -98,20 +101,60 @@ class Hints:
 
     def settled(self, stamps: Sequence[int]) -> list[int]:
         """Of these, the ones whose mutations cannot take effect any more. Call it before the row is read."""
-        now = trio.current_time()
-        if self._others_until is None:
-            self._others_until = now + self._options.call_s + self._options.late_s
+        now, others_ended = trio.current_time(), self._others_ended()
         while self._late and self._late[0][0] <= now:
             self._flying.discard(self._late.popleft()[1])
         return [
             stamp
             for stamp in stamps
-            if (stamp not in self._flying if stamp >> _COUNT_BITS in self._nonces else now >= self._others_until)
+            if (stamp not in self._flying if stamp >> _COUNT_BITS in self._nonces else others_ended)
         ]
 
-    def removal(self, key: bytes, stamps: Sequence[int]) -> Any:
-        """The call that removes hints about a row that has no such cell."""
+    # ------------------------------------------------------------ removing them
+
+    def begin_removing(self) -> bool:
+        """Whether this scan may remove hints; then call `end_removing`. What two scans at once find needless could be
+        all hints about a row, each of them counting on one that the other removes."""
+        may, self._removing = not self._removing, True
+        return may
+
+    def end_removing(self) -> None:
+        self._removing = False
+
+    def removals(
+        self, stamps: dict[bytes, list[int]], settled: dict[bytes, list[int]], marked: Collection[bytes]
+    ) -> list[tuple[Any, list[int]]]:
+        """The calls that remove needless hints, each with their stamps: of a row without such cells those that are
+        settled; of a row with such cells (`marked`) the same, but one hint stays."""
+        out = []
+        for key, seen in stamps.items():
+            gone = settled[key]
+            if key in marked:
+                staying = max((stamp for stamp in seen if self._stays(stamp)), default=0)
+                gone = [stamp for stamp in gone if staying and stamp != staying]
+            if gone:
+                out.append((self._removal(HINT_KEY + key, gone), gone))
+                self._doomed.update(gone)
+        return out
+
+    def _stays(self, stamp: int) -> bool:
+        """Whether nobody removes this hint now: no removal of it is under way, by this owner or by a former one."""
+        if stamp in self._doomed:
+            return False
+        return stamp >> _COUNT_BITS in self._nonces or self._others_ended()
+
+    def _others_ended(self) -> bool:
+        """Whether nothing that a former owner has sent can take effect any more."""
+        if self._others_until is None:
+            self._others_until = trio.current_time() + self._options.call_s + self._options.late_s
+        return trio.current_time() >= self._others_until
+
+    def removed_all(self, stamps: Sequence[int]) -> None:
+        """The call that removes these has been answered."""
+        self._doomed.difference_update(stamps)
         self.removed += len(stamps)
+
+    def _removal(self, key: bytes, stamps: Sequence[int]) -> Any:
         where = {"family_name": PROTOCOL_FAMILY, "column_qualifier": HINT_NAME}
         ranges = [
             {"start_timestamp_micros": micros(stamp), "end_timestamp_micros": micros(stamp + 1)} for stamp in stamps

@@ -11,11 +11,13 @@ it can be committed that was not committed before (O1, T8).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from perco.bigtable import filters
 from perco.bigtable.address import Place
 from perco.bigtable.calls import channel, metadata_of
+from perco.bigtable.chunks import Chunks
 from perco.bigtable.keys import MICROS, OWNER_KEY, PROTOCOL_FAMILY, micros, qualifier
 from perco.bigtable.wire import grpc, types
 from perco.errors import Corruption
@@ -36,12 +38,10 @@ class Holder(NamedTuple):
 
 def question(place: Place) -> Any:
     """The request for the owner's row."""
-    name = qualifier(WRITE, 0)
     request = types().ReadRows(
         table_name=place.table, app_profile_id=place.app_profile, filter=filters.reading([(WRITE, 0, 0, TS_MAX, 1)])
     )
     request.rows.row_keys.append(OWNER_KEY)
-    assert name
     return request
 
 
@@ -55,6 +55,13 @@ def holder_of(cells: list[tuple[int, bytes]]) -> Holder:
     except UnicodeDecodeError as error:
         raise Corruption("the owner's row", f"it cannot be decoded: {error}") from error
     return Holder(stamp // MICROS, token, told)
+
+
+def told_holder(responses: Iterable[Any]) -> Holder:
+    """The holder, of the answer to `question`. Raises: Corruption."""
+    chunks = Chunks()
+    rows = [row for response in responses for row in chunks.take(response)]
+    return holder_of([(cell.micros, cell.value) for row in rows for cell in row.cells])
 
 
 def change(place: Place, seen: int, token: str, told: str) -> Any:
@@ -111,12 +118,7 @@ class BigtableLease(Lease):
         try:
             refused = self._write(change(self._place, holder.number, token, told), **limits).predicate_matched
             if refused:  # by another process; or by this change itself, whose answer was lost
-                cells = [
-                    (chunk.timestamp_micros, chunk.value)
-                    for response in self._read(question(self._place), **limits)
-                    for chunk in response.chunks
-                ]
-                now_holder = holder_of(cells)
+                now_holder = told_holder(self._read(question(self._place), **limits))
                 if now_holder.token != holder.token:
                     return False
                 if now_holder.number == holder.number:

@@ -19,16 +19,15 @@ import trio
 from perco.bigtable import filters
 from perco.bigtable.address import Place
 from perco.bigtable.calls import CallFailed, Calls, Scan, Scanned
-from perco.bigtable.chunks import ReadCell, ReadRow
 from perco.bigtable.hints import Hints, hint_key, is_hinted, stamps_of, wants_hint
-from perco.bigtable.keys import HINT_KEY, MICROS, column_of, micros, place_of, qualifier, row_key, row_of, table_end
+from perco.bigtable.keys import HINT_KEY, micros, place_of, qualifier, row_key, row_of, table_end
 from perco.bigtable.options import BigtableOptions
+from perco.bigtable.reading import Shape, by_place, chosen, scanned, shape_of, shared
 from perco.bigtable.wire import types
 from perco.errors import Corruption, PercoError, Unavailable, UsageError
 from perco.storage import (
     ABSENT,
     APPLIED,
-    DATA,
     PROTOCOL_GROUPS,
     TS_MAX,
     Cell,
@@ -40,9 +39,7 @@ from perco.storage import (
     ReadRequest,
     Refused,
     RowCells,
-    ScanCell,
     ScanPage,
-    ScanQuery,
     ScanRequest,
     ScanRow,
     Tablet,
@@ -53,7 +50,6 @@ from perco.storage import (
 _KEYS_MAX: Final = 100  # in one call; more are read side by side
 _PAUSE_S: Final = 0.02  # before a call is made again, at first
 _PAUSE_MAX_S: Final = 1.0
-_SPARE: Final = 3  # further versions that are read if requests for different timestamps share a call
 _FIRST, _FIRST_MAX = 4, 256  # requests of a `read_first` that are sent together: the first ones; as many as fit
 _REVERSED_MAX: Final = 1 << 16  # rows that are read forward, of a server that cannot read backward
 
@@ -65,7 +61,7 @@ _AGAIN: Final = frozenset(
 _NOT_DONE: Final = frozenset(
     {
         *("INVALID_ARGUMENT", "NOT_FOUND", "PERMISSION_DENIED", "UNAUTHENTICATED", "FAILED_PRECONDITION"),
-        *("OUT_OF_RANGE", "UNIMPLEMENTED", "RESOURCE_EXHAUSTED"),
+        *("OUT_OF_RANGE", "UNIMPLEMENTED"),
     }
 )
 _REMEDIES: Final = {
@@ -74,8 +70,6 @@ _REMEDIES: Final = {
     "UNAUTHENTICATED": "Set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`.",
     "FAILED_PRECONDITION": "`perco bigtable check` examines the table and the app profile.",
 }
-
-_Shape = tuple[tuple[str, int, int, int, int], ...]  # of each query the group, the column and n; see `_shape`
 
 
 class BigtableRows:
@@ -88,6 +82,8 @@ class BigtableRows:
 
     calls: Calls
     place: Place
+    hints: Hints
+    backwards: bool
 
     groups = False
     once = False
@@ -136,9 +132,9 @@ class BigtableRows:
             return []
         for table, _, _ in requests:
             self.locate(table, b"")
-        shapes: dict[_Shape, list[int]] = {}
+        shapes: dict[Shape, list[int]] = {}
         for index, (_, _, queries) in enumerate(requests):
-            shapes.setdefault(_shape(queries), []).append(index)
+            shapes.setdefault(shape_of(queries), []).append(index)
         out: list[RowCells | None] = [None] * len(requests)
         plans: list[tuple[list[int], list[Query]]] = []
         for shape, indices in shapes.items():
@@ -148,7 +144,7 @@ class BigtableRows:
                 continue
             for at in range(0, len(indices), _KEYS_MAX):
                 some = indices[at : at + _KEYS_MAX]
-                plans.append((some, _shared([requests[index][2] for index in some])))
+                plans.append((some, shared([requests[index][2] for index in some])))
         await self._read_plans(requests, plans, out)
         left = [([index], list(requests[index][2])) for index, found in enumerate(out) if found is None]
         await self._read_plans(requests, left, out)  # whose versions were too old for a shared call
@@ -171,10 +167,10 @@ class BigtableRows:
             calls.append((indices, queries, Scan(request)))
         answers = await self._ask([call for _, _, call in calls])
         for (indices, queries, _), answer in zip(calls, answers, strict=True):
-            rows = {row.key: _by_place(row) for row in answer.rows}
+            rows = {row.key: by_place(row) for row in answer.rows}
             for index in indices:
                 table, row, wanted = requests[index]
-                out[index] = _chosen(rows.get(row_key(table, row), {}), wanted, queries)
+                out[index] = chosen(rows.get(row_key(table, row), {}), wanted, queries)
 
     def _reading(self, row_filter: Any) -> Any:
         return types().ReadRows(table_name=self.place.table, app_profile_id=self.place.app_profile, filter=row_filter)
@@ -216,7 +212,7 @@ class BigtableRows:
         within = made.rows.row_ranges.add()
         within.start_key_closed = row_key(table, start)
         within.end_key_open = table_end(table) if stop is None else row_key(table, stop)
-        [answer] = await self._ask([Scan(made, 0 if forward else bytes_max)])
+        [answer] = await self._ask([Scan(made) if forward else Scan(made, bytes_max, True)])
         found = answer.rows
         if forward:
             if len(found) >= _REVERSED_MAX:
@@ -228,16 +224,25 @@ class BigtableRows:
             name = row_of(table, row.key)
             if len(rows) == rows_max or size >= bytes_max:
                 return ScanPage(rows, name + b"\x00" if reverse else name)
-            at = _by_place(row)
-            cells = [_scanned(at, query) for query in queries]
+            at = by_place(row)
+            cells = [scanned(at, query) for query in queries]
             size += sum(len(value) for each in cells for _, _, value in each)
             rows.append((name, cells))
         if answer.ended:
             return ScanPage(rows, None)
-        return ScanPage(rows, rows[-1][0] if reverse else rows[-1][0] + b"\x00")
+        passed = row_of(table, answer.passed)
+        return ScanPage(rows, passed if reverse else passed + b"\x00")
 
     async def _scan_hinted(self, request: ScanRequest) -> ScanPage:
-        """A page of rows, found by their hints. Hints about rows without such cells are removed."""
+        """A page of rows, found by their hints. Needless hints are removed, by one scan at a time (N7)."""
+        removes = self.hints.begin_removing()
+        try:
+            return await self._hinted_page(request, removes=removes)
+        finally:
+            if removes:
+                self.hints.end_removing()
+
+    async def _hinted_page(self, request: ScanRequest, *, removes: bool) -> ScanPage:
         table, start, stop, queries, _, rows_max, bytes_max, _ = request
         rows_max = min(rows_max, _KEYS_MAX)
         asked = self._reading(filters.hints())
@@ -249,28 +254,36 @@ class BigtableRows:
         if not answer.rows:
             return ScanPage([], None)
         following = row_of(table, answer.rows[-1].key[len(HINT_KEY) :]) if len(answer.rows) > rows_max else None
-        hinted = {row.key[len(HINT_KEY) :]: self.hints.settled(stamps_of(row.cells)) for row in answer.rows[:rows_max]}
+        stamps = {row.key[len(HINT_KEY) :]: stamps_of(row.cells) for row in answer.rows[:rows_max]}
+        settled = {key: self.hints.settled(seen) for key, seen in stamps.items()}  # before the rows are read (N7)
         made = self._reading(filters.scanning_hinted(queries))
-        made.rows.row_keys.extend(hinted)
-        [answer] = await self._ask([Scan(made)])  # after `settled` (N7)
+        made.rows.row_keys.extend(stamps)
+        [answer] = await self._ask([Scan(made)])
         rows: list[ScanRow] = []
         size = 0
         for row in answer.rows:
-            hinted.pop(row.key)  # it has such cells: its hints stay
-            name = row_of(table, row.key)
             if size >= bytes_max:
-                following = name
-                hinted = {key: stamps for key, stamps in hinted.items() if key < row.key}
+                following = row_of(table, row.key)
                 break
-            at = _by_place(row)
-            cells = [_scanned(at, query) for query in queries]
+            at = by_place(row)
+            cells = [scanned(at, query) for query in queries]
             if any(cells):
                 size += sum(len(value) for each in cells for _, _, value in each)
-                rows.append((name, cells))
-        gone = [self.hints.removal(HINT_KEY + key, stamps) for key, stamps in hinted.items() if stamps]
-        if gone:  # one that is not removed now is found, and removed, again
-            await self.calls.ask(gone, trio.current_time() + self._options.call_s)
+                rows.append((row_of(table, row.key), cells))
+        if removes:
+            marked = {row.key for row in answer.rows}
+            await self._remove_hints(self.hints.removals(stamps, settled, marked))
         return ScanPage(rows, following)
+
+    async def _remove_hints(self, removals: Sequence[tuple[Any, list[int]]]) -> None:
+        """Remove hints. One that is not removed now is found, and removed, again."""
+        if removals:
+            with trio.CancelScope(shield=True):
+                calls = [call for call, _ in removals]
+                answers = await self.calls.ask(calls, trio.current_time() + self._options.call_s)
+            for (_, stamps), answer in zip(removals, answers, strict=True):
+                if not isinstance(answer, BaseException):
+                    self.hints.removed_all(stamps)
 
     async def _ask(self, calls: Sequence[Scan]) -> list[Scanned]:
         """Make calls that only read, again if they fail for a moment. Raises: Unavailable, Corruption."""
@@ -304,7 +317,7 @@ class BigtableRows:
     def told(self, error: CallFailed) -> PercoError:
         """The error of perco's for one of Bigtable's."""
         shown = self.place.shown
-        if error.code in _NOT_DONE and error.code != "RESOURCE_EXHAUSTED":
+        if error.code in _NOT_DONE:
             return Unavailable(
                 f"{shown} refuses: {error}", remedy=_REMEDIES.get(error.code, "This is Bigtable's word.")
             )
@@ -348,6 +361,13 @@ class BigtableRows:
             left.append(index)
             calls.append(call)
         hints = await self._hint(mutations, left, calls, verdicts, deadline)
+        if hints:
+            try:
+                self.check()  # as before the hint: they must not be far apart (N7)
+            except PercoError as error:
+                for index in left:
+                    verdicts[index] = Failed(error)
+                left, calls = [], []
         refused = []
         if calls:
             for index, call, answer in zip(left, calls, await self.calls.ask(calls, deadline), strict=True):
@@ -363,8 +383,19 @@ class BigtableRows:
                     refused.append(index)
         if refused:
             await self._explain(mutations, refused, verdicts, deadline)
+        self._must_own(left, verdicts)
         for index, stamp in hints.items():
             self.hints.end(stamp, answered=not isinstance(verdicts[index], NoReply))
+
+    def _must_own(self, sent: Sequence[int], verdicts: list[Verdict | None]) -> None:
+        """Acknowledge mutations only if this process owned the store until now: then the next owner, which reads the
+        catalogue and the pins when it claims the store, has seen them (O1)."""
+        try:
+            self.check()
+        except PercoError as error:
+            for index in sent:
+                if verdicts[index] is APPLIED:
+                    verdicts[index] = NoReply(f"it was made, but perhaps too late: {error}")
 
     async def _hint(
         self,
@@ -383,13 +414,27 @@ class BigtableRows:
                 writing.append(call)
         if not writing:
             return stamps
-        for index, answer in zip(list(stamps), await self.calls.ask(writing, deadline), strict=True):
-            if isinstance(answer, CallFailed):
-                verdicts[index] = Failed(self.told(answer))
-                del calls[left.index(index)]
-                left.remove(index)
-            elif isinstance(answer, BaseException):
-                raise answer
+        missing = dict(zip(stamps, writing, strict=True))
+        attempt = 0
+        while missing:  # to write a hint again does no harm
+            failed: dict[int, CallFailed] = {}
+            answers = await self.calls.ask(list(missing.values()), deadline)
+            for index, answer in zip(list(missing), answers, strict=True):
+                if isinstance(answer, CallFailed):
+                    failed[index] = answer
+                elif isinstance(answer, BaseException):
+                    raise answer
+            pause = _pause(attempt)
+            attempt += 1
+            again = trio.current_time() + pause <= deadline
+            for index, failure in failed.items():
+                if failure.code not in _AGAIN or not again:
+                    verdicts[index] = Failed(self.told(failure))
+                    del calls[left.index(index)]
+                    left.remove(index)
+            missing = {index: missing[index] for index in failed if verdicts[index] is None}
+            if missing:
+                await trio.sleep(pause)
         return stamps
 
     def _unanswered(self, failure: CallFailed) -> Verdict:
@@ -519,80 +564,3 @@ def _last_of_each(writes: Sequence[Write]) -> list[Write]:
     if len(writes) == 1:
         return list(writes)
     return list({(group, column, ts): (group, column, ts, value) for group, column, ts, value in writes}.values())
-
-
-# ------------------------------------------------------------------ what was read
-
-_Places = dict[tuple[str, bytes], dict[int, bytes]]  # (family, qualifier) -> timestamp -> value
-
-
-def _by_place(row: ReadRow) -> _Places:
-    """The cells of a row. Several filters may have let the same cell through, one of them without its value."""
-    out: _Places = {}
-    cell: ReadCell
-    for cell in row.cells:
-        there = out.setdefault((cell.family, cell.name), {})
-        ts = cell.micros // MICROS
-        if cell.value or ts not in there:
-            there[ts] = cell.value
-    return out
-
-
-def _shape(queries: Sequence[Query]) -> _Shape:
-    """Requests of the same shape share a call. If a request asks twice for one column, those with other timestamps do
-    not: of the versions found it could not be told which were left out."""
-    where = {query[:2] for query in queries}
-    if len(where) == len(queries):
-        return tuple((group, column, n, 0, 0) for group, column, _, _, n in queries)
-    return tuple((group, column, n, low, high) for group, column, low, high, n in queries)
-
-
-def _shared(requests: Sequence[Sequence[Query]]) -> list[Query]:
-    """Queries that serve requests of the same shape. If their timestamps differ, a few older versions more."""
-    first = requests[0]
-    out: list[Query] = []
-    for k, (group, column, _, _, n) in enumerate(first):
-        lows = {queries[k][2] for queries in requests}
-        highs = {queries[k][3] for queries in requests}
-        out.append((group, column, min(lows), max(highs), n if n < 0 or len(highs) == 1 else n + _SPARE))
-    return out
-
-
-def _chosen(places: _Places, wanted: Sequence[Query], asked: Sequence[Query]) -> RowCells | None:
-    """What a request asks for, of all that its call has found; None: the call may have left some of it out."""
-    out: RowCells = []
-    for (group, column, low, high, n), (_, _, _, asked_high, limit) in zip(wanted, asked, strict=True):
-        found = places.get((place_of(group)[0], qualifier(group, column)), {})
-        cells = sorted(((ts, value) for ts, value in found.items() if low <= ts <= high), reverse=n > 0)
-        if 0 < limit <= len(found) and len(cells) < n and high != asked_high:
-            return None
-        out.append(cells[: abs(n)])
-    return out
-
-
-def _scanned(places: _Places, query: ScanQuery) -> list[ScanCell]:
-    family, tag = place_of(query.group)
-    if query.columns is not None:
-        columns = [(column, qualifier(query.group, column)) for column in query.columns]
-    else:
-        columns = sorted(
-            (column_of(tag, name), name)
-            for there, name in places
-            if there == family and name.startswith(tag) and (family != _DATA_FAMILY or _is_of(tag, name))
-        )
-    out: list[ScanCell] = []
-    for column, name in columns:
-        found = places.get((family, name), {})
-        cells = sorted((ts for ts in found if query.from_ts <= ts <= query.to_ts), reverse=True)
-        if query.columns is not None:
-            cells = cells[: query.n]
-        out += [(column, ts, found[ts] if query.values else b"") for ts in cells]
-    return out if query.columns is not None else out[: query.n]
-
-
-_DATA_FAMILY: Final = place_of(DATA)[0]
-
-
-def _is_of(tag: bytes, name: bytes) -> bool:
-    """Whether a qualifier of the data family is of the group with that tag: it ends in a column of four bytes."""
-    return len(name) == len(tag) + 4

@@ -82,7 +82,8 @@ class BigtableStore:
             store.rows.add(SYSTEM_TABLE, ())
             await store._claim()
             # From now on: a former owner's mutations may still arrive (T13).
-            store.store = Bare(store.rows, store.rows.tables, options.late_s)
+            former_s = options.call_s + options.late_s
+            store.store = Bare(store.rows, store.rows.tables, options.late_s, former_s=former_s)
             await store._begin()
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -225,6 +226,6 @@ class BigtableStore:
         self._closed = True
         if self.forked:
             return  # the channels and the lease are the parent's
+        await self.rows.calls.aclose()  # first: the next owner may claim the store as soon as the lease is given back
         if self._lease is not None:
             await trio.to_thread.run_sync(self._lease.end)
-        await self.rows.calls.aclose()

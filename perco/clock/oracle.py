@@ -124,11 +124,17 @@ class Oracle:
             if self._timestamps.last < self._timestamps.bound:
                 return  # another task extended it while we waited
             with trio.CancelScope(shield=True):  # others wait for the same range
-                await self._make_durable(self._timestamps.next_bound(self.options.range_size))
+                for _ in range(_TRIES):
+                    if await self._make_durable(self._timestamps.next_bound(self.options.range_size)):
+                        return
+                raise Unavailable("there are no timestamps: the store does not answer to a new range of them")
 
-    async def _make_durable(self, bound: int) -> None:
+    async def _make_durable(self, bound: int) -> bool:
         """Make a bound durable (O1). If a reply was lost, the attempt may have arrived, or may still arrive (T4): the
         next attempt uses the same bound.
+
+        In a store that may take effect late, it may be a former oracle's attempt that has arrived. Then that range is
+        not handed out; False: there is another bound to go on from.
 
         It may use the reserve: otherwise even reads would stop on a disk that has been full for a long time (S4).
         """
@@ -140,6 +146,10 @@ class Oracle:
         [verdict] = await self._store.apply([Mutation(SYSTEM_TABLE, ((BOUND_ROW, checks, writes),), None, True)])
         if isinstance(verdict, NoReply):
             self._unsure = bound
+        if verdict is not APPLIED and not self._store.once and (found := await durable_bound(self._store)) > old:
+            self._timestamps = Timestamps(found)
+            self._unsure = 0
+            return False
         if verdict is not APPLIED and not (self._unsure == bound == await durable_bound(self._store)):
             if isinstance(verdict, NoReply):  # no timestamp of the range was handed out, whether it is durable or not
                 raise Unavailable(
@@ -150,6 +160,7 @@ class Oracle:
         self._timestamps.extend(bound)
         self._unsure = 0
         self.ranges += 1
+        return True
 
     # ------------------------------------------------------------ wall time
 

@@ -21,15 +21,17 @@ import msgpack
 import trio
 
 from perco.clock.holds import Holds, Pin
-from perco.errors import Corruption, SnapshotTooOld, StoreError, UsageError, WriteUnknown
+from perco.errors import Corruption, SnapshotTooOld, StoreError, Unavailable, UsageError, WriteUnknown
 from perco.schema.catalogue import SYSTEM_TABLE, raise_for
 from perco.storage import (
     ABSENT,
     APPLIED,
     DATA,
     TS_MAX,
+    Failed,
     Mutation,
     NoReply,
+    Refused,
     RowStore,
     ScanQuery,
     ScanRequest,
@@ -204,6 +206,9 @@ class Pins:
             self._versions[name] = [version]
         elif isinstance(verdict, NoReply):
             self._versions[name] = [*there, version]
+        elif isinstance(verdict, Refused) and not self._store.once:  # a former owner's message has arrived since
+            await self.load()
+            return Failed(Unavailable(f"pin {name!r} has been changed by a message of the store's former owner"))
         return verdict
 
 

@@ -74,6 +74,8 @@ class open(AsyncOnly):
     BackgroundFailure.
     """
 
+    shown: str
+
     _write = "async with perco.open(...) as db:`, or in blocking code `with perco.sync.open(...) as db:"
 
     def __init__(

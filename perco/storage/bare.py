@@ -49,6 +49,7 @@ class Bare:
         tables: returns the names of its tables now.
         late_s: seconds after the end of a call during which its mutations, or copies of them, may still take effect.
             Create this object only when a former owner can no longer send anything.
+        former_s: the same for the mutations of a former owner, from now on, if they may still be in flight.
     """
 
     chaining = None
@@ -57,12 +58,15 @@ class Bare:
 
     floor: int
 
-    def __init__(self, store: RowStore, tables: Callable[[], list[str]], late_s: float) -> None:
+    def __init__(
+        self, store: RowStore, tables: Callable[[], list[str]], late_s: float, *, former_s: float | None = None
+    ) -> None:
         self._store, self._tables, self._late_s = store, tables, late_s
+        first_s = late_s if former_s is None else former_s
         self.floor = 0
         self._calls: dict[int, tuple[int, set[Where]]] = {}  # in flight: the smallest timestamp, and what they write
         self._number = 0  # of calls, so far
-        self._sent: deque[Sent] = deque([(trio.current_time() + late_s, 0)])  # by calls that have ended
+        self._sent: deque[Sent] = deque([(trio.current_time() + first_s, 0)])  # by calls that have ended
         self._ended = trio.Event()
         self._unanswered: deque[tuple[float, set[Where]]] = deque()  # (deadline to take effect, what it writes)
         self._sends: Counter[Where] = Counter()  # how many calls that write there have ever been made

@@ -48,6 +48,7 @@ class Lease(threading.Thread):
     until: float
     deposed: PercoError | None
     said: str
+    _asked_at: float
 
     def __init__(self, shown: str, lease_s: float, claimed_at: float) -> None:
         super().__init__(name="perco-lease", daemon=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +15,17 @@ import pytest
 import trio
 
 import perco
-from perco.bigtable.keys import HINT_KEY
+from perco.bigtable.hints import Hints
+from perco.bigtable.keys import HINT_KEY, row_key
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.rows import BigtableRows
 from perco.bigtable.store import BigtableStore
-from perco.bigtable.wire import grpc
+from perco.bigtable.wire import grpc, types
+from perco.clock.holds import Holds
+from perco.clock.oracle import BOUND_ROW, Oracle, OracleOptions
+from perco.clock.pins import Pins
 from perco.database.inside import inside
-from perco.errors import BackgroundFailure, FormatUnknown, StoreLocked, Unavailable, UsedAfterFork
+from perco.errors import BackgroundFailure, FormatUnknown, StoreLocked, Unavailable, UsedAfterFork, WriteUnknown
 from perco.schema.catalogue import SYSTEM_TABLE
 from perco.storage import (
     ABSENT,
@@ -360,13 +366,13 @@ async def test_the_hint_of_a_mutation_that_may_still_arrive_stays() -> None:  # 
             assert hints_of(store) == [b"a"]
 
 
-async def test_a_mutation_whose_hint_is_lost_is_not_sent(store: BigtableStore) -> None:  # N7
-    with losing(store.rows, "after"):
-        first, other = await store.rows.apply([notifying(b"a"), put(b"b")])
-    assert isinstance(first, Failed)
-    assert isinstance(other, NoReply)
-    assert [row for row, *_ in bigtable.cells_of(store.rows, TABLE)] == [b"b"]
-    assert await store.rows.scan(WAITING) == ScanPage([], None)
+async def test_a_mutation_whose_hint_is_lost_is_not_sent() -> None:  # N7
+    async with opened(bigtable.fresh(), replace(QUICK, call_s=0.3)) as store:
+        with losing(store.rows, "after"):
+            [verdict] = await store.rows.apply([notifying(b"a")])
+        assert isinstance(verdict, Failed)
+        assert list(bigtable.cells_of(store.rows, TABLE)) == []
+        assert await store.rows.scan(WAITING) == ScanPage([], None)
 
 
 async def test_a_hint_that_is_written_while_another_is_removed_stays(store: BigtableStore) -> None:  # N7
@@ -387,3 +393,245 @@ async def test_a_hint_that_is_written_while_another_is_removed_stays(store: Bigt
     assert await store.rows.scan(WAITING) == ScanPage([], None)
     assert again
     assert [row for row, _ in (await store.rows.scan(WAITING)).rows] == [b"a"]
+
+
+# ------------------------------------------------------------ a former owner's messages
+
+
+async def test_a_former_oracles_range_that_arrives_late_is_not_handed_out() -> None:  # O1
+    url = bigtable.fresh()
+    options = OracleOptions(range_size=10)
+    async with opened(url) as first:
+        former = Oracle(first.store, options, time.time)
+        await former.start()
+        assert [await former.draw() for _ in range(3)] == [1, 2, 3]
+        late = Mutation(
+            SYSTEM_TABLE, ((BOUND_ROW, [(ABSENT, DATA, 0, 11, TS_MAX)], [(DATA, 0, 20, b""), (DATA, 0, 10, None)]),)
+        )
+        call = first.rows._call(late)
+        assert first._lease is not None
+        await trio.to_thread.run_sync(first._lease.end)
+        async with opened(url) as second:
+            oracle = Oracle(second.store, options, time.time)
+            await oracle.start()
+            [answer] = await first.rows.calls.ask([call], trio.current_time() + 5)
+            assert not answer.predicate_matched
+            assert [await oracle.draw() for _ in range(11)] == list(range(21, 32))
+
+
+async def test_nothing_is_sent_after_its_deadline(store: BigtableStore) -> None:  # T13
+    """As by a process that was stopped between the decision to send a mutation and the call."""
+    [answer] = await store.rows.calls.ask([store.rows._call(of_one())], trio.current_time() - 1)
+    assert not answer.sent
+    assert not await found(store)
+
+
+async def test_an_owner_that_is_stopped_after_a_hint_does_not_send_the_mutation(store: BigtableStore) -> None:  # N7
+    plain = store.rows.calls.ask
+
+    async def ask(requests: Any, deadline: float) -> Any:
+        answers = await plain(requests, deadline)
+        if requests[0].row_key.startswith(HINT_KEY):
+            assert store._lease is not None
+            store._lease.deposed = StoreLocked("here", None, "another")
+        return answers
+
+    store.rows.calls.ask = ask  # type: ignore[method-assign]
+    [verdict] = await store.rows.apply([notifying(b"a")])
+    assert isinstance(verdict, Failed)
+    assert isinstance(verdict.error, StoreLocked)
+    assert list(bigtable.cells_of(store.rows, TABLE)) == []
+
+
+# ------------------------------------------------------------ calls, and many hints about one row
+
+
+async def test_a_row_that_always_has_something_waiting_keeps_one_hint(store: BigtableStore) -> None:  # N7
+    assert await store.rows.apply([notifying(b"a", ts) for ts in range(1, 41)]) == [APPLIED] * 40
+    assert len(hints_of(store)) == 40
+    assert len((await store.rows.scan(WAITING)).rows) == 1
+    assert hints_of(store) == [b"a"]
+    assert await store.rows.apply([notifying(b"a", 50)]) == [APPLIED]
+    await store.rows.apply([notifying(b"a", ts, None) for ts in (*range(1, 41), 50)])
+    assert await store.rows.scan(WAITING) == ScanPage([], None)
+    assert hints_of(store) == []
+
+
+async def test_of_two_scans_at_once_one_removes_hints(store: BigtableStore) -> None:  # N7
+    assert store.rows.hints.begin_removing()
+    await store.rows.apply([notifying(b"a"), notifying(b"a", value=None)])
+    assert await store.rows.scan(WAITING) == ScanPage([], None)
+    assert hints_of(store) == [b"a"], "another scan is removing"
+    store.rows.hints.end_removing()
+    await store.rows.scan(WAITING)
+    assert hints_of(store) == []
+
+
+async def test_a_hint_whose_removal_is_not_answered_does_not_count(store: BigtableStore) -> None:  # N7
+    """It may go at any time: of a row with something waiting another one stays."""
+    await store.rows.apply([notifying(b"a"), notifying(b"a", value=None)])
+    plain = store.rows.calls.ask
+
+    async def ask(requests: Any, deadline: float) -> Any:
+        if getattr(requests[0], "row_key", b"").startswith(HINT_KEY):
+            with losing(store.rows, "before"):
+                return await plain(requests, deadline)
+        return await plain(requests, deadline)
+
+    store.rows.calls.ask = ask  # type: ignore[method-assign]
+    await store.rows.scan(WAITING)
+    assert len(hints_of(store)) == 1
+    store.rows.calls.ask = plain  # type: ignore[method-assign]
+    [doomed] = store.rows.hints._doomed
+    assert await store.rows.apply([notifying(b"a", 9)]) == [APPLIED]
+    await store.rows.scan(WAITING)
+    stamps = [ts for row, _, _, ts, _ in bigtable.cells_of(store.rows, "") if row.startswith(HINT_KEY[1:])]
+    assert len(stamps) == 1
+    assert stamps != [doomed]
+
+
+async def test_after_the_store_was_closed_a_call_fails_at_once(store: BigtableStore) -> None:
+    await store.rows.calls.aclose()
+    [verdict] = await store.rows.apply([of_one()])
+    assert isinstance(verdict, Failed)
+    assert "has been closed" in str(verdict.error)
+
+
+async def test_ctrl_c_does_not_come_between_the_beginning_of_calls_and_the_wait(store: BigtableStore) -> None:
+    """The calls would go on in the thread, and wake a task that waits for something else by then."""
+    loop = store.rows.calls._loop
+    assert loop is not None
+    protected = []
+    plain = loop.call_soon_threadsafe
+
+    def begin(act: Any) -> None:
+        protected.append(trio.lowlevel.currently_ki_protected())
+        plain(act)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "call_soon_threadsafe", begin)
+        await found(store)
+    assert protected == [True]
+
+
+async def test_a_scan_that_takes_too_long_gets_on_by_what_it_has_passed(store: BigtableStore) -> None:
+    """A long range in which there is little: the server tells how far it is."""
+    told = types().ReadRowsResponse(last_scanned_row_key=row_key(TABLE, b"m"))
+
+    class Slow(grpc().RpcError):  # type: ignore[misc]
+        def code(self) -> Any:
+            return SimpleNamespace(name="DEADLINE_EXCEEDED")
+
+        def details(self) -> str:
+            return "slow"
+
+    async def responses() -> AsyncIterator[Any]:
+        yield told
+        raise Slow
+
+    request = ScanRequest(TABLE, b"", None, (ScanQuery(DATA, (1,)),))
+    assert await store.rows.apply([put(b"a"), put(b"z")]) == [APPLIED, APPLIED]
+    stubs = store.rows.calls._stubs[0]
+    plain = stubs[types().ReadRows]
+    stubs[types().ReadRows] = lambda *_, **more: responses()
+    page = await store.rows.scan(request)
+    stubs[types().ReadRows] = plain
+    assert page == ScanPage([], b"m\x00")
+    assert [row for row, _ in (await store.rows.scan(request._replace(start=page.next or b""))).rows] == [b"z"]
+
+
+async def test_without_credentials_a_program_is_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("BIGTABLE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(Unavailable, match=r"no credentials for Google's services(.|\n)*gcloud auth"):
+        await BigtableStore.open("bigtable://acme/main?prefix=web", QUICK)
+
+
+async def test_a_former_owners_hint_is_not_the_one_that_stays(store: BigtableStore) -> None:  # N7
+    """That owner may have sent its removal."""
+    former = Hints(store.rows.place, QUICK)
+    former._nonce, former._count = 1 << 26, 0  # above all of ours
+    foreign, call = former.begin(notifying(b"a"))
+    await store.rows.calls.ask([call], trio.current_time() + 5)
+    assert await store.rows.apply([notifying(b"a"), notifying(b"a", 4)]) == [APPLIED, APPLIED]
+    await store.rows.scan(WAITING)
+    stamps = [ts for row, _, _, ts, _ in bigtable.cells_of(store.rows, "") if row.startswith(HINT_KEY[1:])]
+    assert foreign in stamps
+    assert len(stamps) == 2, "it stays as long as it may be another's, and one of ours stays"
+
+
+async def test_a_hint_stays_while_its_row_is_locked(store: BigtableStore) -> None:  # N1 N7
+    """The mutation that puts the notify cell replaces a lock, however late it arrives."""
+    lock = Mutation(TABLE, [(b"a", [], [("lock", 1, 2, b"")])])
+    await store.rows.apply([lock, notifying(b"a"), notifying(b"a", value=None)])
+    assert await store.rows.scan(WAITING) == ScanPage([], None)
+    assert hints_of(store) == [b"a"]
+    await store.rows.apply([Mutation(TABLE, [(b"a", [], [("lock", 1, 2, None)])])])
+    assert await store.rows.scan(WAITING) == ScanPage([], None)
+    assert hints_of(store) == []
+
+
+async def test_a_hint_that_is_lost_is_written_again(store: BigtableStore) -> None:  # N7
+    plain, lost = store.rows.calls.ask, 0
+
+    async def ask(requests: Any, deadline: float) -> Any:
+        nonlocal lost
+        if requests[0].row_key.startswith(HINT_KEY) and lost < 2:
+            lost += 1
+            with losing(store.rows, "before"):
+                return await plain(requests, deadline)
+        return await plain(requests, deadline)
+
+    store.rows.calls.ask = ask  # type: ignore[method-assign]
+    assert await store.rows.apply([notifying(b"a")]) == [APPLIED]
+    assert lost == 2
+    assert hints_of(store) == [b"a"]
+
+
+async def test_what_was_made_after_the_lease_is_not_acknowledged(store: BigtableStore) -> None:  # O1
+    """The next owner has read the catalogue and the pins by then."""
+    plain = store.rows.calls.ask
+
+    async def ask(requests: Any, deadline: float) -> Any:
+        answers = await plain(requests, deadline)
+        assert store._lease is not None
+        store._lease.until = 0.0
+        return answers
+
+    store.rows.calls.ask = ask  # type: ignore[method-assign]
+    store._lease.renew = lambda: None  # type: ignore[union-attr, method-assign]
+    [verdict] = await store.rows.apply([of_one()])
+    assert isinstance(verdict, NoReply)
+    assert "perhaps too late" in verdict.reason
+
+
+async def test_a_pin_that_a_former_owner_has_put_late_is_kept_and_told() -> None:  # T15
+    holds = [Holds(), Holds()]
+    url = bigtable.fresh()
+    async with opened(url) as first:
+        former = Pins(first.store, holds[0], lambda: 1000, lambda: 5)
+        verdicts: list[Any] = []
+        plain = first.rows.apply
+
+        async def kept(mutations: Any) -> Any:
+            verdicts.extend(mutations)
+            return [NoReply("late")]
+
+        first.store._store.apply = kept  # type: ignore[method-assign]
+        with pytest.raises(WriteUnknown):
+            await former.put("nightly", "me", 3, 60.0, "one")
+        first.rows.apply = plain  # type: ignore[method-assign]
+        call = first.rows._call(verdicts[0])
+        assert first._lease is not None
+        await trio.to_thread.run_sync(first._lease.end)
+        async with opened(url) as second:
+            pins = Pins(second.store, holds[1], lambda: 1000, lambda: 5)
+            await pins.load()
+            await first.rows.calls.ask([call], trio.current_time() + 5)
+            with pytest.raises(Unavailable, match="former owner"):
+                await pins.put("nightly", "other", 4, 60.0, "two")
+            assert holds[1].pins["nightly"].ts == 3
