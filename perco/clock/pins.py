@@ -28,7 +28,6 @@ from perco.storage import (
     APPLIED,
     DATA,
     TS_MAX,
-    Failed,
     Mutation,
     NoReply,
     Refused,
@@ -129,6 +128,9 @@ class Pins:
                 del self._holds.pins[name]
             else:
                 self._holds.pins[name] = holds
+        if isinstance(verdict, Refused) and not self._store.once:
+            await self.load()
+            raise Unavailable(f"pin {name!r} has been changed meanwhile, by a message of the store's former owner")
         _must_be_applied(name, verdict)
         return pin
 
@@ -206,9 +208,6 @@ class Pins:
             self._versions[name] = [version]
         elif isinstance(verdict, NoReply):
             self._versions[name] = [*there, version]
-        elif isinstance(verdict, Refused) and not self._store.once:  # a former owner's message has arrived since
-            await self.load()
-            return Failed(Unavailable(f"pin {name!r} has been changed by a message of the store's former owner"))
         return verdict
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -71,7 +72,7 @@ async def open_store(
             await owned.aclose()
         return
     if kind == "bigtable":
-        kept = await BigtableStore.open(bigtable.fresh(), bigtable.QUICK)
+        kept = await BigtableStore.open(bigtable.fresh(), replace(bigtable.QUICK, call_s=5.0))
         try:
             await kept.adapt(_HAS_TABLE)  # type: ignore[arg-type]
             yield kept.store  # type: ignore[misc]
