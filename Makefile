@@ -12,7 +12,7 @@ FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration
 SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/test_members.py tests/acceptance/web/test_commands.py \
   tests/integration/storage/test_splits.py tests/integration/storage/test_compacting.py tests/testing/test_serializable_runs.py tests/testing/test_simulating.py \
   tests/acceptance/test_interrupt.py $(addprefix tests/acceptance/cli/,test_observers.py test_writing.py test_history.py test_served.py \
-  test_worker.py test_backfill.py test_splitting.py test_checking.py test_postgresql.py test_reading.py test_compacting.py) \
+  test_worker.py test_backfill.py test_splitting.py test_checking.py test_postgresql.py test_bigtable.py test_reading.py test_compacting.py) \
   tests/webindex/test_crawl.py
 
 .PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss clean help

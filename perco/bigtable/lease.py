@@ -86,6 +86,8 @@ def change(place: Place, seen: int, token: str, told: str) -> Any:
 class BigtableLease(Lease):
     """Renews the lease over a channel of its own, whatever the loop does."""
 
+    said: str
+
     def __init__(self, place: Place, holder: Holder, lease_s: float, claimed_at: float) -> None:
         super().__init__(place.shown, lease_s, claimed_at)
         self._place, self._holder = place, holder

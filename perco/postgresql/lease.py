@@ -16,6 +16,8 @@ from perco.storage.lease import Lease, now
 class PostgresqlLease(Lease):
     """Renews the lease over a connection of its own."""
 
+    said: str
+
     def __init__(self, place: Place, token: str, lease_s: float, claimed_at: float) -> None:
         super().__init__(place.shown, lease_s, claimed_at)
         self._place, self._token = place, token
