@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perco.bigtable.address import Place
-from perco.bigtable.calls import ADMIN_HOST, channel, metadata_of
+from perco.bigtable.calls import ADMIN_HOST, SERVICE, channel, metadata_of
 from perco.bigtable.keys import FAMILIES
 from perco.bigtable.lease import question, told_holder
 from perco.bigtable.wire import admin_types, grpc, types
@@ -58,7 +58,7 @@ class _Link:
     def owner(self) -> str:
         t = types()
         call = self._data.unary_stream(
-            "/google.bigtable.v2.Bigtable/ReadRows",
+            SERVICE + "ReadRows",
             request_serializer=t.ReadRows.SerializeToString,
             response_deserializer=t.ReadRowsResponse.FromString,
         )

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import quote
 
@@ -25,7 +25,7 @@ from perco.storage.lease import now
 
 _DATA_HOST: Final = "bigtable.googleapis.com:443"
 ADMIN_HOST: Final = "bigtableadmin.googleapis.com:443"
-_SERVICE: Final = "/google.bigtable.v2.Bigtable/"
+SERVICE: Final = "/google.bigtable.v2.Bigtable/"
 _SCOPES: Final = ("https://www.googleapis.com/auth/bigtable.data", "https://www.googleapis.com/auth/bigtable.admin")
 # Each channel has connections of its own, which notice a server that has gone without a word.
 _SETTINGS: Final = (
@@ -163,13 +163,12 @@ class Calls:
             stubs: dict[type, Any] = {}
             for name, streams, request, response in (
                 ("ReadRows", True, t.ReadRows, t.ReadRowsResponse),
-                ("SampleRowKeys", True, t.SampleRowKeys, t.SampleRowKeysResponse),
                 ("MutateRow", False, t.MutateRow, t.MutateRowResponse),
                 ("CheckAndMutateRow", False, t.CheckAndMutateRow, t.CheckAndMutateRowResponse),
             ):
                 make = made.unary_stream if streams else made.unary_unary
                 stubs[request] = make(
-                    _SERVICE + name,
+                    SERVICE + name,
                     request_serializer=request.SerializeToString,
                     response_deserializer=response.FromString,
                 )
@@ -309,6 +308,3 @@ def _failed(error: BaseException) -> CallFailed | BaseException:
     if isinstance(error, PercoError) or not isinstance(error, Exception):
         return error
     return CallFailed("UNKNOWN", f"{type(error).__name__}: {error}")
-
-
-Ask: TypeAlias = Callable[[Sequence[Any], float], Awaitable[list[Answer]]]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from perco.bigtable import filters
 from perco.bigtable.address import Place
-from perco.bigtable.calls import channel, metadata_of
+from perco.bigtable.calls import SERVICE, channel, metadata_of
 from perco.bigtable.chunks import Chunks
 from perco.bigtable.keys import MICROS, OWNER_KEY, PROTOCOL_FAMILY, micros, qualifier
 from perco.bigtable.wire import grpc, types
@@ -105,14 +105,13 @@ class BigtableLease(Lease):
         holder, t = self._holder, types()
         if self._channel is None:
             self._channel = channel(self._place)
-            service = "/google.bigtable.v2.Bigtable/"
             self._write = self._channel.unary_unary(
-                service + "CheckAndMutateRow",
+                SERVICE + "CheckAndMutateRow",
                 request_serializer=t.CheckAndMutateRow.SerializeToString,
                 response_deserializer=t.CheckAndMutateRowResponse.FromString,
             )
             self._read = self._channel.unary_stream(
-                service + "ReadRows",
+                SERVICE + "ReadRows",
                 request_serializer=t.ReadRows.SerializeToString,
                 response_deserializer=t.ReadRowsResponse.FromString,
             )

@@ -45,12 +45,12 @@ from perco.storage import (
     Tablet,
     Verdict,
     Write,
+    read_in_parts,
 )
 
 _KEYS_MAX: Final = 100  # in one call; more are read side by side
 _PAUSE_S: Final = 0.02  # before a call is made again, at first
 _PAUSE_MAX_S: Final = 1.0
-_FIRST, _FIRST_MAX = 4, 256  # requests of a `read_first` that are sent together: the first ones; as many as fit
 _REVERSED_MAX: Final = 1 << 16  # rows that are read forward, of a server that cannot read backward
 
 # Errors after which a call may succeed if it is made again.
@@ -177,18 +177,7 @@ class BigtableRows:
 
     async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
         """See `RowStore.read_first`."""
-        out: list[RowCells] = []
-        size = 0
-        while len(out) < len(requests) and (size < bytes_max or not out):
-            more = _FIRST if not out else max(1, (bytes_max - size) * len(out) // max(size, 1))
-            for found in await self.read(requests[len(out) : len(out) + min(more, _FIRST_MAX)]):
-                if out and size >= bytes_max:
-                    break
-                out.append(found)
-                size += sum(len(value) for cells in found for _, value in cells)
-        if not requests:
-            await trio.lowlevel.checkpoint()
-        return out
+        return await read_in_parts(self.read, requests, bytes_max)
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         """A page of rows, each as of one moment. Raises: Unavailable."""
@@ -368,24 +357,30 @@ class BigtableRows:
                 for index in left:
                     verdicts[index] = Failed(error)
                 left, calls = [], []
-        refused = []
-        if calls:
-            for index, call, answer in zip(left, calls, await self.calls.ask(calls, deadline), strict=True):
-                if isinstance(answer, CallFailed):
-                    verdicts[index] = self._unanswered(answer)
-                elif isinstance(answer, BaseException):
-                    raise answer
-                elif isinstance(answer, types().MutateRowResponse) or answer.predicate_matched == bool(
-                    call.true_mutations
-                ):
-                    verdicts[index] = APPLIED
-                else:
-                    refused.append(index)
+        refused = await self._send(left, calls, verdicts, deadline)
         if refused:
             await self._explain(mutations, refused, verdicts, deadline)
         self._must_own(left, verdicts)
         for index, stamp in hints.items():
             self.hints.end(stamp, answered=not isinstance(verdicts[index], NoReply))
+
+    async def _send(
+        self, indices: Sequence[int], calls: Sequence[Any], verdicts: list[Verdict | None], deadline: float
+    ) -> list[int]:
+        """Make the calls of these mutations, and note their verdicts; returns those that were refused."""
+        refused: list[int] = []
+        if not calls:
+            return refused
+        for index, call, answer in zip(indices, calls, await self.calls.ask(calls, deadline), strict=True):
+            if isinstance(answer, CallFailed):
+                verdicts[index] = self._unanswered(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif isinstance(call, types().MutateRow) or _is_made(call, answer):
+                verdicts[index] = APPLIED
+            else:
+                refused.append(index)
+        return refused
 
     def _must_own(self, sent: Sequence[int], verdicts: list[Verdict | None]) -> None:
         """Acknowledge mutations only if this process owned the store until now: then the next owner, which reads the
@@ -499,16 +494,7 @@ class BigtableRows:
                 return
             await trio.sleep(_pause(attempt))
             calls = [self._call(mutations[index]) for index in again]
-            refused = []
-            for index, call, answer in zip(again, calls, await self.calls.ask(calls, deadline), strict=True):
-                if isinstance(answer, CallFailed):
-                    verdicts[index] = self._unanswered(answer)
-                elif isinstance(answer, BaseException):
-                    raise answer
-                elif _is_made(call, answer):
-                    verdicts[index] = APPLIED
-                else:
-                    refused.append(index)
+            refused = await self._send(again, calls, verdicts, deadline)
             if not refused:
                 return
 

@@ -6,11 +6,7 @@ two phases. Others reach the store through it, at an address that it serves.
 
 from __future__ import annotations
 
-import os
 import secrets
-import weakref
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -22,53 +18,29 @@ from perco.bigtable.lease import BigtableLease, Holder, change, holder_of, quest
 from perco.bigtable.options import BigtableOptions
 from perco.bigtable.rows import BigtableRows
 from perco.bigtable.wire import types
-from perco.errors import FormatUnknown, TransactionClosed, Unavailable, UsedAfterFork
+from perco.errors import FormatUnknown, Unavailable
 from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
 from perco.storage import ABSENT, APPLIED, DATA, TS_MAX, Mutation, Refused
 from perco.storage.bare import Bare
-from perco.storage.lease import command, locked, now
+from perco.storage.lease import LeasedStore, command, locked, now
 
 _LOOKS: Final = 10  # at the owner's row, while its lease may hold
-_CLOSED: Final = "the store that this belongs to has been closed"
 FORMAT: Final = 1
 _FORMAT_ROW: Final = b"format"
 _PROBE: Final = "a probe"  # in place of a table's name: two rows by which a server shows that it reads in reverse
 
-_stores: weakref.WeakSet[BigtableStore] = weakref.WeakSet()
 
-
-def _after_fork() -> None:
-    """Mark the parent's stores: gRPC does not survive a fork, and the lease is the parent's."""
-    for store in list(_stores):
-        store.forked = True
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-class BigtableStore:
+class BigtableStore(LeasedStore):
     """The rows of a store that this process owns. Made by `open`; loop thread only."""
 
     store: Bare
     rows: BigtableRows
-    forked: bool
     _rows = BigtableRows
 
-    path: Path | None = None
-    readonly = False
-    threaded = False
-    remote = True
-    owner_alive = False
-    term = b""
-    local = None
-
     def __init__(self, rows: BigtableRows, options: BigtableOptions) -> None:
+        super().__init__(rows.place.shown, options.lease_s)
         self.rows, self._options = rows, options
         rows.usable, rows.check = self._usable, self.check
-        self._lease: BigtableLease | None = None
-        self._closed = False
-        self.forked = False
-        _stores.add(self)
 
     @classmethod
     async def open(cls, url: str, options: BigtableOptions) -> BigtableStore:
@@ -173,13 +145,6 @@ class BigtableStore:
             raise self.rows.told(error) from error
         return [row.key for row in answer.rows] == keys[::-1]
 
-    async def watch(self) -> None:
-        """Raise an error once another process owns the store: nothing that this one does would count."""
-        while True:
-            await trio.sleep(self._options.lease_s / 2)
-            with suppress(Unavailable):
-                self.check()
-
     # ------------------------------------------------------------ the owner's calls
 
     async def adapt(self, catalogue: Catalogue) -> None:
@@ -188,39 +153,9 @@ class BigtableStore:
         for name in catalogue.tables:
             self.rows.add(name, list(catalogue.groups(name)))
 
-    def check(self) -> None:
-        """Raises UsedAfterFork, TransactionClosed; StoreLocked, if another process owns the store; Unavailable, if this
-        process cannot be sure that it still does (O1)."""
-        self._usable()
-        lease = self._lease
-        if lease is None:
-            return
-        if lease.deposed is not None:
-            raise lease.deposed
-        if now() > lease.until:
-            raise Unavailable(
-                f"{self.rows.place.shown} has not renewed this process's lease for {self._options.lease_s:g} s"
-                + (f": {lease.said}" if lease.said else "")
-            )
-
-    def _usable(self) -> None:
-        if self.forked:
-            raise UsedAfterFork(self.rows.place.shown)
-        if self._closed:
-            raise TransactionClosed(_CLOSED)
-
     def where(self) -> tuple[str, str]:
         """The address; and the mark of its durability (S2): Bigtable acknowledges only what is durable."""
         return self.rows.place.shown, ""
-
-    def write_from_thread(self, mutation: Mutation) -> None:
-        raise AssertionError("writers of this store are no threads")
-
-    def clear_dead_readers(self) -> None:
-        """Do nothing: a reader that dies holds nothing."""
-
-    def expire(self, after_s: float) -> None:
-        """Do nothing: each call has a limit of its own."""
 
     async def aclose(self) -> None:
         self._closed = True

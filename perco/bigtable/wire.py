@@ -46,8 +46,6 @@ class Types:
         self.MutateRowResponse: Any = calls.MutateRowResponse.pb()
         self.CheckAndMutateRow: Any = calls.CheckAndMutateRowRequest.pb()
         self.CheckAndMutateRowResponse: Any = calls.CheckAndMutateRowResponse.pb()
-        self.SampleRowKeys: Any = calls.SampleRowKeysRequest.pb()
-        self.SampleRowKeysResponse: Any = calls.SampleRowKeysResponse.pb()
 
 
 class AdminTypes:

@@ -18,9 +18,10 @@ from perco.postgresql.arrays import number
 from perco.postgresql.connection import Connection, Lost, Refusal
 from perco.postgresql.fence import Fence
 from perco.postgresql.options import PostgresqlOptions
-from perco.postgresql.rows import CLOSED, PostgresqlRows
+from perco.postgresql.rows import PostgresqlRows
 from perco.postgresql.statements import Statements
 from perco.postgresql.tickets import alone
+from perco.storage.lease import CLOSED
 
 _NO_TABLES: Final = ("42P01", "42703")  # there is no store yet, or it was made by another version
 

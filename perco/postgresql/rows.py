@@ -45,6 +45,7 @@ from perco.storage import (
     ScanRequest,
     Tablet,
     Verdict,
+    read_in_parts,
 )
 
 _END: Final = b"\xff" * (ROW_BYTES_MAX + 1)  # no row is at or above it
@@ -52,14 +53,12 @@ _PAUSES_MAX: Final = 10  # times as long, at most
 _PAUSE_S: Final = 0.05  # before a statement that the server has refused for a moment is sent again
 _ROWS_MAX: Final = 1000  # of all mutations that share a transaction
 _PART_BYTES: Final = 8 << 20  # of their values
-_FIRST, _FIRST_MAX = 4, 256  # requests of a `read_first` that are sent together: the first ones; as many as fit
 
 # Errors after which a transaction may succeed if it is sent again: conflicts with others, and timeouts.
 _AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57014", "53300"})
 _CHECKED: Final[tuple[Callable[[Any], bytes], ...]] = (int4s, int4s, bools, int4s, byteas, int8s, int8s, int8s)
 _NO_SPACE: Final = 0  # in which there is no cell: only a damaged cell names a group that was never made
 YES: Final[Rows] = [(b"\x01",)]
-CLOSED: Final = "the store that this belongs to has been closed"
 _NEXT: Final = int4(-1)  # in place of a query: the row after the page
 _FULL: Final = "53100"
 _READ_ONLY: Final = "25006"
@@ -220,18 +219,7 @@ class PostgresqlRows:
 
     async def read_first(self, requests: Sequence[ReadRequest], bytes_max: int) -> list[RowCells]:
         """See `RowStore.read_first`."""
-        out: list[RowCells] = []
-        size = 0
-        while len(out) < len(requests) and (size < bytes_max or not out):
-            more = _FIRST if not out else max(1, (bytes_max - size) * len(out) // max(size, 1))
-            for found in await self.read(requests[len(out) : len(out) + min(more, _FIRST_MAX)]):
-                if out and size >= bytes_max:
-                    break
-                out.append(found)
-                size += sum(len(value) for cells in found for _, value in cells)
-        if not requests:
-            await trio.lowlevel.checkpoint()
-        return out
+        return await read_in_parts(self.read, requests, bytes_max)
 
     async def scan(self, request: ScanRequest) -> ScanPage:
         """A page of rows, as of one moment. Raises: Unavailable."""

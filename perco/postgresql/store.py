@@ -6,19 +6,15 @@ do. Others reach the store through it, at an address that it serves.
 
 from __future__ import annotations
 
-import os
 import secrets
 import warnings
-import weakref
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from itertools import product
-from pathlib import Path
 from typing import Final
 
 import trio
 
-from perco.errors import Corruption, PercoWarning, TransactionClosed, Unavailable, UsedAfterFork
+from perco.errors import Corruption, PercoWarning, Unavailable
 from perco.postgresql.address import Place
 from perco.postgresql.admin import make_tables
 from perco.postgresql.arrays import int8, number, texts
@@ -26,12 +22,12 @@ from perco.postgresql.connection import Connection, Lost, Refusal, Rows, Stateme
 from perco.postgresql.fence import Fence
 from perco.postgresql.lease import PostgresqlLease
 from perco.postgresql.options import PostgresqlOptions
-from perco.postgresql.rows import CLOSED, PostgresqlRows
+from perco.postgresql.rows import PostgresqlRows
 from perco.postgresql.tickets import Tickets, alone
 from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
-from perco.storage import PROTOCOL_GROUPS, Mutation
+from perco.storage import PROTOCOL_GROUPS
 from perco.storage.bare import Bare
-from perco.storage.lease import Lease, command, locked, now
+from perco.storage.lease import LeasedStore, command, locked, now
 
 _FLAG: Final = (b"\x00", b"\x01")
 _LOOKS: Final = 10  # at the owner's row, while its lease may hold
@@ -69,45 +65,21 @@ class Counted(Bare):
         return (await self._store.counts([(table, group)]))[table, group]
 
 
-_stores: weakref.WeakSet[PostgresqlStore] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """Mark the parent's stores: their connections are the parent's, and so is the lease."""
-    for store in list(_stores):
-        store.forked = True
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-class PostgresqlStore:
+class PostgresqlStore(LeasedStore):
     """The rows of a store that this process owns. Made by `open`; loop thread only."""
 
     store: Counted
     rows: PostgresqlRows
-    forked: bool
     _rows = PostgresqlRows
 
-    path: Path | None = None
-    readonly = False
-    threaded = False
-    remote = True
-    owner_alive = False
-    term = b""
-    local = None
-
     def __init__(self, rows: PostgresqlRows, options: PostgresqlOptions, *, durable: bool) -> None:
+        super().__init__(rows.pool.place.shown, options.lease_s)
         self.rows, self._options, self._durable = rows, options, durable
         rows.renew, rows.usable, rows.check = self._renew, self._usable, self.check
         self.store = Counted(rows, rows.tables, 0.0)
         self._tickets = Tickets(rows)
         self._token = rows.fence.token
-        self._lease: Lease | None = None
-        self._closed = False
         self._renewing = trio.Lock()
-        self.forked = False
-        _stores.add(self)
 
     @classmethod
     async def open(
@@ -224,13 +196,6 @@ class PostgresqlStore:
         if not found:
             raise locked(self.rows.pool.place.shown, "")
 
-    async def watch(self) -> None:
-        """Raise an error once another process owns the store: nothing that this one does would count."""
-        while True:
-            await trio.sleep(self._options.lease_s / 2)
-            with suppress(Unavailable):
-                self.check()
-
     # ------------------------------------------------------------ tables and groups
 
     async def adapt(self, catalogue: Catalogue) -> None:
@@ -257,39 +222,17 @@ class PostgresqlStore:
     # ------------------------------------------------------------ the owner's calls
 
     def check(self) -> None:
-        """Raises UsedAfterFork, TransactionClosed; StoreLocked, if another process owns the store; Unavailable, if this
-        process cannot be sure that it still does (O1)."""
+        """See `LeasedStore.check`."""
         self._usable()
+        if self.rows.fence.deposed is None and self._lease is not None:
+            self.rows.fence.deposed = self._lease.deposed
         if self.rows.fence.deposed is not None:
             raise self.rows.fence.deposed
-        lease = self._lease
-        if lease is not None and lease.deposed is not None:
-            self.rows.fence.deposed = lease.deposed
-            raise lease.deposed
-        if lease is not None and now() > lease.until:
-            raise Unavailable(
-                f"{self.rows.pool.place.shown} has not renewed this process's lease for {self._options.lease_s:g} s"
-                + (f": {lease.said}" if lease.said else "")
-            )
-
-    def _usable(self) -> None:
-        if self.forked:
-            raise UsedAfterFork(self.rows.pool.place.shown)
-        if self._closed:
-            raise TransactionClosed(CLOSED)
+        super().check()
 
     def where(self) -> tuple[str, str]:
         """The address, without a password; and the mark of its durability (S2)."""
         return self.rows.pool.place.shown, "" if self._durable else "since this boot"
-
-    def write_from_thread(self, mutation: Mutation) -> None:
-        raise AssertionError("writers of this store are no threads")
-
-    def clear_dead_readers(self) -> None:
-        """Do nothing: a reader that dies holds nothing."""
-
-    def expire(self, after_s: float) -> None:
-        """Do nothing: each call has a limit of its own."""
 
     async def aclose(self) -> None:
         self._closed = True

@@ -53,6 +53,7 @@ from perco.storage.rowstore import (
     OwnerStore as OwnerStore,
     Prompt as Prompt,
     RowStore as RowStore,
+    read_in_parts as read_in_parts,
 )
 from perco.storage.tablet import (
     BatchOptions as BatchOptions,

@@ -13,13 +13,18 @@ import os
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Final
 
-from perco.errors import PercoError, StoreLocked
+import trio
+
+from perco.errors import PercoError, StoreLocked, TransactionClosed, Unavailable, UsedAfterFork
+from perco.storage.cells import Mutation
 
 _RENEWALS: Final = 3  # in the time of a lease
 _AGAIN_S: Final = 0.1  # after an attempt that failed
+CLOSED: Final = "the store that this belongs to has been closed"
 _REMEDY: Final = "Stop that process, or serve the store with `perco serve` and open the address that it listens at."
 
 
@@ -98,3 +103,80 @@ class Lease(threading.Thread):
         """Release the store. Waits for the server; call it from a thread."""
         self._ending.set()
         self.join()
+
+
+_stores: weakref.WeakSet[LeasedStore] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Mark the parent's stores: their connections are the parent's, and so is the lease."""
+    for store in list(_stores):
+        store.forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class LeasedStore:
+    """The base of a store in a database, which this process owns under a lease. Loop thread only.
+
+    Args:
+        shown: the store's address, without a password.
+        lease_s: the length of its lease, in seconds.
+
+    Attributes: `forked`: this is the child of the process that opened it.
+    """
+
+    forked: bool
+
+    path: Path | None = None
+    readonly = False
+    threaded = False
+    remote = True
+    owner_alive = False
+    term = b""
+    local = None
+
+    def __init__(self, shown: str, lease_s: float) -> None:
+        self._shown, self._lease_s = shown, lease_s
+        self._lease: Lease | None = None  # set once the store is claimed
+        self._closed = False
+        self.forked = False
+        _stores.add(self)
+
+    def check(self) -> None:
+        """Raises UsedAfterFork, TransactionClosed; StoreLocked, if another process owns the store; Unavailable, if this
+        process cannot be sure that it still does (O1)."""
+        self._usable()
+        lease = self._lease
+        if lease is None:
+            return
+        if lease.deposed is not None:
+            raise lease.deposed
+        if now() > lease.until:
+            raise Unavailable(
+                f"{self._shown} has not renewed this process's lease for {self._lease_s:g} s"
+                + (f": {lease.said}" if lease.said else "")
+            )
+
+    def _usable(self) -> None:
+        if self.forked:
+            raise UsedAfterFork(self._shown)
+        if self._closed:
+            raise TransactionClosed(CLOSED)
+
+    async def watch(self) -> None:
+        """Raise an error once another process owns the store: nothing that this one does would count."""
+        while True:
+            await trio.sleep(self._lease_s / 2)
+            with contextlib.suppress(Unavailable):
+                self.check()
+
+    def write_from_thread(self, mutation: Mutation) -> None:
+        raise AssertionError("writers of this store are no threads")
+
+    def clear_dead_readers(self) -> None:
+        """Do nothing: a reader that dies holds nothing."""
+
+    def expire(self, after_s: float) -> None:
+        """Do nothing: each call has a limit of its own."""

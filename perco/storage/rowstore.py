@@ -17,7 +17,7 @@ P3  A mutation whose rows do not lie in one tablet (any more) fails with TabletS
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 import trio
@@ -30,6 +30,7 @@ from perco.storage.tablet import Tablet
 
 # Reads do not wait for anything, so after this many of them other tasks get a turn.
 _READS_PER_CHECKPOINT = 64
+_FIRST, _FIRST_MAX = 4, 256  # requests of a `read_in_parts` that are sent together
 
 
 class Chaining(Protocol):
@@ -144,6 +145,25 @@ def read_first_of(
         found = tablet.read(row, queries)
         out.append(found)
         size += sum(len(value) for cells in found for _, value in cells)
+    return out
+
+
+async def read_in_parts(
+    read: Callable[[Sequence[ReadRequest]], Awaitable[list[RowCells]]], requests: Sequence[ReadRequest], bytes_max: int
+) -> list[RowCells]:
+    """`RowStore.read_first` of a store whose reads take a round trip: a few requests first, then as many as are likely
+    to fit."""
+    out: list[RowCells] = []
+    size = 0
+    while len(out) < len(requests) and (size < bytes_max or not out):
+        more = _FIRST if not out else max(1, (bytes_max - size) * len(out) // max(size, 1))
+        for found in await read(requests[len(out) : len(out) + min(more, _FIRST_MAX)]):
+            if out and size >= bytes_max:
+                break
+            out.append(found)
+            size += sum(len(value) for cells in found for _, value in cells)
+    if not requests:
+        await trio.lowlevel.checkpoint()
     return out
 
 

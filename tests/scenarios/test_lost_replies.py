@@ -175,5 +175,7 @@ async def test_a_range_of_timestamps_is_read_back_and_else_none_of_it_is_given()
                 with pytest.raises(perco.Unavailable, match=r"there are no timestamps: .* Nothing was written"):
                     await db.begin()
                 assert inside(db).oracle.last == last
-            assert await inside(db).oracle.draw() == last + 1
+            # In a store that may take effect late, the range that is there may be a former oracle's.
+            skipped = 0 if right.once or fault is Fault.LOSE_REQUEST else options.oracle.range_size
+            assert await inside(db).oracle.draw() == last + skipped + 1
             assert store.fired[fault] == 1

@@ -8,7 +8,6 @@ import functools
 import itertools
 import os
 import subprocess
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ import trio
 
 from perco.bigtable import admin
 from perco.bigtable.address import Place
-from perco.bigtable.calls import Calls, channel
+from perco.bigtable.calls import SERVICE, Calls, channel
 from perco.bigtable.chunks import Chunks
 from perco.bigtable.keys import MICROS, column_of, place_of, row_of, table_end
 from perco.bigtable.options import BigtableOptions
@@ -27,7 +26,8 @@ from perco.bigtable.rows import BigtableRows
 from perco.bigtable.store import BigtableStore
 from perco.bigtable.wire import types
 from perco.schema.catalogue import SYSTEM_TABLE
-from perco.storage import PROTOCOL_GROUPS, MemoryTablet, Mutation
+from perco.storage import PROTOCOL_GROUPS
+from tests.support.divided import Divided, Stored
 from tests.support.realtime import held, waited_for
 
 EMULATOR: Final = Path(__file__).parents[2] / "build" / "bigtable-emulator"
@@ -90,7 +90,7 @@ def cells_of(rows: BigtableRows, table: str) -> Iterator[tuple[bytes, str, bytes
     """All cells of a perco table: (row, family, qualifier, timestamp, value)."""
     t = types()
     call = _link().unary_stream(
-        "/google.bigtable.v2.Bigtable/ReadRows",
+        SERVICE + "ReadRows",
         request_serializer=t.ReadRows.SerializeToString,
         response_deserializer=t.ReadRowsResponse.FromString,
     )
@@ -103,59 +103,14 @@ def cells_of(rows: BigtableRows, table: str) -> Iterator[tuple[bytes, str, bytes
                 yield row_of(table, row.key), family, name, stamp // MICROS, value
 
 
-class DividedRows(BigtableRows):
+class DividedRows(Divided, BigtableRows):
     """Rows that are in tablets as the catalogue says."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._starts: dict[str, list[bytes]] = {}
-
-    def divide(self, catalogue: Any) -> None:
-        self._starts = {name: [start for _, start, _ in entry.tablets()] for name, entry in catalogue.tables.items()}
-
-    def locate(self, table: str, row: bytes) -> int:
-        return 1000 * super().locate(table, row) + bisect_right(self._starts.get(table, [b""]), row)
-
-    def bounds(self, table: str) -> list[bytes]:
-        super().locate(table, b"")
-        return self._starts.get(table, [b""])
-
-    def tablets(self) -> list[Any]:
-        """In the place of a store's tablets."""
-        found = []
-        for table in self.tables():
-            starts = self._starts.get(table, [b""])
-            found += [_Look(self, table, *part) for part in zip(starts, [*starts[1:], None], strict=True)]
-        return found
-
-    def tablet(self, table: str, row: bytes) -> Any:
-        return [tablet for tablet in self.tablets() if tablet.table == table and tablet.start <= row][-1]
-
-
-class _Look:
-    """A tablet: each call looks at what is stored at that moment."""
-
-    def __init__(self, rows: BigtableRows, table: str, start: bytes, stop: bytes | None) -> None:
-        self.table, self.start, self._stop, self._rows = table, start, stop, rows
-        self.queues = False
-
-    def _now(self) -> MemoryTablet:
-        tablet = MemoryTablet(self.table, self.start)
-        groups = {place_of(group): group for table, group in self._rows._groups if table == self.table}
-        for row, family, name, ts, value in cells_of(self._rows, self.table):
-            if row >= self.start and (self._stop is None or row < self._stop):
-                tag = name[:-4]
-                write = (groups[family, tag], column_of(tag, name), ts, value)
-                tablet.submit(Mutation(self.table, ((row, (), (write,)),)), _Ignored(), 0)  # type: ignore[arg-type]
-        return tablet
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._now(), name)
-
-
-class _Ignored:
-    def answer(self, index: int, verdict: object) -> None:
-        """The verdict of a write into a copy."""
+    def stored(self, table: str) -> Iterator[Stored]:
+        groups = {place_of(group): group for of, group in self._groups if of == table}
+        for row, family, name, ts, value in cells_of(self, table):
+            tag = name[:-4]
+            yield row, groups[family, tag], column_of(tag, name), ts, value
 
 
 class DividedStore(BigtableStore):

@@ -11,7 +11,6 @@ import shutil
 import signal
 import tempfile
 import weakref
-from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -32,8 +31,9 @@ from perco.postgresql.rows import PostgresqlRows
 from perco.postgresql.store import Counted, PostgresqlStore
 from perco.postgresql.tickets import Tickets
 from perco.schema.catalogue import SYSTEM_TABLE
-from perco.storage import PROTOCOL_GROUPS, MemoryTablet, Mutation
+from perco.storage import PROTOCOL_GROUPS
 from perco.testing.bare import BareStore
+from tests.support.divided import Divided, Stored
 from tests.support.realtime import held, waited_for
 
 _numbers = itertools.count()
@@ -96,64 +96,21 @@ def real_time() -> Iterator[None]:
 # ------------------------------------------------------------------ looks into the tables
 
 
-class DividedRows(PostgresqlRows):
+class DividedRows(Divided, PostgresqlRows):
     """Rows that are in tablets as the catalogue says, so that transactions have secondaries."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.groups = True
-        self._starts: dict[str, list[bytes]] = {}
 
-    def divide(self, catalogue: Any) -> None:
-        self._starts = {name: [start for _, start, _ in entry.tablets()] for name, entry in catalogue.tables.items()}
-
-    def locate(self, table: str, row: bytes) -> int:
-        return 1000 * super().locate(table, row) + bisect_right(self._starts.get(table, [b""]), row)
-
-    def bounds(self, table: str) -> list[bytes]:
-        super().locate(table, b"")
-        return self._starts.get(table, [b""])
-
-    def tablets(self) -> list[Any]:
-        """In the place of a store's tablets."""
-        found = []
-        for table in self.tables():
-            starts = self._starts.get(table, [b""])
-            found += [_Look(self, table, *part) for part in zip(starts, [*starts[1:], None], strict=True)]
-        return found
-
-    def tablet(self, table: str, row: bytes) -> Any:
-        return [tablet for tablet in self.tablets() if tablet.table == table and tablet.start <= row][-1]
-
-
-class _Look:
-    """A tablet: each call looks at what is stored at that moment."""
-
-    def __init__(self, rows: PostgresqlRows, table: str, start: bytes, stop: bytes | None) -> None:
-        self.table, self.start, self._stop, self._rows = table, start, stop, rows
-        self.queues = False
-
-    def _now(self) -> MemoryTablet:
-        tablet = MemoryTablet(self.table, self.start)
-        names = {space: group for (table, group), space in self._rows._spaces.items() if table == self.table}
+    def stored(self, table: str) -> Iterator[Stored]:
+        names = {space: group for (of, group), space in self._spaces.items() if of == table}
         cells = execute(
             f"SELECT space, encode(row, 'hex'), col, ts, encode(value, 'hex') "
-            f"FROM {self._rows.statements.prefix}_cells WHERE space IN ({','.join(map(str, names))})"
+            f"FROM {self.statements.prefix}_cells WHERE space IN ({','.join(map(str, names))})"
         )
         for space, row, column, ts, value in cells:
-            key = bytes.fromhex(row.decode())
-            if key >= self.start and (self._stop is None or key < self._stop):
-                write = (names[int(space)], int(column), int(ts), bytes.fromhex(value.decode()))
-                tablet.submit(Mutation(self.table, ((key, (), (write,)),)), _Ignored(), 0)  # type: ignore[arg-type]
-        return tablet
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._now(), name)
-
-
-class _Ignored:
-    def answer(self, index: int, verdict: object) -> None:
-        """The verdict of a write into a copy."""
+            yield bytes.fromhex(row.decode()), names[int(space)], int(column), int(ts), bytes.fromhex(value.decode())
 
 
 class DividedStore(PostgresqlStore):

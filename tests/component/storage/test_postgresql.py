@@ -20,7 +20,7 @@ from perco.storage import ABSENT, APPLIED, Failed, Mutation
 from tests.component.storage.stores import GROUPS, TABLE, delete, put, value_of
 from tests.support import postgresql
 
-QUICK = PostgresqlOptions(call_s=2.0, lease_s=1.0)
+QUICK = PostgresqlOptions(call_s=2.0)
 _TABLES = SimpleNamespace(tables=(TABLE,), groups=lambda table: [GROUPS[-1]])  # stands in for a catalogue
 
 
