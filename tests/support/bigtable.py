@@ -31,7 +31,7 @@ from tests.support.divided import Divided, Stored
 from tests.support.realtime import held, waited_for
 
 EMULATOR: Final = Path(__file__).parents[2] / "build" / "bigtable-emulator"
-QUICK: Final = BigtableOptions(late_s=0.0, channels=1, lease_s=60.0, call_s=60.0)  # its server is slow in places
+QUICK: Final = BigtableOptions(late_s=0.0, channels=1, lease_s=60.0, call_s=60.0)
 
 _numbers = itertools.count()
 _of_folders: dict[str, str] = {}
