@@ -1,4 +1,4 @@
-"""What a mutation checks, and what a read asks for, as filters of Bigtable. Pure.
+"""The checks of mutations, and the requests of reads, as filters of Bigtable. Pure.
 
 S1  CheckAndMutateRow has one predicate: does a filter let any cell of the row through? It writes in one atomic step.
     Checks that cells are *absent* become the filter for a conflict, and the mutation writes if it finds nothing. Checks

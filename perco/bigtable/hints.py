@@ -7,7 +7,7 @@ reads the hints, then the rows that they name. A hint about a row that has no su
 
 N7  A row that has such a cell has a hint. The hint is written, and answered, before the mutation that puts the cell is
     sent. It is removed only once that mutation cannot take effect any more, and the row, read after that moment, has no
-    such cell. Each hint is a cell with a stamp of its own, and only stamps that were seen are removed: hints that
+    such cell and no lock. Each hint is a cell with a stamp of its own, and only stamps that were seen are removed: hints that
     others write meanwhile stay. Of a row that has such a cell all hints but one may go; one whose removal may be under
     way does not count.
 """
@@ -113,8 +113,8 @@ class Hints:
     # ------------------------------------------------------------ removing them
 
     def begin_removing(self) -> bool:
-        """Whether this scan may remove hints; then call `end_removing`. What two scans at once find needless could be
-        all hints about a row, each of them counting on one that the other removes."""
+        """Whether this scan may remove hints; then call `end_removing`. One scan at a time may: of two, each could keep
+        the hint about a row that the other removes."""
         may, self._removing = not self._removing, True
         return may
 

@@ -4,9 +4,9 @@ The row has a cell for each change of hands and each renewal, at a timestamp tha
 is the owner's token and command, or nothing once the owner has given the store back. A change is made only if there is
 no cell above the last one that its sender has seen. So of two processes that claim the store at once one is refused.
 
-A row of its own cannot fence the others' rows, as a transaction of PostgreSQL can. What a former owner still sends is
-refused, or rolled back, like the messages of any client that has died: it draws no timestamp any more, so nothing of
-it can be committed that was not committed before (O1, T8).
+A row of its own cannot fence the others' rows, as a transaction of PostgreSQL can. A mutation that a former owner still
+sends is refused or rolled back, like that of any client that has died. The former owner draws no timestamp any more, so
+it can commit no transaction that was not committed before (O1, T8).
 """
 
 from __future__ import annotations

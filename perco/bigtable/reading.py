@@ -1,4 +1,4 @@
-"""What a call has to ask for, and what of its answer belongs to which request. Pure.
+"""Puts requests together into calls, and finds the cells of each request in the answer. Pure.
 
 Requests of the same shape share a call, even if their timestamps differ: it reads a few versions more. A request whose
 versions may be among those that were left out is told apart, and asks again, alone.
@@ -52,7 +52,7 @@ def shared(requests: Sequence[Sequence[Query]]) -> list[Query]:
 
 
 def chosen(places: Places, wanted: Sequence[Query], asked: Sequence[Query]) -> RowCells | None:
-    """What a request asks for, of all that its call has found; None: the call may have left some of it out."""
+    """The cells of one request, out of all that its call has found; None: the call may have left some of them out."""
     out: RowCells = []
     for (group, column, low, high, n), (_, _, _, asked_high, limit) in zip(wanted, asked, strict=True):
         found = places.get((place_of(group)[0], qualifier(group, column)), {})

@@ -308,7 +308,7 @@ class BigtableRows:
         shown = self.place.shown
         if error.code in _NOT_DONE:
             return Unavailable(
-                f"{shown} refuses: {error}", remedy=_REMEDIES.get(error.code, "This is Bigtable's word.")
+                f"{shown} refuses: {error}", remedy=_REMEDIES.get(error.code, "The message is Bigtable's.")
             )
         return Unavailable(f"{shown} does not answer: {error}")
 

@@ -1,5 +1,5 @@
-"""The lease under which a process owns a store on PostgreSQL (O1). What a former owner still sends writes nothing: it
-names an older term.
+"""The lease under which a process owns a store on PostgreSQL (O1). A mutation that a former owner still sends writes
+nothing, because it names an older term.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def test_it_is_served_looked_at_and_checked(url: str, tmp_path: Path) -> None:
 
 
 def test_a_standby_goes_on_where_a_killed_server_was(url: str, tmp_path: Path) -> None:
-    """What was acknowledged is there, and each change is counted once."""
+    """All acknowledged writes are there, and each change is counted once."""
     first, second = (f"unix:{tmp_path / name}" for name in ("first", "second"))
 
     async def write(address: str, *keys: str) -> None:

@@ -30,8 +30,10 @@ from perco.serve.opening import visiting
 docs = perco.Table("docs", key=perco.TEXT)
 n = docs.column("n", perco.INT64)
 SCHEMA = perco.Schema(docs)
-WIRE = perco.options.WireOptions(heartbeat_s=0.5, silence_s=2.0, connect_s=0.5, lease_s=1.0, patience_s=5.0)
+WIRE = perco.options.WireOptions(heartbeat_s=0.5, silence_s=2.0, connect_s=10.0, lease_s=1.0, patience_s=10.0)
 OPTIONS = perco.Options(durability="process", wire=WIRE)
+# For servers that somebody keeps waiting.
+HASTY = replace(OPTIONS, wire=replace(WIRE, connect_s=1.0))
 
 pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")
 
@@ -60,8 +62,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Owner:
     """A store that is served while the block lasts."""
 
-    def __init__(self, folder: Path) -> None:
-        self.opening = perco.open(folder, SCHEMA, options=OPTIONS)
+    def __init__(self, folder: Path, options: perco.Options = OPTIONS) -> None:
+        self.opening = perco.open(folder, SCHEMA, options=options)
 
     async def __aenter__(self) -> Owner:
         self.db = await self.opening.__aenter__()
@@ -126,7 +128,13 @@ async def test_over_tls(tmp_path: Path) -> None:
             with pytest.raises(perco.Unavailable, match=r"(?i)certificate"):
                 await on(str(at), writes, token=token.decode())
             with pytest.raises(perco.Unavailable):  # without TLS
-                await on(str(at).replace("tls:", "tcp:"), writes, token=token.decode())
+                async with perco.open(
+                    str(at).replace("tls:", "tcp:"),
+                    SCHEMA,
+                    options=replace(OPTIONS, wire=replace(WIRE, patience_s=0.5)),
+                    token=token.decode(),
+                ):
+                    pass
             with pytest.raises(perco.UsageError, match="ca_file"):
                 async with perco.open(
                     str(at), SCHEMA, options=replace(OPTIONS, wire=replace(WIRE, ca_file=str(tmp_path / "none")))
@@ -351,7 +359,7 @@ ATTACKS: dict[str, bytes] = {
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=list(ATTACKS))
 async def test_who_sends_rubbish_or_falls_silent_is_alone_with_it(tmp_path: Path, attack: bytes) -> None:  # R1 R2
     async with (
-        Owner(tmp_path / "store") as owner,
+        Owner(tmp_path / "store", HASTY) as owner,
         perco.open(f"unix:{tmp_path / 'store' / 'socket'}", SCHEMA, options=OPTIONS) as other,
     ):
         stream = await trio.open_unix_socket(str(tmp_path / "store" / "socket"))
@@ -369,7 +377,7 @@ async def test_who_sends_rubbish_or_falls_silent_is_alone_with_it(tmp_path: Path
 
 
 async def test_who_drips_is_sent_away(tmp_path: Path) -> None:  # R2
-    async with Owner(tmp_path / "store") as owner:
+    async with Owner(tmp_path / "store", HASTY) as owner:
         stream = await trio.open_unix_socket(str(tmp_path / "store" / "socket"))
         sent = 0
         with suppress(trio.BrokenResourceError):
