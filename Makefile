@@ -64,6 +64,8 @@ build/bigtable-emulator: tests/support/emulator/main.go
 	@mkdir -p build
 	cd tests/support/emulator && GO111MODULE=off GOPATH=/usr/share/gocode go build -o "$(CURDIR)/$@" .
 
+# Spark's processes live for seconds: they begin sooner without the second compiler and its threads.
+test-spark: export JAVA_TOOL_OPTIONS ?= -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 test-spark: .venv/.dev ## the tests of perco.spark and of its example (without Java they are left out, which is said)
 	$(BIN)/pytest -q -n 2 --dist loadfile tests/test_spark.py tests/spark tests/examples/test_spark_pipeline.py
 

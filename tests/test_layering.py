@@ -34,6 +34,7 @@ LAYERS = [
     "check",
     "database",
     "serve",
+    "copying",
     "fronts",
     "sync",
     "aio",

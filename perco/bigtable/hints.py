@@ -7,9 +7,9 @@ reads the hints, then the rows that they name. A hint about a row that has no su
 
 N7  A row that has such a cell has a hint. The hint is written, and answered, before the mutation that puts the cell is
     sent. It is removed only once that mutation cannot take effect any more, and the row, read after that moment, has no
-    such cell and no lock. Each hint is a cell with a stamp of its own, and only stamps that were seen are removed: hints that
-    others write meanwhile stay. Of a row that has such a cell all hints but one may go; one whose removal may be under
-    way does not count.
+    such cell and no lock. Each hint is a cell with a stamp of its own, and only stamps that were seen are removed:
+    hints that others write meanwhile stay. Of a row that has such a cell all hints but one may go; one whose removal
+    may be under way does not count.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from perco.cli import (
     bigtable,
     checking,
     compacting,
+    copying,
     history,
     observed,
     postgresql,
@@ -581,6 +582,7 @@ def _needs_web() -> None:
 
 observed.register(app)
 bigtable.register(app)
+copying.register(app)
 postgresql.register(app)
 _register_others()
 

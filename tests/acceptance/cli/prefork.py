@@ -11,6 +11,7 @@ The parent's side is `call`.
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import socket
@@ -26,7 +27,6 @@ from pathlib import Path
 
 import perco
 from perco import __main__ as program
-from perco.cli import run as _  # noqa: F401 - imported once, for all processes
 
 ROOT = Path(perco.__file__).parents[1]
 
@@ -93,6 +93,7 @@ def _live(args: list[str], env: dict[str, str], fds: list[int]) -> int:
 
 
 def main() -> None:
+    importlib.import_module("perco.cli")  # once, for all processes
     forker = socket.socket(fileno=int(sys.argv[1]))
     while True:
         message, fds, _, _ = socket.recv_fds(forker, 1 << 20, 3)

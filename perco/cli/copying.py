@@ -1,0 +1,106 @@
+"""`perco copy`: copy a store to another place, and switch over to it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress as Bar, SpinnerColumn, TextColumn
+
+from perco.cli.screen import FINE, FOUND, GOES_ON, counted, perform_or, show_json
+from perco.copying.copy import Copied, CopyOptions, Tell, copy as copy_store
+from perco.copying.passes import Sums
+
+
+async def copy(source: str, target: str, options: CopyOptions, *, json: bool) -> int:
+    """Copy, and say how far it came. Returns 1 if the copy is not complete."""
+    with _progress() as tell:
+        copied = await copy_store(source, target, options, tell)
+    if json:
+        told = asdict(copied) | {"complete": not copied.used_by, "used_by": copied.used_by or None}
+        show_json(told)
+    else:
+        for line in _told(copied, options):
+            print(line)
+    return FOUND if copied.used_by else FINE
+
+
+def _told(copied: Copied, options: CopyOptions) -> Iterator[str]:
+    sums = copied.sums
+    changed = f"{counted(sums.written, 'cell')} written, {sums.deleted} deleted"
+    yield f"{counted(sums.cells, 'cell')} of {counted(sums.rows, 'row')} compared in the last pass: {changed}"
+    if copied.used_by:
+        yield f"{copied.source} is in use by {copied.used_by}."
+        yield f"So {copied.target} is not complete, and cannot be opened yet."
+        yield "Stop that process and run the same command again; or run it with --wait, and stop the process then."
+        return
+    yield f"{len(copied.digests)} tables are equal in both stores. {copied.target} is complete: open it."
+    if copied.moved:
+        yield f"{copied.source} cannot be opened any more: programs are told that it has moved."
+    else:
+        yield f"{copied.source} can still be opened. The copy does not follow its changes any more."
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    """What is done at the moment, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda phase, table, sums: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("opening the stores", total=None)
+
+        def tell(phase: str, table: str, sums: Sums) -> None:
+            changed = f", {sums.changed} changed" if sums.changed else ""
+            bar.update(task, description=f"{phase} {table}: {counted(sums.cells, 'cell')}{changed}")
+
+        yield tell
+
+
+def _copy(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A store: its folder, postgresql://... or bigtable://...")
+    ],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new place, of any of these kinds.")],
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Follow the changes until no process has SOURCE open; then finish.")
+    ] = False,
+    switch: Annotated[
+        bool, typer.Option("--switch", help="At the end, keep programs out of SOURCE: it has moved to TARGET.")
+    ] = False,
+    through: Annotated[
+        str | None,
+        typer.Option("--through", metavar="ADDRESS", help="Read SOURCE, while it is in use, where it is served."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Copy a store to another place: a folder, PostgreSQL or Bigtable.
+
+    The copy has all cells of the store: the timestamps, the history, the changes that wait for observers. It is checked
+    by digests of all tables. While a program has SOURCE open, the command makes a pass over it; run it again for what
+    has changed since, or use --wait. The last pass needs SOURCE for itself: it runs once no other process has it open,
+    and writes only what has changed since the pass before. Until then no program can open TARGET. If interrupted, the
+    same command continues.
+
+    With --switch no program can open SOURCE afterwards. Serve TARGET at the address where SOURCE was served, and
+    connected clients go on there. To move back, copy TARGET to SOURCE.
+
+    \b
+    Examples:
+      perco copy web/ 'postgresql://app@db/shop?prefix=web'
+      perco copy web/ 'bigtable://acme/main?prefix=web' --wait --switch
+      perco copy 'bigtable://acme/main?prefix=web' web/ --through tls://db1:7000
+    """
+    options = CopyOptions(through=through, wait=wait, switch=switch)
+    perform_or(GOES_ON, copy, source, target, options, json=json)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command(name="copy")(_copy)

@@ -1,0 +1,91 @@
+"""A note in a store's catalogue that keeps programs out of it.
+
+M2  While a store is an unfinished copy, or once another store has taken its place, its catalogue has a cell at
+    `MARKER_TS`, above all versions. It is not a version of the catalogue, so no program can open the store. One
+    mutation writes the catalogue of a finished copy and deletes this cell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+
+from perco.errors import Corruption, StoreError, Unavailable
+from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue
+from perco.storage import APPLIED, DATA, TS_MAX, Failed, Mutation, RowStore, Write
+
+MARKER_TS: Final = (1 << 47) - 1  # Bigtable takes no timestamp after the year 9999
+COPYING: Final = "copying"
+MOVED: Final = "moved"
+
+_TRIES: Final = 16
+_WORD: Final = "perco copy"
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """`kind`: COPYING, this store is to be a copy of `other`; MOVED, `other` has taken its place. `catalogue`: of the
+    copy, as far as its tables have been made."""
+
+    kind: str
+    other: str
+    catalogue: Catalogue
+
+    def pack(self) -> bytes:
+        return msgpack.packb([_WORD, self.kind, self.other, self.catalogue.pack()])  # type: ignore[no-any-return]
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Marker:
+        """Raises: Corruption."""
+        try:
+            word, kind, other, catalogue = msgpack.unpackb(data)
+            if word != _WORD or kind not in {COPYING, MOVED} or not isinstance(other, str):
+                raise ValueError("not a marker of perco copy")
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise Corruption("catalogue", f"its cell at {MARKER_TS} cannot be decoded: {error}") from error
+        return cls(kind, other, Catalogue.unpack(catalogue))
+
+
+async def marker_of(store: RowStore) -> Marker | None:
+    """The marker in a store, if it has one. Raises: Corruption."""
+    [[cells]] = await store.read([(SYSTEM_TABLE, CATALOGUE_ROW, [(DATA, 0, MARKER_TS, MARKER_TS, 1)])])
+    return Marker.unpack(cells[0][1]) if cells else None
+
+
+async def catalogue_below(store: RowStore) -> Catalogue:
+    """The newest version of the catalogue, with or without a marker above it; version 0 if there is none."""
+    [[cells]] = await store.read([(SYSTEM_TABLE, CATALOGUE_ROW, [(DATA, 0, 1, MARKER_TS - 1, 1)])])
+    return Catalogue.unpack(cells[0][1]) if cells else Catalogue()
+
+
+async def put_marker(store: RowStore, marker: Marker) -> None:
+    """Keep programs out of a store. Raises: StoreError."""
+    await _write(store, [(DATA, 0, MARKER_TS, marker.pack())])
+
+
+async def complete(store: RowStore, catalogue: Catalogue) -> None:
+    """Give a copy its catalogue, in place of all versions and the marker (M2). Raises: StoreError."""
+    [[former]] = await store.read([(SYSTEM_TABLE, CATALOGUE_ROW, [(DATA, 0, 0, TS_MAX, 1 << 20)])])
+    writes: list[Write] = [(DATA, 0, ts, None) for ts, _ in former if ts != catalogue.version]
+    await _write(store, [*writes, (DATA, 0, catalogue.version, catalogue.pack())])
+
+
+async def _write(store: RowStore, writes: list[Write]) -> None:
+    """Write to the catalogue's row; after a lost reply, again: that does no harm. Raises: StoreError."""
+    verdict: Any = None
+    for _ in range(_TRIES):
+        [verdict] = await store.apply([Mutation(SYSTEM_TABLE, ((CATALOGUE_ROW, (), writes),))])
+        if verdict is APPLIED:
+            return
+        if isinstance(verdict, Failed):
+            raise verdict.error
+    raise Unavailable(f"the catalogue cannot be written: {verdict}")
+
+
+def refused(shown: str, marker: Marker) -> StoreError:
+    """The error for a store that has a marker."""
+    if marker.kind == MOVED:
+        return StoreError(f"{shown} has moved to {marker.other}: open that")
+    return StoreError(f"{shown} is an unfinished copy of {marker.other}; run `perco copy` again to finish it")
