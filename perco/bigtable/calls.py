@@ -208,11 +208,10 @@ class Calls:
 
         Raises: Unavailable, without credentials.
         """
-        left_s = deadline - trio.current_time()
-        if self._closed or left_s <= 0:
+        if self._closed:
             await trio.lowlevel.checkpoint()
-            return [_too_late(self._closed) for _ in requests]
-        loop, until = self._begin(), now() + left_s
+            return [_too_late(True) for _ in requests]
+        loop, until = self._begin(), now() + deadline - trio.current_time()
         self.made += len(requests)
         token, task = trio.lowlevel.current_trio_token(), trio.lowlevel.current_task()
         answers: list[Answer] = [None] * len(requests)

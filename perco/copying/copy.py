@@ -4,8 +4,8 @@
 
 Passes make the target equal to the source, row by row. While another process has the source open, what a pass finds is
 the work of many moments, so the target is not a store yet. The last pass is made by the source's owner, which is then
-this process: nobody writes, so the target is the source as of one moment, with its timestamps, its history and all
-changes that wait for observers.
+this process. No other process writes, so the target is the source as of one moment, with its timestamps, its history
+and all changes that wait for observers.
 
 M1  A pass writes only what differs, so an interrupted copy continues where it was, and a late pass is a short one.
 M2  The target has a marker until the digests of all tables are equal to the source's. No program can open it before.
@@ -210,9 +210,9 @@ class _Copying:
                 found.append(digest.hex())
             if found[0] != found[1]:
                 raise StoreError(
-                    f"table {table!r} of {self._target.where()[0]} is not equal to the source's, although nobody "
-                    "writes to either. Run the command again; if that does not help, one of the stores is damaged: run "
-                    "`perco check` on the source"
+                    f"table {table!r} of {self._target.where()[0]} is not equal to the source's, although no "
+                    "program writes to either. Run the command again; if that does not help, one of the stores is "
+                    "damaged: run `perco check` on the source"
                 )
             digests[table] = found[0]
         return digests

@@ -31,8 +31,8 @@ def writes_between(source: Cells, target: Cells) -> list[Write]:
 
 
 def in_parts(writes: Iterable[Write]) -> Iterator[list[Write]]:
-    """The writes in lists that are short enough for one mutation. A row between two of them is not whole, but nobody
-    reads it yet."""
+    """The writes in lists that are short enough for one mutation. Between two of them the row is not
+    whole, but no program reads it yet."""
     part: list[Write] = []
     size = 0
     for write in writes:

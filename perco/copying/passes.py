@@ -1,7 +1,7 @@
 """One pass over a store: makes the rows of another one equal to its own.
 
-M1  A pass reads each range of rows in both stores and writes what differs. So it may begin anew at any time, and it
-    writes nothing if all is equal.
+M1  A pass reads each range of rows in both stores and writes what differs. So it can be started again at any time,
+    and it writes nothing if all is equal.
 """
 
 from __future__ import annotations
