@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from perco.bigtable import filters
 from perco.bigtable.keys import place_of, qualifier
@@ -73,12 +73,20 @@ async def test_a_predicate_decides_as_the_checks_do_on_every_row(name: str) -> N
 # ------------------------------------------------------------ reads that share a call
 
 Row = dict[tuple[str, int], dict[int, bytes]]
-columns = st.tuples(st.just("data"), st.integers(1, 2))
-rows = st.dictionaries(columns, st.dictionaries(st.integers(1, 12), st.binary(max_size=1), max_size=12))
+TIMES = range(1, 13)
 spans = st.tuples(st.integers(0, 12), st.one_of(st.integers(0, 12), st.just(TS_MAX)))
-requests = st.lists(
-    st.lists(st.tuples(columns, spans, st.sampled_from([-2, -1, 1, 2])), min_size=1, max_size=3), min_size=1, max_size=4
-)
+
+
+@st.composite
+def rows_and_requests(draw: st.DrawFn) -> tuple[Row, list[list[Query]]]:
+    """A row with most of its versions, and requests for the same columns as of several moments."""
+    row: Row = {}
+    for column in (1, 2):
+        gone = draw(st.sets(st.sampled_from(TIMES), max_size=4))
+        row["data", column] = {ts: bytes([ts]) for ts in TIMES if ts not in gone}
+    asked = draw(st.lists(st.tuples(st.sampled_from([1, 1, 2]), st.sampled_from([1, 2, -1])), min_size=1, max_size=3))
+    count = draw(st.integers(1, 3))
+    return row, [[("data", column, *draw(spans), n) for column, n in asked] for _ in range(count)]
 
 
 def found(row: Row, query: Query) -> list[tuple[int, bytes]]:
@@ -98,13 +106,16 @@ def answered(row: Row, asked: Sequence[Query]) -> Places:
     return places
 
 
-@given(rows, requests)
-def test_requests_that_share_a_call_find_what_they_ask_for_or_ask_alone(
-    row: Row, wanted: list[list[tuple[tuple[str, int], tuple[int, int], int]]]
-) -> None:
+_FULL: Row = {("data", 1): {ts: bytes([ts]) for ts in TIMES}}
+
+
+@given(rows_and_requests())
+@example((_FULL, [[("data", 1, 0, 12, 1)], [("data", 1, 0, 6, 1)]]))  # too many newer versions are between them
+@example((_FULL, [[("data", 1, 0, 12, 1), ("data", 1, 0, 4, 1)], [("data", 1, 0, 6, 1), ("data", 1, 0, 3, 1)]]))
+def test_requests_that_share_a_call_find_what_they_ask_for_or_ask_alone(given: tuple[Row, list[list[Query]]]) -> None:
+    row, wanted = given
     by_shape = defaultdict(list)
-    for each in wanted:
-        queries: list[Query] = [(*column, *span, n) for column, span, n in each]
+    for queries in wanted:
         by_shape[shape_of(queries)].append(queries)
     for sharing in by_shape.values():
         asked = shared(sharing)
