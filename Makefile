@@ -12,7 +12,7 @@ FAULTS := tests/sweep tests/integration/killed tests/powerloss tests/integration
 SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/test_members.py tests/acceptance/web/test_commands.py \
   tests/integration/storage/test_splits.py tests/integration/storage/test_compacting.py tests/testing/test_serializable_runs.py tests/testing/test_simulating.py \
   tests/acceptance/test_interrupt.py $(addprefix tests/acceptance/cli/,test_observers.py test_writing.py test_history.py test_served.py \
-  test_worker.py test_backfill.py test_splitting.py test_checking.py test_postgresql.py test_bigtable.py test_reading.py test_compacting.py) \
+  test_worker.py test_backfill.py test_copying.py test_splitting.py test_checking.py test_postgresql.py test_bigtable.py test_reading.py test_compacting.py) \
   tests/webindex/test_crawl.py
 
 .PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss clean help
@@ -34,14 +34,14 @@ test: .venv/.dev ## tests, ruff, mypy
 	$(BIN)/ruff format --check perco tests bench examples tools
 	{ $(BIN)/mypy && $(BIN)/mypy tools/*.py; } & types=$$!; \
 	$(BIN)/pytest -q -n auto --dist worksteal --ignore tests/spark --ignore tests/test_spark.py --ignore tests/examples/test_spark_pipeline.py \
-	  --ignore tests/testing/test_mutants.py $(addprefix --ignore ,$(FAULTS) $(SLOW)); tests=$$?; \
+	  --ignore tests/testing/test_mutants.py --ignore tests/testing/test_components.py $(addprefix --ignore ,$(FAULTS) $(SLOW)); tests=$$?; \
 	wait $$types && exit $$tests
 
 test-faults: .venv/.dev ## every fault at every step of the scenarios; processes killed at any moment; power failures; slow tests
 	$(BIN)/pytest -q -n auto --dist worksteal $(FAULTS) $(SLOW)
 
 test-mutants: .venv/.dev ## each rule of the protocol broken, one at a time: the simulation has to find it
-	$(BIN)/pytest -q -n auto --dist worksteal tests/testing/test_mutants.py
+	$(BIN)/pytest -q -n auto --dist worksteal tests/testing/test_mutants.py tests/testing/test_components.py
 
 EACH ?= 0
 test-everywhere: .venv/.dev ## scenarios and observers over clients (folder, TLS, tablet servers), and over a store of single rows only; EACH=2: each over 2 of the 4

@@ -24,6 +24,7 @@ BENCHES = {
     "peers": "the same work on SQLite, ZODB, PostgreSQL and procrastinate",
     "postgresql": "transactions and observers on PostgreSQL, against SQL and a task queue on the same server",
     "bigtable": "calls, CPU time and latency of a transaction on a Bigtable emulator",
+    "brokerage": "a load after TPC-E on every store, beside SQL by hand (the paper's figure 9)",
     "space": "what overwritten cells take, with a vacuum, beside a fresh store",
     "spark_load": "what loading through Spark costs, and what reading back",
     "webindex": "what a page costs in the web index, while it grows to 100 000 pages",

@@ -48,7 +48,7 @@ def main(run: Run) -> None:
     if not EMULATOR.exists():
         run.say("The emulator is not built: make build/bigtable-emulator\n")
     else:
-        with _emulator(run) as started:
+        with emulator() as started:
             _one_call(run, report, started)
             _latency(run, report)
     run.finish(report, facts)
@@ -74,7 +74,8 @@ class Emulator:
 
 
 @contextmanager
-def _emulator(run: Run) -> Iterator[Emulator]:
+def emulator() -> Iterator[Emulator]:
+    """A server of its own, while the block lasts."""
     import os
 
     process = subprocess.Popen([EMULATOR], stdout=subprocess.PIPE, text=True)
@@ -234,7 +235,7 @@ async def _write(asked: Calls, place: Place, key: bytes) -> None:
 
 
 def _latency(run: Run, report: Report) -> None:
-    with _emulator(run) as started:
+    with emulator() as started:
         found = [trio.run(_alone, started) for _ in range(run.rounds)]
     trips = median(found)
     run.table(

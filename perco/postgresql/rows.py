@@ -249,9 +249,9 @@ class PostgresqlRows:
             cells[number(j)].append((number(column), number(ts), value))
         page = []
         for k in sorted(found):
-            for each in found[k][1]:
+            for query, each in zip(queries, found[k][1], strict=True):
                 if len(each) > 1:
-                    each.sort(key=_newest_first)
+                    _put_in_order(query, each)
             page.append(found[k])
         return ScanPage(page, following)
 
@@ -508,6 +508,15 @@ def _last_first(refused: tuple[bytes, bytes]) -> int:
 
 def _newest_first(cell: ScanCell) -> tuple[int, int]:
     return cell[0], -cell[1]
+
+
+def _put_in_order(query: ScanQuery, cells: list[ScanCell]) -> None:
+    """Sort them by columns, in the order in which the query names them; of each column the newest first."""
+    if query.columns is None or len(query.columns) == 1:
+        cells.sort(key=_newest_first)
+    else:
+        places = {column: at for at, column in enumerate(query.columns)}
+        cells.sort(key=lambda cell: (places[cell[0]], -cell[1]))
 
 
 def _which(mutation: Mutation, failed: int) -> Refused:

@@ -331,6 +331,15 @@ async def test_a_scan_reads_versions_and_whole_groups(store):
     )
 
 
+async def test_a_scan_returns_columns_in_the_order_in_which_they_are_named(store):
+    await put_all(
+        store, Mutation(TABLE, [(b"a", [], [("lock", column, ts, b"") for column in (1, 2) for ts in (3, 4)])])
+    )
+    for columns in ((1, 2), (2, 1)):
+        page = await store.scan(ScanRequest(TABLE, b"", None, (ScanQuery("lock", columns, n=2),)))
+        assert page.rows == [(b"a", [[(column, ts, b"") for column in columns for ts in (4, 3)]])]
+
+
 async def test_a_scan_of_no_columns_finds_none(store):
     await put_all(store, put(b"a", b"v", 3))
     page = await store.scan(ScanRequest(TABLE, b"", None, (ScanQuery("data", ()), ScanQuery("data", (1,)))))
