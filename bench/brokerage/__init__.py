@@ -338,5 +338,6 @@ def _draw(run: Run, found: Found, calls: Ways) -> None:
             right.text(x, 0, f"{calls[ms, *how].calls:.1f}\ncalls", ha="center", va="bottom", fontsize=7)
     right.set_xticks([number + 0.2 for number in range(len(names))], list(names.values()))
     right.set(ylabel="mean time of a transaction, ms", title="Behind a network: delay window and prefetching")
-    right.legend()
+    right.set_ylim(top=1.25 * max(done.mean_ms for done in calls.values()))  # room for the legend
+    right.legend(ncols=2)
     run.figure(figure, "brokerage")
