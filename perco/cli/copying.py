@@ -12,15 +12,17 @@ import typer
 from rich.console import Console
 from rich.progress import Progress as Bar, SpinnerColumn, TextColumn
 
-from perco.cli.screen import FINE, FOUND, GOES_ON, counted, perform_or, show_json
+from perco.cli.screen import FINE, FOUND, complain, counted, perform_or, show_json
 from perco.copying.copy import Copied, CopyOptions, Tell, copy as copy_store
 from perco.copying.passes import Sums
+
+_STAYS = "interrupted; what was copied stays, and the same command continues"
 
 
 async def copy(source: str, target: str, options: CopyOptions, *, json: bool) -> int:
     """Copy, and say how far it came. Returns 1 if the copy is not complete."""
     with _progress() as tell:
-        copied = await copy_store(source, target, options, tell)
+        copied = await copy_store(source, target, options, tell, _passed)
     if json:
         told = asdict(copied) | {"complete": not copied.used_by, "used_by": copied.used_by or None}
         show_json(told)
@@ -30,18 +32,30 @@ async def copy(source: str, target: str, options: CopyOptions, *, json: bool) ->
     return FOUND if copied.used_by else FINE
 
 
+def _passed(copied: Copied, trouble: str) -> None:
+    """Say what a pass of --wait has found."""
+    if trouble:
+        complain(f"pass {copied.passes} ended early: {trouble}")
+    else:
+        complain(
+            f"pass {copied.passes}: {counted(copied.sums.changed, 'cell')} changed. {copied.source} is in use by "
+            f"{copied.used_by}: stop that process when you want the copy to be finished"
+        )
+
+
 def _told(copied: Copied, options: CopyOptions) -> Iterator[str]:
     sums = copied.sums
     changed = f"{counted(sums.written, 'cell')} written, {sums.deleted} deleted"
-    yield f"{counted(sums.cells, 'cell')} of {counted(sums.rows, 'row')} compared in the last pass: {changed}"
+    yield f"{counted(sums.cells, 'cell')} of {counted(sums.rows, 'row')} compared: {changed}"
     if copied.used_by:
         yield f"{copied.source} is in use by {copied.used_by}."
         yield f"So {copied.target} is not complete, and cannot be opened yet."
         yield "Stop that process and run the same command again; or run it with --wait, and stop the process then."
         return
-    yield f"{len(copied.digests)} tables are equal in both stores. {copied.target} is complete: open it."
+    tables = counted(len(copied.digests) - 1, "table")  # but perco's own
+    yield f"{tables}: the digests are equal in both stores. {copied.target} is complete: open it."
     if copied.moved:
-        yield f"{copied.source} cannot be opened any more: programs are told that it has moved."
+        yield f"{copied.source} has moved: no program can open it any more."
     else:
         yield f"{copied.source} can still be opened. The copy does not follow its changes any more."
 
@@ -78,18 +92,31 @@ def _copy(
         str | None,
         typer.Option("--through", metavar="ADDRESS", help="Read SOURCE, while it is in use, where it is served."),
     ] = None,
+    every: Annotated[
+        float, typer.Option("--every", min=0.0, metavar="SECONDS", help="Between two passes of --wait.")
+    ] = 5.0,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Give up what is in TARGET: an unfinished copy, or a store that moved."),
+    ] = False,
+    moved: Annotated[
+        bool, typer.Option("--moved", help="SOURCE may be a store that has moved: copy what it had then.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Copy a store to another place: a folder, PostgreSQL or Bigtable.
 
-    The copy has all cells of the store: the timestamps, the history, the changes that wait for observers. It is checked
-    by digests of all tables. While a program has SOURCE open, the command makes a pass over it; run it again for what
-    has changed since, or use --wait. The last pass needs SOURCE for itself: it runs once no other process has it open,
-    and writes only what has changed since the pass before. Until then no program can open TARGET. If interrupted, the
+    The copy has all cells of the store: the timestamps, the history, the changes that wait for observers. It is
+    checked by digests of all tables. While a program has SOURCE open, the command makes a pass over it, and exits with
+    1; run it again for what has changed since, or use --wait. The last pass needs SOURCE for itself: it runs once no
+    other process has it open, and reads both stores twice. Until then no program can open TARGET. If interrupted, the
     same command continues.
 
+    A SOURCE in use is read from its files, if it is a folder, or through perco serve --direct; otherwise name the
+    address where it is served with --through. A table on Bigtable is made by perco bigtable init first.
+
     With --switch no program can open SOURCE afterwards. Serve TARGET at the address where SOURCE was served, and
-    connected clients go on there. To move back, copy TARGET to SOURCE.
+    clients of that address go on there. To move back, copy TARGET to SOURCE.
 
     \b
     Examples:
@@ -97,8 +124,8 @@ def _copy(
       perco copy web/ 'bigtable://acme/main?prefix=web' --wait --switch
       perco copy 'bigtable://acme/main?prefix=web' web/ --through tls://db1:7000
     """
-    options = CopyOptions(through=through, wait=wait, switch=switch)
-    perform_or(GOES_ON, copy, source, target, options, json=json)
+    options = CopyOptions(through, wait, every, switch, replace, moved)
+    perform_or(_STAYS, copy, source, target, options, json=json)
 
 
 def register(app: typer.Typer) -> None:

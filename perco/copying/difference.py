@@ -13,8 +13,9 @@ from perco.storage import ScanCell, Write
 
 Cells: TypeAlias = dict[tuple[str, int, int], bytes]  # (group, column, ts) -> value
 
-_WRITES_MAX: Final = 256  # in one mutation
-_BYTES_MAX: Final = 1 << 20
+WRITES_MAX: Final = 256  # in one mutation
+BYTES_MAX: Final = 1 << 20
+_DIGEST_BYTES: Final = 16
 
 
 def cells_of(groups: Sequence[str], found: Sequence[Sequence[ScanCell]]) -> Cells:
@@ -31,13 +32,13 @@ def writes_between(source: Cells, target: Cells) -> list[Write]:
 
 
 def in_parts(writes: Iterable[Write]) -> Iterator[list[Write]]:
-    """The writes in lists that are short enough for one mutation. Between two of them the row is not
-    whole, but no program reads it yet."""
+    """The writes in lists that are short enough for one mutation. Between two of them the row is not whole, but no
+    program reads it yet."""
     part: list[Write] = []
     size = 0
     for write in writes:
         length = len(write[3] or b"")
-        if part and (len(part) == _WRITES_MAX or size + length > _BYTES_MAX):
+        if part and (len(part) == WRITES_MAX or size + length > BYTES_MAX):
             yield part
             part, size = [], 0
         part.append(write)
@@ -46,19 +47,29 @@ def in_parts(writes: Iterable[Write]) -> Iterator[list[Write]]:
         yield part
 
 
+def halves(cells: Cells, low: int, high: int) -> tuple[int, int] | None:
+    """Divide timestamps from `low` to `high` so that about half of the cells are in each part: the last timestamp of
+    the lower one, and the first of the upper one. None: all cells have one timestamp."""
+    stamps = sorted(ts for _, _, ts in cells if low <= ts <= high)
+    middle = stamps[(len(stamps) - 1) // 2]
+    if middle == high:
+        middle = max((ts for ts in stamps if ts < high), default=high)
+    return None if middle == high else (middle, middle + 1)
+
+
 class Digest:
-    """A digest of the rows of a table, in the order of their keys: equal for equal cells in any store."""
+    """A digest of the cells of a table, in whatever order they are added: a sum of hashes of all cells."""
 
     def __init__(self) -> None:
-        self._hash = blake2b(digest_size=16)
+        self._sum = 0
         self.cells = 0
 
     def add(self, row: bytes, cells: Cells) -> None:
         """Rows without cells do not count."""
-        for (group, column, ts), value in sorted(cells.items()):
-            head = (len(row), row, len(group), group.encode(), column, ts, len(value))
-            self._hash.update(b"%d %b %d %b %d %d %d " % head + value)
+        for (group, column, ts), value in cells.items():
+            head = b"%d %b %d %b %d %d " % (len(row), row, len(group), group.encode(), column, ts)
+            self._sum += int.from_bytes(blake2b(head + value, digest_size=_DIGEST_BYTES).digest(), "big")
         self.cells += len(cells)
 
     def hex(self) -> str:
-        return self._hash.hexdigest()
+        return f"{self._sum % (1 << 8 * _DIGEST_BYTES):0{2 * _DIGEST_BYTES}x}"

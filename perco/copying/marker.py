@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgpack
 
-from perco.errors import Corruption, StoreError, Unavailable
+from perco.errors import Corruption, Unavailable
 from perco.schema.catalogue import CATALOGUE_ROW, SYSTEM_TABLE, Catalogue
 from perco.storage import APPLIED, DATA, TS_MAX, Failed, Mutation, RowStore, Write
 
@@ -21,6 +21,7 @@ COPYING: Final = "copying"
 MOVED: Final = "moved"
 
 _TRIES: Final = 16
+_VERSIONS_MAX: Final = 1 << 20  # of a catalogue
 _WORD: Final = "perco copy"
 
 
@@ -32,6 +33,10 @@ class Marker:
     kind: str
     other: str
     catalogue: Catalogue
+
+    def is_copy_of(self, source: str) -> bool:
+        """Whether it is in an unfinished copy of that store."""
+        return self.kind == COPYING and self.other == source
 
     def pack(self) -> bytes:
         return msgpack.packb([_WORD, self.kind, self.other, self.catalogue.pack()])  # type: ignore[no-any-return]
@@ -67,7 +72,7 @@ async def put_marker(store: RowStore, marker: Marker) -> None:
 
 async def complete(store: RowStore, catalogue: Catalogue) -> None:
     """Give a copy its catalogue, in place of all versions and the marker (M2). Raises: StoreError."""
-    [[former]] = await store.read([(SYSTEM_TABLE, CATALOGUE_ROW, [(DATA, 0, 0, TS_MAX, 1 << 20)])])
+    [[former]] = await store.read([(SYSTEM_TABLE, CATALOGUE_ROW, [(DATA, 0, 0, TS_MAX, _VERSIONS_MAX)])])
     writes: list[Write] = [(DATA, 0, ts, None) for ts, _ in former if ts != catalogue.version]
     await _write(store, [*writes, (DATA, 0, catalogue.version, catalogue.pack())])
 
@@ -84,8 +89,8 @@ async def _write(store: RowStore, writes: list[Write]) -> None:
     raise Unavailable(f"the catalogue cannot be written: {verdict}")
 
 
-def refused(shown: str, marker: Marker) -> StoreError:
-    """The error for a store that has a marker."""
+def refused(shown: str, marker: Marker) -> str:
+    """What a store with a marker is."""
     if marker.kind == MOVED:
-        return StoreError(f"{shown} has moved to {marker.other}: open that")
-    return StoreError(f"{shown} is an unfinished copy of {marker.other}; run `perco copy` again to finish it")
+        return f"{shown} has moved to {marker.other}"
+    return f"{shown} is an unfinished copy of {marker.other}"

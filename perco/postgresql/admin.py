@@ -105,6 +105,13 @@ async def init(url: str, grant: Sequence[str] = ()) -> bool:
     return made
 
 
+async def has_tables(url: str) -> bool:
+    """Whether a store's tables are there. Raises: UsageError, StoreError."""
+    place = Place(url)
+    async with _connected(place) as connection:
+        return await _are_there(connection, Statements(place.prefix))
+
+
 async def inspect(url: str) -> Facts:
     """Look at the server and the tables. Raises: UsageError, StoreError."""
     place = Place(url)

@@ -18,7 +18,18 @@ from perco.copying.marker import COPYING, MOVED, Marker, marker_of
 from perco.copying.passes import FLOOR, Sums
 from perco.database.inside import inside
 from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
-from perco.storage import APPLIED, LocalRowStore, Mutation, NoReply, Verdict
+from perco.storage import (
+    APPLIED,
+    PROTOCOL_GROUPS,
+    Failed,
+    LocalRowStore,
+    Mutation,
+    NoReply,
+    ScanPage,
+    ScanQuery,
+    ScanRequest,
+    Verdict,
+)
 from tests.integration.copying.stores import (
     KINDS,
     LONG,
@@ -37,6 +48,7 @@ from tests.integration.copying.stores import (
     size,
     state_of,
 )
+from tests.support import postgresql
 
 pytestmark = pytest.mark.filterwarnings("ignore::perco.errors.PercoWarning")
 
@@ -60,11 +72,16 @@ async def cannot_be_opened(url: str) -> None:
 
 
 # Each kind once on each side.
-PAIRS = [("folder", kind) for kind in KINDS] + [(kind, "folder") for kind in KINDS[1:]]
+PAIRS = [("folder", kind, 1024) for kind in KINDS] + [(kind, "folder", 1024) for kind in KINDS[1:]]
+PAIRS += [("folder", kind, 2) for kind in KINDS[1:]]
 
 
-@pytest.mark.parametrize(("before", "after"), PAIRS)
-async def test_a_copy_goes_on_as_the_store_would_have(tmp_path: Path, before: str, after: str) -> None:  # M1 O1 N1 N6
+@pytest.mark.parametrize(("before", "after", "cells"), [*PAIRS, ("folder", "folder", 2)])
+async def test_a_copy_goes_on_as_the_store_would_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, cells: int
+) -> None:  # M1 O1 N1 N6
+    """`cells`: of a group of a row that are read at once."""
+    monkeypatch.setattr(passes, "_CELLS", cells)
     source, target = place(before, tmp_path / "s"), place(after, tmp_path / "t")
     state, past, then, last = await made(source)
     done = await copied(source, target)
@@ -175,7 +192,7 @@ async def test_interrupted_at_any_write_it_continues_and_two_stores_are_never_op
 ) -> None:  # M1 M2 M3
     origin = place("folder", tmp_path / "s")
     state, *_ = await made(origin)
-    monkeypatch.setattr(passes, "_ROWS", 2)
+    monkeypatch.setattr(passes, "_TOGETHER", 1)
     number, interrupted, neither = 0, True, 0
     while interrupted:
         number += 1
@@ -264,26 +281,27 @@ async def test_a_copy_that_differs_is_not_made_a_store(tmp_path: Path, monkeypat
     assert done.sums.deleted == 1
 
 
-async def test_the_floor_is_raised_before_it_is_verified(  # T13
+async def test_late_mutations_are_waited_for_before_the_last_pass_and_before_it_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # T13
+) -> None:  # M2 T13
+    """Of the source's former owner, and of passes."""
     source, target = place("folder", tmp_path / "s"), place("folder", tmp_path / "t")
     await made(source)
-    floors: list[int] = []
+    events: list[str] = []
     raise_floor = LocalRowStore.raise_floor
 
     async def noted(self: LocalRowStore, ts: int, *, wait: bool) -> None:
         await raise_floor(self, ts, wait=wait)
-        floors.append(ts)
-        [verdict] = await self.apply([Mutation("docs", ((b"x", (), ()),), FLOOR - 1)])
-        assert verdict is not APPLIED
-
-    def tell(phase: str, table: str, sums: Sums) -> None:
-        assert phase == copying.READING or floors
+        assert wait
+        events.append(f"floor {ts}")
+        if ts == FLOOR:
+            [verdict] = await self.apply([Mutation("docs", ((b"x", (), ()),), FLOOR - 1)])
+            assert verdict is not APPLIED
 
     monkeypatch.setattr(LocalRowStore, "raise_floor", noted)
-    await copied(source, target, tell=tell)
-    assert floors == [FLOOR]
+    await copied(source, target, tell=lambda phase, table, sums: events.append(phase))
+    steps = [each for each in dict.fromkeys(events) if each != copying.WAITING]
+    assert steps == ["floor 1", copying.READING, f"floor {FLOOR}", copying.VERIFYING]
 
 
 async def test_a_store_that_has_moved_says_where_and_can_be_moved_back(tmp_path: Path) -> None:  # M3
@@ -294,6 +312,16 @@ async def test_a_store_that_has_moved_says_where_and_can_be_moved_back(tmp_path:
     await cannot_be_opened(source)
     with pytest.raises(perco.StoreError, match=f"has moved to {target}"):
         await copied(source, str(tmp_path / "u"))
+    (tmp_path / "t").rename(tmp_path / "elsewhere")  # as a disk that is not mounted
+    with pytest.raises(perco.StoreError, match=f"has moved to {target}"):
+        await copied(source, target, switch=True)
+    await cannot_be_opened(source)
+    shutil.rmtree(target)
+    (tmp_path / "elsewhere").rename(target)
+    old = await copied(source, str(tmp_path / "old"), moved=True)
+    assert not old.used_by
+    async with opened(str(tmp_path / "old")) as db:
+        assert await state_of(db) == state
     async with opened(target) as db, db.transaction() as txn:
         txn.set(rank, "k", 7)
     back = await copied(target, source, switch=True)
@@ -313,15 +341,19 @@ async def test_what_is_no_place_for_a_copy(tmp_path: Path) -> None:
         (source, "cannot be copied to itself"),
         (f"{source}/../s", "cannot be copied to itself"),
         (other, "there is a store at .*other already"),
+        (f"{source}/inner", "lies in the other"),
         ("memory:", "a store in memory"),
         ("tcp://127.0.0.1:1", "a served store"),
     ]:
         with pytest.raises(perco.UsageError, match=told):
             await copied(source, url)
-    with pytest.raises(perco.UsageError, match=r"there is no store at .*nowhere"):
-        await copied(str(tmp_path / "nowhere"), target)
+    (tmp_path / "empty").mkdir()
+    for url in (str(tmp_path / "nowhere"), str(tmp_path / "empty"), postgresql.fresh()):
+        with pytest.raises(perco.PercoError):
+            await copied(url, target)
+        assert not (tmp_path / "t").exists()
     assert not (tmp_path / "nowhere").exists()
-    assert not (tmp_path / "t").exists()
+    assert not list((tmp_path / "empty").iterdir())
     async with opened(other) as db, db.snapshot() as snap:
         assert await snap.get(rank, "mine") == 1
 
@@ -336,7 +368,11 @@ async def test_an_unfinished_copy_is_finished_from_its_source_only(tmp_path: Pat
         await copied(other, target)
     with pytest.raises(perco.StoreError, match=f"is an unfinished copy of {source}"):
         await copied(target, str(tmp_path / "u"))
-    await copied(source, target)
+    (tmp_path / "link").symlink_to(source)
+    await copied(str(tmp_path / "link"), target)
+    async with owned(source):
+        await copied(source, f"{target}2")
+    await copied(other, f"{target}2", replace=True)
 
 
 async def test_a_marker_that_cannot_be_decoded_is_damage(tmp_path: Path) -> None:
@@ -355,3 +391,145 @@ async def test_a_finished_copy_has_no_marker(tmp_path: Path) -> None:
     async with opened(target) as db:
         assert await marker_of(inside(db).store) is None
         assert db.schema.tables["docs"] is docs
+
+
+async def test_a_table_that_only_an_earlier_pass_found_is_emptied(tmp_path: Path) -> None:  # M2
+    """As after passes over another store at the same place."""
+    source, target = place("folder", tmp_path / "s"), place("folder", tmp_path / "t")
+    await made(source)
+    async with owned(source):
+        await copied(source, target)
+    shutil.rmtree(source)
+    few = perco.Table("docs", key=perco.TEXT)
+    only = few.column("only", perco.INT64)
+    async with perco.open(source, perco.Schema(few), options=OPTIONS) as db, db.transaction() as txn:
+        txn.set(only, "k", 1)
+    done = await copied(source, target)
+    assert done.digests.keys() == {"docs", SYSTEM_TABLE}
+    late = perco.Table("words", key=perco.Tuple(perco.TEXT, perco.INT64))
+    raw = few.column("body", perco.BYTES, group="raw")
+    late.column("count", perco.INT64)
+    async with perco.open(target, perco.Schema(few, late), options=OPTIONS) as db:
+        await must_be_clean(db)
+        async with db.snapshot() as snap:
+            assert [row.key async for row in snap.scan(late)] == []
+            assert [(row.key, row[only], row[raw]) async for row in snap.scan(few)] == [("k", 1, None)]
+        for table in ("docs", "words"):
+            everything = tuple(ScanQuery(group, None, n=99) for group in (*PROTOCOL_GROUPS, "data:raw"))
+            rows = (
+                await inside(db).store.scan(ScanRequest(table, b"", None, everything[: 10 if table == "docs" else 9]))
+            ).rows
+            assert len(rows) == (table == "docs")
+
+
+async def test_a_source_that_splits_or_goes_away_during_a_pass_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = place("folder", tmp_path / "s"), place("folder", tmp_path / "t")
+    await made(source)
+    troubles: list[Exception] = [perco.errors.TabletSplit("docs"), perco.Unavailable("it stays away")]
+    scan = LocalRowStore.scan
+    told: list[str] = []
+    armed, quiet = True, trio.Event()
+
+    async def scanned(self: LocalRowStore, request: ScanRequest) -> ScanPage:
+        nonlocal armed
+        if request.table == "words" and troubles and armed:
+            armed = False
+            raise troubles.pop()
+        return await scan(self, request)
+
+    def passed(copied: Copied, trouble: str) -> None:
+        nonlocal armed
+        armed = True
+        told.append(trouble)
+        if not trouble:
+            quiet.set()
+
+    monkeypatch.setattr(LocalRowStore, "scan", scanned)
+    done = trio.Event()
+    async with trio.open_nursery() as nursery, owned(source) as owner:
+
+        async def follow() -> None:
+            await copy(source, target, CopyOptions(wait=True, every_s=0.01), passed=passed, stores=OPTIONS)
+            done.set()
+
+        nursery.start_soon(follow)
+        await quiet.wait()
+        assert await owner.tell("hello") == "done"
+    assert done.is_set()
+    assert not troubles
+    assert "it stays away" in told[0]
+    assert "was split" in told[1]
+    troubles.append(perco.errors.TabletSplit("docs"))
+    async with owned(source):
+        assert (await copied(source, f"{target}2")).used_by
+    assert not troubles
+
+
+async def test_few_mutations_are_sent_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the target has many rows where the source has none."""
+    source, target = place("folder", tmp_path / "s"), place("folder", tmp_path / "t")
+    sizes: list[int] = []
+    apply = LocalRowStore.apply
+
+    async def applied(self: LocalRowStore, mutations: Sequence[Mutation]) -> list[Verdict]:
+        if mutations[0].floor_ts == FLOOR - 1:
+            sizes.append(len(mutations))
+        return await apply(self, mutations)
+
+    async with opened(source) as db:
+        for start in range(0, 1000, 250):
+            async with db.transaction() as txn:
+                for number in range(start, start + 250):
+                    txn.set(rank, f"k{number}", number)
+    async with owned(source):
+        await copied(source, target)
+    shutil.rmtree(source)
+    await made(source)
+    monkeypatch.setattr(LocalRowStore, "apply", applied)
+    done = await copied(source, target)
+    assert done.sums.deleted >= 1000
+    assert max(sizes) == 128
+
+
+async def test_a_target_that_does_not_answer_for_a_moment_is_asked_again_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = place("folder", tmp_path / "s"), place("folder", tmp_path / "t")
+    await made(source)
+    monkeypatch.setattr(passes, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(passes, "_AGAIN_MAX_S", 0.0)
+    apply, away = LocalRowStore.apply, 0
+
+    async def applied(self: LocalRowStore, mutations: Sequence[Mutation]) -> list[Verdict]:
+        nonlocal away
+        if away and mutations[0].floor_ts == FLOOR - 1:
+            away -= 1
+            return [Failed(perco.Unavailable("out for lunch"))] * len(mutations)
+        return await apply(self, mutations)
+
+    monkeypatch.setattr(LocalRowStore, "apply", applied)
+    away = 1000
+    with pytest.raises(perco.Unavailable, match="does not answer: out for lunch"):
+        await copied(source, target)
+    assert 900 < away < 1000
+    away = 5
+    done = await copied(source, target)
+    assert done.sums.unsure >= 5
+    assert not away
+
+
+async def test_an_owner_that_loses_a_store_in_the_last_pass_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not take the source for one that is in use."""
+    source, target = place("folder", tmp_path / "s"), place("folder", tmp_path / "t")
+    await made(source)
+
+    async def lost(*_: object) -> None:
+        raise perco.errors.StoreLocked(target, 1, "another copy")
+
+    monkeypatch.setattr(passes.Pass, "table", lost)
+    with pytest.raises(perco.errors.StoreLocked, match="another copy"):
+        await copied(source, target)

@@ -1,0 +1,151 @@
+"""Opens the stores of a copy: as their owner, without a schema and without background tasks, or beside their owner."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import trio
+
+from perco.bigtable import address as bigtable
+from perco.copying.marker import Marker, catalogue_below, marker_of
+from perco.copying.passes import tasks
+from perco.database.inside import inside
+from perco.database.options import Options
+from perco.errors import Unavailable, UsageError
+from perco.postgresql import address as postgresql
+from perco.rpc import addresses
+from perco.schema.catalogue import Catalogue
+from perco.serve.opening import visiting
+from perco.storage import RowStore
+from perco.tablets.backend import Backend
+from perco.tablets.local import LocalStore
+
+
+def is_folder(url: str) -> bool:
+    """Whether it is the path of a store on this machine."""
+    return "://" not in url
+
+
+def must_be_two_places(source: str, target: str) -> None:
+    """Raises: UsageError, if one of them cannot be copied or be a copy, or if both are the same, or one lies in the
+    other."""
+    for url in (source, target):
+        if url == "memory:" or addresses.is_address(url):
+            what = "a served store" if addresses.is_address(url) else "a store in memory"
+            raise UsageError(
+                f"{url}: {what} cannot be copied or be a copy; give its folder, postgresql://... or bigtable://..."
+            )
+    if shown(source) == shown(target):
+        raise UsageError(f"{shown(source)} cannot be copied to itself")
+    if is_folder(source) and is_folder(target):
+        one, other = Path(shown(source)), Path(shown(target))
+        if one in other.parents or other in one.parents:
+            raise UsageError(f"one of {one} and {other} lies in the other; copy to a folder of its own")
+
+
+def shown(url: str) -> str:
+    """A place as messages show it. A folder has one name, whatever links lead to it."""
+    if postgresql.is_postgresql(url):
+        return postgresql.Place(url).shown
+    if bigtable.is_bigtable(url):
+        return bigtable.Place(url).shown
+    return os.path.realpath(os.path.expanduser(url))
+
+
+async def look(url: str, options: Options) -> None:
+    """Look for a store, without making one. Raises: UsageError, if there is none; what opening it raises."""
+    if postgresql.is_postgresql(url):
+        from perco.postgresql import admin  # only by programs that need it
+
+        if not await admin.has_tables(url):
+            raise UsageError(f"there is no store at {shown(url)}")
+    elif is_folder(url):
+        _must_be_there(url)
+        async with _files(url, options) as local:
+            await must_have_catalogue(local.store, url)
+
+
+def _must_be_there(url: str) -> None:
+    if not os.path.isdir(shown(url)):
+        raise UsageError(f"there is no store at {url}")
+
+
+async def must_have_catalogue(store: RowStore, url: str) -> tuple[Marker | None, Catalogue]:
+    """The marker and the catalogue of a source. Raises: UsageError, if no program has made the store."""
+    marker, catalogue = await marker_of(store), await catalogue_below(store)
+    if marker is None and not catalogue.version:
+        raise UsageError(f"there is no store at {shown(url)}")
+    return marker, catalogue
+
+
+@asynccontextmanager
+async def owned(url: str, options: Options) -> AsyncIterator[Backend]:
+    """A store as its owner has it open. Raises: StoreLocked, if another process owns it; what opening raises."""
+    backend: Backend
+    if postgresql.is_postgresql(url):
+        from perco.postgresql.store import PostgresqlStore
+
+        backend = await PostgresqlStore.open(url, options.postgresql, durable=True)
+    elif bigtable.is_bigtable(url):
+        from perco.bigtable.store import BigtableStore
+
+        backend = await BigtableStore.open(url, options.bigtable)
+    else:
+        backend = LocalStore(
+            shown(url), durable=True, readonly=False, accept_loss=False, lmdb=options.lmdb, batch=options.batch
+        )
+    try:
+        if isinstance(backend, LocalStore):
+            yield backend
+            return
+        async with tasks() as nursery:
+            nursery.start_soon(backend.watch)
+            yield backend
+            nursery.cancel_scope.cancel()
+    finally:
+        with trio.CancelScope(shield=True):
+            await backend.aclose()
+
+
+@asynccontextmanager
+async def _files(url: str, options: Options) -> AsyncIterator[LocalStore]:
+    """A folder, beside its owner if it has one."""
+    local = LocalStore(
+        shown(url), durable=True, readonly=True, accept_loss=False, lmdb=options.lmdb, batch=options.batch
+    )
+    try:
+        yield local
+    finally:
+        with trio.CancelScope(shield=True):
+            await local.aclose()
+
+
+@asynccontextmanager
+async def beside(source: str, through: str | None, options: Options) -> AsyncIterator[tuple[RowStore, Catalogue]]:
+    """A store that another process has open, to read it: the files of a folder, or through its server; and its
+    catalogue, as far as there are tablets for it.
+
+    Raises: Unavailable, UsageError; what opening raises.
+    """
+    if through is None and is_folder(source):
+        async with _files(source, options) as local:
+            catalogue = await catalogue_below(local.store)
+            await local.adapt(catalogue)
+            there = set(local.store.tables())
+            tables = {name: entry for name, entry in catalogue.tables.items() if name in there}
+            yield local.store, replace(catalogue, tables=tables)
+        return
+    try:
+        async with visiting(through or source) as db:
+            yield inside(db).driver.store, inside(db).catalogue
+    except Unavailable as error:
+        if through is not None:
+            raise
+        raise Unavailable(
+            f"{shown(source)} is in use, and cannot be read beside its owner: {error}",
+            remedy="Give the address at which it is served with --through, or stop the process that uses it.",
+        ) from error
