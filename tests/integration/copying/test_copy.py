@@ -20,6 +20,7 @@ from perco.database.inside import inside
 from perco.schema.catalogue import SYSTEM_TABLE, Catalogue
 from perco.storage import (
     APPLIED,
+    DATA,
     PROTOCOL_GROUPS,
     Failed,
     LocalRowStore,
@@ -88,6 +89,9 @@ async def test_a_copy_goes_on_as_the_store_would_have(
     assert done.digests.keys() == {"docs", "words", SYSTEM_TABLE}
     assert not done.used_by
     async with opened(target) as db:
+        if after == "folder":  # P4: it has noted its own tablets, whatever the source had noted
+            [[noted]] = await inside(db).store.read([(SYSTEM_TABLE, b"made/docs", [(DATA, 0, 1, 1, 1)])])
+            assert noted
         assert await state_of(db) == state
         assert await state_of(db, past) == then != state
         assert inside(db).oracle.last >= last
@@ -115,6 +119,7 @@ async def test_what_changes_while_the_store_is_in_use_is_caught_up_with(tmp_path
     await made(source)
     changed: list[int] = []
     async with owned(source) as owner:
+        assert await owner.tell("split p") == "done"
         for words in (["put a text", "delete k", "work"], ["split f", "vacuum"], ["put z other"]):
             done = await copied(source, target)
             assert "stores" in done.used_by
@@ -127,10 +132,10 @@ async def test_what_changes_while_the_store_is_in_use_is_caught_up_with(tmp_path
     assert 0 < done.sums.changed < changed[0]
     async with opened(source) as db:
         state = await state_of(db)
-        assert len(inside(db).store.bounds("docs")) == 3
+        assert len(inside(db).store.bounds("docs")) == 4
     async with opened(target) as db:
         assert await state_of(db) == state
-        assert len(inside(db).store.bounds("docs")) == 2, "its tablets are its own"
+        assert len(inside(db).store.bounds("docs")) == 3, "its tablets are its own"
         await must_be_clean(db)
 
 
@@ -393,8 +398,12 @@ async def test_a_finished_copy_has_no_marker(tmp_path: Path) -> None:
         assert db.schema.tables["docs"] is docs
 
 
-async def test_a_table_that_only_an_earlier_pass_found_is_emptied(tmp_path: Path) -> None:  # M2
-    """As after passes over another store at the same place."""
+@pytest.mark.parametrize("cells", [1024, 2])
+async def test_a_table_that_only_an_earlier_pass_found_is_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: int
+) -> None:  # M2
+    """As after passes over another store at the same place. `cells`: of a group of a row that are read at once."""
+    monkeypatch.setattr(passes, "_CELLS", cells)
     source, target = place("folder", tmp_path / "s"), place("folder", tmp_path / "t")
     await made(source)
     async with owned(source):
