@@ -13,7 +13,8 @@ SLOW := tests/integration/serve/test_held_clients.py tests/integration/serve/tes
   tests/integration/storage/test_splits.py tests/integration/storage/test_compacting.py tests/testing/test_serializable_runs.py tests/testing/test_simulating.py \
   tests/acceptance/test_interrupt.py $(addprefix tests/acceptance/cli/,test_observers.py test_writing.py test_history.py test_served.py \
   test_worker.py test_backfill.py test_copying.py test_splitting.py test_checking.py test_postgresql.py test_bigtable.py test_reading.py test_compacting.py) \
-  tests/webindex/test_crawl.py
+  tests/webindex/test_crawl.py tests/component/serve/test_spread.py tests/integration/notify/test_chain.py tests/damage \
+  tests/integration/storage/test_missing.py tests/integration/copying $(filter-out tests/examples/test_spark_pipeline.py,$(wildcard tests/examples/test_*.py))
 
 .PHONY: demo demo-spark test test-all test-faults test-mutants test-everywhere test-postgresql test-bigtable test-spark test-types test-wheel test-pythons check format bench simulate sweep powerloss clean help
 
