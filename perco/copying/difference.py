@@ -58,7 +58,12 @@ def halves(cells: Cells, low: int, high: int) -> tuple[int, int] | None:
 
 
 class Digest:
-    """A digest of the cells of a table, in whatever order they are added: a sum of hashes of all cells."""
+    """A digest of the cells of a table, in whatever order they are added: a sum of hashes of all cells.
+
+    Attributes: `cells`, how many were added.
+    """
+
+    cells: int
 
     def __init__(self) -> None:
         self._sum = 0
