@@ -205,7 +205,7 @@ class _Copying:
         digests = await self._verified(source.store, catalogue, every)
         if self._options.switch or self._moved:
             await put_marker(source.store, Marker(MOVED, self._shown, catalogue))  # M3
-            self._moved = True
+        self._moved = self._moved or self._options.switch or marker is not None
         await complete(target, placed)
         return self.told(digests=digests)
 

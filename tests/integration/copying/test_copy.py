@@ -328,6 +328,8 @@ async def test_a_store_that_has_moved_says_where_and_can_be_moved_back(tmp_path:
     (tmp_path / "elsewhere").rename(target)
     old = await copied(source, str(tmp_path / "old"), moved=True)
     assert not old.used_by
+    assert old.moved
+    await cannot_be_opened(source)
     async with opened(str(tmp_path / "old")) as db:
         assert await state_of(db) == state
     async with opened(target) as db, db.transaction() as txn:
