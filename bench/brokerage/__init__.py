@@ -47,7 +47,7 @@ EMBEDDED, SERVED, POSTGRESQL, BIGTABLE, BY_HAND = "embedded", "served", "Postgre
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What several clients have done at the same time; `cpu_s`: of all of them, and of the servers."""
+    """The work of several clients at the same time; `cpu_s`: of all of them, and of the servers."""
 
     clients: list[Figures]
     cpu_s: float

@@ -33,7 +33,7 @@ _IDLE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a client is told on its command line.
+    """The job of a client, from its command line.
 
     Attributes: `number` of the process; `window`: whether its calls wait for others to the same tablet while one is
     out; `prefetch`: whether reads return what will probably be read later.
@@ -50,7 +50,7 @@ class Job:
 
 @dataclass(slots=True)
 class Figures:
-    """What a client has done in `seconds`: `calls`: requests to a server, if it is a client of one; `orders`: that it
+    """The work of a client in `seconds`: `calls`: requests to a server, if it is a client of one; `orders`: that it
     has placed so far; `ms`: of each kind of transaction, half of the times and 99 % of them are below."""
 
     seconds: float = 0.0

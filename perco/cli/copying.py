@@ -62,7 +62,7 @@ def _told(copied: Copied, options: CopyOptions) -> Iterator[str]:
 
 @contextmanager
 def _progress() -> Iterator[Tell]:
-    """What is done at the moment, on a terminal."""
+    """Show the progress, on a terminal."""
     if not sys.stderr.isatty():
         yield lambda phase, table, sums: None
         return

@@ -2,8 +2,8 @@
 
     copied = await copy("web/", "postgresql://db/shop?prefix=web", CopyOptions(), tell)
 
-Passes make the target equal to the source, row by row. While another process has the source open, what a pass finds is
-the work of many moments, so the target is not a store yet. The last pass is made by the source's owner, which is then
+Passes make the target equal to the source, row by row. While another process has the source open, a pass finds each
+row as of another moment, so the target is not a store yet. The last pass is made by the source's owner, which is then
 this process. No other process writes, so the target is the source as of one moment, with its timestamps, its history
 and all changes that wait for observers.
 
@@ -196,7 +196,7 @@ class _Copying:
         await source.store.raise_floor(1, wait=True)  # no mutation of a former owner can still take effect (T13)
         placed, every = await self.catch_up(source.store, catalogue)
         target = self._target.store
-        # What is copied of the system table belongs to the store, so it is no news to the user.
+        # The sums do not count the system table: the user did not write it.
         own = Pass(source.store, target, lambda table, sums: None)
         await own.table(SYSTEM_TABLE, PROTOCOL_GROUPS, PROTOCOL_GROUPS, _stays)
         self._sums.unsure += own.sums.unsure

@@ -90,7 +90,7 @@ async def _write(store: RowStore, writes: list[Write]) -> None:
 
 
 def refused(shown: str, marker: Marker) -> str:
-    """What a store with a marker is."""
+    """Describe a store that has a marker."""
     if marker.kind == MOVED:
         return f"{shown} has moved to {marker.other}"
     return f"{shown} is an unfinished copy of {marker.other}"

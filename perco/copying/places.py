@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -86,24 +86,25 @@ async def must_have_catalogue(store: RowStore, url: str) -> tuple[Marker | None,
 async def owned(url: str, options: Options) -> AsyncIterator[Backend]:
     """A store as its owner has it open. Raises: StoreLocked, if another process owns it; what opening raises."""
     backend: Backend
+    watch: Callable[[], Awaitable[None]] | None = None  # raises an error once another process owns the store
     if postgresql.is_postgresql(url):
         from perco.postgresql.store import PostgresqlStore
 
-        backend = await PostgresqlStore.open(url, options.postgresql, durable=True)
+        on_postgresql = await PostgresqlStore.open(url, options.postgresql, durable=True)
+        backend, watch = on_postgresql, on_postgresql.watch
     elif bigtable.is_bigtable(url):
         from perco.bigtable.store import BigtableStore
 
-        backend = await BigtableStore.open(url, options.bigtable)
+        on_bigtable = await BigtableStore.open(url, options.bigtable)
+        backend, watch = on_bigtable, on_bigtable.watch
     else:
         backend = LocalStore(
             shown(url), durable=True, readonly=False, accept_loss=False, lmdb=options.lmdb, batch=options.batch
         )
     try:
-        if isinstance(backend, LocalStore):
-            yield backend
-            return
         async with tasks() as nursery:
-            nursery.start_soon(backend.watch)
+            if watch is not None:
+                nursery.start_soon(watch)
             yield backend
             nursery.cancel_scope.cancel()
     finally:

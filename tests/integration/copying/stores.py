@@ -19,7 +19,7 @@ from perco.database.inside import inside
 from perco.protocol.mutations import Header, Intent, prewrite
 from perco.protocol.records import PUT, Cellref
 from perco.storage import APPLIED
-from tests.acceptance.cli.stores import Lines, started
+from tests.acceptance.cli.stores import Lines, Owner, started
 from tests.support import bigtable, postgresql
 
 KINDS: Final = ("folder", "postgresql", "bigtable")
@@ -117,16 +117,6 @@ async def must_be_clean(db: perco.Database) -> None:
 
 
 # ------------------------------------------------------------------ an owner
-
-
-class Owner:
-    def __init__(self, process: trio.Process) -> None:
-        self._process, self._answers = process, Lines(process.stdout)
-
-    async def tell(self, word: str) -> str:
-        assert self._process.stdin is not None
-        await self._process.stdin.send_all(word.encode() + b"\n")
-        return await self._answers.next()
 
 
 @asynccontextmanager
