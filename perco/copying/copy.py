@@ -27,7 +27,7 @@ import trio
 from perco.clock.heartbeat import LEASE_ROW
 from perco.copying import places
 from perco.copying.marker import COPYING, MOVED, Marker, catalogue_below, complete, marker_of, put_marker, refused
-from perco.copying.passes import FLOOR, Pass, Sums, digest_of
+from perco.copying.passes import FLOOR, Pass, Sums, digest_of, tasks
 from perco.database.options import Options
 from perco.errors import (
     SessionEnded,
@@ -121,21 +121,21 @@ async def copy(
     """
     places.must_be_two_places(source, target)
     await places.look(source, stores)
-    async with AsyncExitStack() as stack:
+    async with tasks() as nursery, AsyncExitStack() as stack:
         copying: _Copying | None = None
         splits = 0
 
         async def begun() -> _Copying:
             nonlocal copying
             if copying is None:  # only now: a source that cannot be copied leaves nothing behind
-                there = await stack.enter_async_context(places.owned(target, stores))
+                there = await stack.enter_async_context(places.owned(target, stores, nursery))
                 copying = _Copying(there, places.shown(source), places.shown(target), options, tell)
             return copying
 
         while True:
             async with AsyncExitStack() as attempt:
                 try:
-                    here = await attempt.enter_async_context(places.owned(source, stores))
+                    here = await attempt.enter_async_context(places.owned(source, stores, nursery))
                 except StoreLocked as locked:
                     used_by = _user(locked)
                 else:

@@ -12,7 +12,6 @@ import trio
 
 from perco.bigtable import address as bigtable
 from perco.copying.marker import Marker, catalogue_below, marker_of
-from perco.copying.passes import tasks
 from perco.database.inside import inside
 from perco.database.options import Options
 from perco.errors import Unavailable, UsageError
@@ -83,10 +82,13 @@ async def must_have_catalogue(store: RowStore, url: str) -> tuple[Marker | None,
 
 
 @asynccontextmanager
-async def owned(url: str, options: Options) -> AsyncIterator[Backend]:
-    """A store as its owner has it open. Raises: StoreLocked, if another process owns it; what opening raises."""
+async def owned(url: str, options: Options, nursery: trio.Nursery) -> AsyncIterator[Backend]:
+    """A store as its owner has it open. A task of the nursery raises an error once another process owns the store.
+
+    Raises: StoreLocked, if another process owns it; what opening raises.
+    """
     backend: Backend
-    watch: Callable[[], Awaitable[None]] | None = None  # raises an error once another process owns the store
+    watch: Callable[[], Awaitable[None]] = trio.sleep_forever
     if postgresql.is_postgresql(url):
         from perco.postgresql.store import PostgresqlStore
 
@@ -101,13 +103,17 @@ async def owned(url: str, options: Options) -> AsyncIterator[Backend]:
         backend = LocalStore(
             shown(url), durable=True, readonly=False, accept_loss=False, lmdb=options.lmdb, batch=options.batch
         )
+    watching = trio.CancelScope()
+
+    async def run() -> None:
+        with watching:
+            await watch()
+
+    nursery.start_soon(run)
     try:
-        async with tasks() as nursery:
-            if watch is not None:
-                nursery.start_soon(watch)
-            yield backend
-            nursery.cancel_scope.cancel()
+        yield backend
     finally:
+        watching.cancel()
         with trio.CancelScope(shield=True):
             await backend.aclose()
 

@@ -74,6 +74,7 @@ async def cannot_be_opened(url: str) -> None:
 # Each kind once on each side.
 PAIRS = [("folder", kind, 1024) for kind in KINDS] + [(kind, "folder", 1024) for kind in KINDS[1:]]
 PAIRS += [("folder", kind, 2) for kind in KINDS[1:]]
+PAIRS += [("postgresql", "postgresql", 1024), ("postgresql", "bigtable", 1024), ("bigtable", "postgresql", 1024)]
 
 
 @pytest.mark.parametrize(("before", "after", "cells"), [*PAIRS, ("folder", "folder", 2)])
